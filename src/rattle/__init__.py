@@ -1,0 +1,1 @@
+"""RATTLE: randomized adversarial training via Taylor expansion."""

@@ -1,0 +1,54 @@
+"""Batch augmentation on the device: a function of (seed, epoch, index), whatever the batch or rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rattle.errors import RattleError
+from rattle.randomness import Streams
+
+
+def to_float(x: Tensor) -> Tensor:
+    """uint8 [n, C, H, W] to float32 in [0, 1], channels last."""
+    return x.to(dtype=torch.float32, memory_format=torch.channels_last).div_(255)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Augment:
+    """Random crop with zero padding, horizontal flip, cutout (DeVries and Taylor 2017); each off at 0 / False."""
+
+    pad: int = 4  # pixels of padding before a random crop of the original size
+    flip: bool = True  # mirror half of the images
+    cutout: int = 0  # side of the square set to zero
+
+    def __post_init__(self) -> None:
+        if self.pad < 0 or self.cutout < 0:
+            raise RattleError(f"augment.pad and augment.cutout must be >= 0, got {self.pad} and {self.cutout}")
+
+    def __call__(self, x: Tensor, draws: Streams) -> Tensor:
+        """uint8 or float [n, C, H, W] to the same type and shape."""
+        n, _, height, width = x.shape
+        rows = torch.arange(height, device=x.device).expand(n, height)
+        columns = torch.arange(width, device=x.device).expand(n, width)
+        if self.flip:
+            mirrored = draws.integers(2, 1) == 1
+            columns = torch.where(mirrored, width - 1 - columns, columns)
+        if self.pad:
+            x = F.pad(x, [self.pad] * 4)
+            shift = draws.integers(2 * self.pad + 1, 2)
+            rows, columns = rows + shift[:, :1], columns + shift[:, 1:]
+        if self.flip or self.pad:
+            image = torch.arange(n, device=x.device)[:, None, None]
+            x = x.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+        if self.cutout:
+            centre = (draws.uniform(2) * torch.tensor([height, width], device=x.device)).long()
+            row, column = (torch.arange(side, device=x.device) for side in (height, width))
+            first, last = centre - self.cutout // 2, centre - self.cutout // 2 + self.cutout
+            inside_rows = (row >= first[:, :1]) & (row < last[:, :1])
+            inside_columns = (column >= first[:, 1:]) & (column < last[:, 1:])
+            x = x.masked_fill((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
+        return x

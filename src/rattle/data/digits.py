@@ -1,0 +1,24 @@
+"""scikit-learn's 1,797 handwritten digits, 8x8: embedded, so the demo and the tests need no download."""
+
+from __future__ import annotations
+
+import torch
+
+from rattle.data.contract import Dataset, Images, balanced
+
+TEST_IMAGES, SPLIT_SEED = 500, 0
+
+
+def digits() -> Dataset:
+    """1,297 training and 500 balanced test images; grey values 0..16 become 0..255."""
+    from sklearn.datasets import load_digits
+
+    grey, labels = load_digits(return_X_y=True)
+    x = torch.as_tensor(grey).mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
+    images = Images(x, torch.as_tensor(labels).long())
+    test = torch.zeros(len(images), dtype=torch.bool)
+    test[balanced(images.y, TEST_IMAGES, SPLIT_SEED)] = True
+    train_index, test_index = (~test).nonzero().squeeze(1), test.nonzero().squeeze(1)
+    return Dataset(
+        name="digits", train=images[train_index], test=images[test_index], classes=tuple(str(d) for d in range(10))
+    )

@@ -1,0 +1,107 @@
+"""Weights borrowed for a while: run the body of a `with` at w + delta, in evaluation mode, or with statistics held.
+
+`perturbed` serves both u ~ N(0, sigma^2) (paper, Algorithm 1) and AWP (Wu et al. 2020). Everything borrowed goes back
+bit for bit, also after an exception: from copies, because adding and then subtracting drifts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rattle.errors import RattleError
+
+Delta = Mapping[str, Tensor]
+
+
+@contextmanager
+def perturbed(model: nn.Module, delta: Delta) -> Iterator[None]:
+    """Run the body at w + delta; w comes back bit for bit."""
+    parameters = dict(model.named_parameters())
+    moved: list[Tensor] = [parameters[name] for name in delta]
+    with torch.no_grad():
+        kept = [p.detach().clone() for p in moved]
+        if moved:
+            torch._foreach_add_(moved, list(delta.values()))
+    try:
+        yield
+    finally:
+        if moved:
+            with torch.no_grad():
+                torch._foreach_copy_(moved, kept)
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Run the body in evaluation mode; each module gets its own former mode back."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def attacked(model: nn.Module) -> Iterator[None]:
+    """What every attack runs in: evaluation mode, and no weight asks for a gradient."""
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    with eval_mode(model):
+        for p in wanted:
+            p.requires_grad_(False)
+        try:
+            with torch.enable_grad():
+                yield
+        finally:
+            for p in wanted:
+                p.requires_grad_(True)
+
+
+@contextmanager
+def frozen_bn_stats(model: nn.Module) -> Iterator[None]:
+    """Train-mode BatchNorm still normalises by the batch, but its running statistics do not move."""
+    norms = [(m, m.track_running_stats) for m in model.modules() if isinstance(m, _BatchNorm)]
+    kept = [(m, m.running_mean, m.running_var, m.num_batches_tracked) for m, _ in norms]
+    for module, _ in norms:
+        module.running_mean = module.running_var = module.num_batches_tracked = None
+        module.track_running_stats = False
+    try:
+        yield
+    finally:
+        for module, tracked in norms:
+            module.track_running_stats = tracked
+        for module, mean, var, count in kept:
+            module.running_mean, module.running_var, module.num_batches_tracked = mean, var, count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """u ~ N(0, sigma^2) on the weights (paper, Section 4)."""
+
+    sigma: float = 0.01  # standard deviation of u: 0.01 in the paper, 1e-4 in the authors' release, 0 for none
+    where: Literal["matrices", "convolutions"] = "matrices"  # which weights get it: all with ndim > 1 | only ndim 4
+
+    def __post_init__(self) -> None:
+        if not self.sigma >= 0:
+            raise RattleError(f"noise.sigma must be >= 0, got {self.sigma}")
+        if self.where not in ("matrices", "convolutions"):
+            raise RattleError(f"noise.where must be matrices or convolutions, got {self.where!r}")
+
+    def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """One draw of u, made where the generator lives; biases and normalisation layers stay put."""
+        if self.sigma == 0:
+            return {}
+        fewest = 2 if self.where == "matrices" else 4
+        device = generator.device if generator is not None else "cpu"
+        return {
+            name: (self.sigma * torch.randn(p.shape, generator=generator, device=device)).to(p)
+            for name, p in model.named_parameters()
+            if p.ndim >= fewest
+        }
