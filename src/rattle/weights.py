@@ -6,7 +6,7 @@ bit for bit, also after an exception: from copies, because adding and then subtr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rattle.errors import RattleError
 
@@ -105,3 +106,63 @@ class Noise:
             for name, p in model.named_parameters()
             if p.ndim >= fewest
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AWP:
+    """Adversarial weight perturbation (Wu et al. 2020, eq. 8): v = gamma ||w|| d / ||d||, per tensor with ndim > 1.
+
+    d is the ascent gradient of the full loss, taken on the model itself with its statistics held: no proxy copy.
+    """
+
+    gamma: float = 0.005  # gamma: ||v|| over ||w||; 0.005 on TRADES, 0.01 on AT
+    warmup: int = 10  # epochs before it starts; 10 on TRADES, 0 on AT
+
+    def __post_init__(self) -> None:
+        if not self.gamma > 0:
+            raise RattleError(f"awp.gamma must be > 0, got {self.gamma}; leave awp out to train without it")
+        if self.warmup < 0:
+            raise RattleError(f"awp.warmup must be >= 0, got {self.warmup}")
+
+    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+        """d, for every tensor with ndim > 1 that the loss depends on."""
+        moved = {name: p for name, p in model.named_parameters() if p.ndim > 1 and p.requires_grad}
+        with frozen_bn_stats(model):
+            found = torch.autograd.grad(loss(), list(moved.values()), allow_unused=True)
+        return {name: d for name, d in zip(moved, found, strict=True) if d is not None}
+
+    def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
+        """v from d."""
+        parameters = dict(model.named_parameters())
+        return {
+            name: d * (self.gamma * parameters[name].detach().norm() / (d.norm() + 1e-20))
+            for name, d in gradients.items()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SWA:
+    """Stochastic weight averaging (Izmailov et al. 2018): the mean of the weights at the end of each epoch."""
+
+    start: float = 0.275  # fraction of the run after which averaging begins (Chen et al. 2020: epoch 55 of 200)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < 1:
+            raise RattleError(f"average.start is a fraction of the run, from 0 to below 1, got {self.start}")
+
+    def averaged(self, model: nn.Module) -> AveragedModel:
+        return AveragedModel(model)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EMA:
+    """Exponential moving average of the weights and BatchNorm statistics, updated at every step."""
+
+    decay: float = 0.995  # share of the old average kept at each step (Gowal et al. 2020)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise RattleError(f"average.decay must be from 0 to below 1, got {self.decay}")
+
+    def averaged(self, model: nn.Module) -> AveragedModel:
+        return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(self.decay), use_buffers=True)

@@ -1,0 +1,8 @@
+"""`python -m rattle`, which is what torchrun starts."""
+
+import sys
+
+from rattle.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

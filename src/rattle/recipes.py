@@ -1,0 +1,187 @@
+"""Recipes: every hyper-parameter of a run as one frozen value, and the named ones derived from their names.
+
+A name reads dataset-norm-model-method: `cifar10-linf-preact18-trades-2nd`. Nothing else holds a hyper-parameter.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import yaml
+
+from rattle.attacks import PGD
+from rattle.data import Augment, Data
+from rattle.errors import RattleError, unknown
+from rattle.objectives import AT, Trades
+from rattle.schedules import Cosine, OneCycle, Piecewise
+from rattle.settings import from_plain, to_plain
+from rattle.threat import Norm, Threat
+from rattle.weights import AWP, EMA, SWA, Noise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD:
+    """Stochastic gradient descent with momentum."""
+
+    lr: float = 0.1  # eta_l, the peak learning rate (paper: 0.1; SVHN 0.01)
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise RattleError(f"optimizer.lr must be > 0, got {self.lr}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One training run, whole: saved as recipe.yaml in the run folder and inside every checkpoint."""
+
+    name: str = "custom"  # what the run is called in tables
+    data: Data = field(default_factory=Data)  # the images
+    model: str = "cnn"  # the network's name
+    width: int | None = None  # channels of its first stage; the published width when not given
+    head: str | None = None  # name of the linear head, when it is not the last linear layer
+    attack: PGD = field(default_factory=PGD)  # the inner maximisation
+    noise: Noise = field(default_factory=Noise)  # u on the weights during the inner maximisation
+    objective: AT | Trades = field(default_factory=Trades)  # the outer minimisation
+    draws: int = 1  # samples of u in the outer step (modes exact and sampled)
+    awp: AWP | None = None  # adversarial weight perturbation
+    average: SWA | EMA | None = None  # weight averaging
+    optimizer: SGD = field(default_factory=SGD)
+    schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)
+    epochs: int = 200
+    batch_size: int = 128  # n, images in a minibatch
+    seed: int = 0  # decides initial weights, order of images, augmentation, u and attack noise
+    evaluate_every: int = 1  # epochs between evaluations on the held-out images
+    val_attack: PGD = field(default_factory=PGD)  # the short attack that chooses the best checkpoint
+    threads: int | None = None  # CPU threads; torch's own choice when not given
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "evaluate_every", "draws"):
+            if getattr(self, name) < 1:
+                raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
+        if self.draws > 1 and self.objective.mode != "sampled":
+            raise RattleError("draws > 1 counts only with objective.mode sampled")
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(to_plain(self), sort_keys=False)
+
+    @staticmethod
+    def from_yaml(text: str) -> Recipe:
+        try:
+            plain = yaml.safe_load(text)
+        except yaml.YAMLError as reason:
+            raise RattleError(f"the recipe is not valid YAML: {' '.join(str(reason).split())}") from reason
+        return from_plain(Recipe, plain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a dataset decides: its threats, its schedule, its augmentation."""
+
+    data: Data
+    step_sizes: dict[Norm, tuple[float, float]]  # norm -> (epsilon, step size)
+    lr: float = 0.1
+    epochs: int = 200
+    warmup: int = 10  # AWP's, on TRADES
+    weight_decay: float = 5e-4
+    models: tuple[str, ...] = ("preact18", "wrn34-10", "vgg16", "mobilenetv2", "resnet18")  # those that are listed
+
+
+PAPER_THREATS: dict[Norm, tuple[float, float]] = {"linf": (8 / 255, 2 / 255), "l2": (128 / 255, 15 / 255)}
+NO_AUGMENT = Augment(pad=0, flip=False)
+SETTINGS = {
+    # 8x8 grey images: a fifth of the grey range per pixel leaves a digit readable and a plain network helpless
+    "digits": Setting(
+        data=Data(name="digits", val_size=130, augment=NO_AUGMENT),
+        step_sizes={"linf": (0.2, 0.05), "l2": (0.8, 0.2)},
+        lr=0.05,
+        epochs=30,
+        warmup=5,
+        models=("cnn",),
+    ),
+    "cifar10": Setting(data=Data(name="cifar10", val_size=1000), step_sizes=PAPER_THREATS),
+    "cifar100": Setting(data=Data(name="cifar100", val_size=1000), step_sizes=PAPER_THREATS),
+    "svhn": Setting(
+        data=Data(name="svhn", val_size=1000, augment=Augment(flip=False)), step_sizes=PAPER_THREATS, lr=0.01
+    ),
+}
+METHODS = {
+    "at": "adversarial training (Madry et al.)",
+    "trades": "TRADES (Zhang et al.)",
+    "at-awp": "AT with adversarial weight perturbation (Wu et al.)",
+    "trades-awp": "TRADES with adversarial weight perturbation (Wu et al.)",
+}
+ORDERS = {"": (0, 0.3), "-1st": (1, 0.3), "-2nd": (2, 0.2)}  # suffix -> (order, the paper's eta)
+NAME = re.compile(r"([a-z0-9]+)-(linf|l2)-(.+?)-(at|trades)(-awp)?(-1st|-2nd)?")
+
+
+def named(name: str) -> Recipe:
+    """The recipe that a name spells out.
+
+    >>> named("cifar10-l2-preact18-trades-awp-2nd").objective.eta
+    0.2
+    """
+    match = NAME.fullmatch(name)
+    if match is None or match[1] not in SETTINGS:
+        raise unknown("recipe", name, names())
+    dataset, _, model, base, awp, suffix = match.groups()
+    norm: Norm = "linf" if match[2] == "linf" else "l2"
+    setting = SETTINGS[dataset]
+    epsilon, step_size = setting.step_sizes[norm]
+    threat = Threat(norm=norm, epsilon=epsilon)
+    order, eta = ORDERS[suffix or ""]
+    trades = base == "trades"
+    start, loss = ("gaussian", "kl") if trades else ("uniform", "ce")
+    attack = PGD(threat=threat, step_size=step_size, loss=loss, start=start)
+    return Recipe(
+        name=name,
+        data=setting.data,
+        model=model,
+        attack=attack,
+        noise=Noise() if order else Noise(sigma=0),  # order 0 is the published baseline: no u
+        objective=(Trades if trades else AT)(order=order, eta=eta),
+        awp=(AWP(gamma=0.005, warmup=setting.warmup) if trades else AWP(gamma=0.01, warmup=0)) if awp else None,
+        optimizer=SGD(lr=setting.lr, weight_decay=setting.weight_decay),
+        epochs=setting.epochs,
+        val_attack=replace(attack, loss="ce", start="uniform"),
+    )
+
+
+def names() -> list[str]:
+    """The recipes that are listed; any other known model may stand in the same place."""
+    return [
+        f"{dataset}-{norm}-{model}-{method}{suffix}"
+        for dataset, setting in SETTINGS.items()
+        for norm in setting.step_sizes
+        for model in setting.models
+        for method in METHODS
+        for suffix in ORDERS
+    ]
+
+
+def describe(name: str) -> str:
+    """One line about a recipe."""
+    recipe = named(name)
+    base = "trades" if isinstance(recipe.objective, Trades) else "at"
+    extra = ("", ", first-order Taylor term", ", first- and second-order Taylor terms")[recipe.objective.order]
+    threat, epsilon = recipe.attack.threat, f"{recipe.attack.threat.epsilon:.4g}"
+    return f"{METHODS[base + ('-awp' if recipe.awp else '')]}{extra}; {threat.norm} {epsilon}, {recipe.epochs} epochs"
+
+
+def resolve(text: str) -> Recipe:
+    """A named recipe, a YAML file, or a run folder that holds one."""
+    path = Path(text)
+    if path.is_dir():
+        path = path / "recipe.yaml"
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise RattleError(f"there is no recipe file {path}")
+        try:
+            return Recipe.from_yaml(path.read_text(encoding="utf-8"))
+        except RattleError as reason:
+            raise RattleError(f"{path}: {reason}") from reason
+    return named(text)

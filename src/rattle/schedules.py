@@ -1,0 +1,55 @@
+"""Learning-rate schedules: the factor on the peak rate at a fraction t of the run; any length keeps its shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rattle.errors import RattleError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piecewise:
+    """The paper's: divided by 10 at epochs 100 and 150 of 200.
+
+    >>> [Piecewise()(t) for t in (0, 0.5, 0.75)] == [1, 0.1, 0.1 * 0.1]
+    True
+    """
+
+    drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the rate drops
+    factor: float = 0.1  # what it is multiplied by at each drop
+
+    def __post_init__(self) -> None:
+        if not all(0 < drop < 1 for drop in self.drops):
+            raise RattleError(f"schedule.drops are fractions of the run, between 0 and 1, got {self.drops}")
+
+    def __call__(self, t: float) -> float:
+        return self.factor ** sum(t >= drop for drop in self.drops)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cosine:
+    """From the peak down to `floor` along half a cosine."""
+
+    floor: float = 0.0  # factor at the end
+
+    def __call__(self, t: float) -> float:
+        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * t))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneCycle:
+    """Linear from `first` to the peak and down to `last` (Smith and Topin 2018)."""
+
+    peak: float = 0.4  # fraction of the run at which the peak is reached
+    first: float = 0.04  # factor at the start
+    last: float = 0.001  # factor at the end
+
+    def __post_init__(self) -> None:
+        if not 0 < self.peak < 1:
+            raise RattleError(f"schedule.peak is a fraction of the run, between 0 and 1, got {self.peak}")
+
+    def __call__(self, t: float) -> float:
+        if t < self.peak:
+            return self.first + (1 - self.first) * t / self.peak
+        return 1 + (self.last - 1) * (t - self.peak) / (1 - self.peak)

@@ -1,0 +1,95 @@
+"""Frozen dataclasses to plain data and back, strictly: what is saved is what ran, and a typo never passes silently."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from rattle.errors import RattleError, unknown
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any) -> Any:
+    """Dataclasses become dicts; where several kinds are possible the dict says which under `kind`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        hints = typing.get_type_hints(type(value))
+        plain = {}
+        for field in dataclasses.fields(value):
+            entry = to_plain(getattr(value, field.name))
+            if isinstance(entry, dict) and len(dataclass_members(hints[field.name])) > 1:
+                entry = {"kind": type(getattr(value, field.name)).__name__, **entry}
+            plain[field.name] = entry
+        return plain
+    return [to_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
+
+
+def dataclass_members(hint: Any) -> list[type]:
+    """The dataclasses among the alternatives of a type."""
+    return [member for member in alternatives(hint) if isinstance(member, type) and dataclasses.is_dataclass(member)]
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if isinstance(hint, types.UnionType) or get_origin(hint) is typing.Union else (hint,)
+
+
+def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
+    """The dataclass that the plain data describe; unknown keys and ill-typed values are refused with their place."""
+    if not isinstance(plain, dict):
+        raise RattleError(f"{where or kind.__name__}: expected settings, got {plain!r}")
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in plain:
+        if key not in names:
+            raise unknown("setting", f"{where}.{key}".lstrip("."), [f"{where}.{name}".lstrip(".") for name in names])
+    return kind(**{key: convert(hints[key], value, f"{where}.{key}".lstrip(".")) for key, value in plain.items()})
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """One value of a given type."""
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise RattleError(f"{where} must be one of {', '.join(map(str, get_args(hint)))}, got {value!r}")
+        return value
+    if get_origin(hint) is tuple and isinstance(value, (list, tuple)):
+        return tuple(convert(get_args(hint)[0], entry, f"{where}[{i}]") for i, entry in enumerate(value))
+    members = alternatives(hint)
+    if value is None and type(None) in members:
+        return None
+    if kinds := dataclass_members(hint):
+        return from_plain(*choose(kinds, value, where), where)
+    for member in members:
+        if get_origin(member) is not None:
+            return convert(member, value, where)
+        if member is float and isinstance(value, (int, str)) and not isinstance(value, bool):
+            return number(value, where)
+        if isinstance(member, type) and isinstance(value, member) and not (member is int and isinstance(value, bool)):
+            return value
+    wanted = " or ".join(getattr(member, "__name__", str(member)) for member in members)
+    raise RattleError(f"{where} must be {wanted}, got {value!r}")
+
+
+def number(value: int | str, where: str = "value") -> float:
+    """A float from a whole number, a decimal, or a fraction such as 8/255.
+
+    >>> number("8/255") == 8 / 255
+    True
+    """
+    try:
+        above, _, below = str(value).partition("/")
+        return float(above) / float(below) if below else float(above)
+    except (ValueError, ZeroDivisionError):
+        raise RattleError(f"{where} must be a number such as 0.03 or 8/255, got {value!r}") from None
+
+
+def choose(kinds: list[type], value: Any, where: str) -> tuple[type, Any]:
+    """Which of several dataclasses a dict describes, and the dict without its `kind`."""
+    if len(kinds) == 1 or not isinstance(value, dict):
+        return kinds[0], value
+    by_name = {kind.__name__: kind for kind in kinds}
+    name = value.get("kind")
+    if name not in by_name:
+        raise unknown(f"{where}.kind", str(name), by_name)
+    return by_name[name], {key: entry for key, entry in value.items() if key != "kind"}

@@ -1,0 +1,80 @@
+"""The contribution: what the first- and second-order Taylor terms compare, in closed form and exactly.
+
+`head` (the paper's Appendix D as its experiments ran it) needs no pass of its own: the gradient of the cross-entropy
+by the last linear layer W [C, d] is (p - onehot(y)) h^T, so its row sums follow from features and logits at hand.
+`directional` is the expansion taken at its word: derivatives of the logits g along u.
+Pure mathematics: no rank, no optimiser, no settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+from torch.nn import functional as F
+
+from rattle.errors import RattleError
+from rattle.losses import kl_to_target
+from rattle.weights import frozen_bn_stats
+
+
+def head_gradient(features: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+    """Row sums of d CE / d W_head, [C], from features [n, d], logits [n, C], y [n] (App. D).
+
+    >>> h, y = torch.tensor([[1.0, 2.0]]), torch.tensor([0])
+    >>> head_gradient(h, torch.zeros(1, 2), y)
+    tensor([-1.5000,  1.5000])
+    """
+    with torch.no_grad():  # only targets are made of it, and targets carry no gradient
+        residual = logits.softmax(1) - F.one_hot(y, logits.shape[1])
+        return (residual * features.sum(1, keepdim=True)).mean(0)
+
+
+def soft_targets(gap: Tensor) -> Tensor:
+    """One row of soft labels for each class, [C, C], from the gap [C] between clean and adversarial values (App. D).
+
+    Row k spreads c = 1 - 2/C over the other classes in proportion to the shifted gap and keeps 1 - c for k
+    (0.8 / 0.2 for 10 classes, 0.98 / 0.02 for 100). Where no other class has any gap the row is uniform. Two classes
+    give c = 0: the rows are hard labels, and the Taylor terms become cross-entropies.
+    """
+    classes = len(gap)
+    c = 1 - 2 / classes
+    others = (gap - gap.min()).expand(classes, classes) * (1 - torch.eye(classes, device=gap.device, dtype=gap.dtype))
+    mass = others.sum(1, keepdim=True)
+    uniform = torch.full_like(others, 1 / max(classes - 1, 1))
+    rows = torch.where(mass > 0, others / mass.clamp_min(torch.finfo(gap.dtype).tiny), uniform) * c
+    return rows.fill_diagonal_(1 - c)
+
+
+def target_term(targets: Tensor, targets_adv: Tensor, logits: Tensor, logits_adv: Tensor, y: Tensor) -> Tensor:
+    """1/2 [KL(T_adv[y] || p(x')) + KL(T[y] || p(x))], averaged over the batch (App. D)."""
+    return 0.5 * (kl_to_target(targets_adv[y], logits_adv) + kl_to_target(targets[y], logits)).mean()
+
+
+def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int) -> list[Tensor]:
+    """[g'(w)^T u] or, for order 2, [g'(w)^T u, u^T g''(w) u], each [n, C]; differentiable by w (Section 4).
+
+    BatchNorm normalises as the model's mode says, its running statistics held.
+    """
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    moved, fixed = {k: parameters[k] for k in u}, {k: p for k, p in parameters.items() if k not in u}
+    u = dict(u)
+
+    def g(w: dict[str, Tensor]) -> Tensor:
+        return functional_call(model, {**fixed, **w}, (x,))
+
+    def first(w: dict[str, Tensor]) -> Tensor:
+        return jvp(g, (w,), (u,))[1]
+
+    try:
+        with frozen_bn_stats(model):
+            return [first(moved)] if order == 1 else list(jvp(first, (moved,), (u,)))
+    except RattleError:
+        raise
+    except Exception as reason:  # whatever a model does that forward-mode differentiation does not know
+        summary = str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__
+        raise RattleError(
+            f"objective.mode exact: torch.func cannot differentiate this model ({summary}); use objective.mode head"
+        ) from reason

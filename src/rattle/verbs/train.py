@@ -1,0 +1,60 @@
+"""rattle train: a recipe, by name or from YAML, with typed overrides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, get_type_hints
+
+import tyro
+
+from rattle.console import Console
+from rattle.errors import RattleError
+from rattle.recipes import Recipe, resolve
+from rattle.settings import alternatives, dataclass_members
+from rattle.train import fit
+from rattle.verbs.options import parse, take_kinds
+
+USAGE = """usage: rattle train RECIPE [options]
+
+RECIPE is a name (`rattle recipes` lists them), a YAML file or a run folder.
+`rattle train RECIPE --help` documents every setting of that recipe.
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train a recipe. Fields that hold one of several kinds are switched by name: --schedule.kind OneCycle,
+    --average.kind EMA, --awp.kind AWP (or none)."""
+
+    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
+    out: str = ""  # run folder; runs/NAME-seedN when not given
+    resume: bool = False  # continue the run in --out, bit for bit
+    overwrite: bool = False  # replace the run in --out
+
+
+def kinds() -> dict[str, dict[str, type | None]]:
+    """For each field of a recipe that holds one of several classes, their names."""
+    found: dict[str, dict[str, type | None]] = {}
+    hints = get_type_hints(Recipe)
+    for field in fields(Recipe):
+        members = dataclass_members(hints[field.name])
+        optional = type(None) in alternatives(hints[field.name])
+        if members and len(members) + optional > 1:
+            found[field.name] = {m.__name__: m for m in members} | ({"none": None} if optional else {})
+    return found
+
+
+def main(args: list[str]) -> None:
+    if not args or args[0] in ("-h", "--help"):
+        print(USAGE)
+        return
+    if args[0].startswith("-"):
+        raise RattleError(f"the recipe comes first: rattle train RECIPE {args[0]} ...")
+    recipe = resolve(args[0])
+    rest, chosen = take_kinds(args[1:], kinds())
+    recipe = replace(recipe, **{name: kind() if kind else None for name, kind in chosen.items()})
+    options = parse(Options, rest, f"train {args[0]}", default=Options(recipe=recipe))
+    recipe = options.recipe
+    out = options.out or f"runs/{recipe.name}-seed{recipe.seed}"
+    run = fit(recipe, out, resume=options.resume, overwrite=options.overwrite, console=Console())
+    print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20")
