@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.functional import hessian
 
 from rattle import losses
 from rattle.attacks import PGD
@@ -177,6 +178,24 @@ def test_the_largest_eigenvalue_is_found_also_when_a_negative_one_dominates(
     assert inputs.values == pytest.approx([largest] * 3, rel=1e-6)
     assert weights.values == pytest.approx([largest], rel=1e-6)
     assert inputs.residuals.max() < 1e-5
+
+
+def test_curvature_of_a_small_network_is_the_top_of_its_whole_hessian() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.rand(2, 1, 2, 2, dtype=torch.float64), torch.tensor([0, 2])
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    sizes = [p.numel() for p in parameters]
+
+    def mean_loss(flat: Tensor) -> Tensor:
+        parts = [part.view_as(p) for part, p in zip(flat.split(sizes), parameters, strict=True)]
+        return losses.ce(torch.func.functional_call(model, dict(zip(names, parts, strict=True)), (x,)), y).mean()
+
+    whole = hessian(mean_loss, torch.cat([p.detach().flatten() for p in parameters]))
+    images = [hessian(lambda v, i=i: losses.ce(model(v[None]), y[i : i + 1])[0], x[i]).view(4, 4) for i in range(2)]
+    weights = weight_curvature(model, x, y, tolerance=1e-5, iterations=500, batch_size=1)
+    inputs = input_curvature(model, x, y, tolerance=1e-5, iterations=500)
+    assert weights.values == pytest.approx([float(torch.linalg.eigvalsh(whole)[-1])], rel=1e-5)
+    assert inputs.values == pytest.approx([float(torch.linalg.eigvalsh(h)[-1]) for h in images], rel=1e-5)
 
 
 def test_a_linear_loss_has_no_curvature() -> None:
