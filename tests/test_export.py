@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_file_that_computes_something_else_does_not_appear(tmp_path: Path) -> 
 
 
 def test_onnx_names_the_extra_when_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "onnx", None)
+    monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(RattleError, match=r"pip install 'rattle-robust\[onnx\]'"):
         export(slim(), X, tmp_path / "model.onnx", "onnx")
     assert not list(tmp_path.iterdir())

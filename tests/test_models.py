@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -256,9 +258,22 @@ def test_an_option_the_user_s_function_does_not_know_is_refused(tmp_path: Path) 
 
 
 def test_timm_is_named_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(RattleError, match="pip install timm"):
         build("timm:resnet18", classes=3)
+
+
+def test_timm_is_asked_for_the_classes_and_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = SimpleNamespace(
+        is_model=lambda name: name == "net",
+        list_models=lambda: ["net"],
+        create_model=lambda name, num_classes, in_chans: nn.Linear(in_chans, num_classes),
+    )
+    monkeypatch.setitem(sys.modules, "timm", stand_in)
+    model = build("timm:net", classes=3, channels=2)
+    assert (model.in_features, model.out_features) == (2, 3)
+    with pytest.raises(RattleError, match="did you mean 'net'"):
+        build("timm:nets", classes=3)
 
 
 @pytest.mark.slow

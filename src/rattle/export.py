@@ -53,7 +53,10 @@ def difference(model: nn.Module, example: Tensor, path: str | Path, format: Form
 
 
 def _frozen(model: nn.Module) -> nn.Module:
-    return copy.deepcopy(model).cpu().eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
+    still = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    for tensor in (*still.parameters(), *still.buffers()):
+        tensor.data = tensor.data.contiguous()  # channels_last in training; files are plain
+    return still
 
 
 def _write_safetensors(model: nn.Module, example: Tensor, path: Path) -> None:

@@ -34,7 +34,11 @@ def _listing(linear: dict[str, nn.Linear]) -> str:
 
 def _source_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
     outputs: dict[nn.Module, Tensor] = {}
-    hooks = [m.register_forward_hook(lambda m, _, out: outputs.update({m: out})) for m in linear.values()]
+
+    def keep(layer: nn.Module, _: Any, out: Tensor) -> None:
+        outputs[layer] = out
+
+    hooks = [layer.register_forward_hook(keep) for layer in linear.values()]
     try:
         with torch.no_grad(), eval_mode(model):
             logits = model(example)

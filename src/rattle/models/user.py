@@ -46,8 +46,8 @@ def resolve(spec: str, *, classes: int, channels: int, **options: Any) -> nn.Mod
 def _timm(name: str) -> Callable[..., Any]:
     try:
         timm: Any = importlib.import_module("timm")
-    except ImportError as error:
-        raise RattleError(f"timm:{name} needs the timm package, which is not installed: pip install timm") from error
+    except Exception as error:  # not installed, or installed with a torchvision made for another torch
+        raise RattleError(f"timm:{name} needs timm, which could not be imported ({error}): pip install timm") from error
     if not timm.is_model(name):
         raise unknown("timm model", name, timm.list_models())
 
