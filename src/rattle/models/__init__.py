@@ -2,47 +2,88 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
 from rattle.errors import RattleError, unknown
+from rattle.models.foreign import Loaded, load_weights
+from rattle.models.head import check_width, find_head
+from rattle.models.layers import ACTIVATIONS, Normalise, Statistics
+from rattle.models.mobilenet_v2 import MobileNetV2
+from rattle.models.preact_resnet import PreActResNet
+from rattle.models.resnet import ResNet18
 from rattle.models.small import SmallCNN
+from rattle.models.user import resolve
+from rattle.models.vgg import VGG16
+from rattle.models.wide_resnet import WideResNet
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "cnn": lambda **shape: SmallCNN(**shape),
-    "cnn-plain": lambda **shape: SmallCNN(norm=False, **shape),
+    "cnn": SmallCNN,
+    "cnn-plain": partial(SmallCNN, norm=False),
+    "preact18": partial(PreActResNet, 18),
+    "preact34": partial(PreActResNet, 34),
+    "preact50": partial(PreActResNet, 50),
+    "resnet18": ResNet18,
+    "vgg16": VGG16,
+    "mobilenetv2": MobileNetV2,
+    "wrn28-10": partial(WideResNet, 28, 10),  # and any other wrnDEPTH-FACTOR, see `builder`
+    "wrn34-10": partial(WideResNet, 34, 10),
+    "wrn34-20": partial(WideResNet, 34, 20),
+    "wrn70-16": partial(WideResNet, 70, 16),
 }
 
 
-def build(name: str, *, classes: int, channels: int = 3, width: int | None = None) -> nn.Module:
+def builder(name: str) -> Callable[..., nn.Module]:
+    """What makes the network of that name; `wrn16-4` and `wrn28-10-dm` (DeepMind's padding) need no entry."""
+    if name in BUILDERS:
+        return BUILDERS[name]
+    if wide := re.fullmatch(r"wrn(\d+)-(\d+)(-dm)?", name):
+        return partial(WideResNet, int(wide[1]), int(wide[2]), same=wide[3] is not None)
+    raise unknown("model", name, BUILDERS)
+
+
+def build(
+    name: str,
+    *,
+    classes: int,
+    channels: int = 3,
+    width: int | None = None,
+    activation: str = "relu",
+    normalise: Statistics | None = None,
+) -> nn.Module:
     """The network of that name, freshly initialised from torch's random state.
+
+    A name with a colon is the user's own: `path/to/file.py:build`, `package.module:build` or `timm:resnet18`.
 
     >>> import torch
     >>> build("cnn", classes=10, channels=1)(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    if name not in BUILDERS:
-        raise unknown("model", name, BUILDERS)
     if classes < 2:
         raise RattleError(f"a classifier needs at least 2 classes, got {classes}")
+    if channels < 1 or (width is not None and width < 1):
+        raise RattleError(f"channels and width must be at least 1, got {channels} and {width}")
+    if activation not in ACTIVATIONS:
+        raise unknown("activation", activation, ACTIVATIONS)
+    if ":" in name:
+        options = {"width": width, "activation": None if activation == "relu" else activation, "normalise": normalise}
+        return resolve(name, classes=classes, channels=channels, **options)
     options = {} if width is None else {"width": width}
-    return BUILDERS[name](classes=classes, channels=channels, **options)
+    make = builder(name)
+    return make(classes=classes, channels=channels, activation=activation, normalise=normalise, **options)
 
 
-def find_head(model: nn.Module, name: str | None = None) -> nn.Linear:
-    """The last linear layer, or the one the user names: what the Taylor terms differentiate by."""
-    if name:
-        module = dict(model.named_modules()).get(name)
-        if not isinstance(module, nn.Linear):
-            raise RattleError(f"the model has no linear layer named {name!r}")
-        return module
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    if not linear:
-        raise RattleError(
-            "objective.order >= 1 needs a linear head, and the model has no nn.Linear; set objective.order 0"
-        )
-    return linear[-1]
-
-
-__all__ = ["BUILDERS", "SmallCNN", "build", "find_head"]
+__all__ = [
+    "BUILDERS",
+    "Loaded",
+    "Normalise",
+    "SmallCNN",
+    "build",
+    "check_width",
+    "find_head",
+    "load_weights",
+    "resolve",
+]

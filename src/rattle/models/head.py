@@ -1,0 +1,77 @@
+"""The linear head of a model, and whether the model tells as many classes apart as the data have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rattle.errors import RattleError
+from rattle.weights import eval_mode
+
+
+def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | None = None) -> nn.Linear:
+    """The linear layer that gives the logits: what the Taylor terms differentiate by.
+
+    The one the user names; with example images, the one whose output is the model's; otherwise the last one.
+    """
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    if name:
+        if name not in linear:
+            raise RattleError(f"the model has no linear layer named {name!r}{_listing(linear)}")
+        return linear[name]
+    if not linear:
+        raise RattleError(
+            "objective.order >= 1 needs a linear head, and the model has no nn.Linear; set objective.order 0"
+        )
+    return list(linear.values())[-1] if example is None else _source_of_logits(model, linear, example)
+
+
+def _listing(linear: dict[str, nn.Linear]) -> str:
+    return f" (its linear layers: {', '.join(list(linear)[-5:])})" if linear else " (it has no linear layer at all)"
+
+
+def _source_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
+    outputs: dict[nn.Module, Tensor] = {}
+
+    def keep(layer: nn.Module, _: Any, out: Tensor) -> None:
+        outputs[layer] = out
+
+    hooks = [layer.register_forward_hook(keep) for layer in linear.values()]
+    try:
+        with torch.no_grad(), eval_mode(model):
+            logits = model(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for layer in linear.values():
+        out = outputs.get(layer)
+        if out is not None and (out is logits or (out.data_ptr() == logits.data_ptr() and out.shape == logits.shape)):
+            return layer
+    raise RattleError(
+        "the model's output does not come straight out of a linear layer, so no head was found; "
+        f"name the head or set objective.order 0{_listing(linear)}"
+    )
+
+
+def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
+    """Refuse a model that does not return logits [n, classes] for images x [n, C, H, W]."""
+    try:
+        with torch.no_grad(), eval_mode(model):
+            logits: Any = model(x[:2])
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RattleError(f"the model does not take images of shape {list(x.shape[1:])}: {reason}") from error
+    if not isinstance(logits, Tensor):
+        raise RattleError(
+            f"the model must return logits [n, {classes}], got {type(logits).__name__}; "
+            "wrap it to return the logits alone"
+        )
+    if logits.ndim != 2 or len(logits) != len(x[:2]):
+        raise RattleError(f"the model must return logits [n, {classes}], got shape {list(logits.shape)}")
+    if logits.shape[1] != classes:
+        raise RattleError(
+            f"the model tells {logits.shape[1]} classes apart, but the data have {classes}; "
+            f"build it with {classes} outputs"
+        )

@@ -1,0 +1,71 @@
+"""What the networks share: convolutions, the activation, a stage of blocks, and normalisation of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rattle.errors import RattleError, unknown
+
+Statistics = tuple[Sequence[float], Sequence[float]]  # mean and std, a number per channel
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": lambda: nn.ReLU(inplace=True),
+    "silu": nn.SiLU,
+}
+
+
+def activate(name: str) -> nn.Module:
+    if name not in ACTIVATIONS:
+        raise unknown("activation", name, ACTIVATIONS)
+    return ACTIVATIONS[name]()
+
+
+def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, 3, stride, padding=1, groups=groups, bias=False)
+
+
+def stage(block: type, inputs: int, planes: int, depth: int, stride: int, act: str) -> nn.Sequential:
+    """`depth` residual blocks; the first changes resolution and width."""
+    first = block(inputs, planes, stride, act)
+    return nn.Sequential(first, *(block(planes * block.expansion, planes, 1, act) for _ in range(depth - 1)))
+
+
+def pooled(x: Tensor) -> Tensor:
+    """Global average pooling, [n, d, H, W] to [n, d]; a mean, whose gradient is deterministic on every device."""
+    return x.mean((2, 3))
+
+
+class Normalise(nn.Module):
+    """(x - mean) / std per channel, inside the model, so that attacks live in [0, 1]."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(tuple(mean), dtype=torch.float32).reshape(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(tuple(std), dtype=torch.float32).reshape(-1, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.std
+
+
+def normalisation(statistics: Statistics | None, channels: int) -> nn.Module:
+    """Nothing, or (x - mean) / std when statistics are given."""
+    if statistics is None:
+        return nn.Identity()
+    mean, std = statistics
+    if not (len(mean) == len(std) and len(mean) in (1, channels)):
+        raise RattleError(
+            f"normalise needs a mean and a std for each of {channels} channels, got {len(mean)} and {len(std)}"
+        )
+    if min(std) <= 0:
+        raise RattleError(f"normalise needs a std > 0 for every channel, got {tuple(std)}")
+    return Normalise(mean, std)

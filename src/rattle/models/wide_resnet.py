@@ -1,0 +1,71 @@
+"""WideResNet of any depth and width (Zagoruyko and Komodakis 2016), as in TRADES; and DeepMind's variant of it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rattle.errors import RattleError
+from rattle.models.layers import Statistics, activate, conv3x3, normalisation, pooled, stage
+from rattle.models.preact_resnet import Block
+
+
+class SameConv(nn.Conv2d):
+    """A 3x3 convolution of stride 2 that pads at the right and the bottom only: TensorFlow's SAME on even sizes."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, 3, 2, padding=0, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.pad(input, (0, 1, 0, 1)))
+
+
+class WideResNet(nn.Module):
+    """A stem and three stages of (depth - 4) / 6 pre-activation blocks, `factor` times as wide."""
+
+    def __init__(
+        self,
+        depth: int,
+        factor: int,
+        *,
+        classes: int,
+        channels: int = 3,
+        width: int = 16,
+        activation: str = "relu",
+        normalise: Statistics | None = None,
+        same: bool = False,  # DeepMind's padding (Gowal et al. 2020): the same weights, another function
+    ) -> None:
+        super().__init__()
+        if depth < 10 or (depth - 4) % 6 or factor < 1:
+            raise RattleError(
+                f"a WideResNet's depth is 6 n + 4 (10, 16, 22, 28, 34, ..., 70) and its factor at least 1, "
+                f"got wrn{depth}-{factor}"
+            )
+        n, w = (depth - 4) // 6, factor * width
+        self.same = same
+        self.normalise = normalisation(normalise, channels)
+        self.conv1 = conv3x3(channels, width)
+        self.block1 = stage(Block, width, w, n, 1, activation)
+        self.block2 = stage(Block, w, 2 * w, n, 2, activation)
+        self.block3 = stage(Block, 2 * w, 4 * w, n, 2, activation)
+        self.bn = nn.BatchNorm2d(4 * w)
+        self.act = activate(activation)
+        self.head = nn.Linear(4 * w, classes)
+        if same:
+            self.block2[0].conv1 = SameConv(w, 2 * w)
+            self.block3[0].conv1 = SameConv(2 * w, 4 * w)
+        self.initialise()
+
+    def initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.head.bias)
+
+    def features(self, x: Tensor) -> Tensor:
+        out = self.conv1(self.normalise(x))
+        out = self.block3(self.block2(self.block1(out)))
+        return pooled(self.act(self.bn(out)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
