@@ -19,7 +19,7 @@ class AT:
 
     >>> parts = AT()(Outputs(None, torch.tensor([[2.0, 0.0, 0.0]])), torch.tensor([0]))
     >>> {name: round(float(value), 3) for name, value in parts.items()}
-    {'zeroth': 0.239}
+    {'zeroth': 0.24}
     """
 
     order: int = 0  # Taylor terms used: 0 (plain AT), 1 (+ first), 2 (+ first + second)

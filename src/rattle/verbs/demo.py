@@ -43,7 +43,7 @@ def main(args: list[str]) -> None:
         store(result, about(saved, options.seed), run.results)
         rows.append(accuracy_row(label, result))
         folders.append(run.folder)
-    title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {len(data.test)} test images, accuracy % [95 % interval]"
+    title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {len(data.test)} test images: % [95 % interval]"
     print_table(["method", "clean", "PGD-20", "CW-20"], rows, title=title)
     print("One seed on few images: where intervals overlap, the methods cannot be told apart.\n")
     print("The runs (recipe, metrics, TensorBoard events, checkpoints, verdicts):")
