@@ -25,7 +25,8 @@ class Server(ThreadingHTTPServer):
     """Serves BODY: whole or from an offset, cut short, or as another file, and remembers what it was asked for."""
 
     daemon_threads = True
-    resumes, cut_at, body = True, None, BODY
+    resumes, body = True, BODY
+    cut_at: int | None = None
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -37,7 +38,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         asked = self.headers.get("Range")

@@ -41,7 +41,7 @@ class Augment:
             x = F.pad(x, [self.pad] * 4)
             shift = draws.integers(2 * self.pad + 1, 2)
             rows, columns = rows + shift[:, :1], columns + shift[:, 1:]
-        if self.flip or self.pad:  # one gather by place in the padded image: five times as fast as three indices
+        if self.flip or self.pad:  # one gather by place in the padded image: three times as fast as three indices
             place = (rows[:, :, None] * x.shape[3] + columns[:, None, :]).view(n, 1, height * width)
             x = x.flatten(2).gather(2, place.expand(-1, channels, -1)).view(n, channels, height, width)
         if self.cutout:

@@ -19,7 +19,7 @@ from rattle.data.store import Shape, Store, fingerprint, stamp
 from rattle.errors import RattleError
 
 ARRAY_LIMIT = 64 * 2**30  # bytes of one array of images, unpacked
-BLOCK_BYTES = 2**26  # of an array of images in memory at a time, on its way to where it is kept
+BLOCK_BYTES = 2**24  # of an array of images in memory at a time, on its way to where it is kept
 
 
 class Member(NamedTuple):
@@ -162,11 +162,11 @@ def with_channels(x: np.ndarray) -> np.ndarray:
 def as_bytes(x: np.ndarray, where: str) -> np.ndarray:
     """uint8 as they are; whole numbers in 0..255, and floats that are k/255, become uint8 because nothing is lost."""
     if x.dtype == np.uint8 or not x.size:
-        return x.astype(np.uint8)
+        return x.astype(np.uint8, copy=False)
     if x.dtype.kind in "iu":
         if x.min() < 0 or x.max() > 255:
             raise RattleError(f"{where} runs from {x.min()} to {x.max()}; images should be uint8, 0 to 255")
-        return x.astype(np.uint8)
+        return x.astype(np.uint8, copy=False)
     if x.dtype.kind != "f":
         raise RattleError(f"{where} is {x.dtype}; images should be uint8, 0 to 255")
     if not (x.min() >= 0 and x.max() <= 1):  # also refuses NaN

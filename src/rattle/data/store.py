@@ -57,7 +57,7 @@ class Store:
         need, free = math.prod(shape), shutil.disk_usage(self.folder).free
         if need > free:
             raise RattleError(f"the image cache needs {need:,} bytes in {self.folder}, where {free:,} are free")
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")  # ranks may write it at once
         try:
             with part.open("wb") as file:
                 header = {"descr": "|u1", "fortran_order": False, "shape": shape}
