@@ -273,3 +273,31 @@ def test_named_sources_stream_when_they_are_too_large_for_memory(tmp_path: Path)
         here, streamed = (Data(name=name, root=str(tmp_path), in_memory_limit=limit).load() for limit in (1.0, 0.0))
         assert streamed.train.mapped
         assert here.train.x.equal(streamed.train.x)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "archive", "mat", "idx"])
+def test_random_damage_is_refused_in_one_sentence_or_does_no_harm(tmp_path: Path, kind: str) -> None:
+    draw = np.random.default_rng(0)
+    if kind == "mat":
+        write_svhn(tmp_path, X=np.zeros((32, 32, 3, 4), np.uint8), y=np.ones((4, 1), np.uint8))
+        name, path = "svhn", tmp_path / "train_32x32.mat"
+    elif kind == "idx":
+        write_idx(tmp_path / "mnist", np.zeros((9, 8, 8), np.uint8), np.arange(9, dtype=np.uint8), zipped=True)
+        name, path = "mnist", tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
+    elif kind == "archive":
+        name, path = "cifar10", write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 2))
+    else:
+        write_folder(tmp_path, CIFAR10, cifar_files(CIFAR10, 2))
+        name, path = "cifar10", tmp_path / CIFAR10.folder / "test_batch"
+    whole, sentences = path.read_bytes(), []
+    for _ in range(30):
+        raw = bytearray(whole)
+        for place in draw.integers(0, min(len(raw), 300), 4):
+            raw[place] = draw.integers(256)
+        path.write_bytes(raw)
+        try:
+            Data(name=name, root=str(tmp_path)).load()
+        except RattleError as error:
+            sentences.append(str(error))
+    assert len(sentences) > 10
+    assert not any("\n" in sentence for sentence in sentences)
