@@ -9,19 +9,62 @@ from torch import Tensor
 
 from rattle.errors import RattleError
 
+TEST_SHARE = 5  # a set that comes in one piece gives one image in five to the test part
 
-@dataclass(frozen=True, slots=True)
+
 class Images:
-    """x uint8 [n, C, H, W], y int64 [n]."""
+    """uint8 images x [n, C, H, W] and labels y int64 [n], in memory, on a device or mapped from a file.
 
-    x: Tensor
-    y: Tensor
+    `images[index]` is a batch, the same whichever it is; of a mapped set it reads those images only. `x` of a mapped
+    subset is a copy of the whole of it: ask for batches instead.
+    """
+
+    __slots__ = ("mapped", "rows", "stored", "y")
+
+    def __init__(self, x: Tensor, y: Tensor, *, rows: Tensor | None = None, mapped: bool = False) -> None:
+        self.stored, self.y, self.rows, self.mapped = x, y, rows, mapped
+        if len(y) != (len(x) if rows is None else len(rows)):
+            raise RattleError(f"{len(x) if rows is None else len(rows)} images have {len(y)} labels")
+
+    @property
+    def x(self) -> Tensor:
+        return self.stored if self.rows is None else self.stored[self.rows]
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.y), *self.stored.shape[1:]))
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape.numel()
 
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        return f"Images({list(self.shape)}, {'mapped' if self.mapped else self.stored.device})"
+
     def __getitem__(self, index: Tensor) -> Images:
-        return Images(self.x[index], self.y[index])
+        """The images of an index or mask, read."""
+        index = index.to(self.y.device)
+        rows = index if self.rows is None else self.rows[index]
+        return Images(self.stored[rows.to(self.stored.device)], self.y[index])
+
+    def subset(self, index: Tensor) -> Images:
+        """The images of an index; of a mapped set nothing is read yet."""
+        if not self.mapped:
+            return self[index]
+        return Images(self.stored, self.y[index], rows=index if self.rows is None else self.rows[index], mapped=True)
+
+    def to(self, device: torch.device | str) -> Images:
+        return Images(self.x.to(device), self.y.to(device))
+
+
+def on_device(images: Images, device: torch.device | str, limit_bytes: int = 2 * 2**30) -> Images:
+    """The images on the device when they take no more than limit_bytes, else as they are, to be moved by the batch."""
+    if images.nbytes > limit_bytes or (torch.device(device) == images.stored.device and not images.mapped):
+        return images
+    return images.to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,23 +79,32 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for part in filter(None, (self.train, self.val, self.test)):
-            if len(part) and not (int(part.y.min()) >= 0 and int(part.y.max()) < len(self.classes)):
+            if not (int(part.y.min()) >= 0 and int(part.y.max()) < len(self.classes)):
                 raise RattleError(
                     f"{self.name}: labels run from {int(part.y.min())} to {int(part.y.max())}, "
                     f"but there are {len(self.classes)} classes"
                 )
+        if self.train.shape[1:] != self.test.shape[1:]:
+            raise RattleError(
+                f"{self.name}: training images are {list(self.train.shape[1:])} and test images "
+                f"{list(self.test.shape[1:])} (channels, height, width)"
+            )
 
     @property
     def channels(self) -> int:
-        return self.test.x.shape[1]
+        return self.test.shape[1]
 
     @property
     def size(self) -> int:
-        return self.test.x.shape[-1]
+        return self.test.shape[-1]
 
 
 def balanced(y: Tensor, n: int, seed: int) -> Tensor:
-    """Indices of n images, as equal in classes as the data allow, drawn by seed; sorted."""
+    """Indices of n images, as equal in classes as the data allow, drawn by seed; sorted.
+
+    >>> balanced(torch.tensor([0, 0, 0, 0, 1, 1]), 4, seed=0).bincount().sum().item()
+    4
+    """
     if not 0 < n <= len(y):
         raise RattleError(f"cannot take {n} images of {len(y)}")
     shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
@@ -66,9 +118,22 @@ def balanced(y: Tensor, n: int, seed: int) -> Tensor:
     return order[:n].sort().values
 
 
+def divide(images: Images, n: int, seed: int) -> tuple[Images, Images]:
+    """The rest, and n balanced images drawn by seed; both keep their order."""
+    taken = torch.zeros(len(images), dtype=torch.bool)
+    taken[balanced(images.y, n, seed)] = True
+    return images.subset((~taken).nonzero().squeeze(1)), images.subset(taken.nonzero().squeeze(1))
+
+
 def hold_out(data: Dataset, n: int, seed: int) -> Dataset:
     """The data with n balanced training images set aside as `val`."""
-    held = balanced(data.train.y, n, seed)
-    rest = torch.ones(len(data.train), dtype=torch.bool)
-    rest[held] = False
-    return replace(data, train=data.train[rest.nonzero().squeeze(1)], val=data.train[held])
+    train, val = divide(data.train, n, seed)
+    return replace(data, train=train, val=val[torch.arange(len(val))] if val.mapped else val)
+
+
+def in_two(name: str, images: Images, classes: tuple[str, ...], seed: int) -> Dataset:
+    """A set that comes in one piece, with a balanced fifth of it as the test part."""
+    if len(images) < 2:
+        raise RattleError(f"{name} holds {len(images)} images, too few for a training and a test part")
+    train, test = divide(images, max(1, len(images) // TEST_SHARE), seed)
+    return Dataset(name=name, train=train, test=test, classes=classes)

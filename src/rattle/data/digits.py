@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rattle.data.contract import Dataset, Images, balanced
+from rattle.data.contract import Dataset, Images, divide
 
 TEST_IMAGES, SPLIT_SEED = 500, 0
 
@@ -15,10 +15,5 @@ def digits() -> Dataset:
 
     grey, labels = load_digits(return_X_y=True)
     x = torch.as_tensor(grey).mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
-    images = Images(x, torch.as_tensor(labels).long())
-    test = torch.zeros(len(images), dtype=torch.bool)
-    test[balanced(images.y, TEST_IMAGES, SPLIT_SEED)] = True
-    train_index, test_index = (~test).nonzero().squeeze(1), test.nonzero().squeeze(1)
-    return Dataset(
-        name="digits", train=images[train_index], test=images[test_index], classes=tuple(str(d) for d in range(10))
-    )
+    train, test = divide(Images(x, torch.as_tensor(labels).long()), TEST_IMAGES, SPLIT_SEED)
+    return Dataset(name="digits", train=train, test=test, classes=tuple(str(d) for d in range(10)))

@@ -1,0 +1,98 @@
+"""Image datasets of the Hugging Face hub, through the `datasets` package (extra `hub`) and its offline cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from rattle.data import pictures
+from rattle.data.contract import Dataset, Images, in_two
+from rattle.data.store import Store, fingerprint
+from rattle.errors import RattleError
+
+
+def hub(name: str, store: Store, seed: int, resize: int | None = None) -> Dataset:
+    """`owner/name`, or `owner/name:config`: its splits train and test (or validation); train alone is divided."""
+    splits = fetch(name)
+    test = next((key for key in ("test", "validation", "valid") if key in splits), None)
+    train = splits.get("train")
+    if train is None:
+        raise RattleError(f"hub:{name} has no split called train, only {', '.join(splits)}")
+    image, label = columns(name, train)
+    classes = class_names(train, label)
+
+    def part(key: str) -> Images:
+        y = labels(splits[key], label, classes, f"hub:{name}, split {key}")
+        return kept(splits[key], image, y, store, resize, f"hub:{name}, split {key}")
+
+    if test is None:
+        return in_two(name, part("train"), classes, seed)
+    return Dataset(name=name, train=part("train"), test=part(test), classes=classes)
+
+
+def fetch(name: str) -> Any:
+    """A dict of splits; downloads only what the cache of `datasets` lacks, and never runs a dataset's own code."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise RattleError(f"hub:{name} needs the package `datasets`: pip install 'rattle-robust[hub]'") from error
+    path, _, config = name.partition(":")
+    try:
+        return datasets.load_dataset(path, config or None)
+    except Exception as error:  # offline, misspelt, gated or not a dataset: many kinds, one remedy
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise RattleError(
+            f"hub:{name} is neither in the local cache nor reachable, or is no image dataset: {reason}"
+        ) from error
+
+
+def columns(name: str, split: Any) -> tuple[str, str]:
+    """The names of the image column and of the label column."""
+    kinds = {key: type(feature).__name__ for key, feature in split.features.items()}
+    images = [key for key, kind in kinds.items() if kind == "Image"]
+    labels = [key for key, kind in kinds.items() if kind == "ClassLabel"] or [
+        k for k in ("label", "labels") if k in kinds
+    ]
+    if not images or not labels:
+        raise RattleError(f"hub:{name} has no image column and label column, only {kinds}")
+    return images[0], labels[0]
+
+
+def class_names(train: Any, label: str) -> tuple[str, ...]:
+    names = getattr(train.features[label], "names", None)
+    if names:
+        return tuple(names)
+    values = sorted(set(train[label]))
+    return tuple(map(str, values if isinstance(values[0], str) else range(values[-1] + 1)))
+
+
+def labels(split: Any, label: str, classes: tuple[str, ...], where: str) -> torch.Tensor:
+    values = list(split[label])
+    if values and isinstance(values[0], str):
+        number = {name: i for i, name in enumerate(classes)}
+        strangers = sorted(set(values) - set(classes))
+        if strangers:
+            raise RattleError(f"{where} has the class {strangers[0]!r}, which the training split has not")
+        values = [number[value] for value in values]
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def kept(split: Any, image: str, y: torch.Tensor, store: Store, resize: int | None, where: str) -> Images:
+    first = split[0][image]
+    count, size = pictures.channels(first, where), first.size
+    width, height = (resize, resize) if resize else size
+
+    def decoded() -> Iterator[np.ndarray]:
+        for i, row in enumerate(split):
+            picture = row[image]
+            if pictures.channels(picture, f"{where}, image {i}") > count:
+                raise RattleError(f"{where}: image {i} has colour and the first has none")
+            if resize is None:
+                pictures.check_shape(picture, size, f"{where}, image {i}", "the first")
+            yield pictures.to_array(picture, count, resize)[None]
+
+    key = fingerprint("hub", where, split._fingerprint, resize)
+    return store.images((len(split), count, height, width), decoded(), y, key=key)

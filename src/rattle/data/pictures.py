@@ -1,0 +1,61 @@
+"""PNG and JPEG pictures to uint8 [C, H, W], through Pillow."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rattle.errors import RattleError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[Image]:
+    """The picture, its header read and its pixels not."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=("PNG", "JPEG")) as picture:
+                yield picture
+    except RattleError:
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise RattleError(f"{file} has more than {Image.MAX_IMAGE_PIXELS:,} pixels; it is not read") from error
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        raise RattleError(f"{file} is not a whole PNG or JPEG picture") from error
+
+
+def channels(picture: Image, where: object) -> int:
+    if picture.mode not in GREY + COLOUR:
+        raise RattleError(f"{where} has pixels of mode {picture.mode}, which 8 bits do not hold; convert it first")
+    return 1 if picture.mode in GREY else 3
+
+
+def check_shape(picture: Image, size: tuple[int, int], where: object, first: object) -> None:
+    if picture.size != size:
+        raise RattleError(
+            f"{where} is {picture.size[0]}x{picture.size[1]} and {first} is {size[0]}x{size[1]}: images must be of one "
+            "size; set data.resize to scale them all"
+        )
+
+
+def to_array(picture: Image, count: int, resize: int | None) -> np.ndarray:
+    """uint8 [C, H, W]; scaled to resize x resize, bilinear with a filter as wide as the shrinking asks for."""
+    from PIL import Image
+
+    picture = picture.convert("L" if count == 1 else "RGB")
+    if resize and picture.size != (resize, resize):
+        picture = picture.resize((resize, resize), Image.Resampling.BILINEAR)
+    x = np.asarray(picture)
+    return x[None] if count == 1 else x.transpose(2, 0, 1)

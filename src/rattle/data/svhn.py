@@ -1,0 +1,43 @@
+"""Street View House Numbers (Netzer et al. 2011), format 2: train_32x32.mat and test_32x32.mat."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rattle.data.contract import Dataset, Images
+from rattle.data.places import check_size, find
+from rattle.data.store import Store, fingerprint, stamp
+from rattle.errors import RattleError
+
+
+def svhn(root: Path, store: Store) -> Dataset:
+    train, test = (read(find("svhn", root, (f"{part}_32x32.mat",)), store) for part in ("train", "test"))
+    return Dataset(name="svhn", train=train, test=test, classes=tuple(str(d) for d in range(10)))
+
+
+def read(path: Path, store: Store) -> Images:
+    """X uint8 [32, 32, 3, n] and y [n, 1], where label 10 means the digit 0."""
+    from scipy.io import loadmat, whosmat
+
+    try:
+        held = {name: shape for name, shape, _ in whosmat(path)}
+        for name in ("X", "y"):
+            check_size(math.prod(held.get(name, ())), f"{path}: {name}")
+        arrays = loadmat(path, variable_names=["X", "y"])
+    except RattleError:
+        raise
+    except Exception as error:  # scipy's reader raises many kinds on a broken file
+        raise RattleError(f"{path} is truncated or damaged: it is not a readable .mat file") from error
+    x, y = arrays.get("X"), arrays.get("y")
+    if not (isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.ndim == 4 and x.shape[:3] == (32, 32, 3)):
+        raise RattleError(f"{path}: X is not uint8 [32, 32, 3, n]")
+    if not (isinstance(y, np.ndarray) and y.dtype.kind in "iu" and y.size == x.shape[3]):
+        raise RattleError(f"{path}: y is not {x.shape[3]} whole numbers")
+    labels = torch.from_numpy(y.reshape(-1).astype(np.int64))
+    labels[labels == 10] = 0
+    blocks = (x[..., i : i + 4096].transpose(3, 2, 0, 1) for i in range(0, x.shape[3], 4096))
+    return store.images((len(labels), 3, 32, 32), blocks, labels, key=fingerprint("svhn", stamp(path)))
