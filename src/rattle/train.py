@@ -184,12 +184,13 @@ def train_epoch(
     learner.model.train()
     for index in order[progress.batch :]:
         set_rate(learner.optimizer, recipe, progress.step / (recipe.epochs * steps))
-        x = to_float(recipe.data.augment(train.x[index], Streams(fork(seed, PIXELS, epoch), index)))
+        part = train[index]
+        x = to_float(recipe.data.augment(part.x, Streams(fork(seed, PIXELS, epoch), index)))
         learner.optimizer.zero_grad(set_to_none=True)
         terms = step(
             views,
             x,
-            train.y[index],
+            part.y,
             attack=recipe.attack,
             noise=recipe.noise,
             objective=recipe.objective,
@@ -255,8 +256,8 @@ def validate(model: nn.Module, val: Images, recipe: Recipe) -> dict[str, float]:
 
 def reestimate_statistics(model: nn.Module, train: Images, recipe: Recipe) -> None:
     """BatchNorm statistics of averaged weights: one pass over the clean training images (Izmailov et al. 2018)."""
-    parts = [to_float(part) for part in train.x.split(recipe.batch_size) if len(part) > 1]
-    torch.optim.swa_utils.update_bn(parts, model)
+    indices = torch.arange(len(train)).split(recipe.batch_size)
+    torch.optim.swa_utils.update_bn((to_float(train[index].x) for index in indices if len(index) > 1), model)
 
 
 def record(learner: Learner, recipe: Recipe, data: Dataset, run: Run, metrics: dict[str, Any]) -> None:

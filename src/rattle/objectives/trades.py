@@ -22,7 +22,7 @@ class Trades:
     >>> z, z_adv = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[0.0, 2.0, 0.0]])
     >>> parts = Trades()(Outputs(z, z_adv), torch.tensor([0]))
     >>> {name: round(float(value), 3) for name, value in parts.items()}
-    {'clean': 0.24, 'zeroth': 8.165}
+    {'clean': 0.24, 'zeroth': 8.166}
     """
 
     order: int = 0  # Taylor terms used: 0 (TRADES), 1 (+ first), 2 (+ first + second)
