@@ -8,6 +8,7 @@ Pure mathematics: no rank, no optimiser, no settings.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -69,7 +70,10 @@ def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int
         return jvp(g, (w,), (u,))[1]
 
     try:
-        with frozen_bn_stats(model):
+        with frozen_bn_stats(model), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "`torch.jit.script` is deprecated", DeprecationWarning
+            )  # torch's own call
             return [first(moved)] if order == 1 else list(jvp(first, (moved,), (u,)))
     except RattleError:
         raise

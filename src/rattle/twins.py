@@ -1,0 +1,130 @@
+"""Plain twins: each algorithm as published, copies, repeated passes and all.
+
+Tests hold the library to them and `rattle bench` measures against them. The authors' step is written from a description
+of their release, TRADES' loop from its paper; nothing here is fast, and nothing else imports it.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rattle.randomness import Streams
+
+
+def kl_batchmean(log_q: Tensor, p: Tensor) -> Tensor:
+    return F.kl_div(log_q, p, reduction="batchmean")
+
+
+def published_inner_loop(
+    model: nn.Module, x: Tensor, *, epsilon: float, step_size: float, steps: int, draws: Streams
+) -> Tensor:
+    """TRADES' inner maximisation (l_inf) as published: the clean forward is made again at every step."""
+    model.eval()
+    x_adv = x.detach() + 0.001 * draws.normal(*x.shape[1:])
+    for _ in range(steps):
+        x_adv.requires_grad_()
+        with torch.enable_grad():
+            loss = F.kl_div(F.log_softmax(model(x_adv), 1), F.softmax(model(x), 1), reduction="sum")
+        gradient = torch.autograd.grad(loss, [x_adv])[0]
+        x_adv = x_adv.detach() + step_size * torch.sign(gradient.detach())
+        x_adv = torch.min(torch.max(x_adv, x - epsilon), x + epsilon)
+        x_adv = torch.clamp(x_adv, 0.0, 1.0)
+    model.train()
+    return x_adv.detach()
+
+
+def published_trades(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, *, inv_lambda: float) -> Tensor:
+    """The TRADES loss as published."""
+    clean = model(x)
+    robust = kl_batchmean(F.log_softmax(model(x_adv), 1), F.softmax(clean, 1))
+    return F.cross_entropy(clean, y) + inv_lambda * robust
+
+
+def noisy_copy(model: nn.Module, sigma: float, generator: torch.Generator) -> nn.Module:
+    """A deep copy with N(0, sigma^2) on its convolutions."""
+    noisy = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in noisy.parameters():
+            if p.ndim == 4:
+                p.add_(sigma * torch.randn(p.shape, generator=generator).to(p))
+    return noisy
+
+
+def head_rows(model: nn.Module, head: nn.Linear, x: Tensor, y: Tensor) -> Tensor:
+    """Row sums of the head's gradient, by a forward and a backward through the whole model."""
+    gradients = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+    (rows,) = (g for p, g in zip(model.parameters(), gradients, strict=True) if p is head.weight)
+    return rows.sum(1)
+
+
+def rows_of_targets(gap: Tensor) -> Tensor:
+    """Soft labels of every class, one class at a time; a uniform row where the release would divide 0 by 0."""
+    classes = len(gap)
+    c = 1 - 2 / classes
+    gap = gap - gap.min()
+    gap = gap / gap.sum() if gap.sum() > 0 else gap
+    rows = gap.new_zeros(classes, classes)
+    for k in range(classes):
+        others = torch.cat([gap[:k], gap[k + 1 :]])
+        share = others / others.sum() if others.sum() > 0 else torch.full_like(others, 1 / (classes - 1))
+        rows[k] = torch.cat([share[:k] * c, gap.new_tensor([1 - c]), share[k:] * c])
+    return rows
+
+
+def released_loss(
+    model: nn.Module, head: nn.Linear, x: Tensor, x_adv: Tensor, y: Tensor, *, eta: float, inv_lambda: float = 6.0
+) -> Tensor:
+    """The release's outer loss of order 2: two backwards for head gradients, each term from its own forward."""
+    r, r_adv = head_rows(model, head, x, y), head_rows(model, head, x_adv, y)
+    first_adv, first_clean = rows_of_targets(r.abs() - r_adv.abs()), rows_of_targets(r_adv.abs() - r.abs())
+    second = rows_of_targets(r_adv**2 - r**2)  # for x and, by the slip, for x' too
+    clean = model(x)
+    zeroth = kl_batchmean(F.log_softmax(model(x_adv), 1), F.softmax(clean, 1))
+    first = 0.5 * (
+        kl_batchmean(F.log_softmax(model(x_adv), 1), first_adv[y])
+        + kl_batchmean(F.log_softmax(model(x), 1), first_clean[y])
+    )
+    second = 0.5 * (
+        kl_batchmean(F.log_softmax(model(x_adv), 1), second[y]) + kl_batchmean(F.log_softmax(model(x), 1), second[y])
+    )
+    return (1 - eta) * F.cross_entropy(clean, y) + inv_lambda * zeroth + eta * first + eta / 2 * second
+
+
+def released_step(
+    model: nn.Module,
+    head: nn.Linear,
+    x: Tensor,
+    y: Tensor,
+    *,
+    epsilon: float,
+    step_size: float,
+    steps: int,
+    sigma: float,
+    eta: float,
+    draws: Streams,
+    generator: torch.Generator,
+) -> Tensor:
+    """One step of the authors' algorithm up to the gradient: 2 K inner and 8 outer forwards, K + 3 backwards."""
+    noisy = noisy_copy(model, sigma, generator)
+    x_adv = published_inner_loop(noisy, x, epsilon=epsilon, step_size=step_size, steps=steps, draws=draws)
+    model.train()
+    loss = released_loss(model, head, x, x_adv, y, eta=eta)
+    loss.backward()
+    return loss.detach()
+
+
+def textbook_pgd(model: nn.Module, x: Tensor, y: Tensor, *, epsilon: float, step_size: float, steps: int) -> Tensor:
+    """PGD as everybody first writes it: weights ask for gradients, the whole loss is differentiated."""
+    x_adv = (x + torch.empty_like(x).uniform_(-epsilon, epsilon)).clamp(0, 1)
+    for _ in range(steps):
+        x_adv.requires_grad_()
+        model.zero_grad()
+        F.cross_entropy(model(x_adv), y).backward()
+        assert x_adv.grad is not None
+        x_adv = x_adv.detach() + step_size * x_adv.grad.sign()
+        x_adv = torch.min(torch.max(x_adv, x - epsilon), x + epsilon).clamp(0, 1)
+    return x_adv.detach()
