@@ -16,6 +16,7 @@ VERBS = {
     "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
     "train": "train a recipe: rattle train digits-linf-cnn-trades --epochs 5 --out runs/a",
     "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
+    "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",
     "recipes": "list the named recipes",
     "doctor": "say what rattle runs on here, and whether it works",
 }

@@ -1,0 +1,108 @@
+"""Does the Taylor expansion hold? The remainder of g(w + u) after each order, against sigma, for a model at hand.
+
+For u = sigma * v, v ~ N(0, I): change = ||g(w+u) - g(w)|| / ||g(w)||, and the remainder of order k is
+||g(w+u) - sum of orders up to k|| / ||g(w+u) - g(w)||: 1 for order 0, below 1 where an order helps, above 1 where the
+expansion makes things worse (paper, Section 4). Everything is computed in double precision.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rattle.errors import RattleError
+from rattle.taylor import directional
+from rattle.weights import Noise, frozen_bn_stats, perturbed
+
+SIGMAS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """Means over the draws of u, at one sigma."""
+
+    sigma: float
+    change: float  # ||g(w+u) - g(w)|| / ||g(w)||
+    first: float  # remainder after the first order, relative to the change
+    second: float  # remainder after the second order, relative to the change
+
+
+def remainders(
+    model: nn.Module,
+    x: Tensor,
+    *,
+    sigmas: Sequence[float] = SIGMAS,
+    noise: Noise | None = None,
+    draws: int = 4,
+    seed: int = 0,
+    batch_statistics: bool = False,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Remainder]:
+    """The remainders on images x; `noise` says which weights move, BatchNorm is as deployed or by the batch."""
+    if draws < 1 or any(sigma <= 0 for sigma in sigmas):
+        raise RattleError(f"draws must be >= 1 and every sigma > 0, got {draws} and {list(sigmas)}")
+    model, x = copy.deepcopy(model).double(), x.double()
+    unit = Noise(sigma=1.0, where=noise.where if noise else "matrices")
+    sums = torch.zeros(len(sigmas), 3, dtype=torch.float64)
+    model.train(batch_statistics)
+    with frozen_bn_stats(model), torch.no_grad():
+        g = model(x)
+        for draw in range(draws):
+            v = unit(model, generator=torch.Generator().manual_seed(seed + draw))
+            first, second = directional(model, x, v, 2)
+            for row, sigma in enumerate(sigmas):
+                with perturbed(model, {name: sigma * d for name, d in v.items()}):
+                    moved = model(x) - g
+                after_first = moved - sigma * first
+                after_second = after_first - 0.5 * sigma**2 * second
+                change = moved.norm()
+                sums[row] += torch.stack([change / g.norm(), after_first.norm() / change, after_second.norm() / change])
+                progress()
+    return [Remainder(sigma, *values) for sigma, values in zip(sigmas, (sums / draws).tolist(), strict=True)]
+
+
+def fidelity(
+    model: nn.Module,
+    x: Tensor,
+    x_adv: Tensor,
+    *,
+    draws: int = 4,
+    progress: Callable[[], None] = lambda: None,
+    **settings: Any,
+) -> dict[str, list[Remainder]]:
+    """The remainders on clean and on adversarial images, for the same u."""
+    parts = {"clean": x, "adversarial": x_adv}
+    return {name: remainders(model, part, draws=draws, progress=progress, **settings) for name, part in parts.items()}
+
+
+def to_plain(found: Mapping[str, Sequence[Remainder]]) -> dict[str, list[dict[str, float]]]:
+    return {name: [asdict(row) for row in rows] for name, rows in found.items()}
+
+
+def plot(found: Mapping[str, Sequence[Remainder]], stem: Path, *, sigma: float | None = None) -> list[Path]:
+    """Remainder against sigma, clean and adversarial side by side, as PNG and SVG; the run's own sigma is marked."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    for axis, (name, rows) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
+        sigmas = [row.sigma for row in rows]
+        axis.axhline(1, color="0.6", linewidth=1, label="order 0: g(w) alone")
+        axis.plot(sigmas, [row.first for row in rows], "o-", color="#b35806", label="after the first order")
+        axis.plot(sigmas, [row.second for row in rows], "s-", color="#1b7837", label="after the second order")
+        if sigma:
+            axis.axvline(sigma, color="#2166ac", linestyle=":", label=f"this run's sigma = {sigma:g}")
+        axis.set(xscale="log", yscale="log", title=f"{name} images", xlabel="sigma of the weight noise u")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.axes[0].set_ylabel("remainder / ||g(w+u) - g(w)||")
+    figure.axes[0].legend(frameon=False, fontsize=8)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
+    for path in paths:
+        figure.savefig(path, dpi=160)
+    return paths
