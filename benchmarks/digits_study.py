@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from rattle.attacks import named as attack_named
-from rattle.evaluate import evaluate
+from rattle.evaluation import evaluate
 from rattle.recipes import named
 from rattle.runs import load
 from rattle.statistics import summarise

@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rattle.attacks import PGD as PGD
-    from rattle.evaluate import evaluate as evaluate
+    from rattle.evaluation import evaluate as evaluate
     from rattle.objectives import AT as AT
     from rattle.objectives import Trades as Trades
     from rattle.recipes import Recipe as Recipe
@@ -31,7 +31,7 @@ PUBLIC = {
     "SWA": "weights",
     "Threat": "threat",
     "Trades": "objectives",
-    "evaluate": "evaluate",
+    "evaluate": "evaluation",
     "fit": "train",
     "load": "runs",
 }

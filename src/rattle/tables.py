@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rattle.evaluate import Evaluation
+from rattle.evaluation import Evaluation
 from rattle.statistics import wilson
 
 

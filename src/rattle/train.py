@@ -22,7 +22,7 @@ from rattle.attacks import PGD
 from rattle.console import Console, Silent
 from rattle.data import Dataset, Images, batches, to_float
 from rattle.errors import RattleError
-from rattle.evaluate import evaluate
+from rattle.evaluation import evaluate
 from rattle.models import build, find_head
 from rattle.objectives import Objective
 from rattle.randomness import Streams, fork

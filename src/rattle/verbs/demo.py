@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rattle.attacks import named as attack_named
 from rattle.console import Console
-from rattle.evaluate import evaluate
+from rattle.evaluation import evaluate
 from rattle.recipes import named
 from rattle.runs import model_of, open_checkpoint
 from rattle.tables import accuracy_row, print_table

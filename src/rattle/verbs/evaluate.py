@@ -13,7 +13,7 @@ from rattle.attacks import named
 from rattle.checkpoint import Checkpoint, write_atomically
 from rattle.console import Console
 from rattle.errors import RattleError
-from rattle.evaluate import Evaluation, evaluate
+from rattle.evaluation import Evaluation, evaluate
 from rattle.runs import model_of, open_checkpoint, run_of
 from rattle.tables import accuracy_row, print_table
 from rattle.threat import Norm
