@@ -89,6 +89,7 @@ class Setting:
     epochs: int = 200
     warmup: int = 10  # AWP's, on TRADES
     weight_decay: float = 5e-4
+    width: int | None = None  # of the listed models; the published width when None
     models: tuple[str, ...] = ("preact18", "wrn34-10", "vgg16", "mobilenetv2", "resnet18")  # those that are listed
 
 
@@ -103,6 +104,7 @@ SETTINGS = {
         epochs=30,
         warmup=5,
         models=("cnn",),
+        width=16,
     ),
     "cifar10": Setting(data=Data(name="cifar10", val_size=1000), step_sizes=PAPER_THREATS),
     "cifar100": Setting(data=Data(name="cifar100", val_size=1000), step_sizes=PAPER_THREATS),
@@ -142,6 +144,7 @@ def named(name: str) -> Recipe:
         name=name,
         data=setting.data,
         model=model,
+        width=setting.width,
         attack=attack,
         noise=Noise() if order else Noise(sigma=0),  # order 0 is the published baseline: no u
         objective=(Trades if trades else AT)(order=order, eta=eta),
