@@ -16,9 +16,10 @@ from rattle.data import batches, to_float
 from rattle.models import find_head
 from rattle.randomness import Streams
 from rattle.recipes import Recipe, named
-from rattle.train import begin, total
+from rattle.learner import begin
+from rattle.train import total
 from rattle.views import Views
-from rattle.weights import perturbed
+from rattle.weights import frozen_bn_stats, perturbed
 
 
 def train(recipe: Recipe, steps: int, *, restore_first: bool, nudge: float = 0.0) -> list[torch.Tensor]:
@@ -37,7 +38,8 @@ def train(recipe: Recipe, steps: int, *, restore_first: bool, nudge: float = 0.0
             part = data.train[index]
             x, y = to_float(part.x), part.y
             x_adv = recipe.attack(model, x, y, generator=Streams(done, index))
-            v = awp(model, awp.gradients(model, lambda x=x, a=x_adv, y=y: total(objective(views(x, a), y))))
+            with frozen_bn_stats(model):
+                v = awp(model, awp.gradients(model, total(objective(views(x, x_adv), y))))
             optimizer.zero_grad()
             stepped: dict[str, torch.Tensor] = {}
             with perturbed(model, v):

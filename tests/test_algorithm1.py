@@ -66,16 +66,16 @@ def test_the_library_takes_the_steps_of_algorithm_1(order: int, gamma: float | N
 
 
 class Counter:
-    """Counts a model's forwards in train mode, and its backwards, by hooks on the first convolution."""
+    """Counts a model's forwards in train mode, and its weights' backwards, by hooks on the first convolution."""
 
     def __init__(self, model: nn.Module) -> None:
         self.forwards = self.backwards = 0
         first = next(m for m in model.modules() if isinstance(m, nn.Conv2d))
-        model.register_forward_hook(lambda m, _, out: self.count_forward(m))
+        first.register_forward_hook(lambda m, _, out: self.count_forward(m))
         first.weight.register_hook(lambda _: self.count_backward())
 
-    def count_forward(self, model: nn.Module) -> None:
-        self.forwards += model.training
+    def count_forward(self, layer: nn.Module) -> None:
+        self.forwards += layer.training
 
     def count_backward(self) -> None:
         self.backwards += 1

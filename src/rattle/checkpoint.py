@@ -54,8 +54,8 @@ def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
     return total.hexdigest()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of it under its name, or nothing: write beside, fsync, rename, fsync of the folder."""
+def write_atomically(path: Path, content: bytes, *, keep: Path | None = None) -> None:
+    """All of it under its name, or nothing: write beside, fsync, rename, fsync the folder; `keep` gets the old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")
     try:
@@ -63,6 +63,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            os.replace(path, keep)
         os.replace(beside, path)
     except OSError as reason:
         beside.unlink(missing_ok=True)
@@ -86,8 +88,9 @@ def save(
     model: nn.Module,
     average: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    keep: Path | None = None,
 ) -> None:
-    """Write one checkpoint."""
+    """Write one checkpoint; the one that had its name is kept as `keep`."""
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     if average is not None:
         tensors |= {f"average.{key}": value for key, value in average.state_dict().items()}
@@ -104,7 +107,7 @@ def save(
         "progress": json.dumps(progress),
     }
     content = serialise(tensors, {**texts, "digest": digest(tensors, texts)})
-    write_atomically(path, content)
+    write_atomically(path, content, keep=keep)
 
 
 def read(path: Path) -> Checkpoint:

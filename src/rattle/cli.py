@@ -11,6 +11,7 @@ import os
 import sys
 
 from rattle.errors import RattleError
+from rattle.signals import Stopped
 
 VERBS = {
     "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
@@ -51,6 +52,9 @@ def main(argv: list[str] | None = None) -> int:
         importlib.import_module(f"rattle.verbs.{args[0]}").main(args[1:])
     except RattleError as mistake:
         return fail(str(mistake))
+    except Stopped as stop:
+        print(f"rattle: {stop}", file=sys.stderr)
+        return stop.code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

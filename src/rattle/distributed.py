@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -14,6 +19,11 @@ def rank() -> int:
     return dist.get_rank() if active() else 0
 
 
+def local_rank() -> int:
+    """The rank within this machine, as torchrun tells it."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def world() -> int:
     return dist.get_world_size() if active() else 1
 
@@ -23,6 +33,22 @@ def main() -> bool:
     return rank() == 0
 
 
+@contextmanager
+def joined() -> Iterator[None]:
+    """Inside, the processes that torchrun started know each other: NCCL on GPUs, gloo on CPUs."""
+    if active() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        yield
+        return
+    gpu = torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(local_rank())
+    dist.init_process_group("nccl" if gpu else "gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 def mean(values: Tensor) -> Tensor:
     """The average over ranks; the tensor itself in one process."""
     if not active():
@@ -30,3 +56,34 @@ def mean(values: Tensor) -> Tensor:
     total = values.clone()
     dist.all_reduce(total)
     return total / world()
+
+
+def mean_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The averages of many tensors, sent as one."""
+    if not active() or not tensors:
+        return dict(tensors)
+    flat = mean(torch.cat([t.reshape(-1) for t in tensors.values()]))
+    parts = flat.split([t.numel() for t in tensors.values()])
+    return {name: part.view(t.shape) for (name, t), part in zip(tensors.items(), parts, strict=True)}
+
+
+def total(values: Tensor) -> Tensor:
+    """The sum over ranks."""
+    if active():
+        values = values.clone()
+        dist.all_reduce(values)
+    return values
+
+
+def any_rank(flag: int) -> int:
+    """The largest flag of any rank, so that all of them act on it together."""
+    if not active():
+        return flag
+    value = torch.tensor(flag, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return int(value)
+
+
+def barrier() -> None:
+    if active():
+        dist.barrier()

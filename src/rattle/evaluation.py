@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rattle import distributed
 from rattle.attacks import Attack, named
 from rattle.attacks.contract import check_batch, check_labels, logits_of
 from rattle.console import Console, Silent
@@ -100,8 +101,8 @@ def describe(attack: Attack) -> dict[str, Any]:
 
 
 def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(index, images in [0, 1], labels), in order."""
-    for index in torch.arange(len(x)).split(size):
+    """(index, images in [0, 1], labels), in order; of several ranks each takes its share of the same batches."""
+    for index in torch.arange(len(x), device=y.device).split(size)[distributed.rank() :: distributed.world()]:
         part = x[index]
         yield index, part if part.is_floating_point() else to_float(part), y[index]
 
@@ -145,10 +146,13 @@ def evaluate(
     first = x[:1] if x.is_floating_point() else to_float(x[:1])
     check_batch(x if x.is_floating_point() else first, y if x.is_floating_point() else y[:1])
     with eval_mode(model):
-        clean = torch.cat([classified(model, part, label) for _, part, label in image_batches(x, y, batch_size)])
+        clean = torch.zeros(len(x), dtype=torch.bool, device=y.device)
+        for index, part, label in image_batches(x, y, batch_size):
+            clean[index] = classified(model, part, label)
+        clean = distributed.total(clean.int()).bool()
         verdicts = {}
         for name, attack in chosen.items():
-            begun, flags = time.perf_counter(), clean.clone()
+            begun, flags = time.perf_counter(), torch.zeros_like(clean)
             with console.bar(name, len(x)) as advance:
                 for index, part, label in image_batches(x, y, batch_size):
                     alive = index[clean[index]]
@@ -156,6 +160,7 @@ def evaluate(
                         keep = clean[index]
                         flags[alive] = survivors(model, attack, part[keep], label[keep], alive, seed=seed)
                     advance(len(index), robust=float(flags[: int(index[-1]) + 1].float().mean()))
+            flags = distributed.total(flags.int()).bool()
             seconds = time.perf_counter() - begun
             verdicts[name] = Verdict(attack=describe(attack), flags=flags.tolist(), seconds=seconds)
     return Evaluation(clean=clean.tolist(), verdicts=verdicts)

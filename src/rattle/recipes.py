@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import yaml
 
@@ -44,6 +45,9 @@ class Recipe:
     data: Data = field(default_factory=Data)  # the images
     model: str = "cnn"  # the network's name
     width: int | None = None  # channels of its first stage; the published width when not given
+    activation: Literal["relu", "silu"] = "relu"
+    normalise: bool = False  # subtract the training images' mean and divide by their deviation, inside the model
+    init: str | None = None  # weights to start from; a head for other classes is left fresh
     head: str | None = None  # name of the linear head, when it is not the last linear layer
     attack: PGD = field(default_factory=PGD)  # the inner maximisation
     noise: Noise = field(default_factory=Noise)  # u on the weights during the inner maximisation
@@ -58,10 +62,17 @@ class Recipe:
     seed: int = 0  # decides initial weights, order of images, augmentation, u and attack noise
     evaluate_every: int = 1  # epochs between evaluations on the held-out images
     val_attack: PGD = field(default_factory=PGD)  # the short attack that chooses the best checkpoint
+    accumulate: int = 1  # parts a minibatch is worked off in, to save memory; the update is the whole batch's
+    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: forward passes under autocast
+    compile: bool = False  # torch.compile the network
+    batch_norm: Literal["local", "sync", "held"] = "local"  # statistics: each rank's own | over ranks | not moved
+    device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     threads: int | None = None  # CPU threads; torch's own choice when not given
+    save_minutes: float = 10.0  # wall-clock minutes between checkpoints inside an epoch
+    on_divergence: Literal["stop", "rollback"] = "stop"  # rollback: back to the last checkpoint, half the rate
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "evaluate_every", "draws"):
+        for name in ("epochs", "batch_size", "evaluate_every", "draws", "accumulate"):
             if getattr(self, name) < 1:
                 raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
         if self.draws > 1 and self.objective.mode != "sampled":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,11 +18,13 @@ from typing import Any
 
 from torch import nn
 
+from rattle import distributed
 from rattle.checkpoint import Checkpoint, read, write_atomically
 from rattle.errors import RattleError
 from rattle.models import build
 from rattle.recipes import Recipe
 
+LOCK = "lock"
 PARTS = (
     "recipe.yaml",
     "environment.json",
@@ -62,27 +66,31 @@ class Run:
     def checkpoint(self, name: str) -> Path:
         return self.folder / "checkpoints" / f"{name}.safetensors"
 
-    @staticmethod
-    def open(folder: Path | str, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Run:
-        """Begin a run in an empty folder, continue one, or replace one; never mix two."""
-        run = Run(Path(folder))
+    @contextmanager
+    def opened(self, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Iterator[None]:
+        """Begin a run in an empty folder, continue one, or replace one; never mix two, never write beside another."""
         if resume and overwrite:
             raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
-        if run.recipe.exists():
+        if not distributed.main():
+            distributed.barrier()
+            yield
+            return
+        foreign = self.folder.exists() and not self.recipe.exists() and any(self.folder.iterdir())
+        if foreign and {p.name for p in self.folder.iterdir()} != {LOCK}:
+            raise RattleError(f"{self.folder} is not empty and holds no run: choose another --out")
+        if self.recipe.exists() and not (resume or overwrite):
+            raise RattleError(f"{self.folder} holds a run already: --resume continues it, --overwrite replaces it")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder / LOCK):
             if overwrite:
-                run.clear()
-            elif not resume:
-                raise RattleError(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
-            elif Recipe.from_yaml(run.recipe.read_text(encoding="utf-8")) != recipe:
-                raise RattleError(
-                    f"{run.folder} holds a run of another recipe: resume it with `rattle train {run.recipe} --resume`"
-                )
-        elif run.folder.exists() and any(run.folder.iterdir()):
-            raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")
-        run.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(run.recipe, recipe.to_yaml().encode())
-        write_atomically(run.folder / "environment.json", json.dumps(environment(), indent=1).encode())
-        return run
+                self.clear()
+            elif self.recipe.exists() and Recipe.from_yaml(self.recipe.read_text(encoding="utf-8")) != recipe:
+                command = f"rattle train {self.recipe} --out {self.folder} --resume"
+                raise RattleError(f"{self.folder} holds a run of another recipe: resume it with `{command}`")
+            write_atomically(self.recipe, recipe.to_yaml().encode())
+            write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=1).encode())
+            distributed.barrier()
+            yield
 
     def clear(self) -> None:
         """Remove what a run wrote, and nothing else."""
@@ -94,7 +102,9 @@ class Run:
                 path.unlink(missing_ok=True)
 
     def append(self, path: Path, line: Mapping[str, Any]) -> None:
-        """One JSON object a line, on disk before we go on."""
+        """One JSON object a line, on disk before we go on; the main rank writes."""
+        if not distributed.main():
+            return
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -102,8 +112,30 @@ class Run:
 
     def cut(self, path: Path, size: int) -> None:
         """Forget the lines written after the checkpoint that we resume from."""
-        if path.exists() and path.stat().st_size > size:
+        if distributed.main() and path.exists() and path.stat().st_size > size:
             os.truncate(path, size)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a run folder alone. The kernel drops the lock of a process that dies: a stale one is simply taken over."""
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            owner, minutes = file.read().strip() or "another process", (time.time() - path.stat().st_mtime) / 60
+            message = (
+                f"{path.parent} is being written by {owner} (for {minutes:.0f} minutes): wait, or choose another --out"
+            )
+            raise RattleError(message) from None
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
 def locate(path: Path | str) -> Path:
@@ -167,6 +199,9 @@ def commit() -> str | None:
 @contextmanager
 def events(run: Run, *, purge_step: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """A function that writes an epoch's figures as TensorBoard scalars; events from purge_step on are hidden."""
+    if not distributed.main():
+        yield lambda metrics: None
+        return
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(run.events), purge_step=purge_step) as writer:
@@ -188,10 +223,25 @@ def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
     return model_of(open_checkpoint(path), averaged=averaged)
 
 
+def network(
+    recipe: Recipe, *, classes: int, channels: int, statistics: tuple[list[float], list[float]] | None = None
+) -> nn.Module:
+    """The recipe's network, freshly initialised from torch's random state."""
+    return build(
+        recipe.model,
+        classes=classes,
+        channels=channels,
+        width=recipe.width,
+        activation=recipe.activation,
+        normalise=statistics,
+    )
+
+
 def model_of(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
     """The network of a checkpoint with its weights."""
-    recipe = saved.recipe
-    model = build(recipe.model, classes=len(saved.classes), channels=saved.shape[0], width=recipe.width)
+    unit = ([0.0] * saved.shape[0], [1.0] * saved.shape[0])  # the true statistics are among the weights
+    statistics = unit if saved.recipe.normalise else None
+    model = network(saved.recipe, classes=len(saved.classes), channels=saved.shape[0], statistics=statistics)
     average = saved.part("average")
     if averaged and average and int(average["n_averaged"]) > 0:
         weights = {key.removeprefix("module."): value for key, value in average.items() if key != "n_averaged"}

@@ -6,32 +6,35 @@ image), and u of (seed, step). A run resumed at any step is the run that was nev
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
+from torch.nn.parallel import DistributedDataParallel
 
-from rattle import checkpoint, distributed
+from rattle import distributed
 from rattle.attacks import PGD
 from rattle.console import Console, Silent
-from rattle.data import Dataset, Images, batches, to_float
+from rattle.data import Dataset, Images, batches, on_device, to_float
 from rattle.errors import RattleError
 from rattle.evaluation import evaluate
-from rattle.models import build, find_head
+from rattle.learner import Diverged, Learner, Ledger, begin, plain_metrics, restore, save, weights_are_finite
+from rattle.models import find_head
 from rattle.objectives import Objective
+from rattle.objectives.terms import head_rows
 from rattle.randomness import Streams, fork
 from rattle.recipes import Recipe
 from rattle.runs import Run, events
+from rattle.signals import Stopped, listening
 from rattle.views import Views
-from rattle.weights import AWP, EMA, SWA, Noise, perturbed
+from rattle.weights import AWP, EMA, SWA, Noise, frozen_bn_stats, perturbed
 
-ORDER, PIXELS, ATTACK, WEIGHTS, INIT = range(5)  # what a forked seed is for
+ORDER, PIXELS, ATTACK, WEIGHTS = range(4)  # what a forked seed is for; learner.INIT is the fifth
+MOST_ROLLBACKS = 5
 
 
 def step(
@@ -46,25 +49,38 @@ def step(
     shared: torch.Generator,
     private: Streams,
     draws: int = 1,
+    accumulate: int = 1,
+    outer: Callable[..., Any] | None = None,
 ) -> dict[str, Tensor]:
-    """One pass of Algorithm 1 up to the gradient: returns the named terms, leaves their sum's gradient in .grad."""
-    model = views.model
+    """One pass of Algorithm 1 up to the gradient: returns the named terms, leaves their sum's gradient in .grad.
+
+    `accumulate` works the minibatch off in parts; `outer` is what the last forward goes through (a DDP wrapper).
+    """
+    model, need = views.model, views.need
+    parts = torch.arange(len(x), device=x.device).chunk(accumulate)
     # Generate adversarial examples: one u ~ N(0, sigma^2) for the minibatch, K steps at w + u.
     with perturbed(model, noise(model, generator=shared)):
-        x_adv = attack(model, x, y, generator=private)
-    # Modes that average over u in the outer step draw it afresh, for both x and x'.
-    need = views.need
+        x_adv = torch.cat([attack(model, x[part], y[part], generator=private[part]) for part in parts])
+    # Modes that average over u in the outer step draw it afresh, the same for x and x'.
     u = tuple(noise(model, generator=shared) for _ in range(draws)) if need.derivatives or need.sampled else ()
 
-    def terms() -> dict[str, Tensor]:
-        return objective(views(x, x_adv, u), y, reduce=distributed.mean)
+    def terms(look: Callable[..., Any]) -> Iterator[dict[str, Tensor]]:
+        """Of each part in turn, weighted to sum to the whole batch's."""
+        rows = whole_rows(views, x, x_adv, y, parts) if len(parts) > 1 and need.features else None
+        for i, part in enumerate(parts):
+            reduce = distributed.mean if rows is None else lambda _, rows=rows: rows
+            with last_syncs(look, i == len(parts) - 1):
+                found = objective(look(x[part], x_adv[part], u), y[part], reduce=reduce)
+                yield {name: value * (len(part) / len(x)) for name, value in found.items()}
 
     # Optimise at w, or with AWP at the worst w + v near it; w itself is back before the optimizer steps.
-    v = awp(model, awp.gradients(model, lambda: total(terms()))) if awp else {}
+    v = awp(model, distributed.mean_of(ascent(awp, model, terms(views)))) if awp else {}
+    named: dict[str, Tensor] = {}
     with perturbed(model, v):
-        named = terms()
-        total(named).backward()
-    return {name: value.detach() for name, value in named.items()}
+        for found in terms(outer or views):
+            total(found).backward()
+            named = {name: value.detach() + named.get(name, 0) for name, value in found.items()}
+    return named
 
 
 def total(terms: Mapping[str, Tensor]) -> Tensor:
@@ -72,55 +88,26 @@ def total(terms: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(tuple(terms.values())).sum()
 
 
-@dataclass(slots=True)
-class Progress:
-    """How far a run is; plain numbers, saved in every checkpoint."""
-
-    epoch: int = 0  # epochs completed
-    batch: int = 0  # batches completed of the next one
-    step: int = 0  # optimizer steps completed
-    sums: dict[str, float] = field(default_factory=dict)  # of the terms over the batches of the epoch begun
-    best: float = -1.0  # highest robust accuracy on the held-out images
-    best_epoch: int = 0
-    metrics_size: int = 0  # bytes of metrics.jsonl that this progress includes
+def ascent(awp: AWP, model: nn.Module, parts: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """AWP's ascent gradient of the whole minibatch; the statistics are held throughout."""
+    gradients: dict[str, Tensor] = {}
+    with frozen_bn_stats(model):
+        for found in parts:
+            here = awp.gradients(model, total(found))
+            gradients = {name: d + gradients[name] if gradients else d for name, d in here.items()}
+    return gradients
 
 
-@dataclass(slots=True)
-class Learner:
-    """Everything that changes while training."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    average: AveragedModel | None
-    progress: Progress
-
-    @property
-    def judged(self) -> nn.Module:
-        """The weights that count: the average once it holds something, else the model itself."""
-        started = self.average is not None and int(self.average.n_averaged) > 0
-        return self.average.module if self.average is not None and started else self.model
+def whole_rows(views: Views, x: Tensor, x_adv: Tensor, y: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+    """The head gradients of the whole minibatch, before any part of it is differentiated."""
+    with torch.no_grad(), frozen_bn_stats(views.model):
+        each = [head_rows(views(x[part], x_adv[part]), y[part]) * (len(part) / len(x)) for part in parts]
+    return distributed.mean(torch.stack(each).sum(0))
 
 
-def build_model(recipe: Recipe, data: Dataset) -> nn.Module:
-    """The recipe's network with its initial weights, a function of the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(fork(recipe.seed, INIT))
-        model = build(recipe.model, classes=len(data.classes), channels=data.channels, width=recipe.width)
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def begin(recipe: Recipe, data: Dataset) -> Learner:
-    model = build_model(recipe, data)
-    settings = recipe.optimizer
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        nesterov=settings.nesterov,
-    )
-    average = recipe.average.averaged(model) if recipe.average else None
-    return Learner(model, optimizer, average, Progress())
+def last_syncs(look: Callable[..., Any], last: bool) -> Any:
+    """Under DDP, gradients travel between ranks once a step: with the last part."""
+    return nullcontext() if last or not isinstance(look, DistributedDataParallel) else look.no_sync()
 
 
 def fit(
@@ -140,24 +127,49 @@ def fit(
     >>> run.checkpoint("best").exists()
     True
     """
-    console = console or Silent()
+    console = console if console is not None and distributed.main() else Silent()
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    run = Run.open(out, recipe, resume=resume, overwrite=overwrite)
-    data = recipe.data.load()
-    learner = begin(recipe, data)
-    if resume and run.checkpoint("last").exists():
-        restore(learner, run)
-    steps = max(len(data.train) // min(recipe.batch_size, len(data.train)), 1)
-    views = Views(learner.model, recipe.objective.need, head_of(learner.model, recipe))
+    run = Run(Path(out))
+    with run.opened(recipe, resume=resume, overwrite=overwrite):
+        data = recipe.data.load()
+        learner = begin(recipe, data)
+        if resume:
+            restore(learner, run, console)
+        for attempt in range(MOST_ROLLBACKS + 1):
+            try:
+                return train(learner, recipe, data, run, console)
+            except Diverged as diverged:
+                if recipe.on_divergence == "stop" or attempt == MOST_ROLLBACKS:
+                    raise RattleError(f"{diverged}; {what_is_left(run)}") from diverged
+                learner = roll_back(learner, recipe, data, run, console, diverged)
+    raise AssertionError("the loop above returns or raises")
+
+
+def train(learner: Learner, recipe: Recipe, data: Dataset, run: Run, console: Console | Silent) -> Run:
+    """All epochs that are left."""
+    images = on_device(data.train, learner.device)
+    steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
+    head = find_head(learner.model, recipe.head) if recipe.objective.need.features else None
+    views = Views(learner.model, recipe.objective.need, head)
+    if recipe.compile:
+        learner.model.compile()
+        views.compile()
+    outer = DistributedDataParallel(views, broadcast_buffers=False) if distributed.active() else views
     progress = learner.progress
     with (
+        listening() as request,
         console.bar(recipe.name, recipe.epochs * steps, done=progress.step) as advance,
         events(run, purge_step=progress.epoch + 1) as log,
     ):
         while progress.epoch < recipe.epochs:
             begun = time.perf_counter()
-            train_epoch(learner, views, recipe, data.train, steps, run, advance)
+            for _ in train_epoch(learner, views, outer, recipe, images, steps, advance):
+                if stop := distributed.any_rank(request.number):
+                    save(learner, recipe, data, run, "last")
+                    raise Stopped(stop, str(run.folder))
+                if time.perf_counter() - begun > 60 * recipe.save_minutes and not distributed.active():
+                    save(learner, recipe, data, run, "last")
             metrics = finish_epoch(learner, recipe, data, steps)
             record(learner, recipe, data, run, metrics)
             seconds = time.perf_counter() - begun
@@ -168,85 +180,91 @@ def fit(
     return run
 
 
-def head_of(model: nn.Module, recipe: Recipe) -> nn.Linear | None:
-    """The head, when Taylor terms ask for its input."""
-    return find_head(model, recipe.head) if recipe.objective.need.features else None
-
-
 def train_epoch(
-    learner: Learner, views: Views, recipe: Recipe, train: Images, steps: int, run: Run, advance: Callable[..., None]
-) -> None:
-    """The steps of one epoch, from where the last one stopped."""
-    progress, seed = learner.progress, recipe.seed
-    epoch = progress.epoch
-    order = list(batches(len(train), recipe.batch_size, seed=fork(seed, ORDER), epoch=epoch))
+    learner: Learner,
+    views: Views,
+    outer: nn.Module,
+    recipe: Recipe,
+    images: Images,
+    steps: int,
+    advance: Callable[..., None],
+) -> Iterator[None]:
+    """The steps of one epoch, from where the last one stopped; yields after each, when everything may be saved."""
+    progress, seed, device = learner.progress, recipe.seed, learner.device
+    epoch, ledger = progress.epoch, Ledger(progress.sums, learner.device)
+    order = list(batches(len(images), recipe.batch_size, seed=fork(seed, ORDER), epoch=epoch))
     awp = recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None
-    learner.model.train()
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16")
+    learner.train_mode(recipe)
     for index in order[progress.batch :]:
-        set_rate(learner.optimizer, recipe, progress.step / (recipe.epochs * steps))
-        part = train[index]
+        index = shard(index).to(device)
+        rate = recipe.optimizer.lr * progress.rate * recipe.schedule(progress.step / (recipe.epochs * steps))
+        for group in learner.optimizer.param_groups:
+            group["lr"] = rate
+        part = images[index.to(images.y.device)].to(device)
         x = to_float(recipe.data.augment(part.x, Streams(fork(seed, PIXELS, epoch), index)))
         learner.optimizer.zero_grad(set_to_none=True)
-        terms = step(
-            views,
-            x,
-            part.y,
-            attack=recipe.attack,
-            noise=recipe.noise,
-            objective=recipe.objective,
-            awp=awp,
-            shared=torch.Generator().manual_seed(fork(seed, WEIGHTS, progress.step)),
-            private=Streams(fork(seed, ATTACK, epoch), index),
-            draws=recipe.draws,
-        )
-        check_finite(terms, progress, run)
+        with autocast:
+            terms = step(
+                views,
+                x,
+                part.y,
+                attack=recipe.attack,
+                noise=recipe.noise,
+                objective=recipe.objective,
+                awp=awp,
+                shared=torch.Generator().manual_seed(fork(seed, WEIGHTS, progress.step)),
+                private=Streams(fork(seed, ATTACK, epoch), index),
+                draws=recipe.draws,
+                accumulate=recipe.accumulate,
+                outer=outer,
+            )
+        ledger.add(distributed.mean_of(terms), progress.step + 1)
+        if ledger.due(progress.step):
+            ledger.read()  # a diverged loss stops here, before it reaches the weights
         learner.optimizer.step()
         if learner.average is not None and isinstance(recipe.average, EMA):
             learner.average.update_parameters(learner.model)
         progress.batch += 1
         progress.step += 1
-        for name, value in terms.items():
-            progress.sums[name] = progress.sums.get(name, 0.0) + float(value)
-        figures = {name: value / progress.batch for name, value in progress.sums.items()}
-        advance(1, epoch=f"{epoch + 1}/{recipe.epochs}", **figures, best=max(progress.best, 0.0))
+        if ledger.due(progress.step) or progress.batch == steps:
+            progress.sums = ledger.read()
+            figures = {name: value / progress.batch for name, value in progress.sums.items()}
+            advance(ledger.every, epoch=f"{epoch + 1}/{recipe.epochs}", **figures, best=max(progress.best, 0.0))
+        yield
+    progress.sums = ledger.read()
 
 
-def set_rate(optimizer: torch.optim.Optimizer, recipe: Recipe, t: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = recipe.optimizer.lr * recipe.schedule(t)
-
-
-def check_finite(terms: Mapping[str, Tensor], progress: Progress, run: Run) -> None:
-    """Stop before a diverged loss reaches the weights."""
-    if all(math.isfinite(value) for value in terms.values()):
-        return
-    values = ", ".join(f"{name} {float(value):.4g}" for name, value in terms.items())
-    last = run.checkpoint("last")
-    kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
-    raise RattleError(f"the loss diverged at step {progress.step + 1} ({values}); {kept}; try a smaller optimizer.lr")
+def shard(index: Tensor) -> Tensor:
+    """This rank's part of a minibatch; the parts, joined in order of rank, are the minibatch."""
+    ranks = distributed.world()
+    if len(index) % ranks:
+        raise RattleError(f"a minibatch of {len(index)} images does not divide over {ranks} ranks: change --batch-size")
+    return index.chunk(ranks)[distributed.rank()]
 
 
 def finish_epoch(learner: Learner, recipe: Recipe, data: Dataset, steps: int) -> dict[str, Any]:
     """Average the weights, evaluate on the held-out images, and close the epoch."""
     progress = learner.progress
+    if distributed.active() and recipe.batch_norm == "local":
+        learner.model.load_state_dict(distributed.mean_of(float_buffers(learner.model)), strict=False)
     swa = recipe.average if isinstance(recipe.average, SWA) else None
     if learner.average is not None and swa and progress.epoch + 1 > swa.start * recipe.epochs:
         learner.average.update_parameters(learner.model)
-        reestimate_statistics(learner.average.module, data.train, recipe)
-    metrics: dict[str, Any] = {
-        "epoch": progress.epoch + 1,
-        "step": progress.step,
-        "lr": learner.optimizer.param_groups[0]["lr"],
-        "loss": sum(progress.sums.values()) / steps,
-        **{name: value / steps for name, value in progress.sums.items()},
-    }
+        reestimate_statistics(learner.average.module, data.train, recipe, learner.device)
+    metrics = plain_metrics(progress, learner.optimizer.param_groups[0]["lr"], steps)
     due = metrics["epoch"] % recipe.evaluate_every == 0 or metrics["epoch"] == recipe.epochs
     if due and data.val is not None:
-        metrics |= validate(learner.model, data.val, recipe)
+        metrics |= validate(learner.model, data.val.to(learner.device), recipe)
         if learner.judged is not learner.model:
-            metrics |= {f"{k}_average": v for k, v in validate(learner.judged, data.val, recipe).items()}
+            averaged = validate(learner.judged, data.val.to(learner.device), recipe)
+            metrics |= {f"{name}_average": value for name, value in averaged.items()}
     progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
     return metrics
+
+
+def float_buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: b for name, b in model.named_buffers() if b.is_floating_point()}
 
 
 def validate(model: nn.Module, val: Images, recipe: Recipe) -> dict[str, float]:
@@ -254,55 +272,44 @@ def validate(model: nn.Module, val: Images, recipe: Recipe) -> dict[str, float]:
     return {"val_clean": result.clean_accuracy, "val_robust": result.robust_accuracy}
 
 
-def reestimate_statistics(model: nn.Module, train: Images, recipe: Recipe) -> None:
+def reestimate_statistics(model: nn.Module, train: Images, recipe: Recipe, device: torch.device) -> None:
     """BatchNorm statistics of averaged weights: one pass over the clean training images (Izmailov et al. 2018)."""
     indices = torch.arange(len(train)).split(recipe.batch_size)
-    torch.optim.swa_utils.update_bn((to_float(train[index].x) for index in indices if len(index) > 1), model)
+    parts = (to_float(train[index].x.to(device)) for index in indices if len(index) > 1)
+    torch.optim.swa_utils.update_bn(parts, model)
 
 
 def record(learner: Learner, recipe: Recipe, data: Dataset, run: Run, metrics: dict[str, Any]) -> None:
     """Write the epoch's line and its checkpoints: best when it is, last always."""
     progress = learner.progress
-    check_weights(learner, run)
+    if not weights_are_finite(learner.model):
+        raise Diverged(progress.step, {"loss": metrics["loss"], "weights": float("nan")})
     run.append(run.metrics, metrics)
-    progress.metrics_size = run.metrics.stat().st_size
+    progress.metrics_size = run.metrics.stat().st_size if distributed.main() else 0
     robust = metrics.get("val_robust_average", metrics.get("val_robust"))
-    better = robust is not None and robust > progress.best
-    if better or (robust is None and data.val is None):
+    if (robust is not None and robust > progress.best) or data.val is None:
         progress.best, progress.best_epoch = robust or 0.0, metrics["epoch"]
         save(learner, recipe, data, run, "best")
     save(learner, recipe, data, run, "last")
+    distributed.barrier()
 
 
-def check_weights(learner: Learner, run: Run) -> None:
-    if not all(bool(torch.isfinite(p).all()) for p in learner.model.parameters()):
-        raise RattleError(
-            f"the weights are not finite after step {learner.progress.step}; the checkpoints in {run.folder} are intact"
-        )
+def roll_back(
+    learner: Learner, recipe: Recipe, data: Dataset, run: Run, console: Console | Silent, diverged: Diverged
+) -> Learner:
+    """The last good state again, with half the learning rate from there on."""
+    rate = learner.progress.rate / 2
+    learner = begin(recipe, data)
+    restore(learner, run, console)
+    learner.progress.rate = min(learner.progress.rate, 2 * rate) / 2
+    console.say(f"{diverged}: back to step {learner.progress.step}, learning rate times {learner.progress.rate:g}")
+    return learner
 
 
-def save(learner: Learner, recipe: Recipe, data: Dataset, run: Run, name: str) -> None:
-    checkpoint.save(
-        run.checkpoint(name),
-        recipe=recipe,
-        classes=data.classes,
-        shape=tuple(data.test.x.shape[1:]),
-        progress={f: getattr(learner.progress, f) for f in Progress.__slots__},
-        model=learner.model,
-        average=learner.average,
-        optimizer=learner.optimizer if name == "last" else None,
-    )
-
-
-def restore(learner: Learner, run: Run) -> None:
-    """Go on from the last checkpoint; lines written after it are forgotten, for they come again."""
-    saved = checkpoint.read(run.checkpoint("last"))
-    learner.model.load_state_dict(saved.part("model"))
-    if learner.average is not None:
-        learner.average.load_state_dict(saved.part("average"))
-    checkpoint.restore_optimizer(learner.optimizer, learner.model, saved.part("optimizer"))
-    learner.progress = Progress(**saved.progress)
-    run.cut(run.metrics, learner.progress.metrics_size)
+def what_is_left(run: Run) -> str:
+    last = run.checkpoint("last")
+    kept = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
+    return f"{kept}; try a smaller optimizer.lr, or --on-divergence rollback"
 
 
 def summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:

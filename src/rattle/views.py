@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -60,7 +62,10 @@ class Views(nn.Module):
         """The head's input, when asked for, and the logits."""
         head = self.watched[0]
         if not self.need.features or head is None:
-            return None, self.model(x)
+            return None, wide(self.model(x))
+        if isinstance(self.model, HasHead) and self.model.head is head:
+            features = self.model.features(x)
+            return features, wide(self.model.head(features))
         seen: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
@@ -72,10 +77,25 @@ class Views(nn.Module):
                 "objective.order >= 1 needs a linear head whose output is the logits, run once on [n, d] features; "
                 "name it with head, or set objective.order 0"
             )
-        return seen[0], logits
+        return seen[0], wide(logits)
 
     def at(self, x: Tensor, u: Mapping[str, Tensor]) -> Tensor:
         """Logits at w + u, differentiable by w, statistics held."""
         parameters = dict(self.model.named_parameters())
         with frozen_bn_stats(self.model):
-            return functional_call(self.model, {name: parameters[name] + delta for name, delta in u.items()}, (x,))
+            moved = {name: parameters[name] + delta for name, delta in u.items()}
+            return wide(functional_call(self.model, moved, (x,)))
+
+
+@runtime_checkable
+class HasHead(Protocol):
+    """Our own networks: model(x) is head(features(x)); a head inside any other model is watched by a hook."""
+
+    head: nn.Module
+
+    def features(self, x: Tensor) -> Tensor: ...
+
+
+def wide(logits: Tensor) -> Tensor:
+    """Losses are computed in single precision at least, whatever autocast made of the logits."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -79,20 +79,23 @@ def taylor_terms(settings: Taylor, outputs: Outputs, y: Tensor, reduce: Reduce) 
     return {name: w * value for name, w, value in zip(("first", "second"), weights, values, strict=False)}
 
 
+def head_rows(outputs: Outputs, y: Tensor) -> Tensor:
+    """The head gradient's row sums at x and at x', [2, C]."""
+    if outputs.logits is None or outputs.features is None or outputs.features_adv is None:
+        raise RattleError("objective.order >= 1 in modes head and released needs logits and features of x and x'")
+    clean = head_gradient(outputs.features, outputs.logits, y)
+    return torch.stack([clean, head_gradient(outputs.features_adv, outputs.logits_adv, y)])
+
+
 def head_terms(settings: Taylor, outputs: Outputs, y: Tensor, reduce: Reduce) -> list[Tensor]:
     """The closed forms: |r| for the first order, r^2 for the second, r being the head gradient's row sums."""
-    logits, features, features_adv = outputs.logits, outputs.features, outputs.features_adv
-    if logits is None or features is None or features_adv is None:
-        raise RattleError(
-            f"objective.order {settings.order} in mode {settings.mode} needs logits and features of x and x'"
-        )
-    rows = [head_gradient(features, logits, y), head_gradient(features_adv, outputs.logits_adv, y)]
-    r, r_adv = reduce(torch.stack(rows))  # averaged over ranks before abs and square
+    r, r_adv = reduce(head_rows(outputs, y))  # averaged over ranks before abs and square
+    assert outputs.logits is not None, "head_rows has looked"
     terms = []
     for value in (torch.abs, torch.square)[: settings.order]:
         gap = value(r) - value(r_adv)
         minus, plus = soft_targets(-gap), soft_targets(gap)
         if settings.mode == "released" and value is torch.square:
             plus = minus  # the release's slip: its second-order target for x' comes from the (adv - clean) gap too
-        terms.append(target_term(minus, plus, logits, outputs.logits_adv, y))
+        terms.append(target_term(minus, plus, outputs.logits, outputs.logits_adv, y))
     return terms
