@@ -68,7 +68,7 @@ def attacked(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def frozen_bn_stats(model: nn.Module) -> Iterator[None]:
     """Train-mode BatchNorm still normalises by the batch, but its running statistics do not move."""
-    norms = [(m, m.track_running_stats) for m in model.modules() if isinstance(m, _BatchNorm)]
+    norms = [(m, m.track_running_stats) for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
     kept = [(m, m.running_mean, m.running_var, m.num_batches_tracked) for m, _ in norms]
     for module, _ in norms:
         module.running_mean = module.running_var = module.num_batches_tracked = None
