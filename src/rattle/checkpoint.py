@@ -117,7 +117,7 @@ def read(path: Path) -> Checkpoint:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, struct.error) as reason:
         raise RattleError(f"{path} is not a checkpoint, or is damaged: {reason}") from reason
-    if "format" not in texts:
+    if not texts.get("format", "").isdecimal() or "recipe" not in texts:  # other writers put format=pt there
         raise RattleError(f"{path} holds weights, but is not a RATTLE checkpoint; give it as --weights with --model")
     if int(texts["format"]) > FORMAT:
         raise RattleError(
