@@ -18,6 +18,7 @@ from rattle.attacks import Attack, named
 from rattle.attacks.contract import check_batch, check_labels, logits_of
 from rattle.console import Console, Silent
 from rattle.data import to_float
+from rattle.errors import RattleError
 from rattle.randomness import Streams
 from rattle.settings import to_plain
 from rattle.statistics import wilson
@@ -142,8 +143,12 @@ def evaluate(
     """
     console = console or Silent()
     chosen = attacks if isinstance(attacks, Mapping) else {name: named(name, threat or Threat()) for name in attacks}
-    first = x[:1] if x.is_floating_point() else to_float(x[:1])
-    check_batch(x if x.is_floating_point() else first, y if x.is_floating_point() else y[:1])
+    if batch_size < 1:
+        raise RattleError(f"batch-size must be >= 1, got {batch_size}")
+    if len(x) != len(y):
+        raise RattleError(f"{len(x)} images but {len(y)} labels")
+    some = x if x.is_floating_point() else to_float(x[:1])  # bytes are in [0, 1] once divided
+    check_batch(some, y[: len(some)])
     with eval_mode(model):
         clean = torch.cat([classified(model, part, label) for _, part, label in image_batches(x, y, batch_size)])
         verdicts = {}

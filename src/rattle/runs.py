@@ -68,6 +68,8 @@ class Run:
         run = Run(Path(folder))
         if resume and overwrite:
             raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
+        if run.folder.exists() and not run.folder.is_dir():
+            raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
         if run.recipe.exists():
             if overwrite:
                 run.clear()
