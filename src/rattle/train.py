@@ -143,13 +143,14 @@ def fit(
     console = console or Silent()
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    run = Run.open(out, recipe, resume=resume, overwrite=overwrite)
     data = recipe.data.load()
     learner = begin(recipe, data)
+    head = head_of(learner.model, recipe)
+    run = Run.open(out, recipe, resume=resume, overwrite=overwrite)  # last: a recipe that cannot run replaces nothing
     if resume and run.checkpoint("last").exists():
         restore(learner, run)
     steps = max(len(data.train) // min(recipe.batch_size, len(data.train)), 1)
-    views = Views(learner.model, recipe.objective.need, head_of(learner.model, recipe))
+    views = Views(learner.model, recipe.objective.need, head)
     progress = learner.progress
     with (
         console.bar(recipe.name, recipe.epochs * steps, done=progress.step) as advance,
