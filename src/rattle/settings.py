@@ -78,8 +78,8 @@ def number(value: int | str, where: str = "value") -> float:
     True
     """
     try:
-        above, _, below = str(value).partition("/")
-        return float(above) / float(below) if below else float(above)
+        above, slash, below = str(value).partition("/")
+        return float(above) / float(below) if slash else float(above)
     except (ValueError, ZeroDivisionError):
         raise RattleError(f"{where} must be a number such as 0.03 or 8/255, got {value!r}") from None
 
