@@ -11,6 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,16 +57,17 @@ def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """All of it under its name, or nothing: write beside, fsync, rename, fsync of the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(beside, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
     except OSError as reason:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise RattleError(
             f"cannot write {path}: {reason.strerror or reason}; what was saved earlier is intact"
         ) from reason

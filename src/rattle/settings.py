@@ -67,7 +67,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             return number(value, where)
         if isinstance(member, type) and isinstance(value, member) and not (member is int and isinstance(value, bool)):
             return value
-    wanted = " or ".join(getattr(member, "__name__", str(member)) for member in members)
+    wanted = " or ".join("null" if m is type(None) else getattr(m, "__name__", str(m)) for m in members)
     raise RattleError(f"{where} must be {wanted}, got {value!r}")
 
 
