@@ -97,7 +97,9 @@ def ints(flags: Sequence[bool]) -> list[int]:
 
 def describe(attack: Attack) -> dict[str, Any]:
     """An attack's class and full settings."""
-    return {"kind": type(attack).__name__, **to_plain(attack)}
+    plain = to_plain(attack)
+    settings = plain if isinstance(plain, dict) else {"threat": to_plain(attack.threat)}  # a class of the user's own
+    return {"kind": type(attack).__name__, **settings}
 
 
 def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -117,7 +119,7 @@ def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def survivors(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, index: Tensor, *, seed: int) -> Tensor:
     """Which of these images withstand the attack, [n] bool; each draws from its own stream (seed, index)."""
-    x_adv = attack(model, x, y, generator=Streams(seed, index.to(x.device)))
+    x_adv = attack(model, x.clone(), y, generator=Streams(seed, index.to(x.device)))  # some write into their input
     counts = attack.threat.contains(x_adv, x)
     return classified(model, x_adv, y) | ~counts
 
