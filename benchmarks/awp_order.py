@@ -13,13 +13,13 @@ from dataclasses import replace
 import torch
 
 from rattle.data import batches, to_float
+from rattle.learner import begin
 from rattle.models import find_head
 from rattle.randomness import Streams
 from rattle.recipes import Recipe, named
-from rattle.learner import begin
 from rattle.train import total
 from rattle.views import Views
-from rattle.weights import frozen_bn_stats, perturbed
+from rattle.weights import perturbed
 
 
 def train(recipe: Recipe, steps: int, *, restore_first: bool, nudge: float = 0.0) -> list[torch.Tensor]:
@@ -38,8 +38,7 @@ def train(recipe: Recipe, steps: int, *, restore_first: bool, nudge: float = 0.0
             part = data.train[index]
             x, y = to_float(part.x), part.y
             x_adv = recipe.attack(model, x, y, generator=Streams(done, index))
-            with frozen_bn_stats(model):
-                v = awp(model, awp.gradients(model, total(objective(views(x, x_adv), y))))
+            v = awp(model, awp.gradients(model, lambda x=x, a=x_adv, y=y: total(objective(views(x, a), y))))
             optimizer.zero_grad()
             stepped: dict[str, torch.Tensor] = {}
             with perturbed(model, v):

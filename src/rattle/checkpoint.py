@@ -11,6 +11,7 @@ import json
 import os
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,9 @@ def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
 
 def write_atomically(path: Path, content: bytes, *, keep: Path | None = None) -> None:
     """All of it under its name, or nothing: write beside, fsync, rename, fsync the folder; `keep` gets the old one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.part")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(beside, "wb") as file:
             file.write(content)
             file.flush()
@@ -67,7 +68,8 @@ def write_atomically(path: Path, content: bytes, *, keep: Path | None = None) ->
             os.replace(path, keep)
         os.replace(beside, path)
     except OSError as reason:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise RattleError(
             f"cannot write {path}: {reason.strerror or reason}; what was saved earlier is intact"
         ) from reason
@@ -120,7 +122,7 @@ def read(path: Path) -> Checkpoint:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, struct.error) as reason:
         raise RattleError(f"{path} is not a checkpoint, or is damaged: {reason}") from reason
-    if "format" not in texts:
+    if not texts.get("format", "").isdecimal() or "recipe" not in texts:  # other writers put format=pt there
         raise RattleError(f"{path} holds weights, but is not a RATTLE checkpoint; give it as --weights with --model")
     if int(texts["format"]) > FORMAT:
         raise RattleError(

@@ -19,6 +19,7 @@ from rattle.attacks import Attack, named
 from rattle.attacks.contract import check_batch, check_labels, logits_of
 from rattle.console import Console, Silent
 from rattle.data import to_float
+from rattle.errors import RattleError
 from rattle.randomness import Streams
 from rattle.settings import to_plain
 from rattle.statistics import wilson
@@ -97,7 +98,9 @@ def ints(flags: Sequence[bool]) -> list[int]:
 
 def describe(attack: Attack) -> dict[str, Any]:
     """An attack's class and full settings."""
-    return {"kind": type(attack).__name__, **to_plain(attack)}
+    plain = to_plain(attack)
+    settings = plain if isinstance(plain, dict) else {"threat": to_plain(attack.threat)}  # a class of the user's own
+    return {"kind": type(attack).__name__, **settings}
 
 
 def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -117,7 +120,7 @@ def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def survivors(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, index: Tensor, *, seed: int) -> Tensor:
     """Which of these images withstand the attack, [n] bool; each draws from its own stream (seed, index)."""
-    x_adv = attack(model, x, y, generator=Streams(seed, index.to(x.device)))
+    x_adv = attack(model, x.clone(), y, generator=Streams(seed, index.to(x.device)))  # some write into their input
     counts = attack.threat.contains(x_adv, x)
     return classified(model, x_adv, y) | ~counts
 
@@ -143,8 +146,12 @@ def evaluate(
     """
     console = console or Silent()
     chosen = attacks if isinstance(attacks, Mapping) else {name: named(name, threat or Threat()) for name in attacks}
-    first = x[:1] if x.is_floating_point() else to_float(x[:1])
-    check_batch(x if x.is_floating_point() else first, y if x.is_floating_point() else y[:1])
+    if batch_size < 1:
+        raise RattleError(f"batch-size must be >= 1, got {batch_size}")
+    if len(x) != len(y):
+        raise RattleError(f"{len(x)} images but {len(y)} labels")
+    some = x if x.is_floating_point() else to_float(x[:1])  # bytes are in [0, 1] once divided
+    check_batch(some, y[: len(some)])
     with eval_mode(model):
         clean = torch.zeros(len(x), dtype=torch.bool, device=y.device)
         for index, part, label in image_batches(x, y, batch_size):

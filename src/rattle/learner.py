@@ -15,7 +15,7 @@ from rattle import checkpoint, distributed
 from rattle.console import Console, Silent
 from rattle.data import Dataset, to_float
 from rattle.errors import RattleError
-from rattle.models import check_width, load_weights
+from rattle.models import check_width, find_head, load_weights
 from rattle.randomness import fork
 from rattle.recipes import Recipe
 from rattle.runs import Run, network
@@ -125,6 +125,8 @@ def begin(recipe: Recipe, data: Dataset) -> Learner:
     if recipe.init:
         load_weights(recipe.init, model, fresh_head=True)
     check_width(model, to_float(data.train[torch.arange(1)].x), len(data.classes))
+    if recipe.objective.need.features:
+        find_head(model, recipe.head)  # refuse a model without one before anything is written
     if recipe.batch_norm == "sync":
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(chosen_device(recipe)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]

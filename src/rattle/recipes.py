@@ -77,6 +77,8 @@ class Recipe:
                 raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
         if self.draws > 1 and self.objective.mode != "sampled":
             raise RattleError("draws > 1 counts only with objective.mode sampled")
+        if self.objective.order and self.objective.mode in ("exact", "sampled") and self.noise.sigma == 0:
+            raise RattleError(f"objective.mode {self.objective.mode} looks along u: it needs noise.sigma > 0")
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(to_plain(self), sort_keys=False)

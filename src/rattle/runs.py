@@ -75,12 +75,17 @@ class Run:
             distributed.barrier()
             yield
             return
+        if self.folder.exists() and not self.folder.is_dir():
+            raise RattleError(f"{self.folder} is a file, not a folder: choose another --out")
         foreign = self.folder.exists() and not self.recipe.exists() and any(self.folder.iterdir())
         if foreign and {p.name for p in self.folder.iterdir()} != {LOCK}:
             raise RattleError(f"{self.folder} is not empty and holds no run: choose another --out")
         if self.recipe.exists() and not (resume or overwrite):
             raise RattleError(f"{self.folder} holds a run already: --resume continues it, --overwrite replaces it")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as reason:
+            raise RattleError(f"cannot make the folder {self.folder}: {reason.strerror}") from reason
         with locked(self.folder / LOCK):
             if overwrite:
                 self.clear()

@@ -67,7 +67,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             return number(value, where)
         if isinstance(member, type) and isinstance(value, member) and not (member is int and isinstance(value, bool)):
             return value
-    wanted = " or ".join(getattr(member, "__name__", str(member)) for member in members)
+    wanted = " or ".join("null" if m is type(None) else getattr(m, "__name__", str(m)) for m in members)
     raise RattleError(f"{where} must be {wanted}, got {value!r}")
 
 
@@ -78,8 +78,8 @@ def number(value: int | str, where: str = "value") -> float:
     True
     """
     try:
-        above, _, below = str(value).partition("/")
-        return float(above) / float(below) if below else float(above)
+        above, slash, below = str(value).partition("/")
+        return float(above) / float(below) if slash else float(above)
     except (ValueError, ZeroDivisionError):
         raise RattleError(f"{where} must be a number such as 0.03 or 8/255, got {value!r}") from None
 

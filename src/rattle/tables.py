@@ -34,5 +34,5 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     for row in rows:
         table.add_row(*row)
     needed = sum(max(len(row[i]) for row in [columns, *rows]) + 3 for i in range(len(columns)))
-    console = Console()
-    console.print(table, width=max(needed, console.width))  # never cut a figure, also where there is no terminal
+    width = max(needed, Console().width)  # never cut a figure, also where there is no terminal
+    Console(width=width).print(table)

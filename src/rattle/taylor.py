@@ -45,7 +45,8 @@ def soft_targets(gap: Tensor) -> Tensor:
     others = (gap - gap.min()).expand(classes, classes) * (1 - torch.eye(classes, device=gap.device, dtype=gap.dtype))
     mass = others.sum(1, keepdim=True)
     uniform = torch.full_like(others, 1 / max(classes - 1, 1))
-    rows = torch.where(mass > 0, others / mass.clamp_min(torch.finfo(gap.dtype).tiny), uniform) * c
+    tiny = torch.finfo(gap.dtype).tiny  # below it a quotient of floats is no share any more
+    rows = torch.where(mass >= tiny, others / mass.clamp_min(tiny), uniform) * c
     return rows.fill_diagonal_(1 - c)
 
 

@@ -74,7 +74,7 @@ def step(
                 yield {name: value * (len(part) / len(x)) for name, value in found.items()}
 
     # Optimise at w, or with AWP at the worst w + v near it; w itself is back before the optimizer steps.
-    v = awp(model, distributed.mean_of(ascent(awp, model, terms(views)))) if awp else {}
+    v = awp(model, distributed.mean_of(ascent(awp, model, terms(views), len(parts)))) if awp else {}
     named: dict[str, Tensor] = {}
     with perturbed(model, v):
         for found in terms(outer or views):
@@ -88,13 +88,12 @@ def total(terms: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(tuple(terms.values())).sum()
 
 
-def ascent(awp: AWP, model: nn.Module, parts: Iterator[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """AWP's ascent gradient of the whole minibatch; the statistics are held throughout."""
-    gradients: dict[str, Tensor] = {}
-    with frozen_bn_stats(model):
-        for found in parts:
-            here = awp.gradients(model, total(found))
-            gradients = {name: d + gradients[name] if gradients else d for name, d in here.items()}
+def ascent(awp: AWP, model: nn.Module, parts: Iterator[dict[str, Tensor]], count: int) -> dict[str, Tensor]:
+    """AWP's ascent gradient of the whole minibatch, part by part."""
+    gradients = awp.gradients(model, lambda: total(next(parts)))
+    for _ in range(count - 1):
+        more = awp.gradients(model, lambda: total(next(parts)))
+        gradients = {name: d + more[name] for name, d in gradients.items()}
     return gradients
 
 
@@ -130,10 +129,9 @@ def fit(
     console = console if console is not None and distributed.main() else Silent()
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    run = Run(Path(out))
-    with run.opened(recipe, resume=resume, overwrite=overwrite):
-        data = recipe.data.load()
-        learner = begin(recipe, data)
+    data = recipe.data.load()
+    learner, run = begin(recipe, data), Run(Path(out))
+    with run.opened(recipe, resume=resume, overwrite=overwrite):  # only now: a recipe that cannot run replaces nothing
         if resume:
             restore(learner, run, console)
         for attempt in range(MOST_ROLLBACKS + 1):

@@ -6,7 +6,7 @@ bit for bit, also after an exception: from copies, because adding and then subtr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -124,10 +124,11 @@ class AWP:
         if self.warmup < 0:
             raise RattleError(f"awp.warmup must be >= 0, got {self.warmup}")
 
-    def gradients(self, model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
         """d, for every tensor with ndim > 1 that the loss depends on."""
         moved = {name: p for name, p in model.named_parameters() if p.ndim > 1 and p.requires_grad}
-        found = torch.autograd.grad(loss, list(moved.values()), allow_unused=True)
+        with frozen_bn_stats(model):
+            found = torch.autograd.grad(loss(), list(moved.values()), allow_unused=True)
         return {name: d for name, d in zip(moved, found, strict=True) if d is not None}
 
     def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:

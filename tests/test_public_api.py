@@ -1,0 +1,54 @@
+"""The public names: there, documented, and imported only when used."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import rattle
+
+
+@pytest.mark.parametrize("name", sorted(rattle.PUBLIC))
+def test_a_public_name_exists_and_is_documented(name: str) -> None:
+    value = getattr(rattle, name)
+    assert value.__name__ == name
+    assert inspect.getdoc(value)
+    assert value.__module__.startswith(f"rattle.{rattle.PUBLIC[name]}")
+
+
+def test_evaluate_stays_a_function_however_often_it_is_used() -> None:
+    """No file is called evaluate.py: importing it would put the module in the function's place."""
+    import rattle.evaluation
+
+    assert inspect.isfunction(rattle.evaluate)
+    assert rattle.evaluate is rattle.evaluation.evaluate
+
+
+def test_the_promised_names_are_public() -> None:
+    promised = {"Threat", "PGD", "AT", "Trades", "fit", "load", "evaluate", "Recipe", "Noise", "AWP", "SWA", "EMA"}
+    assert promised <= set(rattle.__all__)
+    assert dir(rattle) == sorted(rattle.__all__)
+
+
+@pytest.mark.parametrize("name", ["Threat", "PGD", "AT", "Trades", "fit", "evaluate"])
+def test_docstrings_carry_an_example_that_the_suite_runs(name: str) -> None:
+    assert ">>> " in inspect.getdoc(getattr(rattle, name))
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'rattle' has no attribute 'Tradez'"):
+        rattle.Tradez  # noqa: B018
+
+
+def test_import_rattle_imports_no_torch() -> None:
+    check = "import sys, rattle; assert rattle.__version__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    import tomllib
+    from pathlib import Path
+
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert rattle.__version__ == project["version"]

@@ -1,0 +1,106 @@
+"""One random stream per image, whatever its neighbours."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rattle.randomness import GOLDEN, MIX_1, MIX_2, Streams, fork, mix, signed, streams
+
+WORD = 2**64 - 1
+
+
+def splitmix(z: int) -> int:
+    """SplitMix64's finaliser in Python's own whole numbers."""
+    z = ((z ^ (z >> 30)) * MIX_1) & WORD
+    z = ((z ^ (z >> 27)) * MIX_2) & WORD
+    return z ^ (z >> 31)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, WORD))
+def test_mix_is_splitmix64(z: int) -> None:
+    assert int(mix(torch.tensor(signed(z)))) == signed(splitmix(z))
+
+
+def test_the_published_splitmix64_sequence_comes_out() -> None:
+    # the first outputs for seed 1234567 in the reference implementation
+    wanted = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    states = [signed(1234567 + (i + 1) * GOLDEN) for i in range(3)]
+    assert [int(v) & WORD for v in mix(torch.tensor(states))] == wanted
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**60), st.lists(st.integers(0, 2**40), min_size=1, max_size=6, unique=True), st.data())
+def test_what_an_image_draws_depends_on_seed_and_index_alone(seed: int, index: list[int], data: st.DataObject) -> None:
+    chosen = data.draw(st.integers(0, len(index) - 1))
+    whole, alone = Streams(seed, torch.tensor(index)), Streams(seed, torch.tensor([index[chosen]]))
+    for draw in ("uniform", "normal", "signs", "bits"):
+        assert torch.equal(getattr(whole, draw)(2, 3)[chosen], getattr(alone, draw)(2, 3)[0])
+    assert torch.equal(whole.integers(7, 4)[chosen], alone.integers(7, 4)[0])
+
+
+def test_images_seeds_and_calls_draw_differently() -> None:
+    draws = Streams(0, torch.arange(2))
+    first, second = draws.uniform(50), draws.uniform(50)
+    other = Streams(1, torch.arange(2)).uniform(50)
+    for a, b in [(first[0], first[1]), (first, second), (first, other)]:
+        assert (a == b).float().mean() < 0.05
+
+
+def test_streams_of_the_images_that_stay_go_on_where_they_were() -> None:
+    whole = Streams(3, torch.arange(5))
+    whole.normal(4)
+    some = whole[torch.tensor([True, False, False, True, True])]
+    assert len(some) == 3
+    assert torch.equal(some.uniform(6), whole.uniform(6)[[0, 3, 4]])
+
+
+def test_the_draws_have_the_distributions_they_claim() -> None:
+    draws = Streams(0, torch.arange(200))
+    u, z, k, s = draws.uniform(100), draws.normal(100), draws.integers(5, 100), draws.signs(100)
+    assert u.min() >= 0
+    assert u.max() < 1
+    assert abs(float(u.mean()) - 0.5) < 0.01
+    assert abs(float(u.var()) - 1 / 12) < 0.002
+    assert z.isfinite().all()
+    assert abs(float(z.mean())) < 0.03
+    assert abs(float(z.std()) - 1) < 0.03
+    assert torch.bincount(k.flatten(), minlength=5).float().div(k.numel()).sub(0.2).abs().max() < 0.02
+    assert sorted(s.unique().tolist()) == [-1, 1]
+    assert abs(float(s.mean())) < 0.03
+
+
+def test_a_torch_generator_seeds_fresh_streams_the_same_way_each_time() -> None:
+    x = torch.zeros(3, 1, 2, 2)
+    first, again = (streams(torch.Generator().manual_seed(5), x).uniform(4) for _ in range(2))
+    other = streams(torch.Generator().manual_seed(6), x).uniform(4)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_without_a_generator_torchs_own_state_decides() -> None:
+    x = torch.zeros(3, 1, 2, 2)
+    torch.manual_seed(1)
+    first, second = streams(None, x).uniform(4), streams(None, x).uniform(4)
+    torch.manual_seed(1)
+    assert torch.equal(streams(None, x).uniform(4), first)
+    assert not torch.equal(first, second)
+
+
+def test_streams_of_another_batch_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 random streams for 3 images"):
+        streams(Streams(0, torch.arange(2)), torch.zeros(3, 1, 2, 2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 300), st.integers(0, 300)), min_size=2, unique=True))
+def test_fork_keeps_seeds_epochs_and_ranks_apart(paths: list[tuple[int, int, int]]) -> None:
+    forked = [fork(seed, *rest) for seed, *rest in paths]
+    assert len(set(forked)) == len(paths)
+    assert all(0 <= seed < 2**62 for seed in forked)
+
+
+def test_fork_is_a_function_and_its_path_has_an_order() -> None:
+    assert fork(0, 1, 2) == fork(0, 1, 2)
+    assert fork(0, 1, 2) != fork(0, 2, 1)
