@@ -18,6 +18,8 @@ VERBS = {
     "train": "train a recipe: rattle train digits-linf-cnn-trades --epochs 5 --out runs/a",
     "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
     "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",
+    "export": "write a trained model as safetensors, TorchScript or ONNX: rattle export runs/a --format onnx",
+    "data": "get a dataset or show what one holds: rattle data get cifar10, rattle data show digits",
     "recipes": "list the named recipes",
     "doctor": "say what rattle runs on here, and whether it works",
 }
