@@ -144,15 +144,17 @@ class APGD:
 
     def look(self, victim: Victim, live: Live, *, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, loss [n] and its gradient [n, d] at x_adv; the gradient averaged over `eot` draws of the model."""
-        total = torch.zeros_like(live.x_adv)
-        for _ in range(self.eot if gradient else 1):
+        total, times = torch.zeros_like(live.x_adv), self.eot if gradient else 1
+        while True:
             with torch.set_grad_enabled(gradient):
                 leaf = live.x_adv.detach().requires_grad_(gradient)
                 logits = victim.logits(leaf)
                 loss = HEIGHTS[defined(self.loss, logits.shape[1])](logits, live.y, live.target)
             if gradient:
                 total += torch.autograd.grad(loss.sum(), leaf)[0]
-        return logits.detach(), loss.detach(), total / self.eot
+            times -= 1
+            if times == 0:
+                return logits.detach(), loss.detach(), total / self.eot
 
 
 class Halving:

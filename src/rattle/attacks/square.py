@@ -100,6 +100,9 @@ class Search:
         self.channels, self.height, self.width = victim.shape
         self.strides = victim.images(x).stride()[1:]
         self.x, self.y, self.draws = x, y, draws
+        again = [victim.logits(x[:2]) for _ in range(2)]
+        self.remembers = attack.threat.norm == "linf" and self.channels <= 4 and torch.equal(*again)
+        self.side = 0
 
     def run(self) -> tuple[Tensor, Tensor]:
         """The point of lowest margin of each image, and which images it breaks."""
@@ -107,6 +110,8 @@ class Search:
         live = Live(row=torch.arange(len(self.y), device=self.y.device), x=self.x, y=self.y, draws=self.draws)
         live.best = self.stripes(live) if self.threat.norm == "linf" else self.tiles(live)
         live.height = losses.cw(self.victim.logits(live.best), live.y)
+        if self.remembers:  # a flag for each corner and combination of signs
+            live.refused = live.y.new_zeros(len(live.y), self.height * self.width << self.channels, dtype=torch.bool)
         for query in range(self.attack.queries + 1):
             hit = live.height > 0
             if bool(hit.any()):
@@ -147,23 +152,38 @@ class Search:
     def paint(self, live: Live, side: int, places: Tensor, signs: Tensor) -> None:
         """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2).
 
-        The square is painted in place and taken back where it does not help; where it changes nothing, and so cannot
-        help, the model is not asked.
+        The model is not asked about a square that changes nothing, nor again about one that it has refused since
+        the image last changed: the answer is known.
         """
-        index = self.index(side, self.corner(side, places[:, :2]))
-        shift = (self.threat.epsilon * signs).repeat_interleave(side * side, dim=1)
-        new, old = (live.x.gather(1, index) + shift).clamp_(0, 1), live.best.gather(1, index)
-        live.best.scatter_(1, index, new)
-        changed = (new != old).any(1).nonzero().squeeze(1)
-        if len(changed) > 0.9 * len(new):
-            height = losses.cw(self.victim.logits(live.best), live.y)
-        else:
-            height = torch.full_like(live.height, -torch.inf)
-            if len(changed):
-                height[changed] = losses.cw(self.victim.logits(live.best[changed]), live.y[changed])
-        better = height > live.height
-        live.best.scatter_(1, index, torch.where(better[:, None], new, old))
-        live.height = torch.where(better, height, live.height)
+        corner = self.corner(side, places[:, :2])
+        rows = self.unknown(live, side, corner, signs)
+        if len(rows) == 0:
+            return
+        index = self.index(side, corner[rows])
+        shift = (self.threat.epsilon * signs[rows]).repeat_interleave(side * side, dim=1)
+        new = (live.x[rows].gather(1, index) + shift).clamp_(0, 1)
+        changed = (new != live.best[rows].gather(1, index)).any(1)
+        rows, x_new = rows[changed], live.best[rows[changed]].scatter_(1, index[changed], new[changed])
+        if len(rows) == 0:
+            return
+        height = losses.cw(self.victim.logits(x_new), live.y[rows])
+        better = height > live.height[rows]
+        rows = rows[better]
+        live.best[rows], live.height[rows] = x_new[better], height[better]
+        if self.remembers:
+            live.refused[rows] = False
+
+    def unknown(self, live: Live, side: int, corner: Tensor, signs: Tensor) -> Tensor:
+        """Rows whose square of this query has not been refused yet; they are noted as asked."""
+        if not self.remembers:
+            return torch.arange(len(live.y), device=self.x.device)
+        if side != self.side:
+            self.side, live.refused = side, torch.zeros_like(live.refused)
+        bits = (signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
+        square = ((corner[:, 0] * self.width + corner[:, 1]) << self.channels) + bits
+        rows = (~live.refused.gather(1, square[:, None]).squeeze(1)).nonzero().squeeze(1)
+        live.refused[rows, square[rows]] = True
+        return rows
 
     def tiles(self, live: Live) -> Tensor:
         """l_2 and l_1 start from a grid of bumps of random sign and orientation (Sec. 3.3)."""
