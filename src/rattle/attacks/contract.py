@@ -162,9 +162,8 @@ def best_of_runs(
     height = torch.full(y.shape, -torch.inf, device=x.device, dtype=logits.dtype)
     points = flat.clone()
     count = aims.shape[1]
-    for group in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, len(x) // count)):
-        live = group
-        for restart in range(restarts):
+    for live in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, len(x) // count)):
+        for restart in range(restarts if len(live) else 0):
             image = live.repeat_interleave(count)
             number = torch.arange(count, device=x.device).repeat(len(live)) + restart * count
             place = torch.arange(len(live), device=x.device).repeat_interleave(count)
