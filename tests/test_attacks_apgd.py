@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attack_cases import NORMS, linear, robust
 from torch import nn
 
+from attack_cases import NORMS, linear, robust
 from rattle import losses
 from rattle.attacks import APGD
 from rattle.attacks.apgd import checkpoints, defined

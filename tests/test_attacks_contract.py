@@ -7,9 +7,9 @@ import logging
 
 import pytest
 import torch
-from attack_cases import ATTACKS, NORMS, ROWS, linear, quick, robust, small_case
 from torch import Tensor, nn
 
+from attack_cases import ATTACKS, NORMS, ROWS, linear, quick, robust, small_case
 from rattle.attacks import named, names
 from rattle.attacks.contract import Victim, accepts_channels_last, branch
 from rattle.errors import RattleError
@@ -81,7 +81,7 @@ def test_nothing_moves_when_epsilon_is_zero(name, norm) -> None:
 
 @pytest.mark.parametrize(("name", "norm"), [row for row in ROWS if row[0] != "pgd"])
 def test_images_already_misclassified_are_returned_as_they_are(name, norm) -> None:
-    model, x, y = small_case()
+    model, x, _ = small_case()
     with eval_mode(model):
         wrong = (model(x).argmax(1) + 1) % 5
     assert torch.equal(quick(name, norm)(model, x, wrong), x)

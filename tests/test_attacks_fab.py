@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attack_cases import NORMS, linear, robust
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from attack_cases import NORMS, linear, robust
 from rattle.attacks import FAB
 from rattle.attacks.fab import to_plane
 from rattle.errors import RattleError

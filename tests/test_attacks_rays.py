@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attack_cases import linear, robust
 from torch import Tensor, nn
 
+from attack_cases import linear, robust
 from rattle.attacks import RayS
 from rattle.errors import RattleError
 from rattle.threat import Threat
@@ -14,7 +14,7 @@ from rattle.threat import Threat
 
 def test_the_distance_on_a_linear_model_is_exact() -> None:
     case = linear(2)
-    found = RayS(queries=3000).search(case.model, case.x, case.y)
+    found = RayS(queries=1200).search(case.model, case.x, case.y)
     torch.testing.assert_close(found.distance, case.distance["linf"], rtol=0.02, atol=1e-3)
     assert not robust(case.model, found.x_adv, case.y).any()
     assert found.adbd == pytest.approx(float(case.distance["linf"].mean()), abs=1e-3)
@@ -26,7 +26,7 @@ def test_the_distance_on_a_linear_model_is_exact() -> None:
 
 def test_several_classes_are_never_nearer_than_the_boundary() -> None:
     case = linear(5)
-    found = RayS(queries=1000).search(case.model, case.x, case.y)
+    found = RayS(queries=500).search(case.model, case.x, case.y)
     assert (found.distance >= case.distance["linf"] * 0.999).all()
     assert (found.distance <= 2 * case.distance["linf"]).float().mean() > 0.9
 
@@ -34,7 +34,7 @@ def test_several_classes_are_never_nearer_than_the_boundary() -> None:
 def test_as_an_attack_it_returns_what_lies_inside_the_ball() -> None:
     case = linear(2)
     threat = case.threat("linf")
-    x_adv = RayS(threat=threat, queries=3000)(case.model, case.x, case.y)
+    x_adv = RayS(threat=threat, queries=1200)(case.model, case.x, case.y)
     assert threat.contains(x_adv, case.x).all()
     assert torch.equal(robust(case.model, x_adv, case.y), case.distance["linf"] > threat.epsilon)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attack_cases import NORMS, linear, robust
 from torch import Tensor, nn
 
+from attack_cases import NORMS, linear, robust
 from rattle.attacks import Square
 from rattle.attacks.square import bump, patch_side
 from rattle.errors import RattleError

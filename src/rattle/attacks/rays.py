@@ -112,7 +112,7 @@ class RayS:
             return
         low, high = torch.zeros_like(live.radius[rows]), live.radius[rows]
         tolerance = self.tolerance / math.sqrt(live.x.shape[1])
-        active = torch.arange(len(rows), device=rows.device)
+        active = (live.queries[rows] < self.queries).nonzero().squeeze(1)
         while len(active):
             middle = (low[active] + high[active]) / 2
             over = self.crosses(victim, live, rows[active], middle)
