@@ -71,7 +71,6 @@ class Square:
         if not 0 < self.p_init <= 1:
             raise RattleError(f"attack.p_init must be in (0, 1], got {self.p_init}")
 
-    @torch.no_grad()
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         check_batch(x, y)
         if x.ndim != 4:
