@@ -33,6 +33,11 @@ def cw(logits: Tensor, y: Tensor) -> Tensor:
     return largest_other(logits, y) - logits.gather(1, y[:, None]).squeeze(1)
 
 
+def cw_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """The margin z_t - z_y of one wrong class."""
+    return (logits.gather(1, target[:, None]) - logits.gather(1, y[:, None])).squeeze(1)
+
+
 def dlr(logits: Tensor, y: Tensor) -> Tensor:
     """Difference of logits ratio (Croce and Hein 2020, eq. 6): the margin over z_(1) - z_(3); needs 3 classes."""
     top = logits.topk(3, dim=1).values
@@ -42,5 +47,4 @@ def dlr(logits: Tensor, y: Tensor) -> Tensor:
 def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """Targeted DLR (Croce and Hein 2020, eq. 7): z_t - z_y over z_(1) - (z_(3) + z_(4)) / 2; needs 4 classes."""
     top = logits.topk(4, dim=1).values
-    gap = logits.gather(1, target[:, None]) - logits.gather(1, y[:, None])
-    return gap.squeeze(1) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+    return cw_targeted(logits, y, target) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)

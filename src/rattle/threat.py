@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,12 +12,38 @@ from torch import Tensor
 from rattle.errors import RattleError
 from rattle.randomness import Streams
 
-Norm = Literal["linf", "l2"]
+Norm = Literal["linf", "l2", "l1"]
+SPARSE = 0.01  # the share of coordinates that one l_1 step moves (Tramer and Boneh 2019)
 
 
 def length(delta: Tensor) -> Tensor:
     """l_2 length of each image's perturbation, shaped to broadcast over it."""
     return delta.flatten(1).norm(dim=1).view(-1, *[1] * (delta.ndim - 1))
+
+
+def shrink_l1(delta: Tensor, room: Tensor, epsilon: float) -> Tensor:
+    """Nearest point to `delta` with l_1 length <= epsilon and |.| <= room, [n, d] (Croce and Hein 2021, Prop. 2.2).
+
+    It is sign(delta) clip(|delta| - t, 0, room); the threshold t is a root of a falling, piecewise linear function,
+    found without sorting by Newton steps kept inside a bracket.
+    """
+    size = delta.abs()
+    threshold = size.new_zeros(len(size), 1)
+    kept, low, high = size, threshold, size.amax(1, keepdim=True)
+    for _ in range(60):
+        excess = size - threshold
+        kept = torch.minimum(excess.clamp_min(0), room)
+        over = kept.sum(1, keepdim=True) - epsilon
+        done = (over <= 1e-6 * epsilon) & ((threshold == 0) | (over >= -1e-6 * epsilon))
+        if bool(done.all()):
+            break
+        low, high = torch.where(over > 0, threshold, low), torch.where(over > 0, high, threshold)
+        slope = ((excess > 0) & (excess < room)).sum(1, keepdim=True).clamp_min(1)
+        newton = threshold + over / slope
+        inside = (newton > low) & (newton < high)
+        threshold = torch.where(done, threshold, torch.where(inside, newton, (low + high) / 2))
+    kept *= (epsilon / kept.sum(1, keepdim=True).clamp_min(1e-12)).clamp_max(1)  # what rounding left outside
+    return kept * delta.sign()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,38 +60,50 @@ class Threat:
     epsilon: float = 8 / 255  # radius of the ball, images being in [0, 1]
 
     def __post_init__(self) -> None:
-        if self.norm not in ("linf", "l2"):
-            raise RattleError(f"threat.norm must be linf or l2, got {self.norm!r}")
+        if self.norm not in ("linf", "l2", "l1"):
+            raise RattleError(f"threat.norm must be linf, l2 or l1, got {self.norm!r}")
         if not self.epsilon >= 0:
             raise RattleError(f"threat.epsilon must be >= 0, got {self.epsilon}")
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """The nearest point of the ball around x, then of [0, 1] (Algorithm 1's projection)."""
+        """The nearest point of the ball around x, then of [0, 1] (Algorithm 1); for l_1 of both at once."""
         if self.norm == "linf":
             return torch.clamp(x_adv, x - self.epsilon, x + self.epsilon).clamp_(0, 1)
         delta = x_adv - x
+        if self.norm == "l1":
+            room = torch.where(delta > 0, 1 - x, x).flatten(1)
+            return (x + shrink_l1(delta.flatten(1), room, self.epsilon).view_as(x)).clamp_(0, 1)
         shrink = (self.epsilon / length(delta).clamp_min(1e-12)).clamp_max(1)
         return (x + delta * shrink).clamp_(0, 1)
 
-    def ascend(self, x_adv: Tensor, gradient: Tensor, step_size: float) -> Tensor:
-        """One steepest step up: the sign for l_inf, the normalised gradient for l_2."""
+    def ascend(self, x_adv: Tensor, gradient: Tensor, step_size: float | Tensor) -> Tensor:
+        """One steepest step up: the sign, the normalised gradient, or the sign on the largest few coordinates."""
         if self.norm == "linf":
             return x_adv + step_size * gradient.sign()
+        if self.norm == "l1":
+            size = gradient.abs().flatten(1)
+            k = max(1, round(SPARSE * size.shape[1]))
+            step = (size >= size.topk(k, dim=1).values[:, -1:]).view_as(x_adv) * gradient.sign()
+            return x_adv + step_size * step / step.abs().flatten(1).sum(1).clamp_min(1).view(
+                -1, *[1] * (x_adv.ndim - 1)
+            )
         return x_adv + step_size * gradient / length(gradient).clamp_min(1e-12)
 
     def random_start(self, x: Tensor, draws: Streams) -> Tensor:
-        """A point drawn uniformly from the ball around x, clipped to [0, 1]."""
+        """A point drawn uniformly from the ball around x, clipped to [0, 1]; for l_1 a projected Gaussian."""
         shape = x.shape[1:]
         if self.norm == "linf":
             return (x + self.epsilon * (2 * draws.uniform(*shape).to(x.dtype) - 1)).clamp_(0, 1)
         direction = draws.normal(*shape).to(x.dtype)
+        if self.norm == "l1":
+            return self.project(x + direction, x)
         radius = draws.uniform(*[1] * len(shape)).to(x.dtype) ** (1 / x[0].numel())
         return (x + self.epsilon * radius * direction / length(direction).clamp_min(1e-12)).clamp_(0, 1)
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """||x' - x|| of each image, [n]."""
         delta = (x_adv - x).flatten(1)
-        return delta.abs().amax(1) if self.norm == "linf" else delta.norm(dim=1)
+        return delta.norm(dim=1, p={"linf": math.inf, "l2": 2.0, "l1": 1.0}[self.norm])
 
     def contains(self, x_adv: Tensor, x: Tensor, *, slack: float = 1e-5) -> Tensor:
         """Which images lie inside the ball and [0, 1], up to float rounding, [n]."""

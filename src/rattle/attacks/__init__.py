@@ -1,12 +1,17 @@
-"""Attacks: one a file. `named` turns what people type (pgd20, cw20, fgsm) into the attack they mean."""
+"""Attacks: one a file. `named` turns what people type (pgd20, apgd-ce, autoattack) into the attack they mean."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
+from rattle.attacks.apgd import APGD
+from rattle.attacks.autoattack import AutoAttack, plus, standard
 from rattle.attacks.contract import Attack
+from rattle.attacks.fab import FAB
 from rattle.attacks.pgd import PGD
+from rattle.attacks.rays import RayS
+from rattle.attacks.square import Square
 from rattle.errors import unknown
 from rattle.threat import Threat
 
@@ -15,6 +20,17 @@ FAMILIES: dict[str, Callable[[Threat, int], Attack]] = {
     "fgsm": lambda threat, _: PGD(threat=threat, steps=1, step_size=threat.epsilon, start="none"),
     "pgd": lambda threat, k: PGD(threat=threat, steps=k, step_size=2 * threat.epsilon / k),
     "cw": lambda threat, k: PGD(threat=threat, steps=k, step_size=2 * threat.epsilon / k, loss="cw"),
+    "apgd-ce": lambda threat, _: standard(threat)["apgd-ce"],
+    "apgd-dlr": lambda threat, _: plus(threat)["apgd-dlr"],
+    "apgd-t": lambda threat, _: standard(threat)["apgd-t"],
+    "fab": lambda threat, _: plus(threat)["fab"],
+    "fab-t": lambda threat, _: standard(threat)["fab-t"],
+    "square": lambda threat, _: standard(threat)["square"],
+    "autoattack": lambda threat, _: AutoAttack(threat=threat),
+    "autoattack-fast": lambda threat, _: AutoAttack(threat=threat, version="fast"),  # apgd-ce + apgd-t: not AutoAttack
+    "autoattack-plus": lambda threat, _: AutoAttack(threat=threat, version="plus"),
+    "autoattack-rand": lambda threat, _: AutoAttack(threat=threat, version="rand"),
+    "rays": lambda threat, _: RayS(threat=threat),
 }
 COUNTED = {"pgd": 20, "cw": 20}  # families whose name takes a number of steps, and the usual number
 
@@ -39,4 +55,4 @@ def named(name: str, threat: Threat) -> Attack:
     return FAMILIES[family](threat, int(digits or COUNTED[family]))
 
 
-__all__ = ["PGD", "Attack", "named", "names"]
+__all__ = ["APGD", "FAB", "PGD", "Attack", "AutoAttack", "RayS", "Square", "named", "names"]

@@ -1,0 +1,270 @@
+"""AutoAttack, ours against the reference authors' pyautoattack: verdicts, robust accuracy, seconds and peak memory.
+
+    python benchmarks/autoattack.py CACHE --cifar10 cifar10.npz --n 200 --seeds 0 1 2 --out autoattack.json
+
+CACHE keeps the two adversarially trained models (trained here when missing). cifar10.npz holds uint8 arrays x_train and
+x_test [n, 32, 32, 3], y_train and y_test [n]. Every component of both runs right after the other, on the images that
+its own predecessors left unbroken, so that whatever else the machine does falls on both. On a machine that others use
+too, compare processor seconds, and set OMP_WAIT_POLICY=PASSIVE so that threads do not spin while they wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pyautoattack.autoattack import AutoAttack as Reference
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rattle.attacks import PGD, AutoAttack
+from rattle.attacks.contract import branch
+from rattle.data import Data, batches, to_float
+from rattle.models import build
+from rattle.randomness import Streams
+from rattle.threat import Threat
+
+EPSILON = {"digits": 0.2, "cifar10": 6 / 255}
+COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
+
+
+class SmallResNet(nn.Module):
+    """Three residual blocks, 75 thousand weights."""
+
+    def __init__(self, classes: int = 10, width: int = 16) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(width)
+        self.blocks = nn.Sequential(Block(width, width, 1), Block(width, 2 * width, 2), Block(2 * width, 4 * width, 2))
+        self.head = nn.Linear(4 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
+
+
+def train(model: nn.Module, x: Tensor, y: Tensor, attack: PGD, *, epochs: int, batch: int, rate: float) -> None:
+    """Adversarial training (Madry et al. 2018), one cycle of the learning rate, random flips for colour images."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=len(x) // batch * epochs)
+    for epoch in range(epochs):
+        loss = torch.zeros(())
+        for index in batches(len(x), batch, seed=0, epoch=epoch):
+            images, labels = to_float(x[index]), y[index]
+            if x.shape[1] == 3 and torch.rand(()) < 0.5:
+                images = images.flip(3).contiguous(memory_format=torch.channels_last)
+            x_adv = attack(model, images, labels)
+            loss = F.cross_entropy(model.train()(x_adv), labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            cycle.step()
+        print(f"  epoch {epoch + 1}/{epochs}: loss {loss.item():.3f}", flush=True)
+
+
+def digits() -> tuple[nn.Module, Callable[[nn.Module], None], Tensor, Tensor]:
+    data = Data().load()
+    attack = PGD(threat=Threat(epsilon=0.2), steps=7, step_size=0.05)
+    fit = lambda model: train(model, data.train.x, data.train.y, attack, epochs=30, batch=64, rate=0.1)  # noqa: E731
+    return build("cnn", classes=10, channels=1, width=32), fit, data.test.x, data.test.y
+
+
+def cifar10(path: Path) -> tuple[nn.Module, Callable[[nn.Module], None], Tensor, Tensor]:
+    arrays = np.load(path)
+    x, x_test = (torch.from_numpy(arrays[f"x_{part}"]).permute(0, 3, 1, 2) for part in ("train", "test"))
+    y, y_test = (torch.from_numpy(arrays[f"y_{part}"]).long() for part in ("train", "test"))
+    attack = PGD(threat=Threat(epsilon=4 / 255), steps=2, step_size=3 / 255)
+    fit = lambda model: train(model, x[:20000], y[:20000], attack, epochs=12, batch=128, rate=0.2)  # noqa: E731
+    return SmallResNet(), fit, x_test, y_test
+
+
+def load(name: str, options: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
+    """The trained model, and the first n test images in [0, 1], contiguous as most users hold them."""
+    torch.manual_seed(0)
+    model, fit, x, y = digits() if name == "digits" else cifar10(options.cifar10)
+    kept = options.cache / f"{name}.pt"
+    if kept.exists():
+        model.load_state_dict(torch.load(kept, weights_only=True))
+    else:
+        print(f"training {name}", flush=True)
+        fit(model)
+        options.cache.mkdir(parents=True, exist_ok=True)
+        torch.save(model.state_dict(), kept)
+    return model.eval(), to_float(x[: options.n]).contiguous(), y[: options.n]
+
+
+def reference(model: nn.Module, threat: Threat, seed: int, *, short: bool = False) -> dict[str, Callable[..., Tensor]]:
+    """The reference's standard components; `short` runs few steps, enough for its peak memory."""
+    norm: Any = {"linf": "Linf", "l2": "L2", "l1": "L1"}[threat.norm]
+    whole = Reference(model, norm=norm, eps=threat.epsilon, seed=seed, version="standard")
+    whole.apgd.loss, whole.fab.targeted = "ce", True
+    parts = {"apgd-ce": whole.apgd, "apgd-t": whole.apgd_targeted, "fab-t": whole.fab, "square": whole.square}
+    for part in parts.values():
+        part.seed = seed
+        if short:
+            part.n_iter, part.n_queries, part.n_target_classes = 3, 5, 2
+    return {name: torch.no_grad()(part.perturb) for name, part in parts.items()}
+
+
+def ours(threat: Threat, seed: int, index: Tensor, model: nn.Module) -> dict[str, Callable[..., Tensor]]:
+    def runner(number: int, attack: Any) -> Callable[..., Tensor]:
+        return lambda x, y, rows: attack(model, x, y, generator=branch(Streams(seed, index)[rows], number))
+
+    return {name: runner(k, attack) for k, (name, attack) in enumerate(AutoAttack(threat=threat).components().items())}
+
+
+def robust(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(x.contiguous()).argmax(1) == y
+
+
+def ratio(seconds: dict[str, dict[str, float]], component: str | None = None) -> float:
+    """How many times longer the reference took, for one component or all."""
+    parts = [component] if component else list(COMPONENTS)
+    return sum(seconds["reference"][p] for p in parts) / max(sum(seconds["ours"][p] for p in parts), 1e-9)
+
+
+def compare(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int, batch: int) -> dict[str, Any]:
+    """Both, component by component; each on what its own earlier components left."""
+    attacks = {"ours": ours(threat, seed, torch.arange(len(x)), model), "reference": reference(model, threat, seed)}
+    clean = robust(model, x, y)
+    flags = {who: clean.clone() for who in attacks}
+    seconds: dict[str, dict[str, float]] = {who: {} for who in attacks}
+    work: dict[str, dict[str, float]] = {who: {} for who in attacks}
+    accuracy: dict[str, dict[str, float]] = {who: {} for who in attacks}
+    for component in COMPONENTS:
+        for who, parts in attacks.items():
+            begin, begin_work = time.perf_counter(), time.process_time()
+            for rows in flags[who].nonzero().squeeze(1).split(batch):
+                extra = (rows,) if who == "ours" else ()
+                x_adv = parts[component](x[rows].clone(), y[rows].clone(), *extra)
+                if not bool(threat.contains(x_adv, x[rows]).all()):
+                    raise SystemExit(f"{who} {component}: a point left the ball")
+                flags[who][rows] = robust(model, x_adv, y[rows])
+            seconds[who][component] = time.perf_counter() - begin
+            work[who][component] = time.process_time() - begin_work
+            accuracy[who][component] = float(flags[who].double().mean())
+        line = f"    {component:8s}"
+        for who in attacks:
+            line += f" {who} {accuracy[who][component]:7.2%} {seconds[who][component]:6.1f} s"
+            line += f" ({work[who][component]:6.1f} s of processor)  "
+        print(line + f"x{ratio(seconds, component):.2f} (x{ratio(work, component):.2f})", flush=True)
+    agreement = float((flags["ours"] == flags["reference"]).double().mean())
+    print(f"    all      x{ratio(seconds):.2f} (x{ratio(work):.2f}), same verdict on {agreement:.2%}", flush=True)
+    return {
+        "seed": seed,
+        "clean": float(clean.double().mean()),
+        "seconds": seconds,
+        "processor_seconds": work,
+        "accuracy": accuracy,
+        "ratio": ratio(seconds),
+        "processor_ratio": ratio(work),
+        "agreement": agreement,
+    }
+
+
+def high_water() -> float:
+    """This process's peak memory so far, in megabytes; ru_maxrss would begin at the parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def peak(options: argparse.Namespace) -> None:
+    """Print the megabytes that one short run of one component adds to this process's peak (Linux)."""
+    who, name, component = options.peak
+    model = SmallResNet() if name == "cifar10" else build("cnn", classes=10, channels=1, width=32)
+    model.eval().load_state_dict(torch.load(options.cache / f"{name}.pt", weights_only=True))
+    x, y = torch.load(options.cache / f"{name}-images.pt", weights_only=True)
+    threat = Threat(epsilon=EPSILON[name])
+    rows = robust(model, x, y).nonzero().squeeze(1)
+    before = high_water()
+    if who == "ours":
+        from dataclasses import replace
+
+        attack: Any = AutoAttack(threat=threat).components()[component]
+        short = replace(attack, queries=5) if component == "square" else replace(attack, steps=3)
+        short(model, x[rows], y[rows])
+    else:
+        reference(model, threat, 0, short=True)[component](x[rows], y[rows])
+    print(high_water() - before)
+
+
+def peaks(name: str, x: Tensor, y: Tensor, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Peak memory of each component in a process of its own, the whole set as one batch."""
+    torch.save((x, y), options.cache / f"{name}-images.pt")
+    common = [sys.executable, __file__, str(options.cache), "--threads", str(options.threads)]
+    result: dict[str, dict[str, float]] = {"ours": {}, "reference": {}}
+    for who, found in result.items():
+        for component in COMPONENTS:
+            command = [*common, "--peak", who, name, component]
+            found[component] = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    print(f"  peak megabytes: {result}", flush=True)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("cache", type=Path, help="folder of the trained models")
+    parser.add_argument("--cifar10", type=Path, help="cifar10.npz; without it only digits are measured")
+    parser.add_argument("--models", nargs="+", choices=tuple(EPSILON), default=list(EPSILON))
+    parser.add_argument("--n", type=int, default=200, help="test images")
+    parser.add_argument("--batch", type=int, default=200)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--norm", choices=("linf", "l2", "l1"), default="linf")
+    parser.add_argument("--epsilon", type=float, help="instead of the model's own")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--memory", action="store_true", help="also measure peak memory")
+    parser.add_argument("--out", type=Path, help="JSON file for the numbers")
+    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    logging.getLogger("auto-attack").setLevel(logging.ERROR)
+    if options.peak:
+        peak(options)
+        return
+    results: dict[str, Any] = {"torch": torch.__version__, "machine": platform.processor() or platform.machine()}
+    results |= {"threads": options.threads, "n": options.n, "batch": options.batch, "norm": options.norm, "models": {}}
+    for name in options.models:
+        if name == "cifar10" and not options.cifar10:
+            continue
+        model, x, y = load(name, options)
+        threat = Threat(norm=options.norm, epsilon=options.epsilon or EPSILON[name])
+        entry: dict[str, Any] = {"epsilon": threat.epsilon, "runs": []}
+        results["models"][name] = entry
+        if options.memory:
+            entry["peak_megabytes"] = peaks(name, x, y, options)
+        for seed in options.seeds:
+            print(f"  {name}, {threat.norm} {threat.epsilon:.4f}, seed {seed}", flush=True)
+            entry["runs"].append(compare(model, x, y, threat, seed, options.batch))
+            if options.out:
+                options.out.write_text(json.dumps(results, indent=1))
+    if options.out:
+        options.out.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""AutoAttack (Croce and Hein 2020): the ensemble that robust accuracies are compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks.apgd import APGD
+from rattle.attacks.contract import Attack, branch, check_batch, check_labels, finite, logits_of
+from rattle.attacks.fab import FAB
+from rattle.attacks.square import Square
+from rattle.errors import RattleError
+from rattle.randomness import Randomness, streams
+from rattle.threat import Threat
+from rattle.weights import eval_mode
+
+Version = Literal["standard", "plus", "rand", "fast"]
+
+
+def standard(threat: Threat) -> dict[str, Attack]:
+    """Sec. 4 of the paper; for l_1 the settings of Croce and Hein 2021."""
+    l1 = threat.norm == "l1"
+    return {
+        "apgd-ce": APGD(threat=threat, restarts=5 if l1 else 1, shrinking=l1),
+        "apgd-t": APGD(threat=threat, loss="dlr-targeted", targets=5 if l1 else 9, shrinking=l1),
+        "fab-t": FAB(threat=threat),
+        "square": Square(threat=threat),
+    }
+
+
+def plus(threat: Threat) -> dict[str, Attack]:
+    return {
+        "apgd-ce": APGD(threat=threat, restarts=5),
+        "apgd-dlr": APGD(threat=threat, loss="dlr", restarts=5),
+        "fab": FAB(threat=threat, targets=0, restarts=5),
+        "square": Square(threat=threat),
+        "apgd-t": APGD(threat=threat, loss="dlr-targeted"),
+        "fab-t": FAB(threat=threat),
+    }
+
+
+def rand(threat: Threat) -> dict[str, Attack]:
+    """For models that draw at random: gradients averaged over 20 passes."""
+    return {
+        "apgd-ce": APGD(threat=threat, eot=20),
+        "apgd-dlr": APGD(threat=threat, loss="dlr", eot=20),
+    }
+
+
+def fast(threat: Threat) -> dict[str, Attack]:
+    """The first two components of `standard`: an upper bound on its robust accuracy, not AutoAttack."""
+    whole = standard(threat)
+    return {name: whole[name] for name in ("apgd-ce", "apgd-t")}
+
+
+VERSIONS: dict[str, Callable[[Threat], dict[str, Attack]]] = {
+    "standard": standard,
+    "plus": plus,
+    "rand": rand,
+    "fast": fast,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoAttack:
+    """Every component on the images that the ones before it left unbroken.
+
+    `components()` gives them by name and in order, for whoever wants a verdict from each.
+
+    >>> list(AutoAttack(version="standard").components())
+    ['apgd-ce', 'apgd-t', 'fab-t', 'square']
+    """
+
+    threat: Threat = Threat()
+    version: Version = "standard"  # standard | plus | rand, as the reference; fast: apgd-ce + apgd-t, not AutoAttack
+
+    def __post_init__(self) -> None:
+        if self.version not in VERSIONS:
+            raise RattleError(f"attack.version must be one of {', '.join(VERSIONS)}, got {self.version!r}")
+
+    def components(self) -> dict[str, Attack]:
+        return VERSIONS[self.version](self.threat)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        check_batch(x, y)
+        draws = streams(generator, x)
+        x_adv = x.clone()
+        robust = self.unbroken(model, x, y)
+        for number, attack in enumerate(self.components().values()):
+            if len(robust) == 0:
+                break
+            part = branch(draws[robust], number)
+            x_adv[robust] = attack(model, x[robust], y[robust], generator=part).to(x_adv)
+            robust = robust[self.unbroken(model, x_adv[robust], y[robust])]
+        return x_adv
+
+    @staticmethod
+    @torch.no_grad()
+    def unbroken(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Indices of the images still classified as they should be."""
+        with eval_mode(model):
+            logits = finite(logits_of(model, x))
+        check_labels(logits, y)
+        return (logits.argmax(1) == y).nonzero().squeeze(1)

@@ -1,0 +1,159 @@
+"""FAB, the fast adaptive boundary attack (Croce and Hein 2020, arXiv 1907.02044), plain and targeted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rattle import losses
+from rattle.attacks.contract import Live, Victim, best_of_runs, check_batch
+from rattle.errors import RattleError
+from rattle.randomness import Randomness, Streams
+from rattle.threat import Norm, Threat
+from rattle.weights import attacked
+
+DUAL: dict[Norm, float] = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}  # the norm that measures a plane's distance
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """<a_i, b_i> of each row, [n, 1], in one pass."""
+    return torch.linalg.vecdot(a, b)[:, None]
+
+
+def to_plane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tensor:
+    """The smallest d, in `norm`, with <w, x + d> = <w, x> - gap and x + d in [0, 1] (eq. 6); its most when none does.
+
+    Every coordinate moves against sign(gap) w. For l_inf all move alike, for l_2 like |w|, each until it meets the
+    box: d = min(level * rate, room), and the level solves a rising concave equation (`fill`). For l_1 the
+    coordinates of largest |w| go first.
+    """
+    direction = -gap.sign() * w.sign()
+    room = torch.where(direction > 0, 1 - x, x)
+    size, amount = w.abs(), gap.abs()
+    if norm == "l1":
+        return direction * spend(size, room, amount)
+    return direction * fill(size, size if norm == "l2" else None, room, amount)
+
+
+def fill(size: Tensor, rate: Tensor | None, room: Tensor, amount: Tensor) -> Tensor:
+    """min(level * rate, room) with <size, .> = amount, the level by Newton's method from the left; no sorting.
+
+    A tangent of a concave function lies above it, so no step overshoots, and each step that is not the last one
+    passes a coordinate's bound. `rate` None stands for ones.
+    """
+    slopes = size if rate is None else size * rate
+    level = amount / slopes.sum(1, keepdim=True).clamp_min(1e-30)
+    while True:
+        wanted = level if rate is None else rate * level
+        filled = torch.minimum(wanted, room)
+        short = amount - dot(size, filled)
+        slope = dot(slopes, (wanted < room).to(size.dtype))
+        if bool(((short <= 1e-5 * amount) | (slope == 0)).all()):
+            return filled
+        level = (level + short.clamp_min(0) / slope.clamp_min(1e-30)).clamp_max(1e12)
+
+
+def spend(size: Tensor, room: Tensor, amount: Tensor) -> Tensor:
+    """The 0 <= d <= room of least sum with <size, d> = amount: fill up the coordinates of largest size first."""
+    size, order = size.sort(1, descending=True)
+    capacity = size * room.gather(1, order)
+    spent = torch.minimum((amount - capacity.cumsum(1) + capacity).clamp_min(0), capacity)
+    return torch.zeros_like(room).scatter_(1, order, spent / size.clamp_min(1e-30))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FAB:
+    """Walk along the decision boundary towards the image by projecting on its linearisation (Algorithm 1).
+
+    FAB looks for the nearest adversarial point; here an image is done when one lies inside the ball.
+
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    >>> x, y = torch.rand(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])
+    >>> x_adv = FAB(threat=Threat(norm="l2", epsilon=0.1), steps=5)(model, x, y)
+    >>> bool((x_adv - x).flatten(1).norm(dim=1).max() <= 0.1 + 1e-6)
+    True
+    """
+
+    threat: Threat = Threat()
+    targets: int = 9  # the most likely wrong classes, one run each, at most C - 1; 0: towards the nearest boundary
+    steps: int = 100
+    restarts: int = 1  # the first run starts at the image, further ones at random within half the ball
+    alpha_max: float = 0.1  # most weight given to the projection of the image itself
+    overshoot: float = 1.05  # eta: how far beyond the boundary a step goes
+    backward: float = 0.9  # beta: how far back towards the image after a success
+
+    def __post_init__(self) -> None:
+        for name, least in (("targets", 0), ("steps", 1), ("restarts", 1)):
+            if getattr(self, name) < least:
+                raise RattleError(f"attack.{name} must be >= {least}, got {getattr(self, name)}")
+        if not (0 <= self.alpha_max <= 1 and 0 < self.backward <= 1 and self.overshoot >= 1):
+            raise RattleError("attack.alpha_max and attack.backward must be in [0, 1], attack.overshoot >= 1")
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        check_batch(x, y)
+        if self.threat.epsilon == 0:
+            return x.clone()
+        with attacked(model):
+            return best_of_runs(self.run, model, x, y, generator, targets=self.targets, restarts=self.restarts)
+
+    def run(self, victim: Victim, rows: Live, draws: Streams, *, restart: int) -> tuple[Tensor, Tensor]:
+        """One walk: the nearest adversarial point of each row, moved into the ball, and minus its distance."""
+        points, heights = rows.x.clone(), rows.x.new_full((len(rows.x),), -torch.inf)
+        start = rows.x if restart == 0 else (rows.x + self.threat.random_start(rows.x, draws)) / 2
+        live = Live(**vars(rows), row=torch.arange(len(start), device=start.device), x_adv=start)
+        live.nearest, live.distance = live.x, torch.full_like(heights, torch.inf)
+        for _ in range(self.steps):
+            margin, w = self.boundary(victim, live)
+            live.x_adv = self.step(live, margin, w)
+            with torch.no_grad():
+                adversarial = victim.logits(live.x_adv).argmax(1) != live.y
+            distance = self.threat.distance(live.x_adv, live.x)
+            nearer = adversarial & (distance < live.distance)
+            live.nearest = torch.where(nearer[:, None], live.x_adv, live.nearest)
+            live.distance = torch.where(nearer, distance, live.distance)
+            back = torch.lerp(live.x, live.x_adv, self.backward)
+            live.x_adv = torch.where(adversarial[:, None], back, live.x_adv)
+            hit = live.distance <= self.threat.epsilon
+            if bool(hit.any()):
+                points[live.row[hit]], heights[live.row[hit]] = live.nearest[hit], torch.inf
+                broken = hit.new_zeros(int(rows.image.max()) + 1).index_fill_(0, live.image[hit], True)
+                live.keep(~broken[live.image])
+                if len(live.y) == 0:
+                    return points, heights
+        points[live.row], heights[live.row] = self.threat.project(live.nearest, live.x), -live.distance
+        return points, heights
+
+    def step(self, live: Live, margin: Tensor, w: Tensor) -> Tensor:
+        """Eq. (9): project x' and x on the plane, overshoot, and mix the two by their distances to it."""
+        norm, threat = self.threat.norm, self.threat
+        here = to_plane(live.x_adv, w, margin, norm)
+        there = to_plane(live.x, w, margin + dot(w, live.x - live.x_adv), norm)
+        zero = torch.zeros_like(here[:, :1])
+        a, b = (threat.distance(d, zero).clamp_min_(1e-8)[:, None] for d in (here, there))
+        alpha = (a / (a + b)).clamp_max(self.alpha_max)
+        return torch.lerp(
+            live.x_adv.add(here, alpha=self.overshoot), live.x.add(there, alpha=self.overshoot), alpha
+        ).clamp_(0, 1)
+
+    def boundary(self, victim: Victim, live: Live) -> tuple[Tensor, Tensor]:
+        """The margin f [n, 1] to the wrong class and its gradient w [n, d]: f + <w, z - x'> = 0 is the boundary.
+
+        Targeted, the class is given; otherwise it is the one whose linearised boundary is nearest (eq. 8).
+        """
+        leaf = live.x_adv.detach().requires_grad_()
+        logits = victim.logits(leaf)
+        if self.targets:
+            margin = losses.cw_targeted(logits, live.y, live.target)
+            return margin.detach()[:, None], torch.autograd.grad(margin.sum(), leaf)[0]
+        nearest = logits.new_full((len(logits), 1), torch.inf)
+        best, plane = torch.zeros_like(nearest), torch.zeros_like(live.x)
+        for k in range(logits.shape[1]):
+            f = (logits[:, k] - logits.gather(1, live.y[:, None]).squeeze(1))[:, None]
+            (w,) = torch.autograd.grad(f.sum(), leaf, retain_graph=k + 1 < logits.shape[1])
+            away = f.detach().abs() / (w.norm(dim=1, p=DUAL[self.threat.norm], keepdim=True) + 1e-12)
+            closer = (away < nearest) & (live.y != k)[:, None]
+            nearest, best = torch.where(closer, away, nearest), torch.where(closer, f.detach(), best)
+            plane = torch.where(closer, w, plane)
+        return best, plane
