@@ -87,7 +87,7 @@ def test_evaluate_prints_a_table_and_writes_a_file_an_attack(
     assert main(["evaluate", str(checkpoint), *words]) == 0
     out = capsys.readouterr().out
     assert all(word in out for word in ("fgsm", "cw2", "clean", RECIPE, str(tmp_path)))
-    assert out.count("]") == 3  # no figure is cut
+    assert out.count("]") == 4  # the title and three figures: none is cut
     assert "…" not in out
     assert {p.name for p in tmp_path.iterdir()} == {"fgsm.json", "cw2.json"}
     assert json.loads((tmp_path / "cw2.json").read_text())["attacks"]["cw2"]["settings"]["threat"]["epsilon"] == 8 / 255

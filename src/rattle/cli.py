@@ -17,6 +17,7 @@ VERBS = {
     "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
     "train": "train a recipe: rattle train digits-linf-cnn-trades --epochs 5 --out runs/a",
     "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
+    "transfer": "attack one model with another's adversarial examples: rattle transfer --from runs/at --to runs/a",
     "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",
     "export": "write a trained model as safetensors, TorchScript or ONNX: rattle export runs/a --format onnx",
     "data": "get a dataset or show what one holds: rattle data get cifar10, rattle data show digits",

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rattle import distributed
-from rattle.attacks import Attack, named
-from rattle.attacks.contract import check_batch, check_labels, logits_of
+from rattle.attacks import Attack, RayS, named
+from rattle.attacks.checks import advice as find_advice
+from rattle.attacks.checks import rises, square_helped
+from rattle.attacks.contract import branch, check_batch, check_labels, finite, logits_of
+from rattle.attacks.transfer import Transfer
 from rattle.console import Console, Silent
 from rattle.data import to_float
 from rattle.errors import RattleError
@@ -24,9 +29,17 @@ from rattle.randomness import Streams
 from rattle.settings import to_plain
 from rattle.statistics import wilson
 from rattle.threat import Threat
+from rattle.verdicts import Verdicts, fingerprint, save_images
 from rattle.weights import eval_mode
 
 Attacks = Mapping[str, Attack] | Sequence[str]
+
+
+@runtime_checkable
+class Ensemble(Protocol):
+    """An attack made of others, each run on the images that the ones before it left (AutoAttack)."""
+
+    def components(self) -> dict[str, Attack]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +49,25 @@ class Verdict:
     attack: dict[str, Any]  # its full settings
     flags: list[bool]  # robust, image by image
     seconds: float
+    parts: dict[str, list[bool]] = field(default_factory=dict)  # of an ensemble: robust to this part and those before
+    distances: list[float] = field(default_factory=list)  # of RayS: l_inf to the nearest adversarial point found
 
     @property
     def accuracy(self) -> float:
         return sum(self.flags) / len(self.flags)
 
     def to_plain(self) -> dict[str, Any]:
-        return {
+        plain: dict[str, Any] = {
             "settings": self.attack,
             **share("robust", self.flags),
             "seconds": self.seconds,
             "flags": ints(self.flags),
         }
+        if self.parts:
+            plain["parts"] = {name: share("robust", f) | {"flags": ints(f)} for name, f in self.parts.items()}
+        if self.distances:
+            plain |= {"adbd": sum(self.distances) / len(self.distances), "distances": self.distances}
+        return plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +76,7 @@ class Evaluation:
 
     clean: list[bool]  # classified rightly, image by image
     verdicts: dict[str, Verdict]
+    advice: tuple[str, ...] = ()  # what may make these numbers unreliable
 
     @property
     def n(self) -> int:
@@ -83,6 +104,7 @@ class Evaluation:
             "seconds": sum(v.seconds for v in self.verdicts.values()),
             "attacks": {name: verdict.to_plain() for name, verdict in self.verdicts.items()},
             "clean_flags": ints(self.clean),
+            "advice": list(self.advice),
         }
 
 
@@ -98,9 +120,12 @@ def ints(flags: Sequence[bool]) -> list[int]:
 
 def describe(attack: Attack) -> dict[str, Any]:
     """An attack's class and full settings."""
+    if isinstance(attack, Transfer):
+        return {"kind": "Transfer", "surrogate": attack.name, "attack": describe(attack.attack)}
     plain = to_plain(attack)
     settings = plain if isinstance(plain, dict) else {"threat": to_plain(attack.threat)}  # a class of the user's own
-    return {"kind": type(attack).__name__, **settings}
+    parts = {name: describe(part) for name, part in attack.components().items()} if isinstance(attack, Ensemble) else {}
+    return {"kind": type(attack).__name__, **settings, **({"components": parts} if parts else {})}
 
 
 def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -113,16 +138,45 @@ def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Ten
 def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Which images the model classifies rightly, [n] bool, in one fresh forward pass."""
     with torch.no_grad():
-        logits = logits_of(model, x)
+        logits = finite(logits_of(model, x))
     check_labels(logits, y)
     return logits.argmax(1) == y
 
 
-def survivors(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, index: Tensor, *, seed: int) -> Tensor:
-    """Which of these images withstand the attack, [n] bool; each draws from its own stream (seed, index)."""
-    x_adv = attack(model, x.clone(), y, generator=Streams(seed, index.to(x.device)))  # some write into their input
+def survives(model: nn.Module, attack: Attack, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Which images an attack's points leave robust: a point counts inside the ball and the box, and misclassified."""
     counts = attack.threat.contains(x_adv, x)
-    return classified(model, x_adv, y) | ~counts
+    return classified(model, torch.where(counts.view(-1, *[1] * (x.ndim - 1)), x_adv, x), y) | ~counts
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An attack on one batch of rightly classified images."""
+
+    robust: Tensor  # [n] bool
+    x_adv: Tensor
+    parts: dict[str, Tensor]
+    distance: Tensor | None = None
+
+
+def judge(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: Streams) -> Judged:
+    """Run an attack and check every point it returns."""
+    kept = x.clone()  # attacks that write into their input are measured from the image as it was
+    if isinstance(attack, RayS):
+        found = attack.search(model, kept, y)
+        robust = survives(model, attack, found.x_adv, x, y)
+        return Judged(robust, found.x_adv, {}, found.distance)
+    if not isinstance(attack, Ensemble):
+        x_adv = attack(model, kept, y, generator=draws)
+        return Judged(survives(model, attack, x_adv, x, y), x_adv, {})
+    robust, x_adv, parts = torch.ones(len(x), dtype=torch.bool, device=x.device), x.clone(), {}
+    for number, (name, component) in enumerate(attack.components().items()):
+        live = robust.nonzero().squeeze(1)
+        if len(live):
+            part = judge(model, component, x[live], y[live], branch(draws[live], number))
+            x_adv[live], robust[live] = part.x_adv.to(x_adv), part.robust
+        parts[name] = robust.clone()
+    return Judged(robust, x_adv, parts)
 
 
 def evaluate(
@@ -134,9 +188,17 @@ def evaluate(
     threat: Threat | None = None,
     batch_size: int = 250,
     seed: int = 0,
+    advise: bool = False,
+    among: Sequence[bool] | None = None,
+    store: Path | None = None,
+    save_adversarial: bool = False,
     console: Console | Silent | None = None,
 ) -> Evaluation:
     """Run attacks on images (uint8, or floats in [0, 1]); attacks are named (on `threat`) or a dict of your own.
+
+    With a `store` folder verdicts are kept as they come: the same call after an interruption goes on at the first
+    missing image. `among` attacks only those images and takes the others as broken. `advise` looks for what makes
+    such numbers unreliable.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     >>> x, y = torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
@@ -150,24 +212,141 @@ def evaluate(
         raise RattleError(f"batch-size must be >= 1, got {batch_size}")
     if len(x) != len(y):
         raise RattleError(f"{len(x)} images but {len(y)} labels")
-    some = x if x.is_floating_point() else to_float(x[:1])  # bytes are in [0, 1] once divided
-    check_batch(some, y[: len(some)])
+    some = min(len(x), batch_size)
+    sample = x[:some] if x.is_floating_point() else to_float(x[:some])
+    check_batch(x if x.is_floating_point() else sample, y if x.is_floating_point() else y[:some])
     with eval_mode(model):
         clean = torch.zeros(len(x), dtype=torch.bool, device=y.device)
         for index, part, label in image_batches(x, y, batch_size):
             clean[index] = classified(model, part, label)
         clean = distributed.total(clean.int()).bool()
+        sentences = find_advice(model, sample, y[:some]) if advise else []
+        start = clean if among is None else clean & torch.tensor(list(among), device=clean.device)
         verdicts = {}
         for name, attack in chosen.items():
-            begun, flags = time.perf_counter(), torch.zeros_like(clean)
+            kept = Verdicts(store, name, mark(model, x, y, attack, seed, batch_size, start)) if store else None
             with console.bar(name, len(x)) as advance:
-                for index, part, label in image_batches(x, y, batch_size):
-                    alive = index[clean[index]]
-                    if len(alive):
-                        keep = clean[index]
-                        flags[alive] = survivors(model, attack, part[keep], label[keep], alive, seed=seed)
-                    advance(len(index), robust=float(flags[: int(index[-1]) + 1].float().mean()))
-            flags = distributed.total(flags.int()).bool()
-            seconds = time.perf_counter() - begun
-            verdicts[name] = Verdict(attack=describe(attack), flags=flags.tolist(), seconds=seconds)
-    return Evaluation(clean=clean.tolist(), verdicts=verdicts)
+                verdicts[name] = verdict(model, x, y, attack, start, batch_size, seed, kept, save_adversarial, advance)
+            if kept is not None and store is not None and save_adversarial:
+                gather_images(kept, store / f"{name}-adversarial.npz", y, batch_size, start, verdicts[name].flags)
+    if advise:
+        sentences += afterthoughts(clean.tolist(), verdicts)
+    return Evaluation(clean=clean.tolist(), verdicts=verdicts, advice=tuple(sentences))
+
+
+def mark(model: nn.Module, x: Tensor, y: Tensor, attack: Attack, seed: int, batch_size: int, start: Tensor) -> str:
+    settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": ints(start.tolist())}
+    return fingerprint(model, x, y, settings)
+
+
+def verdict(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack,
+    start: Tensor,
+    batch_size: int,
+    seed: int,
+    kept: Verdicts | None,
+    save_adversarial: bool,
+    advance: Any,
+) -> Verdict:
+    """One attack on all images, batch by batch; those already judged are taken from the store."""
+    parts = list(attack.components()) if isinstance(attack, Ensemble) else []
+    rows = torch.zeros(1 + len(parts), len(x), dtype=torch.bool, device=y.device)
+    distances = torch.zeros(len(x), dtype=torch.float64, device=y.device)
+    seconds = 0.0
+    for index, images, labels in image_batches(x, y, batch_size):
+        first, keep = int(index[0]), start[index]
+        row = kept.done.get(first) if kept else None
+        if row is None or (save_adversarial and kept is not None and bool(keep.any()) and kept.images(first) is None):
+            begun = time.perf_counter()
+            row, x_adv = judged_row(model, attack, images, labels, index, keep, seed)
+            row["seconds"] = time.perf_counter() - begun
+            if kept:
+                kept.add(first, row, x_adv if save_adversarial else None)
+        rows[:, index] = torch.tensor(row["flags"], device=y.device).bool().view(1 + len(parts), -1)
+        distances[index] = torch.tensor(row.get("distances", [0.0] * len(index)), dtype=torch.float64, device=y.device)
+        seconds += row["seconds"]
+        advance(len(index), robust=float(rows[0, : int(index[-1]) + 1].float().mean()))
+    rows, distances = distributed.total(rows.int()).bool(), distributed.total(distances)
+    return Verdict(
+        attack=describe(attack),
+        flags=rows[0].tolist(),
+        seconds=float(distributed.total(torch.tensor(seconds, dtype=torch.float64))),
+        parts={name: rows[1 + i].tolist() for i, name in enumerate(parts)},
+        distances=distances.tolist() if isinstance(attack, RayS) else [],
+    )
+
+
+def judged_row(
+    model: nn.Module, attack: Attack, x: Tensor, y: Tensor, index: Tensor, keep: Tensor, seed: int
+) -> tuple[dict[str, Any], Tensor]:
+    """A line of the store: flags of the attack, then of its parts; images that were not attacked are not robust."""
+    names = list(attack.components()) if isinstance(attack, Ensemble) else []
+    flags = torch.zeros(1 + len(names), len(x), dtype=torch.int8)
+    row: dict[str, Any] = {}
+    x_adv = x.clone()
+    live = keep.nonzero().squeeze(1)
+    distance = torch.zeros(len(x), dtype=torch.float64)
+    if len(live):
+        found = judge(model, attack, x[live], y[live], Streams(seed, index[live].to(x.device)))
+        x_adv[live] = found.x_adv.to(x_adv)
+        for i, robust in enumerate([found.robust, *found.parts.values()]):
+            flags[i, live.cpu()] = robust.cpu().to(torch.int8)
+        if found.distance is not None:
+            distance[live.cpu()] = found.distance.double().cpu()
+    row["flags"] = flags.flatten().tolist()
+    if isinstance(attack, RayS):
+        row["distances"] = distance.tolist()
+    return row, x_adv
+
+
+def gather_images(kept: Verdicts, path: Path, y: Tensor, batch_size: int, start: Tensor, flags: list[bool]) -> None:
+    """The adversarial images of every broken image, in one file."""
+    distributed.barrier()
+    if not distributed.main():
+        return
+    broken = start.cpu() & ~torch.tensor(flags)
+    found = []
+    for index in torch.arange(len(y)).split(batch_size):
+        images = kept.images(int(index[0]))
+        if images is not None:
+            found.append(images[broken[index].numpy()])
+    index = broken.nonzero().squeeze(1)
+    save_images(path, index, np.concatenate(found), y.cpu()[index])
+
+
+def afterthoughts(clean: list[bool], verdicts: Mapping[str, Verdict]) -> list[str]:
+    """What the accuracies themselves say about gradients."""
+    order = [name for name in ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack") if name in verdicts]
+    found = rises({name: verdicts[name].accuracy for name in order})
+    for each in verdicts.values():
+        if each.parts:
+            after = {name: sum(flags) / len(flags) for name, flags in each.parts.items()}
+            found += square_helped({"clean": sum(clean) / len(clean), **after})
+    return found
+
+
+def curve(
+    model: nn.Module, x: Tensor, y: Tensor, attack: str, threat: Threat, epsilons: Sequence[float], **settings: Any
+) -> list[tuple[float, list[bool]]]:
+    """Flags against epsilon, never rising: an image broken at a smaller epsilon is broken at every larger one."""
+    points: list[tuple[float, list[bool]]] = []
+    alive: list[bool] | None = None
+    for epsilon in sorted(epsilons):
+        chosen = {f"{attack}-{epsilon:.6g}": named(attack, replace(threat, epsilon=epsilon))}
+        result = evaluate(model, x, y, {} if epsilon == 0 else chosen, among=alive, **settings)
+        alive = result.clean if epsilon == 0 else next(iter(result.verdicts.values())).flags
+        points.append((epsilon, alive))
+    return points
+
+
+def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat) -> Tensor:
+    """Which saved images are what they claim: inside the ball and [0, 1], and misclassified in a fresh forward pass."""
+    x = x if x.is_floating_point() else to_float(x)
+    wrong = torch.zeros(len(x), dtype=torch.bool)
+    with eval_mode(model):
+        for part in torch.arange(len(x)).split(250):
+            wrong[part] = ~classified(model, x_adv[part], y[part])
+    return wrong & threat.contains(x_adv, x)

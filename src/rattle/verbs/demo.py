@@ -9,10 +9,10 @@ from rattle.attacks import named as attack_named
 from rattle.console import Console
 from rattle.evaluation import evaluate
 from rattle.recipes import named
-from rattle.runs import model_of, open_checkpoint
 from rattle.tables import accuracy_row, print_table
+from rattle.targets import saved_target
 from rattle.train import fit
-from rattle.verbs.evaluate import about, store
+from rattle.verbs.evaluate import store
 from rattle.verbs.options import parse
 
 METHODS = {"trades": "TRADES", "trades-2nd": "TRADES + 1st + 2nd"}
@@ -38,9 +38,9 @@ def main(args: list[str]) -> None:
         recipe = replace(recipe, epochs=options.epochs or recipe.epochs)
         console.say(f"{label}: training {recipe.epochs} epochs on {recipe.data.name}")
         run = fit(recipe, Path(options.out) / method, overwrite=True, console=console)
-        saved = open_checkpoint(run.folder)
-        result = evaluate(model_of(saved), data.test.x, data.test.y, attacks, seed=options.seed, console=console)
-        store(result, about(saved, options.seed), run.results)
+        target = saved_target(str(run.folder))
+        result = evaluate(target.model, data.test.x, data.test.y, attacks, seed=options.seed, console=console)
+        store(result, target.about | {"seed": options.seed}, run.results)
         rows.append(accuracy_row(label, result))
         folders.append(run.folder)
     title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {len(data.test)} test images: % [95 % interval]"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
+import torch
 import tyro
 
 from rattle.checkpoint import write_atomically
@@ -13,9 +15,9 @@ from rattle.console import Console
 from rattle.data import to_float
 from rattle.fidelity import SIGMAS, fidelity, plot, to_plain
 from rattle.randomness import Streams
-from rattle.runs import model_of, open_checkpoint
+from rattle.runs import open_checkpoint
 from rattle.tables import print_table
-from rattle.verbs.evaluate import about, results_folder
+from rattle.targets import saved_target
 from rattle.verbs.options import parse
 
 
@@ -36,11 +38,10 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "fidelity")
-    saved = open_checkpoint(options.path)
-    recipe, model, console = saved.recipe, model_of(saved), Console()
-    test = recipe.data.load().test
-    x, y = to_float(test.x[: options.n]), test.y[: options.n]
-    x_adv = recipe.attack(model, x, y, generator=Streams(options.seed, test.y.new_tensor(range(len(y)))))
+    target, recipe, console = saved_target(options.path), open_checkpoint(options.path).recipe, Console()
+    model, images = target.model, target.images(options.n)
+    x, y = to_float(images.x), images.y
+    x_adv = recipe.attack(model, x, y, generator=Streams(options.seed, torch.arange(len(y))))
     with console.bar("fidelity", 2 * options.draws * len(options.sigmas)) as advance:
         found = fidelity(
             model,
@@ -53,8 +54,8 @@ def main(args: list[str]) -> None:
             batch_statistics=options.batch_statistics,
             progress=advance,
         )
-    folder = results_folder(saved.path, options.out)
-    told = about(saved, options.seed) | {"n": len(y), "draws": options.draws, "remainders": to_plain(found)}
+    folder = Path(options.out) if options.out else target.results
+    told = target.about | {"seed": options.seed, "n": len(y), "draws": options.draws, "remainders": to_plain(found)}
     write_atomically(folder / "fidelity.json", json.dumps(told).encode())
     pictures = plot(found, folder / "fidelity", sigma=recipe.noise.sigma or None)
     if options.json:

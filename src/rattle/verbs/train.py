@@ -7,6 +7,7 @@ from typing import Annotated, get_type_hints
 
 import tyro
 
+from rattle import distributed
 from rattle.console import Console
 from rattle.errors import RattleError
 from rattle.recipes import Recipe, resolve
@@ -56,5 +57,8 @@ def main(args: list[str]) -> None:
     options = parse(Options, rest, f"train {args[0]}", default=Options(recipe=recipe))
     recipe = options.recipe
     out = options.out or f"runs/{recipe.name}-seed{recipe.seed}"
-    run = fit(recipe, out, resume=options.resume, overwrite=options.overwrite, console=Console())
+    with distributed.joined():
+        run = fit(recipe, out, resume=options.resume, overwrite=options.overwrite, console=Console())
+        if not distributed.main():
+            return
     print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20")

@@ -1,0 +1,33 @@
+"""Transfer: adversarial examples made on a surrogate, tried on the defended model (paper, Table 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from rattle.attacks.contract import Attack
+from rattle.randomness import Randomness
+from rattle.threat import Threat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Attacks the surrogate; the model it is called with is never asked.
+
+    >>> import torch; from rattle.attacks import PGD
+    >>> surrogate, model = (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)) for _ in range(2))
+    >>> Transfer(attack=PGD(), surrogate=surrogate)(model, torch.rand(2, 1, 2, 2), torch.tensor([0, 1])).shape
+    torch.Size([2, 1, 2, 2])
+    """
+
+    attack: Attack
+    surrogate: nn.Module = field(repr=False, compare=False)
+    name: str = "surrogate"  # what the surrogate is called in results
+
+    @property
+    def threat(self) -> Threat:
+        return self.attack.threat
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        return self.attack(self.surrogate, x, y, generator=generator)

@@ -1,0 +1,101 @@
+"""Verdicts as they come: a line of JSON a batch, so an interrupted evaluation goes on at the first missing image."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rattle import distributed
+from rattle.checkpoint import digest, write_atomically
+
+
+def fingerprint(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, Any]) -> str:
+    """What the verdicts depend on: weights, images, labels and settings. Anything else, and they start afresh."""
+    tensors = {f"model.{key}": value.detach().cpu() for key, value in model.state_dict().items()}
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return digest({**tensors, "x": x.detach().cpu(), "y": y.detach().cpu()}, {"settings": text})
+
+
+class Verdicts:
+    """Batches of verdicts that are on disk already, and the file that the next ones go to; one file a rank."""
+
+    def __init__(self, folder: Path, name: str, mark: str) -> None:
+        self.stem, self.mark = folder / f".{name}", mark
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.stem.with_name(f"{self.stem.name}.{distributed.rank()}.partial")
+        self.done: dict[int, dict[str, Any]] = {}
+        for path in self.files("partial"):
+            rows = list(lines(path))
+            if rows and rows[0] == {"mark": mark}:
+                self.done |= {row["first"]: row for row in rows[1:]}
+            elif path == self.path:
+                path.unlink()
+        distributed.barrier()
+        if not self.path.exists():
+            self.append({"mark": mark})
+        else:
+            trim(self.path)
+
+    def files(self, kind: str) -> list[Path]:
+        return sorted(self.stem.parent.glob(f"{self.stem.name}.*.{kind}"))
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def add(self, first: int, row: Mapping[str, Any], x_adv: Tensor | None = None) -> None:
+        """The verdicts of the batch that begins with image `first`, and its adversarial images when they are kept."""
+        if x_adv is not None:
+            np.save(self.stem.with_name(f"{self.stem.name}.{first}.images.npy"), x_adv.detach().cpu().float().numpy())
+        self.append({"first": first, **row})
+
+    def images(self, first: int) -> np.ndarray | None:
+        path = self.stem.with_name(f"{self.stem.name}.{first}.images.npy")
+        return np.load(path) if path.exists() else None
+
+
+def clear(folder: Path, name: str) -> None:
+    """The verdicts are in their final place: what was kept on the way goes."""
+    for kind in ("partial", "images.npy"):
+        for path in folder.glob(f".{name}.*.{kind}"):
+            path.unlink(missing_ok=True)
+
+
+def lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file; a torn one, and what follows it, is not there."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+        try:
+            if not line.endswith("\n"):
+                return
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return
+
+
+def trim(path: Path) -> None:
+    """Cut a torn last line off before more is written."""
+    content = path.read_bytes()
+    os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def save_images(path: Path, index: Tensor, x_adv: np.ndarray, y: Tensor) -> None:
+    """Adversarial images as .npz: index into the test set, x_adv float32 in [0, 1], y."""
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, index=index.cpu().numpy(), x_adv=x_adv, y=y.cpu().numpy())
+    write_atomically(path, buffer.getvalue())
+
+
+def load_images(path: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """(index, x_adv, y) of a file that save_images wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        return tuple(torch.from_numpy(file[key]) for key in ("index", "x_adv", "y"))  # type: ignore[return-value]
