@@ -16,6 +16,10 @@ VERBS = {
     "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
     "train": "train a recipe: rattle train digits-linf-cnn-trades --epochs 5 --out runs/a",
     "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
+    "landscape": "draw the loss around images and weights: rattle landscape runs/a runs/b",
+    "report": "one HTML page of runs, offline: rattle report runs/a runs/b --out report.html",
+    "table": "runs as a Markdown, LaTeX or CSV table, mean and deviation over seeds",
+    "watch": "follow a run in the terminal: rattle watch runs/a",
     "recipes": "list the named recipes",
     "doctor": "say what rattle runs on here, and whether it works",
 }

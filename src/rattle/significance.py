@@ -1,4 +1,4 @@
-"""Whether two methods differ by more than chance: images paired for one seed, seeds for several; Holm for many tests."""
+"""Whether two methods differ by more than chance: images paired for one seed, seeds for several; Holm for many."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def markdown(comparison: Comparison) -> str:
     head = ["Method", "Seeds", *map(title_of, comparison.columns)]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for method, row in comparison.rows.items():
-        shown = [f"**{figures(c, ' ± ')}**" if c.best else figures(c, " ± ") or "–" for c in row]
+        shown = [f"**{figures(c, ' ± ')}**" if c.best else figures(c, " ± ") or "-" for c in row]
         lines.append([escaped(method), str(seeds(row)), *shown])
     lines[0] = [escaped(text) for text in lines[0]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{NOTE}\n"
@@ -169,14 +169,15 @@ def latex(comparison: Comparison) -> str:
     lines = [f"% {NOTE.replace('±', '+-')}", rf"\begin{{tabular}}{{lr{'r' * len(comparison.columns)}}}", r"\toprule"]
     lines.append(" & ".join(["Method", "Seeds", *(safe(title_of(c)) for c in comparison.columns)]) + r" \\")
     lines.append(r"\midrule")
+    between = r" $\pm$ "
     for method, row in comparison.rows.items():
-        shown = [rf"\textbf{{{figures(c, r' $\pm$ ')}}}" if c.best else figures(c, r" $\pm$ ") or "--" for c in row]
+        shown = [rf"\textbf{{{figures(c, between)}}}" if c.best else figures(c, between) or "--" for c in row]
         lines.append(" & ".join([safe(method), str(seeds(row)), *shown]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 def csv(comparison: Comparison) -> str:
-    """Full precision, as fractions; three columns for each attack: mean, deviation, and whether it is significantly best."""
+    """Fractions of 1; three columns for each attack: mean, deviation, and whether it is significantly best."""
     out = io.StringIO()
     writer = comma.writer(out, lineterminator="\n")
     parts = ("mean", "deviation", "best")
