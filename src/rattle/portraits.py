@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ def portrait(
         )
     for value, name in ((plane, PLANE), (inputs, INPUT), (line, LINE), (surface, SURFACE)):
         value.save(run.results / name)
-    told = {"step": int(saved.progress.get("step", 0)), "n": len(x), **in_numbers(flat)}
+    told = {"step": int(saved.progress.get("step", 0)), "n": len(x), "detail": asdict(detail), **in_numbers(flat)}
     write_atomically(run.results / FLATNESS, json.dumps(told, indent=1).encode())
     return [inputs, line, surface]
 
@@ -243,14 +243,17 @@ def stored_step(path: Path) -> int | None:
         return None
 
 
-def same_plane(runs: Sequence[Run]) -> bool:
-    """Whether all runs hold landscapes over one and the same plane."""
+def alike(runs: Sequence[Run]) -> bool:
+    """Whether all runs hold landscapes over one and the same plane, looked at equally closely."""
     try:
         planes = [InputPlane.load(run.results / PLANE) for run in runs]
-    except RattleError:
+        details = [json.loads((run.results / FLATNESS).read_text(encoding="utf-8")).get("detail") for run in runs]
+        stored = all((run.results / name).is_file() for run in runs for name in (INPUT, LINE, SURFACE))
+    except (RattleError, OSError, ValueError, AttributeError):
         return False
     first = planes[0]
-    return all(np.array_equal(first.gradient, p.gradient) and np.array_equal(first.a, p.a) for p in planes[1:])
+    one_plane = all(np.array_equal(first.gradient, p.gradient) and np.array_equal(first.a, p.a) for p in planes[1:])
+    return stored and one_plane and all(detail == details[0] for detail in details[1:])
 
 
 def prepare(
@@ -264,7 +267,7 @@ def prepare(
         if stored_step(path) != saved.progress.get("step", 0):
             written.append(gallery(saved, seed=detail.seed, console=console).save(path))
     fresh = all(stored_step(run.results / FLATNESS) == saved.progress.get("step", 0) for run, saved in runs)
-    if not (fresh and same_plane([run for run, _ in runs])):
+    if not (fresh and alike([run for run, _ in runs])):
         landscapes(folders, detail, pictures=False, console=console)
         written += [run.results / INPUT for run, _ in runs]
     return written

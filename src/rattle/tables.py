@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rattle.evaluate import Evaluation
 
 Format = Literal["markdown", "latex", "csv"]
+ORDER = ("pgd20", "cw20", "autoattack", "aa")  # the usual columns; others stand between CW and AutoAttack
 TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "aa": "AutoAttack", "fgsm": "FGSM"}
 
 

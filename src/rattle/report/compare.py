@@ -10,7 +10,7 @@ from itertools import combinations
 from rattle.report.read import Plain, Seen, Verdict
 from rattle.significance import LEVEL, Sample, holm
 from rattle.statistics import McNemar, mcnemar
-from rattle.tables import Comparison, compare, title_of
+from rattle.tables import ORDER, Comparison, compare, title_of
 
 ALL_PAIRS = 4  # up to this many runs every pair is compared; beyond it each with the first
 SAME_RECIPE_DESPITE = ("seed", "threads")
@@ -43,7 +43,8 @@ def flags_of(run: Seen) -> dict[str, tuple[str, tuple[int, ...]]]:
     if not run.verdicts:
         return {}
     verdict = next(iter(run.verdicts.values()))
-    return {"clean": (clean_protocol(verdict), verdict.clean), **found}
+    ordered = sorted(found, key=lambda name: (ORDER.index(name) if name in ORDER else 1.5, name))
+    return {"clean": (clean_protocol(verdict), verdict.clean), **{name: found[name] for name in ordered}}
 
 
 def clean_protocol(verdict: Verdict) -> str:

@@ -96,7 +96,7 @@ def loss_terms(run: Seen, top: float | None) -> Spec:
     traces = [line(x, column(run, "loss"), "loss", "var(--ink)", width=2.6)]
     traces += [line(x, column(run, name), name, colour(i, "term")) for i, name in enumerate(terms(run))]
     y = axis("loss", **({"range": [0, top]} if top else {"rangemode": "tozero"}))
-    return figure(traces, axis("epoch", rangemode="tozero"), y)
+    return figure(traces, axis("epoch", rangemode="tozero"), y) | {"rows": 2}  # of the legend, the same in every panel
 
 
 def highest_loss(runs: Sequence[Seen]) -> float | None:
@@ -121,15 +121,11 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
         ink = colour(point.index)
         trace: Spec = {
             "type": "scatter",
-            "mode": "markers+text",
+            "mode": "markers",
             "x": [point.clean],
             "y": [point.robust],
             "name": safe(point.label),
-            "text": [safe(point.label)],
-            "textposition": "top center",
-            "textfont": {"color": ink},
-            "cliponaxis": False,
-            "hovertemplate": "clean %{x:.2f} %, robust %{y:.2f} %<extra>%{text}</extra>",
+            "hovertemplate": "clean %{x:.2f} %, robust %{y:.2f} %<extra>%{fullData.name}</extra>",
             "marker": {"color": ink, "size": 12, "symbol": "diamond-open" if point.paper else "circle"},
         }
         if point.clean_interval and point.robust_interval:
@@ -147,9 +143,7 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
                     "width": 0,
                 }
         traces.append(trace)
-    spec = figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {safe(robust_title)}, %"), showlegend=False)
-    spec["layout"]["margin"] = MARGIN | {"t": 28, "r": 40}
-    return spec
+    return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {safe(robust_title)}, %"))
 
 
 def by_epsilon(runs: Sequence[Seen]) -> Spec:
@@ -202,7 +196,8 @@ def per_class(run: Seen, i: int) -> Spec:
     back: Spec = {"type": "bar", "x": x, "y": clean, "name": "clean", "marker": {"color": colour(i, "soft")}}
     front: Spec = {"type": "bar", "x": x, "y": robust, "name": "under attack", "marker": {"color": colour(i)}}
     traces = [bar | {"text": full, "textposition": "none", "hovertemplate": hover} for bar in (back, front)]
-    x_axis = axis("class", tickvals=x, ticktext=ticks) if len(names) <= 30 else axis("class")
+    marks = {"tickvals": x, "ticktext": ticks} if len(names) <= 30 else {}
+    x_axis = axis("class", showgrid=False, **marks)
     return figure(traces, x_axis, axis("accuracy, %", range=[0, 101]), barmode="overlay", bargap=0.25)
 
 

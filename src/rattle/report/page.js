@@ -10,10 +10,9 @@
   let camera = null;
 
   const ink = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  const viridis = ["#3b528b", "#33638d", "#287d8e", "#1f968b", "#29af7f", "#55c667", "#95d840", "#dce319"];
-  // heights are linear; colours spread the low losses, as in the printed pictures
+  const viridis = ["#414487", "#3b528b", "#33638d", "#287d8e", "#1f968b", "#29af7f", "#55c667", "#95d840", "#dce319"];
   const scales = {
-    loss: () => viridis.map((colour, i) => [(i / (viridis.length - 1)) ** 2, colour]),
+    loss: () => viridis.map((colour, i) => [(i / (viridis.length - 1)) ** 1.4, colour]),
     heat: () => [[0, ink("--heat-low")], [1, ink("--heat-high")]],
   };
   const resolve = (value) => {
@@ -42,16 +41,17 @@
     const layout = {
       ...spec.layout, autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink("--ink") },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: ink("--faint"), activecolor: ink("--ink") },
       hoverlabel: { bgcolor: ink("--paper"), bordercolor: ink("--faint"), font: { color: ink("--ink") } },
     };
     if (layout.scene) layout.scene = dressScene(layout.scene);
     if (layout.xaxis) layout.xaxis = dressAxis(layout.xaxis);
     if (layout.yaxis) layout.yaxis = dressAxis(layout.yaxis);
     if (layout.legend) {
-      const rows = Math.ceil(spec.data.reduce((all, trace) =>
+      const rows = spec.rows || Math.ceil(spec.data.reduce((all, trace) =>
         all + (trace.showlegend === false ? 0 : 52 + 6.6 * (trace.name || "").length), 0) / Math.max(width - 70, 120));
       const shown = layout.showlegend !== false && spec.data.some((trace) => trace.name && trace.type !== "heatmap");
-      layout.margin = { ...layout.margin, t: layout.margin.t + (shown ? 12 + 20 * Math.min(rows, spec.data.length) : 0) };
+      layout.margin = { ...layout.margin, t: layout.margin.t + (shown ? 14 + 20 * Math.min(rows, 6) : 22) };
       layout.showlegend = shown;
     }
     return layout;

@@ -64,7 +64,7 @@ def number(value: float | None, decimals: int = 1, missing: str = "not recorded"
 
 def significant(value: float | None, missing: str = "not recorded") -> str:
     """Three significant figures."""
-    return missing if value is None else f"{value:.3g}".replace("-", "\u2212")
+    return missing if value is None else f"{value:#.3g}".rstrip(".").replace("-", "\u2212")
 
 
 def p_value(p: float) -> str:
@@ -96,7 +96,7 @@ def context(runs: Sequence[Seen]) -> dict[str, Any]:
     figure = Figures()
     found = {
         "runs": list(runs),
-        "title": runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared",
+        "title": " beside ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
         "data": shared([str(run.setting("data", "name")) for run in runs]),
         "model": shared([str(run.setting("model")) for run in runs]),
         "threat": shared([sections.threat_in_words(run) for run in runs]),

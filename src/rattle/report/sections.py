@@ -12,16 +12,16 @@ from rattle.report import compare, figures, surfaces, thumbnails, trade_off
 from rattle.report.naming import epsilon_in_words, threat_of
 from rattle.report.read import Seen, Verdict, finite
 from rattle.statistics import wilson
-from rattle.tables import Comparison, title_of
+from rattle.tables import ORDER, Comparison, title_of
 
 Plain = dict[str, Any]
-ORDER = ("pgd20", "cw20", "autoattack", "aa")
+NORMS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082"}
 MOST_SURFACES = 8  # a browser keeps few WebGL contexts
 
 
 def threat_in_words(run: Seen) -> str:
     threat = threat_of(run.recipe)
-    return f"{threat[0]}, epsilon {epsilon_in_words(threat[1])}" if threat else "unknown threat"
+    return f"{NORMS.get(threat[0], threat[0])}, epsilon {epsilon_in_words(threat[1])}" if threat else "unknown threat"
 
 
 def accuracy(flags: Sequence[int]) -> Plain:
@@ -219,6 +219,7 @@ def landscape(runs: Sequence[Seen], figure: Any) -> Plain:
         "missing": [run for run in runs if not run.landscapes],
         "left_out": max(0, sum("input" in run.landscapes for run in runs) - MOST_SURFACES),
         "one_plane": surfaces.one_plane([run for _, run in drawn]),
+        "one_detail": len({str((run.flatness or {}).get("detail")) for run in runs if run.flatness}) < 2,
         "flatness": [(i, run) for i, run in enumerate(runs) if run.flatness],
     }
     images = min((len(run.landscapes["input"]["loss"]) for _, run in drawn), default=0)

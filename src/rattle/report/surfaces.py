@@ -10,7 +10,7 @@ import numpy as np
 from rattle.report.figures import Spec, axis, colour, figure, line
 from rattle.report.read import Seen, finite
 
-CAMERA = {"eye": {"x": -1.45, "y": -1.45, "z": 0.85}, "center": {"x": 0, "y": 0, "z": -0.12}}
+CAMERA = {"eye": {"x": -1.22, "y": -1.22, "z": 0.74}, "center": {"x": 0, "y": 0, "z": -0.12}}
 
 
 def rounded(values: np.ndarray) -> list[Any]:
@@ -24,7 +24,7 @@ def common_range(arrays: Sequence[np.ndarray]) -> tuple[float, float] | None:
     values = values[np.isfinite(values)]
     if values.size == 0:
         return None
-    low, high = min(float(values.min()), 0.0), float(values.max())
+    low, high = float(values.min()), float(values.max())
     return low, high if high > low else low + 1e-6
 
 
@@ -33,7 +33,7 @@ def surface(
 ) -> Spec:
     """One surface, seen from the same side as every other; x runs along a."""
     low, high = scale
-    centre = finite(height[len(a) // 2, len(b) // 2])
+    centre, lift = finite(height[len(a) // 2, len(b) // 2]), 0.015 * (high - low)
     mesh: Spec = {
         "type": "surface",
         "x": [float(f"{v:.4g}") for v in a],
@@ -52,14 +52,15 @@ def surface(
         "mode": "markers",
         "x": [0],
         "y": [0],
-        "z": [centre],
+        "z": [None if centre is None else centre + lift],
         "marker": {"size": 5, "color": "#ffffff", "line": {"color": "#222833", "width": 2}},
-        "hovertemplate": "the point itself: loss %{z:.3f}<extra></extra>",
+        "text": [f"{centre:.3f}" if centre is not None else "not finite"],
+        "hovertemplate": "the point itself: loss %{text}<extra></extra>",
     }
     scene = {
         "xaxis": {"title": {"text": titles[0]}, "nticks": 5},
         "yaxis": {"title": {"text": titles[1]}, "nticks": 5},
-        "zaxis": {"title": {"text": "loss"}, "range": [low, high + 0.02 * (high - low)], "nticks": 5},
+        "zaxis": {"title": {"text": "loss"}, "range": [min(low, 0.0), high + 2 * lift], "nticks": 5},
         "aspectmode": "manual",
         "aspectratio": {"x": 1, "y": 1, "z": 0.72},
         "camera": CAMERA,
