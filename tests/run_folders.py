@@ -104,5 +104,5 @@ def whole(folder: Path, *, right: float = 0.5, steepness: float = 1.0, **changes
     epochs(recipe(folder, **changes))
     clean = [1] * 190 + [0] * 10
     for attack, share in (("pgd20", right), ("cw20", right - 0.05)):
-        verdict(folder, attack, [int(i < 200 * share) for i in range(200)], clean)
+        verdict(folder, attack, [int(i < round(200 * share)) for i in range(200)], clean)
     return landscapes(gallery(folder), steepness)
