@@ -83,7 +83,7 @@ def accuracy_curves(runs: Sequence[Seen]) -> Spec:
             values = column(run, name, 100)
             if any(value is not None for value in values):
                 hover = "epoch %{x}: %{y:.1f} %<extra>%{fullData.name}</extra>"
-                name_shown = f"{run.label}, {words}"
+                name_shown = f"{run.label}, {words}" if len(runs) > 1 else words
                 traces.append(
                     line(epochs(run), values, name_shown, colour(i), dash=dash, width=width, hovertemplate=hover)
                 )
@@ -197,7 +197,7 @@ def per_class(run: Seen, i: int) -> Spec:
     front: Spec = {"type": "bar", "x": x, "y": robust, "name": "under attack", "marker": {"color": colour(i)}}
     traces = [bar | {"text": full, "textposition": "none", "hovertemplate": hover} for bar in (back, front)]
     marks = {"tickvals": x, "ticktext": ticks} if len(names) <= 30 else {}
-    x_axis = axis("class", showgrid=False, **marks)
+    x_axis = axis("class", showgrid=False, zeroline=False, **marks)
     return figure(traces, x_axis, axis("accuracy, %", range=[0, 101]), barmode="overlay", bargap=0.25)
 
 

@@ -175,6 +175,7 @@
   let before = "light";
   window.addEventListener("beforeprint", () => {
     before = root.dataset.theme;
+    root.classList.add("printing");
     paint("light");
     drawVisible(true);
     for (const element of plots) {
@@ -183,7 +184,7 @@
       if (panel) { panel.hidden = false; draw(element); panel.hidden = true; }
     }
   });
-  window.addEventListener("afterprint", () => { paint(before); drawVisible(true); });
+  window.addEventListener("afterprint", () => { root.classList.remove("printing"); paint(before); drawVisible(true); });
 
   const asked = new URLSearchParams(location.search).get("theme");
   paint(["light", "dark"].includes(asked) ? asked : remembered() || (dark.matches ? "dark" : "light"));

@@ -10,7 +10,7 @@ import numpy as np
 from rattle.report.figures import Spec, axis, colour, figure, line
 from rattle.report.read import Seen, finite
 
-CAMERA = {"eye": {"x": -1.22, "y": -1.22, "z": 0.74}, "center": {"x": 0, "y": 0, "z": -0.12}}
+CAMERA = {"eye": {"x": -1.38, "y": -1.38, "z": 0.84}, "center": {"x": 0, "y": 0, "z": -0.12}}
 
 
 def rounded(values: np.ndarray) -> list[Any]:
@@ -81,7 +81,9 @@ def weight_lines(runs: Sequence[Seen]) -> Spec:
         for key, dash, width in (("adversarial", "solid", 2.4), ("clean", "dash", 1.6)):
             y = [finite(v) for v in found[key][:, 0]]
             if any(value is not None for value in y):
-                traces.append(line(x, y, f"{run.label}, {key}", colour(i), dash=dash, width=width))
+                traces.append(
+                    line(x, y, f"{run.label}, {key}" if len(runs) > 1 else key, colour(i), dash=dash, width=width)
+                )
     return figure(traces, axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero"))
 
 
