@@ -37,6 +37,13 @@
     return { ...scene, camera: camera || scene.camera, xaxis: small(scene.xaxis), yaxis: small(scene.yaxis),
       zaxis: small(scene.zaxis) };
   };
+  // plotly gives every entry the width of the widest once they need more than one row
+  const legendRows = (spec, width) => {
+    const named = spec.data.filter((trace) => trace.name && trace.showlegend !== false);
+    const widths = named.map((trace) => 48 + 6.4 * trace.name.length), space = Math.max(width - 72, 100);
+    if (widths.reduce((all, one) => all + one, 0) <= space) return spec.rows || 1;
+    return Math.max(spec.rows || 1, Math.ceil(named.length / Math.max(1, Math.floor(space / Math.max(...widths)))));
+  };
   const dress = (spec, width) => {
     const layout = {
       ...spec.layout, autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -48,10 +55,8 @@
     if (layout.xaxis) layout.xaxis = dressAxis(layout.xaxis);
     if (layout.yaxis) layout.yaxis = dressAxis(layout.yaxis);
     if (layout.legend) {
-      const rows = spec.rows || Math.ceil(spec.data.reduce((all, trace) =>
-        all + (trace.showlegend === false ? 0 : 52 + 6.6 * (trace.name || "").length), 0) / Math.max(width - 70, 120));
       const shown = layout.showlegend !== false && spec.data.some((trace) => trace.name && trace.type !== "heatmap");
-      layout.margin = { ...layout.margin, t: layout.margin.t + (shown ? 14 + 20 * Math.min(rows, 6) : 22) };
+      layout.margin = { ...layout.margin, t: layout.margin.t + (shown ? 14 + 20 * legendRows(spec, width) : 22) };
       layout.showlegend = shown;
     }
     return layout;
@@ -72,6 +77,8 @@
   const draw = (element) => {
     let spec = specs[element.dataset.figure];
     if (spec.gl && !webgl) spec = flattened(spec);
+    const rows = spec.gl ? 0 : legendRows(spec, element.clientWidth);
+    element.style.minHeight = rows > 3 ? `${240 + 20 * rows}px` : "";
     const format = spec.gl ? "png" : "svg";
     const settings = { displaylogo: false, responsive: true, modeBarButtons: [["toImage"]],
       toImageButtonOptions: { format, filename: element.id }, scrollZoom: false };
