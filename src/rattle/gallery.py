@@ -32,7 +32,7 @@ from rattle.threat import Threat
 from rattle.weights import eval_mode
 
 ATTACK = "pgd20"
-RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # in units of the threat's epsilon
+RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # in units of the threat's epsilon
 SHOWN, MOST_IMAGES = 10, 1000
 NOT_SETTINGS = ("name", "seed", "threads", "data.root", "data.in_memory_limit")  # they do not make another recipe
 

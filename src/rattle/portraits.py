@@ -55,7 +55,7 @@ class Detail:
                 raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
 
 
-QUICK = Detail(weight_images=64, line_points=21, surface_points=13, surface_attacked=False, iterations=20, draws=8)
+QUICK = Detail(weight_images=64, line_points=15, surface_points=11, surface_attacked=False, iterations=20, draws=8)
 
 
 def telling(advance: Advance) -> Progress:
