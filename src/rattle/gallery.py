@@ -140,6 +140,23 @@ def withstands(model: nn.Module, attack: Attack | None, x: Tensor, y: Tensor, in
     return right & ((predict(model, x_adv)[0] == y) | ~attack.threat.contains(x_adv, x))
 
 
+def attacked(
+    model: nn.Module, test: Images, attack: Attack, chosen: Tensor, *, seed: int, advance: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Predictions before and after [n], [n]; confidence, confidence and label after [3, n]; chosen pictures [m, ...]."""
+    clean, adversarial, confidences, pictures = [], [], [], []
+    for index, x, y in image_batches(test.x, test.y, 250):
+        x_adv = attack(model, x, y, generator=Streams(seed, index))
+        (before, sure), (after, sure_adv) = predict(model, x), predict(model, x_adv)
+        clean.append(before)
+        adversarial.append(torch.where(before == y, after, before))
+        confidences.append(torch.stack([sure, sure_adv, after.float()]))
+        pictures.append(x_adv[torch.isin(index, chosen)])
+        advance(len(index))
+    order = chosen.argsort().argsort()  # pictures come in the order of the images
+    return torch.cat(clean), torch.cat(adversarial), torch.cat(confidences, 1), torch.cat(pictures)[order]
+
+
 def gallery(
     saved: Checkpoint, *, most: int = MOST_IMAGES, seed: int = 0, console: Console | Silent | None = None
 ) -> Gallery:
@@ -149,28 +166,19 @@ def gallery(
     test = data.test[rows]
     attack, radii = named(ATTACK, threat), [r * threat.epsilon for r in RADII]
     chosen = first_of_each_class(test.y)
-    clean, adversarial, confidences, pictures = [], [], [], []
     title = f"gallery of {saved.recipe.name}"
     with (console or Silent()).bar(title, len(test) * (len(radii) + 1)) as advance, eval_mode(model):
-        for index, x, y in image_batches(test.x, test.y, 250):
-            x_adv = attack(model, x, y, generator=Streams(seed, index))
-            (before, sure), (after, sure_adv) = predict(model, x), predict(model, x_adv)
-            clean.append(before)
-            adversarial.append(torch.where(before == y, after, before))
-            confidences.append(torch.stack([sure, sure_adv, after.float()]))
-            pictures.append(x_adv[torch.isin(index, chosen)])
-            advance(len(index))
+        clean, adversarial, confidences, pictures = attacked(model, test, attack, chosen, seed=seed, advance=advance)
         robust = radius_flags(model, test, ATTACK, threat, radii, seed=seed, advance=advance)
-    order = chosen.argsort().argsort()  # pictures come in the order of the images
-    sure, sure_adv, label_adv = torch.cat(confidences, 1)[:, chosen]
+    sure, sure_adv, label_adv = confidences[:, chosen]
     return Gallery(
         classes=np.array(data.classes, dtype=np.str_),
         y=as_array(test.y),
-        clean_predicted=as_array(torch.cat(clean)),
-        adversarial_predicted=as_array(torch.cat(adversarial)),
+        clean_predicted=as_array(clean),
+        adversarial_predicted=as_array(adversarial),
         index=as_array(chosen),
         x=as_array(to_float(test.x[chosen])),
-        x_adv=as_array(torch.cat(pictures)[order]),
+        x_adv=as_array(pictures),
         clean_confidence=as_array(sure),
         adversarial_label=as_array(label_adv.long()),
         adversarial_confidence=as_array(sure_adv),
