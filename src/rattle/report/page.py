@@ -20,7 +20,6 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from rattle import __version__
 from rattle.errors import RattleError
 from rattle.report import compare, sections
-from rattle.report.naming import threat_of
 from rattle.report.read import Seen, see
 from rattle.tables import NOTE, title_of
 
@@ -115,7 +114,6 @@ def context(runs: Sequence[Seen]) -> dict[str, Any]:
     }
     found["pairs"], found["refused"] = compare.pairs(runs)
     found["baseline_only"] = len(runs) > compare.ALL_PAIRS
-    found["untested"] = [run for run in runs if threat_of(run.recipe) is None]
     found["specs"] = figure.specs
     return found
 
