@@ -143,7 +143,7 @@ def withstands(model: nn.Module, attack: Attack | None, x: Tensor, y: Tensor, in
 def attacked(
     model: nn.Module, test: Images, attack: Attack, chosen: Tensor, *, seed: int, advance: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Predictions before and after, [n] each; both confidences and the label after, [3, n]; chosen pictures [m, ...]."""
+    """Predictions before and after, [n] each; confidences and the label after, [3, n]; chosen pictures [m, ...]."""
     clean, adversarial, confidences, pictures = [], [], [], []
     for index, x, y in image_batches(test.x, test.y, 250):
         x_adv = attack(model, x, y, generator=Streams(seed, index))
