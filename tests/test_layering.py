@@ -9,14 +9,15 @@ import rattle
 
 SOURCE = Path(rattle.__file__).parent
 LEVELS = [
-    "errors signals statistics paper_rows paper randomness threat losses distributed settings "
+    "errors signals statistics significance paper_rows paper randomness threat losses distributed settings "
     "schedules console npz measure",
     "weights models data attacks taylor views",
     "objectives",
     "recipes",
     "checkpoint",
     "runs",
-    "evaluation learner train landscape landscape_plots flatness fidelity export tables twins verdicts targets",
+    "evaluation learner train landscape landscape_plots flatness fidelity export tables twins "
+    "verdicts targets gallery portraits trackers",
     "report",
     "verbs",
     "cli __main__",

@@ -21,6 +21,10 @@ VERBS = {
     "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",
     "export": "write a trained model as safetensors, TorchScript or ONNX: rattle export runs/a --format onnx",
     "data": "get a dataset or show what one holds: rattle data get cifar10, rattle data show digits",
+    "landscape": "draw the loss around images and weights: rattle landscape runs/a runs/b",
+    "report": "one HTML page of runs, offline: rattle report runs/a runs/b --out report.html",
+    "table": "runs as a Markdown, LaTeX or CSV table, mean and deviation over seeds",
+    "watch": "follow a run in the terminal: rattle watch runs/a",
     "recipes": "list the named recipes",
     "doctor": "say what rattle runs on here, and whether it works",
 }

@@ -1,0 +1,200 @@
+"use strict";
+// Draws the page's figures in the colours of the style sheet, and runs its tabs, theme and cameras.
+(() => {
+  const specs = JSON.parse(document.getElementById("figures").textContent);
+  const root = document.documentElement;
+  const plots = [...document.querySelectorAll("[data-figure]")];
+  const webgl = (() => {
+    try { return !!document.createElement("canvas").getContext("webgl"); } catch { return false; }
+  })();
+  let camera = null;
+
+  const ink = (name) => getComputedStyle(root).getPropertyValue(name).trim();
+  const viridis = ["#414487", "#3b528b", "#33638d", "#287d8e", "#1f968b", "#29af7f", "#55c667", "#95d840", "#dce319"];
+  const scales = {
+    loss: () => viridis.map((colour, i) => [(i / (viridis.length - 1)) ** 1.4, colour]),
+    heat: () => [[0, ink("--heat-low")], [1, ink("--heat-high")]],
+  };
+  const resolve = (value) => {
+    if (typeof value === "string") return value.startsWith("var(--") ? ink(value.slice(4, -1)) : value;
+    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(resolve);
+    if (value === null || typeof value !== "object") return value;
+    return Object.fromEntries(Object.entries(value).map(([key, entry]) =>
+      [key, key === "colorscale" && scales[entry] ? scales[entry]() : resolve(entry)]));
+  };
+
+  const dressAxis = (axis) => ({
+    gridcolor: ink("--rule"), linecolor: ink("--faint"), zerolinecolor: ink("--rule"), ticks: "", ...axis,
+    tickfont: { size: 12, color: ink("--soft-ink") },
+    title: { ...axis.title, font: { size: 12, color: ink("--soft-ink") } },
+  });
+  const dressScene = (scene) => {
+    const small = (axis) => ({
+      ...axis, gridcolor: ink("--rule"), zeroline: false, showspikes: false, backgroundcolor: ink("--raised"),
+      showbackground: true, tickfont: { size: 10, color: ink("--soft-ink") },
+      title: { ...axis.title, font: { size: 11, color: ink("--soft-ink") } },
+    });
+    return { ...scene, camera: camera || scene.camera, xaxis: small(scene.xaxis), yaxis: small(scene.yaxis),
+      zaxis: small(scene.zaxis) };
+  };
+  // plotly gives every entry the width of the widest once they need more than one row
+  const legendRows = (spec, width) => {
+    const named = spec.data.filter((trace) => trace.name && trace.showlegend !== false);
+    const widths = named.map((trace) => 48 + 6.4 * trace.name.length), space = Math.max(width - 72, 100);
+    if (widths.reduce((all, one) => all + one, 0) <= space) return spec.rows || 1;
+    return Math.max(spec.rows || 1, Math.ceil(named.length / Math.max(1, Math.floor(space / Math.max(...widths)))));
+  };
+  const dress = (spec, width) => {
+    const layout = {
+      ...spec.layout, autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink("--ink") },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: ink("--faint"), activecolor: ink("--ink") },
+      hoverlabel: { bgcolor: ink("--paper"), bordercolor: ink("--faint"), font: { color: ink("--ink") } },
+    };
+    if (layout.scene) layout.scene = dressScene(layout.scene);
+    if (layout.xaxis) layout.xaxis = dressAxis(layout.xaxis);
+    if (layout.yaxis) layout.yaxis = dressAxis(layout.yaxis);
+    if (layout.legend) {
+      const shown = layout.showlegend !== false && spec.data.some((trace) => trace.name && trace.type !== "heatmap");
+      layout.margin = { ...layout.margin, t: layout.margin.t + (shown ? 14 + 20 * legendRows(spec, width) : 22) };
+      layout.showlegend = shown;
+    }
+    return layout;
+  };
+  // without WebGL a surface is still worth a map
+  const flattened = (spec) => {
+    const [mesh] = spec.data;
+    const title = (axis) => ({ title: { text: axis.title.text, standoff: 8 } });
+    return {
+      data: [{ type: "contour", x: mesh.x, y: mesh.y, z: mesh.z, zmin: mesh.cmin, zmax: mesh.cmax,
+        colorscale: "loss", showscale: true, line: { width: 0.5 } }],
+      layout: { xaxis: title(spec.layout.scene.xaxis), yaxis: title(spec.layout.scene.yaxis),
+        margin: { l: 56, r: 16, t: 12, b: 48 } },
+    };
+  };
+
+  const visible = (element) => element.offsetParent !== null;
+  const draw = (element) => {
+    let spec = specs[element.dataset.figure];
+    if (spec.gl && !webgl) spec = flattened(spec);
+    const rows = spec.gl ? 0 : legendRows(spec, element.clientWidth);
+    element.style.minHeight = rows > 3 ? `${240 + 20 * rows}px` : "";
+    const format = spec.gl ? "png" : "svg";
+    const settings = { displaylogo: false, responsive: true, modeBarButtons: [["toImage"]],
+      toImageButtonOptions: { format, filename: element.id }, scrollZoom: false };
+    const drawn = Plotly.react(element, resolve(spec.data), dress(resolve(spec), element.clientWidth), settings);
+    element.dataset.drawn = "yes";
+    if (spec.gl) {
+      drawn.then(() => {
+        if (element.dataset.linked) return;
+        element.dataset.linked = "yes";
+        element.on("plotly_relayout", (change) => {
+          if (change["scene.camera"]) turnAll(change["scene.camera"], element);
+        });
+      });
+    }
+    return drawn;
+  };
+  const clear = (element) => {
+    if (element.dataset.drawn !== "yes") return;
+    Plotly.purge(element);
+    delete element.dataset.drawn;
+    delete element.dataset.linked;
+  };
+  const drawVisible = (again) => {
+    for (const element of plots) {
+      if (!visible(element)) { if ("gl" in element.dataset) clear(element); continue; }
+      if (again || element.dataset.drawn !== "yes") draw(element);
+    }
+  };
+
+  // one camera for all surfaces
+  const turnAll = (next, from) => {
+    camera = next;
+    for (const element of plots) {
+      if (element === from || !("gl" in element.dataset) || element.dataset.drawn !== "yes" || !webgl) continue;
+      const now = element._fullLayout.scene.camera.eye;
+      if (Math.hypot(now.x - next.eye.x, now.y - next.eye.y, now.z - next.eye.z) > 1e-3) {
+        Plotly.relayout(element, { "scene.camera": next });
+      }
+    }
+  };
+  const start = (specs.find((spec) => spec.gl) || { layout: { scene: { camera: null } } }).layout.scene.camera;
+  const turn = (way) => {
+    const now = camera || start;
+    if (way === "reset") return turnAll(start);
+    const { x, y, z } = now.eye;
+    const flat = Math.hypot(x, y), length = Math.hypot(flat, z);
+    let around = Math.atan2(y, x), above = Math.atan2(z, flat);
+    if (way === "left") around -= Math.PI / 12;
+    if (way === "right") around += Math.PI / 12;
+    if (way === "up") above = Math.min(above + Math.PI / 16, 1.5);
+    if (way === "down") above = Math.max(above - Math.PI / 16, -0.2);
+    const reach = length * Math.cos(above);
+    turnAll({ ...now, eye: { x: reach * Math.cos(around), y: reach * Math.sin(around), z: length * Math.sin(above) } });
+  };
+  for (const button of document.querySelectorAll("[data-turn]")) {
+    button.addEventListener("click", () => turn(button.dataset.turn));
+  }
+
+  // tabs: arrows, Home and End, as the ARIA pattern has it
+  const choose = (list, tab, focus) => {
+    for (const other of list) {
+      const chosen = other === tab;
+      other.setAttribute("aria-selected", String(chosen));
+      other.tabIndex = chosen ? 0 : -1;
+      document.getElementById(other.getAttribute("aria-controls")).hidden = !chosen;
+    }
+    if (focus) tab.focus();
+    drawVisible(false);
+  };
+  for (const bar of document.querySelectorAll('[role="tablist"]')) {
+    const list = [...bar.querySelectorAll('[role="tab"]')];
+    list.forEach((tab, i) => {
+      document.getElementById(tab.getAttribute("aria-controls")).dataset.title = tab.textContent;
+      tab.addEventListener("click", () => choose(list, tab, false));
+      tab.addEventListener("keydown", (event) => {
+        const to = { ArrowRight: i + 1, ArrowLeft: i - 1, Home: 0, End: list.length - 1 }[event.key];
+        if (to === undefined) return;
+        event.preventDefault();
+        choose(list, list[(to + list.length) % list.length], true);
+      });
+    });
+  }
+
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const button = document.getElementById("theme");
+  const remembered = () => { try { return localStorage.getItem("rattle-theme"); } catch { return null; } };
+  const paint = (theme) => {
+    root.dataset.theme = theme;
+    button.textContent = theme === "dark" ? "Light" : "Dark";
+  };
+  button.addEventListener("click", () => {
+    const theme = root.dataset.theme === "dark" ? "light" : "dark";
+    try { localStorage.setItem("rattle-theme", theme); } catch { /* a page from a file may not be allowed to */ }
+    paint(theme);
+    drawVisible(true);
+  });
+  dark.addEventListener("change", () => {
+    if (!remembered()) { paint(dark.matches ? "dark" : "light"); drawVisible(true); }
+  });
+
+  let before = "light";
+  window.addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    root.classList.add("printing");
+    paint("light");
+    drawVisible(true);
+    for (const element of plots) {
+      if ("gl" in element.dataset) continue;
+      const panel = element.closest(".panel[hidden]");
+      if (panel) { panel.hidden = false; draw(element); panel.hidden = true; }
+    }
+  });
+  window.addEventListener("afterprint", () => { root.classList.remove("printing"); paint(before); drawVisible(true); });
+
+  const asked = new URLSearchParams(location.search).get("theme");
+  paint(["light", "dark"].includes(asked) ? asked : remembered() || (dark.matches ? "dark" : "light"));
+  drawVisible(false);
+  root.dataset.ready = "yes";
+})();

@@ -1,0 +1,101 @@
+"""The page's landscapes as plotly specifications: surfaces on one height scale, and curves in weight space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rattle.report.figures import Spec, axis, colour, figure, line
+from rattle.report.read import Seen, finite
+
+CAMERA = {"eye": {"x": -1.38, "y": -1.38, "z": 0.84}, "center": {"x": 0, "y": 0, "z": -0.12}}
+
+
+def rounded(values: np.ndarray) -> list[Any]:
+    """Five figures are more than a screen shows, and half the bytes; what is not finite becomes a gap."""
+    return [[None if (v := finite(value)) is None else float(f"{v:.5g}") for value in row] for row in values]
+
+
+def common_range(arrays: Sequence[np.ndarray]) -> tuple[float, float] | None:
+    """The lowest and highest finite value of all."""
+    values = np.concatenate([np.ravel(array) for array in arrays]) if arrays else np.zeros(0)
+    values = values[np.isfinite(values)]
+    if values.size == 0:
+        return None
+    low, high = float(values.min()), float(values.max())
+    return low, high if high > low else low + 1e-6
+
+
+def surface(
+    a: np.ndarray, b: np.ndarray, height: np.ndarray, scale: tuple[float, float], titles: tuple[str, str]
+) -> Spec:
+    """One surface, seen from the same side as every other; x runs along a."""
+    low, high = scale
+    centre, lift = finite(height[len(a) // 2, len(b) // 2]), 0.015 * (high - low)
+    mesh: Spec = {
+        "type": "surface",
+        "x": [float(f"{v:.4g}") for v in a],
+        "y": [float(f"{v:.4g}") for v in b],
+        "z": rounded(height.T),
+        "cmin": low,
+        "cmax": high,
+        "colorscale": "loss",
+        "showscale": False,
+        "lighting": {"ambient": 0.75, "diffuse": 0.45, "specular": 0.04, "roughness": 0.9},
+        "contours": {"z": {"show": True, "start": low, "end": high, "size": (high - low) / 14, "color": "#ffffff55"}},
+        "hovertemplate": "%{x:.3f}, %{y:.3f}: loss %{z:.3f}<extra></extra>",
+    }
+    dot: Spec = {
+        "type": "scatter3d",
+        "mode": "markers",
+        "x": [0],
+        "y": [0],
+        "z": [None if centre is None else centre + lift],
+        "marker": {"size": 5, "color": "#ffffff", "line": {"color": "#222833", "width": 2}},
+        "text": [f"{centre:.3f}" if centre is not None else "not finite"],
+        "hovertemplate": "the point itself: loss %{text}<extra></extra>",
+    }
+    scene = {
+        "xaxis": {"title": {"text": titles[0]}, "nticks": 5},
+        "yaxis": {"title": {"text": titles[1]}, "nticks": 5},
+        "zaxis": {"title": {"text": "loss"}, "range": [min(low, 0.0), high + 2 * lift], "nticks": 5},
+        "aspectmode": "manual",
+        "aspectratio": {"x": 1, "y": 1, "z": 0.72},
+        "camera": CAMERA,
+        "dragmode": "turntable",
+    }
+    margin = {"l": 0, "r": 0, "t": 0, "b": 0}
+    return {"data": [mesh, dot], "layout": {"scene": scene, "margin": margin, "showlegend": False}, "gl": True}
+
+
+def weight_lines(runs: Sequence[Seen]) -> Spec:
+    """Mean loss along one direction: adversarial solid, clean dashed."""
+    traces = []
+    for i, run in enumerate(runs):
+        found = run.landscapes.get("weight-1d")
+        if found is None:
+            continue
+        x = [float(f"{v:.4g}") for v in found["a"]]
+        for key, dash, width in (("adversarial", "solid", 2.4), ("clean", "dash", 1.6)):
+            y = [finite(v) for v in found[key][:, 0]]
+            if any(value is not None for value in y):
+                traces.append(
+                    line(x, y, f"{run.label}, {key}" if len(runs) > 1 else key, colour(i), dash=dash, width=width)
+                )
+    return figure(traces, axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero"))
+
+
+def one_plane(runs: Sequence[Seen]) -> bool:
+    """Whether the runs' input surfaces were taken over the same plane of the same images."""
+    planes = [run.plane for run in runs]
+    if len(runs) < 2:
+        return True
+    if any(plane is None for plane in planes):
+        return False
+    return all(
+        np.array_equal(planes[0][key], plane[key])  # type: ignore[index]
+        for plane in planes[1:]
+        for key in ("a", "b", "gradient", "rademacher")
+    )

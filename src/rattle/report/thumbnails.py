@@ -1,0 +1,51 @@
+"""Small pictures inside the page: arrays to PNG data addresses."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+
+LARGEST = 96  # pixels of a side; larger images are thinned out, smaller ones the browser enlarges
+LOW, MIDDLE, HIGH = (np.array(rgb, dtype=float) for rgb in ((49, 104, 176), (246, 246, 244), (196, 78, 38)))
+
+
+def png(pixels: np.ndarray) -> str:
+    """A data address of uint8 pixels [H, W] or [H, W, 3]."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode("ascii")
+
+
+def thinned(image: np.ndarray) -> np.ndarray:
+    """[C, H, W] with sides of at most LARGEST pixels."""
+    step = max(1, -(-max(image.shape[1:]) // LARGEST))
+    return image[:, ::step, ::step]
+
+
+def picture(image: np.ndarray) -> str:
+    """An image [C, H, W] in [0, 1]: grey with one channel, colour with three, the mean of any other number."""
+    shown = np.clip(np.nan_to_num(thinned(image)), 0, 1)
+    if shown.shape[0] != 3:
+        shown = shown.mean(0, keepdims=True)
+    pixels = (255 * shown).round().astype(np.uint8)
+    return png(pixels[0] if len(pixels) == 1 else np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+
+
+def perturbation(delta: np.ndarray, factor: float) -> str:
+    """What was added, enlarged: on mid-grey in colour; blue for less and orange for more where there is one channel."""
+    shown = np.clip(np.nan_to_num(factor * thinned(delta)), -0.5, 0.5)
+    if shown.shape[0] == 3:
+        return picture(shown + 0.5)
+    share = 2 * shown.mean(0)[..., None]
+    mixed = np.where(share < 0, MIDDLE + (LOW - MIDDLE) * -share, MIDDLE + (HIGH - MIDDLE) * share)
+    return png(mixed.round().astype(np.uint8))
+
+
+def enlargement(deltas: np.ndarray) -> float:
+    """Ten, or less where ten times the largest change would leave the range of the picture."""
+    largest = float(np.nanmax(np.abs(deltas))) if deltas.size else 0.0
+    return 10.0 if largest <= 0.05 else float(f"{0.5 / largest:.2g}")
