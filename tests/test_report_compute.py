@@ -79,8 +79,8 @@ def test_a_gallery_is_the_same_each_time_and_comes_back_from_its_file(
 def test_settings_that_differ_from_the_named_recipe_are_told_but_the_seed_is_not() -> None:
     recipe = named("digits-linf-cnn-trades")
     assert overrides(replace(recipe, seed=5)) == ""
-    assert overrides(replace(recipe, width=16)) == "width 16 (default)"
-    assert overrides(replace(recipe, name="mine", width=16)) == ""
+    assert overrides(replace(recipe, width=8)) == "width 8 (16)"
+    assert overrides(replace(recipe, name="mine", width=8)) == ""
 
 
 def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: Path, tmp_path: Path) -> None:

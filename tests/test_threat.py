@@ -119,7 +119,7 @@ def test_distance_is_the_norm_of_the_difference() -> None:
 @pytest.mark.parametrize(
     ("given_settings", "sentence"),
     [
-        ({"norm": "l1"}, "threat.norm must be linf or l2, got 'l1'"),
+        ({"norm": "l7"}, "threat.norm must be linf, l2 or l1, got 'l7'"),
         ({"epsilon": -0.1}, "threat.epsilon must be >= 0, got -0.1"),
         ({"epsilon": float("nan")}, "threat.epsilon must be >= 0, got nan"),
     ],

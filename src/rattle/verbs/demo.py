@@ -14,6 +14,7 @@ from rattle.targets import saved_target
 from rattle.train import fit
 from rattle.verbs.evaluate import store
 from rattle.verbs.options import parse
+from rattle.verbs.report import report
 
 METHODS = {"trades": "TRADES", "trades-2nd": "TRADES + 1st + 2nd"}
 ATTACKS = ("pgd20", "cw20")
@@ -48,7 +49,9 @@ def main(args: list[str]) -> None:
     print("One seed on few images: where intervals overlap, the methods cannot be told apart.\n")
     print("The runs (recipe, metrics, TensorBoard events, checkpoints, verdicts):")
     print("\n".join(f"  {folder}" for folder in folders))
+    page = report(folders, Path(options.out) / "report.html", console=console)
+    print(f"\nThe page to look at: {page.resolve()}")
     print("\nWhat to try next:")
-    print(f"  rattle evaluate {folders[1]} --attacks fgsm pgd50 --threat.epsilon 0.1")
+    print(f"  rattle evaluate {folders[1]} --attacks autoattack --n 200")
     print("  rattle train digits-linf-cnn-trades-awp-2nd --objective.eta 0.3 --epochs 10 --out runs/awp")
     print("  rattle recipes")
