@@ -94,7 +94,7 @@ def digits() -> tuple[nn.Module, Callable[[nn.Module], None], Tensor, Tensor]:
 
 
 def resnet(name: str) -> SmallResNet:
-    """`cifar10`, and `cifar10-wide` that needs some fifteen times the work, so that the network takes most of the time."""
+    """`cifar10`, and `cifar10-wide` of some fifteen times the work, where the network takes most of the time."""
     return SmallResNet() if name == "cifar10" else SmallResNet(width=16, stride=1)
 
 

@@ -91,7 +91,7 @@ def trained(steps: int, width: int) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     data, model = Data().load(), build("cnn", classes=10, channels=1, width=width)
     optimiser = torch.optim.Adam(model.parameters(), 3e-3)
-    attack, done = PGD(threat=Threat(epsilon=0.15), steps=3, step_size=0.07), 0
+    attack, done = PGD(threat=Threat(epsilon=0.15), steps=2, step_size=0.1), 0
     while done < steps:
         for index in batches(len(data.train), 64, seed=0, epoch=done):
             x, y = to_float(data.train.x[index]), data.train.y[index]
