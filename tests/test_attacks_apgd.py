@@ -20,7 +20,7 @@ from rattle.threat import Threat
 def test_the_verdict_on_a_linear_model_is_exact(norm, loss, classes) -> None:
     case = linear(classes)
     threat = case.threat(norm)
-    attack = APGD(threat=threat, loss=loss, steps=100 if norm == "l1" else 40, shrinking=norm == "l1")
+    attack = APGD(threat=threat, loss=loss, steps=60 if norm == "l1" else 40, shrinking=norm == "l1")
     x_adv = attack(case.model, case.x, case.y, generator=Streams(0, torch.arange(len(case.x))))
     safe = case.distance[norm] > threat.epsilon
     found = robust(case.model, x_adv, case.y)

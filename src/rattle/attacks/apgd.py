@@ -117,7 +117,7 @@ class APGD:
         points, heights = start.clone(), start.new_full((len(start),), -torch.inf)
         live = Live(**vars(rows), row=torch.arange(len(start), device=start.device), x_adv=start, x_old=start)
         logits, live.loss, live.gradient = self.look(victim, live, gradient=True)
-        live.best, live.best_gradient, live.best_loss = live.x_adv, live.gradient, live.loss
+        live.best, live.best_gradient, live.best_loss = live.x_adv.clone(), live.gradient.clone(), live.loss
         schedule = (
             Sparsity(threat, steps, live, warm) if threat.norm == "l1" else Halving(threat, steps, live, self.rho)
         )
@@ -134,9 +134,8 @@ class APGD:
             live.x_old, live.x_adv = live.x_adv, x_new
             before = live.loss
             logits, live.loss, live.gradient = self.look(victim, live, gradient=step + 1 < steps)
-            higher = live.loss > live.best_loss
-            live.best = torch.where(higher[:, None], live.x_adv, live.best)
-            live.best_gradient = torch.where(higher[:, None], live.gradient, live.best_gradient)
+            higher = (live.loss > live.best_loss).nonzero().squeeze(1)
+            live.best[higher], live.best_gradient[higher] = live.x_adv[higher], live.gradient[higher]
             live.best_loss = torch.maximum(live.loss, live.best_loss)
             schedule.after(live, step + 1, live.loss > before)
         points[live.row], heights[live.row] = live.best, live.best_loss
@@ -144,17 +143,17 @@ class APGD:
 
     def look(self, victim: Victim, live: Live, *, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, loss [n] and its gradient [n, d] at x_adv; the gradient averaged over `eot` draws of the model."""
-        total, times = torch.zeros_like(live.x_adv), self.eot if gradient else 1
+        total, times = live.x_adv.new_zeros(()), self.eot if gradient else 1
         while True:
             with torch.set_grad_enabled(gradient):
                 leaf = live.x_adv.detach().requires_grad_(gradient)
                 logits = victim.logits(leaf)
                 loss = HEIGHTS[defined(self.loss, logits.shape[1])](logits, live.y, live.target)
             if gradient:
-                total += torch.autograd.grad(loss.sum(), leaf)[0]
+                total = total + torch.autograd.grad(loss.sum() / self.eot, leaf)[0]
             times -= 1
             if times == 0:
-                return logits.detach(), loss.detach(), total / self.eot
+                return logits.detach(), loss.detach(), total.expand_as(live.x_adv)
 
 
 class Halving:
@@ -165,14 +164,21 @@ class Halving:
         live.step_size = torch.full_like(live.loss, 2 * threat.epsilon)
         live.rises = torch.zeros_like(live.loss)
         live.loss_at_check, live.halved = live.best_loss, torch.ones_like(live.loss, dtype=torch.bool)
+        if threat.norm == "linf":  # here the projection is a clamp, whose bounds stay
+            live.low, live.high = (live.x - threat.epsilon).clamp_(0, 1), (live.x + threat.epsilon).clamp_(0, 1)
 
     def step(self, live: Live, *, first: bool) -> Tensor:
         """Eq. (4): a projected step, then momentum, projected again."""
-        z = self.threat.project(self.threat.ascend(live.x_adv, live.gradient, live.step_size[:, None]), live.x)
+        z = self.inside(live, self.threat.ascend(live.x_adv, live.gradient, live.step_size[:, None]))
         if first:
             return z
-        inertia = live.x_adv - live.x_old
-        return self.threat.project(live.x_adv + MOMENTUM * (z - live.x_adv) + (1 - MOMENTUM) * inertia, live.x)
+        a = MOMENTUM  # x' + a (z - x') + (1 - a) (x' - x'_old), in place
+        return self.inside(live, z.mul_(a).add_(live.x_adv, alpha=2 - 2 * a).sub_(live.x_old, alpha=1 - a))
+
+    def inside(self, live: Live, z: Tensor) -> Tensor:
+        if self.threat.norm == "linf":
+            return torch.clamp(z, live.low, live.high, out=z)
+        return self.threat.project(z, live.x)
 
     def after(self, live: Live, step: int, rose: Tensor) -> None:
         """At a checkpoint, halve the step and go back to the best point where the loss has stalled."""

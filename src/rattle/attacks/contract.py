@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from rattle.attacks.folding import folded
 from rattle.errors import RattleError
 from rattle.randomness import GOLDEN, Randomness, Streams, mix, signed, streams
 from rattle.threat import Threat
@@ -96,6 +97,7 @@ class Victim:
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.model, self.shape = model, x.shape[1:]
         self.channels_last = accepts_channels_last(model, x)
+        self.model = folded(model, self.images(self.flat(x[:2]))) or model
 
     def flat(self, x: Tensor) -> Tensor:
         """Images [n, ...] as rows [n, d]."""

@@ -103,7 +103,7 @@ class FAB:
         points, heights = rows.x.clone(), rows.x.new_full((len(rows.x),), -torch.inf)
         start = rows.x if restart == 0 else (rows.x + self.threat.random_start(rows.x, draws)) / 2
         live = Live(**vars(rows), row=torch.arange(len(start), device=start.device), x_adv=start)
-        live.nearest, live.distance = live.x, torch.full_like(heights, torch.inf)
+        live.nearest, live.distance = live.x.clone(), torch.full_like(heights, torch.inf)
         for _ in range(self.steps):
             margin, w = self.boundary(victim, live)
             live.x_adv = self.step(live, margin, w)
@@ -111,10 +111,8 @@ class FAB:
                 adversarial = victim.logits(live.x_adv).argmax(1) != live.y
             distance = self.threat.distance(live.x_adv, live.x)
             nearer = adversarial & (distance < live.distance)
-            live.nearest = torch.where(nearer[:, None], live.x_adv, live.nearest)
-            live.distance = torch.where(nearer, distance, live.distance)
-            back = torch.lerp(live.x, live.x_adv, self.backward)
-            live.x_adv = torch.where(adversarial[:, None], back, live.x_adv)
+            live.nearest[nearer], live.distance[nearer] = live.x_adv[nearer], distance[nearer]
+            live.x_adv[adversarial] = torch.lerp(live.x[adversarial], live.x_adv[adversarial], self.backward)
             hit = live.distance <= self.threat.epsilon
             if bool(hit.any()):
                 points[live.row[hit]], heights[live.row[hit]] = live.nearest[hit], torch.inf
@@ -130,7 +128,7 @@ class FAB:
         norm, threat = self.threat.norm, self.threat
         here = to_plane(live.x_adv, w, margin, norm)
         there = to_plane(live.x, w, margin + dot(w, live.x - live.x_adv), norm)
-        zero = torch.zeros_like(here[:, :1])
+        zero = here.new_zeros(())
         a, b = (threat.distance(d, zero).clamp_min_(1e-8)[:, None] for d in (here, there))
         alpha = (a / (a + b)).clamp_max(self.alpha_max)
         return torch.lerp(
