@@ -146,7 +146,7 @@ class SavedImages:
 def load_images(path: Path) -> SavedImages:
     """Open and check a file that save_images wrote; nothing in it can run."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             index, x_adv, y = (torch.from_numpy(file[key]) for key in ("index", "x_adv", "y"))
             norm, epsilon = str(file["norm"]), float(file["epsilon"])
     except (
