@@ -21,7 +21,7 @@ from tiny_runs import RECIPE, digits, save_run, small_cnn
 
 ROWS = [(number, row) for number in range(1, 6) for row in paper.table(number).rows if row.recipe]
 SURROGATES = sorted({c.surrogate for _, row in ROWS for c in row.cells if c.surrogate})
-WIDTHS = {"PreAct ResNet-18": 2, "WRN-34-10": 1, "VGG16": 2, "MobileNetV2": 4}  # slim: the same layers, fewer channels
+WIDTHS = {"PreAct ResNet-18": 8, "WRN-34-10": 2, "VGG16": 8, "MobileNetV2": 8}  # slim: the same layers, fewer channels
 CLASSES = {"cifar10": 10, "cifar100": 100, "svhn": 10}
 
 
@@ -95,7 +95,7 @@ def test_each_row_trains_and_evaluates(
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", SURROGATES)
 def test_each_surrogate_of_table_4_trains_and_transfers(recipe: str, tmp_path: Path) -> None:
-    run = two_steps(recipe, recipe.partition("-")[0], 2, tmp_path)
+    run = two_steps(recipe, recipe.partition("-")[0], 8, tmp_path)
     assert main(["transfer", "--from", str(run), "--to", str(run), "--attacks", "pgd20", "cw20"]) == 0
 
 
