@@ -16,7 +16,7 @@ LEVELS = [
     "recipes",
     "checkpoint",
     "runs",
-    "evaluation learner train landscape landscape_plots flatness fidelity export tables twins "
+    "evaluation judging learner train landscape landscape_plots flatness fidelity export tables twins "
     "verdicts targets gallery portraits trackers",
     "report",
     "verbs",

@@ -1,16 +1,15 @@
 """Evaluation: one flag per image per attack; robust accuracy is their mean, the worst case an AND.
 
-A flag is True where the image is classified rightly and the attack found nothing. No flag is lowered on an attack's
-word: its point must lie inside the ball and [0, 1] and be misclassified in a fresh forward pass.
+A flag is True where the image is classified rightly and the attack found nothing (judging.py).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +19,12 @@ from rattle import distributed
 from rattle.attacks import Attack, RayS, named
 from rattle.attacks.checks import advice as find_advice
 from rattle.attacks.checks import rises, square_helped
-from rattle.attacks.contract import branch, check_batch, check_labels, finite, logits_of
+from rattle.attacks.contract import check_batch
 from rattle.attacks.transfer import Transfer
 from rattle.console import Console, Silent
 from rattle.data import to_float
 from rattle.errors import RattleError
+from rattle.judging import Ensemble, classified, judge
 from rattle.randomness import Streams
 from rattle.settings import to_plain
 from rattle.statistics import wilson
@@ -33,13 +33,6 @@ from rattle.verdicts import Verdicts, fingerprint, save_images
 from rattle.weights import eval_mode
 
 Attacks = Mapping[str, Attack] | Sequence[str]
-
-
-@runtime_checkable
-class Ensemble(Protocol):
-    """An attack made of others, each run on the images that the ones before it left (AutoAttack)."""
-
-    def components(self) -> dict[str, Attack]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,50 +128,6 @@ def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Ten
         yield index, part if part.is_floating_point() else to_float(part), y[index]
 
 
-def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Which images the model classifies rightly, [n] bool, in one fresh forward pass."""
-    with torch.no_grad():
-        logits = finite(logits_of(model, x))
-    check_labels(logits, y)
-    return logits.argmax(1) == y
-
-
-def survives(model: nn.Module, attack: Attack, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Which images an attack's points leave robust: a point counts inside the ball and the box, and misclassified."""
-    counts = attack.threat.contains(x_adv, x)
-    return classified(model, torch.where(counts.view(-1, *[1] * (x.ndim - 1)), x_adv, x), y) | ~counts
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """An attack on one batch of rightly classified images."""
-
-    robust: Tensor  # [n] bool
-    x_adv: Tensor
-    parts: dict[str, Tensor]
-    distance: Tensor | None = None
-
-
-def judge(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: Streams) -> Judged:
-    """Run an attack and check every point it returns."""
-    kept = x.clone()  # attacks that write into their input are measured from the image as it was
-    if isinstance(attack, RayS):
-        found = attack.search(model, kept, y)
-        robust = survives(model, attack, found.x_adv, x, y)
-        return Judged(robust, found.x_adv, {}, found.distance)
-    if not isinstance(attack, Ensemble):
-        x_adv = attack(model, kept, y, generator=draws)
-        return Judged(survives(model, attack, x_adv, x, y), x_adv, {})
-    robust, x_adv, parts = torch.ones(len(x), dtype=torch.bool, device=x.device), x.clone(), {}
-    for number, (name, component) in enumerate(attack.components().items()):
-        live = robust.nonzero().squeeze(1)
-        if len(live):
-            part = judge(model, component, x[live], y[live], branch(draws[live], number))
-            x_adv[live], robust[live] = part.x_adv.to(x_adv), part.robust
-        parts[name] = robust.clone()
-    return Judged(robust, x_adv, parts)
-
-
 def evaluate(
     model: nn.Module,
     x: Tensor,
@@ -228,14 +177,17 @@ def evaluate(
             with console.bar(name, len(x)) as advance:
                 verdicts[name] = verdict(model, x, y, attack, start, batch_size, seed, kept, save_adversarial, advance)
             if kept is not None and store is not None and save_adversarial:
-                gather_images(kept, store / f"{name}-adversarial.npz", y, batch_size, start, verdicts[name].flags)
+                gather_images(kept, store / f"{name}-adversarial.npz", x, y, batch_size, start, verdicts[name], attack)
     if advise:
         sentences += afterthoughts(clean.tolist(), verdicts)
     return Evaluation(clean=clean.tolist(), verdicts=verdicts, advice=tuple(sentences))
 
 
 def mark(model: nn.Module, x: Tensor, y: Tensor, attack: Attack, seed: int, batch_size: int, start: Tensor) -> str:
+    """What verdicts on these images depend on; a surrogate's weights are among it."""
     settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": ints(start.tolist())}
+    if isinstance(attack, Transfer):
+        settings["surrogate"] = fingerprint(attack.surrogate, x[:0], y[:0], {})
     return fingerprint(model, x, y, settings)
 
 
@@ -254,7 +206,7 @@ def verdict(
     """One attack on all images, batch by batch; those already judged are taken from the store."""
     parts = list(attack.components()) if isinstance(attack, Ensemble) else []
     rows = torch.zeros(1 + len(parts), len(x), dtype=torch.bool, device=y.device)
-    distances = torch.zeros(len(x), dtype=torch.float64, device=y.device)
+    distances = torch.zeros(len(x), device=y.device)
     seconds = 0.0
     for index, images, labels in image_batches(x, y, batch_size):
         first, keep = int(index[0]), start[index]
@@ -266,14 +218,14 @@ def verdict(
             if kept:
                 kept.add(first, row, x_adv if save_adversarial else None)
         rows[:, index] = torch.tensor(row["flags"], device=y.device).bool().view(1 + len(parts), -1)
-        distances[index] = torch.tensor(row.get("distances", [0.0] * len(index)), dtype=torch.float64, device=y.device)
+        distances[index] = torch.tensor(row.get("distances", [0.0] * len(index)), device=y.device)
         seconds += row["seconds"]
         advance(len(index), robust=float(rows[0, : int(index[-1]) + 1].float().mean()))
     rows, distances = distributed.total(rows.int()).bool(), distributed.total(distances)
     return Verdict(
         attack=describe(attack),
         flags=rows[0].tolist(),
-        seconds=float(distributed.total(torch.tensor(seconds, dtype=torch.float64))),
+        seconds=float(distributed.total(torch.tensor(seconds, device=y.device))),
         parts={name: rows[1 + i].tolist() for i, name in enumerate(parts)},
         distances=distances.tolist() if isinstance(attack, RayS) else [],
     )
@@ -288,33 +240,35 @@ def judged_row(
     row: dict[str, Any] = {}
     x_adv = x.clone()
     live = keep.nonzero().squeeze(1)
-    distance = torch.zeros(len(x), dtype=torch.float64)
+    distance = torch.zeros(len(x))
     if len(live):
         found = judge(model, attack, x[live], y[live], Streams(seed, index[live].to(x.device)))
         x_adv[live] = found.x_adv.to(x_adv)
         for i, robust in enumerate([found.robust, *found.parts.values()]):
             flags[i, live.cpu()] = robust.cpu().to(torch.int8)
         if found.distance is not None:
-            distance[live.cpu()] = found.distance.double().cpu()
+            distance[live.cpu()] = found.distance.float().cpu()
     row["flags"] = flags.flatten().tolist()
     if isinstance(attack, RayS):
         row["distances"] = distance.tolist()
     return row, x_adv
 
 
-def gather_images(kept: Verdicts, path: Path, y: Tensor, batch_size: int, start: Tensor, flags: list[bool]) -> None:
+def gather_images(
+    kept: Verdicts, path: Path, x: Tensor, y: Tensor, batch_size: int, start: Tensor, found: Verdict, attack: Attack
+) -> None:
     """The adversarial images of every broken image, in one file."""
     distributed.barrier()
     if not distributed.main():
         return
-    broken = start.cpu() & ~torch.tensor(flags)
-    found = []
+    broken = start.cpu() & ~torch.tensor(found.flags)
+    parts = [np.empty((0, *x.shape[1:]), np.float32)]
     for index in torch.arange(len(y)).split(batch_size):
         images = kept.images(int(index[0]))
         if images is not None:
-            found.append(images[broken[index].numpy()])
+            parts.append(images[broken[index].numpy()])
     index = broken.nonzero().squeeze(1)
-    save_images(path, index, np.concatenate(found), y.cpu()[index])
+    save_images(path, index, np.concatenate(parts), y.cpu()[index], attack.threat)
 
 
 def afterthoughts(clean: list[bool], verdicts: Mapping[str, Verdict]) -> list[str]:
@@ -329,24 +283,51 @@ def afterthoughts(clean: list[bool], verdicts: Mapping[str, Verdict]) -> list[st
 
 
 def curve(
-    model: nn.Module, x: Tensor, y: Tensor, attack: str, threat: Threat, epsilons: Sequence[float], **settings: Any
-) -> list[tuple[float, list[bool]]]:
-    """Flags against epsilon, never rising: an image broken at a smaller epsilon is broken at every larger one."""
-    points: list[tuple[float, list[bool]]] = []
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    attacks: Mapping[float, Attack],
+    *,
+    name: str = "attack",
+    **settings: Any,
+) -> dict[float, list[bool]]:
+    """Flags against epsilon, never rising: an image broken at a smaller epsilon is broken at every larger one.
+
+    `attacks` holds the attack for each epsilon; at epsilon 0 the clean images are looked at and it is not run.
+
+    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    >>> x, y = torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
+    >>> flags = curve(model, x, y, {e: named("pgd5", Threat(epsilon=e)) for e in (0, 0.1, 0.2)})
+    >>> sum(flags[0.2]) <= sum(flags[0.1]) <= sum(flags[0])
+    True
+    """
+    points: dict[float, list[bool]] = {}
     alive: list[bool] | None = None
-    for epsilon in sorted(epsilons):
-        chosen = {f"{attack}-{epsilon:.6g}": named(attack, replace(threat, epsilon=epsilon))}
-        result = evaluate(model, x, y, {} if epsilon == 0 else chosen, among=alive, **settings)
-        alive = result.clean if epsilon == 0 else next(iter(result.verdicts.values())).flags
-        points.append((epsilon, alive))
+    for epsilon, attack in sorted(attacks.items()):
+        if epsilon == 0:
+            alive = evaluate(model, x, y, {}, among=alive, **settings).clean
+        else:
+            chosen = {curve_name(name, epsilon): attack}
+            alive = evaluate(model, x, y, chosen, among=alive, **settings).verdicts[curve_name(name, epsilon)].flags
+        points[epsilon] = alive
     return points
+
+
+def curve_name(attack: str, epsilon: float) -> str:
+    """What the verdicts of one point of a curve are kept under."""
+    return f"{attack}-{epsilon:.9g}"
 
 
 def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat) -> Tensor:
     """Which saved images are what they claim: inside the ball and [0, 1], and misclassified in a fresh forward pass."""
+    wrong = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    if len(x) == 0:
+        return wrong
     x = x if x.is_floating_point() else to_float(x)
-    wrong = torch.zeros(len(x), dtype=torch.bool)
+    sound = x_adv.isfinite().flatten(1).all(1) & threat.contains(x_adv, x)
     with eval_mode(model):
-        for part in torch.arange(len(x)).split(250):
-            wrong[part] = ~classified(model, x_adv[part], y[part])
-    return wrong & threat.contains(x_adv, x)
+        for part in torch.arange(len(x), device=x.device).split(250):
+            here = part[sound[part]]
+            if len(here):
+                wrong[here] = ~classified(model, x_adv[here], y[here])
+    return wrong & sound

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from rattle.errors import RattleError
 from rattle.models import check_width, find_head, load_weights
 from rattle.randomness import fork
 from rattle.recipes import Recipe
-from rattle.runs import Run, network
+from rattle.runs import Run, locate, network
 
 INIT = 4  # what a forked seed is for; see train.py for the others
 
@@ -123,7 +124,7 @@ def begin(recipe: Recipe, data: Dataset) -> Learner:
         torch.manual_seed(fork(recipe.seed, INIT))
         model = network(recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data))
     if recipe.init:
-        load_weights(recipe.init, model, fresh_head=True)
+        load_weights(locate(recipe.init) if Path(recipe.init).is_dir() else recipe.init, model, fresh_head=True)
     check_width(model, to_float(data.train[torch.arange(1)].x), len(data.classes))
     if recipe.objective.need.features:
         find_head(model, recipe.head)  # refuse a model without one before anything is written

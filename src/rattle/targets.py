@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch import nn
 
 from rattle.data import Data, Images, to_float
 from rattle.errors import RattleError
+from rattle.learner import chosen_device
 from rattle.models import build, check_width, load_weights
 from rattle.models.foreign import file_normalisation
+from rattle.recipes import Recipe
 from rattle.runs import model_of, open_checkpoint, run_of
 from rattle.threat import Threat
 
@@ -30,48 +33,90 @@ class Target:
     results: Path
 
     def images(self, n: int | None) -> Images:
-        """The first n test images, or all of them."""
+        """The first n test images, or all of them, where the model is."""
         if n is not None and n < 1:
             raise RattleError(f"--n must be >= 1, got {n}")
-        return self.test if n is None else self.test[torch.arange(min(n, len(self.test)))]
+        chosen = self.test if n is None else self.test[torch.arange(min(n, len(self.test)))]
+        return chosen.to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
 
-def saved_target(path: str, *, data: str | None = None, averaged: bool = True) -> Target:
+def checked(model: nn.Module, test: Images, classes: int, data: str) -> nn.Module:
+    """The model on the device there is, once it has been seen to take these images and to tell the classes apart."""
+    if len(test) == 0:
+        raise RattleError(f"{data} has no test images to evaluate on")
+    check_width(model, to_float(test[torch.arange(1)].x), classes)
+    return model.to(chosen_device(Recipe()))
+
+
+def saved_target(path: str, *, data: str | None = None, root: str | None = None, averaged: bool = True) -> Target:
     """A run folder or a checkpoint; on its own data unless others are named."""
     saved = open_checkpoint(path)
     recipe, run = saved.recipe, run_of(saved.path)
-    source = Data(name=data, root=recipe.data.root).source() if data else recipe.data.load()
+    own = replace(recipe.data, root=root or recipe.data.root)
+    pictures = data is not None and (Path(data).is_dir() or data.startswith("hub:"))
+    other = Data(name=data, root=own.root, resize=own.resize if pictures else None) if data else own
+    source = other.source()
     return Target(
         name=recipe.name,
-        model=model_of(saved, averaged=averaged),
+        model=checked(model_of(saved, averaged=averaged), source.test, len(saved.classes), other.name),
         test=source.test,
         classes=saved.classes,
         threat=recipe.attack.threat,
-        about={"checkpoint": str(saved.path), "recipe": recipe.name, "data": data or recipe.data.name},
+        about={"checkpoint": str(saved.path), "recipe": recipe.name, "data": other.name},
         results=run.results if run else saved.path.parent / "results",
     )
 
 
-def foreign_target(model: str, weights: str | None, data: str, *, root: str | None, width: int | None) -> Target:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
     """A network by name or from a user's file, with weights as other code saves them."""
+
+    model: str
+    weights: str | None = None
+    width: int | None = None
+    activation: str = "relu"
+    mean: Sequence[float] = ()  # of each channel; what the file itself says when not given
+    std: Sequence[float] = ()
+    classes: int | None = None
+
+    def build(self, classes: int, channels: int) -> nn.Module:
+        if bool(self.mean) != bool(self.std):
+            raise RattleError("--mean and --std go together: a number for each channel")
+        given = (tuple(self.mean), tuple(self.std)) if self.mean else None
+        normalise = given or (file_normalisation(self.weights) if self.weights else None)
+        network = build(
+            self.model,
+            classes=classes,
+            channels=channels,
+            width=self.width,
+            activation=self.activation,
+            normalise=normalise,
+        )
+        if self.weights:
+            load_weights(self.weights, network)
+        return network.eval()
+
+
+def foreign_target(network: Network, data: str, *, root: str | None = None) -> Target:
+    """Any network on any data."""
+    if not network.weights and ":" not in network.model:
+        raise RattleError(f"--model {network.model} has no trained weights of its own: give them with --weights")
     source = Data(name=data, root=root).source()
-    if len(source.test) == 0:
-        raise RattleError(f"{data} has no test images to evaluate on")
-    statistics = file_normalisation(weights) if weights else None
-    network = build(model, classes=len(source.classes), channels=source.channels, width=width, normalise=statistics)
-    if weights:
-        load_weights(weights, network)
-    elif ":" not in model:
-        raise RattleError(f"--model {model} has no trained weights of its own: give them with --weights")
-    network.eval()
-    check_width(network, to_float(source.test[torch.arange(1)].x), len(source.classes))
-    place = Path(weights).parent if weights else Path()
+    classes, found = network.classes or len(source.classes), len(source.classes)
+    if classes < found:
+        raise RattleError(f"--classes {classes} is fewer than the {found} classes of {data}")
+    model = network.build(classes, source.channels)
+    file = Path(network.weights or network.model.rpartition(":")[0])
     return Target(
-        name=f"{model} {Path(weights).name}" if weights else model,
-        model=network,
+        name=f"{network.model} {file.name}" if network.weights else network.model,
+        model=checked(model, source.test, classes, data),
         test=source.test,
-        classes=source.classes,
+        classes=(*source.classes, *map(str, range(found, classes))),
         threat=Threat(),
-        about={"checkpoint": weights, "recipe": model, "data": data},
-        results=place / "results",
+        about={"checkpoint": network.weights, "recipe": network.model, "data": data},
+        results=file.with_name(f"{file.stem}-results"),  # two files of weights in a folder do not share one
     )

@@ -5,7 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +21,14 @@ from torch import Tensor, nn
 
 from rattle import distributed
 from rattle.checkpoint import digest, write_atomically
+from rattle.errors import RattleError
+from rattle.threat import Threat
 
 
 def fingerprint(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, Any]) -> str:
-    """What the verdicts depend on: weights, images, labels and settings. Anything else, and they start afresh."""
+    """What the verdicts depend on: layers, weights, images, labels and settings. Anything else: they start afresh."""
     tensors = {f"model.{key}": value.detach().cpu() for key, value in model.state_dict().items()}
+    settings = {**settings, "layers": repr(model)}
     text = json.dumps(settings, sort_keys=True, default=str)
     return digest({**tensors, "x": x.detach().cpu(), "y": y.detach().cpu()}, {"settings": text})
 
@@ -28,27 +37,29 @@ class Verdicts:
     """Batches of verdicts that are on disk already, and the file that the next ones go to; one file a rank."""
 
     def __init__(self, folder: Path, name: str, mark: str) -> None:
-        self.stem, self.mark = folder / f".{name}", mark
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = self.stem.with_name(f"{self.stem.name}.{distributed.rank()}.partial")
+        self.folder, self.name = folder, name
+        self.path = folder / f".{name}.{distributed.rank()}.partial"
         self.done: dict[int, dict[str, Any]] = {}
-        for path in self.files("partial"):
-            rows = list(lines(path))
-            if rows and rows[0] == {"mark": mark}:
-                self.done |= {row["first"]: row for row in rows[1:]}
-            elif path == self.path:
-                path.unlink()
-        distributed.barrier()
-        if not self.path.exists():
-            self.append({"mark": mark})
-        else:
-            trim(self.path)
-
-    def files(self, kind: str) -> list[Path]:
-        return sorted(self.stem.parent.glob(f"{self.stem.name}.*.{kind}"))
+        with writable(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in kept_files(folder, name, "partial"):
+                rows = list(lines(path))
+                if rows and rows[0] == {"mark": mark}:
+                    self.done |= {row["first"]: row for row in rows[1:]}
+            distributed.barrier()  # all have read what the ranks of an earlier call wrote
+            own = next(lines(self.path), None) if self.path.exists() else None
+            if own == {"mark": mark}:
+                trim(self.path)
+            else:
+                self.path.unlink(missing_ok=True)
+                self.append({"mark": mark})
+            if not self.done and distributed.main():  # images of other verdicts
+                for path in kept_files(folder, name, "images.npy"):
+                    path.unlink()
+            distributed.barrier()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
+        with writable(self.folder), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -56,46 +67,100 @@ class Verdicts:
     def add(self, first: int, row: Mapping[str, Any], x_adv: Tensor | None = None) -> None:
         """The verdicts of the batch that begins with image `first`, and its adversarial images when they are kept."""
         if x_adv is not None:
-            np.save(self.stem.with_name(f"{self.stem.name}.{first}.images.npy"), x_adv.detach().cpu().float().numpy())
+            buffer = io.BytesIO()
+            np.save(buffer, x_adv.detach().cpu().float().numpy())
+            write_atomically(self.place(first), buffer.getvalue())
         self.append({"first": first, **row})
 
+    def place(self, first: int) -> Path:
+        return self.folder / f".{self.name}.{first}.images.npy"
+
     def images(self, first: int) -> np.ndarray | None:
-        path = self.stem.with_name(f"{self.stem.name}.{first}.images.npy")
-        return np.load(path) if path.exists() else None
+        return np.load(self.place(first)) if self.place(first).exists() else None
+
+
+@contextmanager
+def writable(folder: Path) -> Iterator[None]:
+    """A folder that cannot be written to is the user's to mend."""
+    try:
+        yield
+    except OSError as reason:
+        raise RattleError(f"cannot keep verdicts in {folder}: {reason.strerror or reason}") from reason
+
+
+def kept_files(folder: Path, name: str, kind: str) -> list[Path]:
+    """What was kept of one attack, and of no other whose name begins alike."""
+    pattern = re.compile(rf"\.{re.escape(name)}\.\d+\.{re.escape(kind)}")
+    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
 
 
 def clear(folder: Path, name: str) -> None:
     """The verdicts are in their final place: what was kept on the way goes."""
     for kind in ("partial", "images.npy"):
-        for path in folder.glob(f".{name}.*.{kind}"):
+        for path in kept_files(folder, name, kind):
             path.unlink(missing_ok=True)
+
+
+def whole(line: bytes) -> dict[str, Any] | None:
+    """The object that a line holds; None when it is torn or damaged."""
+    try:
+        row = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and row.keys() & {"mark", "first"} else None
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of a file; a torn one, and what follows it, is not there."""
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-        try:
-            if not line.endswith("\n"):
-                return
-            yield json.loads(line)
-        except json.JSONDecodeError:
+    for line in path.read_bytes().splitlines(keepends=True):
+        row = whole(line)
+        if row is None:
             return
+        yield row
 
 
 def trim(path: Path) -> None:
-    """Cut a torn last line off before more is written."""
-    content = path.read_bytes()
-    os.truncate(path, content.rfind(b"\n") + 1)
+    """Cut a torn line, and what follows it, off before more is written."""
+    good = takewhile(lambda line: whole(line) is not None, path.read_bytes().splitlines(keepends=True))
+    os.truncate(path, sum(map(len, good)))
 
 
-def save_images(path: Path, index: Tensor, x_adv: np.ndarray, y: Tensor) -> None:
-    """Adversarial images as .npz: index into the test set, x_adv float32 in [0, 1], y."""
+def save_images(path: Path, index: Tensor, x_adv: np.ndarray, y: Tensor, threat: Threat) -> None:
+    """Adversarial images as .npz: index into the test set, x_adv float32 in [0, 1], y, and the threat they keep to."""
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, index=index.cpu().numpy(), x_adv=x_adv, y=y.cpu().numpy())
+    ball = {"norm": np.array(threat.norm), "epsilon": np.array(threat.epsilon)}
+    np.savez_compressed(buffer, index=index.cpu().numpy(), x_adv=x_adv, y=y.cpu().numpy(), **ball)  # type: ignore[arg-type]
     write_atomically(path, buffer.getvalue())
 
 
-def load_images(path: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """(index, x_adv, y) of a file that save_images wrote."""
-    with np.load(path, allow_pickle=False) as file:
-        return tuple(torch.from_numpy(file[key]) for key in ("index", "x_adv", "y"))  # type: ignore[return-value]
+@dataclass(frozen=True, slots=True)
+class SavedImages:
+    """What save_images wrote."""
+
+    index: Tensor  # into the test set, [n]
+    x_adv: Tensor
+    y: Tensor
+    threat: Threat
+
+
+def load_images(path: Path) -> SavedImages:
+    """Open and check a file that save_images wrote; nothing in it can run."""
+    try:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            index, x_adv, y = (torch.from_numpy(file[key]) for key in ("index", "x_adv", "y"))
+            norm, epsilon = str(file["norm"]), float(file["epsilon"])
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        EOFError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as reason:
+        raise RattleError(f"{path} is not a file of adversarial images, or is damaged") from reason
+    whole_numbers = index.dtype == y.dtype == torch.int64 and index.ndim == y.ndim == 1
+    if not whole_numbers or x_adv.dtype != torch.float32 or not len(index) == len(x_adv) == len(y):
+        raise RattleError(f"{path} is not a file of adversarial images: index, x_adv and y do not belong together")
+    return SavedImages(index, x_adv, y, Threat(norm=norm, epsilon=epsilon))  # type: ignore[arg-type]

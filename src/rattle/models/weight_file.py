@@ -38,7 +38,7 @@ def open_weights(path: str | Path) -> Any:
         raise RattleError(f"no file of weights at {path}")
     try:
         if path.suffix == ".safetensors":
-            return load_file(path, device="cpu")
+            return of_a_run(load_file(path, device="cpu"))
         with torch.serialization.safe_globals(PLAIN):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -51,6 +51,16 @@ def open_weights(path: str | Path) -> Any:
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         raise RattleError(f"{path} is not a file of weights: truncated, or of another kind") from error
+
+
+def of_a_run(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Of a checkpoint of ours the weights that count, averaged ones first; anything else as it is."""
+    parts = {key.partition(".")[0] for key in tensors}
+    if "model" not in parts or not parts <= {"model", "average", "optimizer"} or parts == {"model"}:
+        return tensors
+    averaged = int(tensors.get("average.n_averaged", torch.zeros(()))) > 0
+    prefix = "average.module." if averaged else "model."
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def unwrap(saved: Any, where: str, entry: str | None = None) -> tuple[str, dict[str, Tensor]]:

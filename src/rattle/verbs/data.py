@@ -37,6 +37,7 @@ class Show:
     name: Annotated[str, tyro.conf.Positional]
     root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     out: str = "contact-sheet.png"
+    resize: int | None = None  # side to scale the pictures of a folder or of the hub to
 
 
 def main(args: list[str]) -> None:
@@ -67,9 +68,9 @@ def get(options: Get) -> None:
 
 
 def show(options: Show) -> None:
-    found = data.Data(name=options.name, root=options.root).source()
-    for rows in (data.describe(found), data.balance(found)):
-        print_table(rows[0], rows[1:])
     if Path(options.out).suffix.lower() != ".png":
         raise RattleError(f"--out must be a .png file, got {options.out}")
+    found = data.Data(name=options.name, root=options.root, resize=options.resize).source()
+    for rows in (data.describe(found), data.balance(found)):
+        print_table(rows[0], rows[1:])
     print(f"contact sheet: {data.contact_sheet(found, options.out)}")

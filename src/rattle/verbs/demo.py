@@ -31,8 +31,8 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "demo")
-    console, rows, folders, recipe = Console(), [], [], named("digits-linf-cnn-trades")
-    data, threat = recipe.data.load(), recipe.attack.threat
+    console, rows, folders, n, recipe = Console(), [], [], 0, named("digits-linf-cnn-trades")
+    threat = recipe.attack.threat
     attacks = {name: attack_named(name, threat) for name in ATTACKS}
     for method, label in METHODS.items():
         recipe = replace(named(f"digits-linf-cnn-{method}"), seed=options.seed)
@@ -40,11 +40,13 @@ def main(args: list[str]) -> None:
         console.say(f"{label}: training {recipe.epochs} epochs on {recipe.data.name}")
         run = fit(recipe, Path(options.out) / method, overwrite=True, console=console)
         target = saved_target(str(run.folder))
-        result = evaluate(target.model, data.test.x, data.test.y, attacks, seed=options.seed, console=console)
+        images = target.images(None)
+        result = evaluate(target.model, images.x, images.y, attacks, seed=options.seed, console=console)
         store(result, target.about | {"seed": options.seed}, run.results)
         rows.append(accuracy_row(label, result))
         folders.append(run.folder)
-    title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {len(data.test)} test images: % [95 % interval]"
+        n = result.n
+    title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {n} test images: % [95 % interval]"
     print_table(["method", "clean", "PGD-20", "CW-20"], rows, title=title)
     print("One seed on few images: where intervals overlap, the methods cannot be told apart.\n")
     print("The runs (recipe, metrics, TensorBoard events, checkpoints, verdicts):")

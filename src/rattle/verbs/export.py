@@ -9,9 +9,9 @@ from typing import Annotated
 import torch
 import tyro
 
-from rattle.data import to_float
+from rattle.errors import RattleError
 from rattle.export import Format, difference, export
-from rattle.targets import saved_target
+from rattle.runs import model_of, open_checkpoint, run_of
 from rattle.verbs.options import parse
 
 SUFFIXES = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
@@ -23,14 +23,19 @@ class Options:
 
     path: Annotated[str, tyro.conf.Positional]  # a run folder or a checkpoint file
     format: Format = "safetensors"
-    out: str = ""  # file to write; model.SUFFIX in the run folder when not given
+    out: str = ""  # file to write; model.safetensors, model.pt or model.onnx in the run folder when not given
+    raw: bool = False  # the raw weights of a run that averages them
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "export")
-    target = saved_target(options.path)
-    x = to_float(target.test[torch.arange(min(8, len(target.test)))].x)
-    out = Path(options.out) if options.out else target.results.parent / f"model{SUFFIXES[options.format]}"
-    path = export(target.model, x, out, options.format)
-    apart = difference(target.model, x, path, options.format)
+    saved = open_checkpoint(options.path)
+    run, name = run_of(saved.path), f"model{SUFFIXES[options.format]}"
+    out = Path(options.out) if options.out else (run.folder if run else saved.path.parent) / name
+    if out.resolve() == saved.path.resolve():
+        raise RattleError(f"{out} is the checkpoint itself: choose another --out")
+    model = model_of(saved, averaged=not options.raw)
+    x = torch.rand(8, *saved.shape, generator=torch.Generator().manual_seed(0))  # the data need not be at hand
+    path = export(model, x, out, options.format)
+    apart = difference(model, x, path, options.format)
     print(f"wrote {path}: its logits on {len(x)} images differ from the model's by at most {apart:.1e}")

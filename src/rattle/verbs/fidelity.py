@@ -41,7 +41,7 @@ def main(args: list[str]) -> None:
     target, recipe, console = saved_target(options.path), open_checkpoint(options.path).recipe, Console()
     model, images = target.model, target.images(options.n)
     x, y = to_float(images.x), images.y
-    x_adv = recipe.attack(model, x, y, generator=Streams(options.seed, torch.arange(len(y))))
+    x_adv = recipe.attack(model, x, y, generator=Streams(options.seed, torch.arange(len(y), device=y.device)))
     with console.bar("fidelity", 2 * options.draws * len(options.sigmas)) as advance:
         found = fidelity(
             model,

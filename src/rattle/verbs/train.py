@@ -56,6 +56,8 @@ def main(args: list[str]) -> None:
     recipe = replace(recipe, **{name: kind() if kind else None for name, kind in chosen.items()})
     options = parse(Options, rest, f"train {args[0]}", default=Options(recipe=recipe))
     recipe = options.recipe
+    if ":" in recipe.model and not any(word.partition("=")[0] == "--width" for word in rest):
+        recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
     out = options.out or f"runs/{recipe.name}-seed{recipe.seed}"
     with distributed.joined():
         run = fit(recipe, out, resume=options.resume, overwrite=options.overwrite, console=Console())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +37,8 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "transfer")
+    if not options.attacks:
+        raise RattleError("--attacks needs at least one name, such as pgd20 or cw20")
     surrogate, target = saved_target(options.from_), saved_target(options.to)
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")
@@ -56,4 +57,4 @@ def main(args: list[str]) -> None:
         return
     title = f"{len(images)} images, {threat.norm} epsilon {threat.epsilon:.4g}, made on {surrogate.name}"
     print_table(["model", "clean", *attacks], [accuracy_row(target.name, result)], title=title)
-    print(f"verdicts are in {folder}", file=sys.stdout)
+    print(f"verdicts are in {folder}")
