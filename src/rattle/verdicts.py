@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle import distributed
-from rattle.checkpoint import digest, write_atomically
+from rattle.checkpoint import append_line, digest, write_atomically
 
 
 def fingerprint(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, Any]) -> str:
@@ -29,35 +29,31 @@ class Verdicts:
 
     def __init__(self, folder: Path, name: str, mark: str) -> None:
         self.stem, self.mark = folder / f".{name}", mark
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = self.stem.with_name(f"{self.stem.name}.{distributed.rank()}.partial")
         self.done: dict[int, dict[str, Any]] = {}
+        stale = True
         for path in self.files("partial"):
             rows = list(lines(path))
             if rows and rows[0] == {"mark": mark}:
                 self.done |= {row["first"]: row for row in rows[1:]}
-            elif path == self.path:
-                path.unlink()
-        distributed.barrier()
-        if not self.path.exists():
-            self.append({"mark": mark})
+                stale = stale and path != self.path
+        distributed.barrier()  # everybody has read
+        if stale:
+            self.path.unlink(missing_ok=True)
+            append_line(self.path, {"mark": mark})
         else:
             trim(self.path)
 
     def files(self, kind: str) -> list[Path]:
         return sorted(self.stem.parent.glob(f"{self.stem.name}.*.{kind}"))
 
-    def append(self, row: Mapping[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
     def add(self, first: int, row: Mapping[str, Any], x_adv: Tensor | None = None) -> None:
         """The verdicts of the batch that begins with image `first`, and its adversarial images when they are kept."""
         if x_adv is not None:
-            np.save(self.stem.with_name(f"{self.stem.name}.{first}.images.npy"), x_adv.detach().cpu().float().numpy())
-        self.append({"first": first, **row})
+            buffer = io.BytesIO()
+            np.save(buffer, x_adv.detach().cpu().float().numpy())
+            write_atomically(self.stem.with_name(f"{self.stem.name}.{first}.images.npy"), buffer.getvalue())
+        append_line(self.path, {"first": first, **row})
 
     def images(self, first: int) -> np.ndarray | None:
         path = self.stem.with_name(f"{self.stem.name}.{first}.images.npy")
