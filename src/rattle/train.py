@@ -6,6 +6,7 @@ image), and u of (seed, step). A run resumed at any step is the run that was nev
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -195,7 +196,11 @@ def looks(model: nn.Module, recipe: Recipe) -> tuple[Views, nn.Module]:
     if recipe.compile:
         model.compile()
         views.compile()
-    return views, DistributedDataParallel(views, broadcast_buffers=False) if distributed.active() else views
+    if not distributed.active():
+        return views, views
+    known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 renames the option
+    option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return views, DistributedDataParallel(views, **{option: False})  # share_statistics does it
 
 
 def rate_at(recipe: Recipe, progress: Progress, step: int, steps: int) -> float:
