@@ -27,6 +27,10 @@ from rattle.recipes import Recipe
 FORMAT = 1
 
 
+class Damaged(RattleError):
+    """A file that is no checkpoint, or no longer one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What a file holds."""
@@ -67,17 +71,36 @@ def write_atomically(path: Path, content: bytes, *, keep: Path | None = None) ->
         if keep is not None and path.exists():
             os.replace(path, keep)
         os.replace(beside, path)
+        sync_folder(path.parent)
     except OSError as reason:
         with suppress(OSError):
             beside.unlink()
-        raise RattleError(
-            f"cannot write {path}: {reason.strerror or reason}; what was saved earlier is intact"
-        ) from reason
-    folder = os.open(path.parent, os.O_RDONLY)
+        raise unwritable(path, reason) from reason
+
+
+def sync_folder(path: Path) -> None:
+    """Names are on disk too."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """One JSON object more in a file of one a line, on disk before we go on."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as reason:
+        raise unwritable(path, reason) from reason
+
+
+def unwritable(path: Path, reason: OSError) -> RattleError:
+    return RattleError(f"cannot write {path}: {reason.strerror or reason}; what was saved earlier is intact")
 
 
 def save(
@@ -121,15 +144,15 @@ def read(path: Path) -> Checkpoint:
             texts = dict(file.metadata() or {})
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, struct.error) as reason:
-        raise RattleError(f"{path} is not a checkpoint, or is damaged: {reason}") from reason
+        raise Damaged(f"{path} is not a checkpoint, or is damaged: {reason}") from reason
     if not texts.get("format", "").isdecimal() or "recipe" not in texts:  # other writers put format=pt there
-        raise RattleError(f"{path} holds weights, but is not a RATTLE checkpoint; give it as --weights with --model")
+        raise Damaged(f"{path} holds weights, but is not a RATTLE checkpoint; give it as --weights with --model")
     if int(texts["format"]) > FORMAT:
         raise RattleError(
             f"{path} has checkpoint format {texts['format']}; this version reads up to {FORMAT}: upgrade rattle"
         )
     if texts.pop("digest", None) != digest(tensors, texts):
-        raise RattleError(f"{path} is damaged: its checksum does not match its content")
+        raise Damaged(f"{path} is damaged: its checksum does not match its content")
     return Checkpoint(
         path=path,
         recipe=Recipe.from_yaml(texts["recipe"]),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from rattle.errors import RattleError
 
 
 def active() -> bool:
@@ -22,6 +24,11 @@ def rank() -> int:
 def local_rank() -> int:
     """The rank within this machine, as torchrun tells it."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def restarted() -> bool:
+    """Has torchrun started these processes again because one of them died?"""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def world() -> int:
@@ -42,7 +49,7 @@ def joined() -> Iterator[None]:
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(local_rank())
-    dist.init_process_group("nccl" if gpu else "gloo")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")  # flags travel without waiting for a GPU
     try:
         yield
     finally:
@@ -79,9 +86,25 @@ def any_rank(flag: int) -> int:
     """The largest flag of any rank, so that all of them act on it together."""
     if not active():
         return flag
-    value = torch.tensor(flag, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    value = torch.tensor(flag)
     dist.all_reduce(value, dist.ReduceOp.MAX)
     return int(value)
+
+
+def by_main(action: Callable[[], object]) -> None:
+    """Let the main rank do it; all wait for it, and what it refuses every rank refuses."""
+    if not active():
+        action()
+        return
+    refusal: list[str | None] = [None]
+    if main():
+        try:
+            action()
+        except RattleError as mistake:
+            refusal = [str(mistake)]
+    dist.broadcast_object_list(refusal, src=0)
+    if refusal[0] is not None:
+        raise RattleError(refusal[0])
 
 
 def barrier() -> None:

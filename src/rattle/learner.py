@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ class Progress:
     best_epoch: int = 0
     metrics_size: int = 0  # bytes of metrics.jsonl that this progress includes
     rate: float = 1.0  # factor on the learning rate; halved by every rollback
+    closed: bool = False  # all batches of the epoch begun are done and averaged: what is missing is its validation
 
 
 class Ledger:
@@ -128,9 +130,12 @@ def begin(recipe: Recipe, data: Dataset) -> Learner:
     check_width(model, to_float(data.train[torch.arange(1)].x), len(data.classes))
     if recipe.objective.need.features:
         find_head(model, recipe.head)  # refuse a model without one before anything is written
+    device = chosen_device(recipe)
     if recipe.batch_norm == "sync":
+        if device.type != "cuda":
+            raise RattleError(f"batch-norm sync needs GPUs, this is {device.type}: use --batch-norm held or local")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model = model.to(chosen_device(recipe)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     settings = recipe.optimizer
     optimizer = torch.optim.SGD(
         model.parameters(),
@@ -154,18 +159,18 @@ def statistics(recipe: Recipe, data: Dataset) -> tuple[list[float], list[float]]
 
 def save(learner: Learner, recipe: Recipe, data: Dataset, run: Run, name: str) -> None:
     """Write a checkpoint of the run; `last` holds the optimizer too, and the one before it is kept."""
-    if not distributed.main():
-        return
-    checkpoint.save(
-        run.checkpoint(name),
-        recipe=recipe,
-        classes=data.classes,
-        shape=tuple(data.test.shape[1:]),
-        progress=asdict(learner.progress),
-        model=learner.model,
-        average=learner.average,
-        optimizer=learner.optimizer if name == "last" else None,
-        keep=run.checkpoint("previous") if name == "last" else None,
+    distributed.by_main(
+        lambda: checkpoint.save(
+            run.checkpoint(name),
+            recipe=recipe,
+            classes=data.classes,
+            shape=tuple(data.test.shape[1:]),
+            progress=asdict(learner.progress),
+            model=learner.model,
+            average=learner.average,
+            optimizer=learner.optimizer if name == "last" else None,
+            keep=run.checkpoint("previous") if name == "last" else None,
+        )
     )
 
 
@@ -187,22 +192,34 @@ def restore(learner: Learner, run: Run, console: Console | Silent) -> bool:
 
 def newest(run: Run, console: Console | Silent) -> checkpoint.Checkpoint | None:
     """The last checkpoint, or the one before it when the last is damaged; None when none was ever written."""
+    last, previous = run.checkpoint("last"), run.checkpoint("previous")
     reason: RattleError | None = None
-    for name in ("last", "previous"):
-        if not run.checkpoint(name).exists():
+    for path in (last, previous):
+        if not path.exists():
             continue
         try:
-            return checkpoint.read(run.checkpoint(name))
-        except RattleError as damage:
-            console.say(f"{damage}; trying the checkpoint before it")
+            found = checkpoint.read(path)
+        except checkpoint.Damaged as damage:
+            console.say(f"{damage}; trying the checkpoint before it" if path == last else str(damage))
             reason = damage
+            continue
+        distributed.barrier()  # everybody has read
+        if reason is not None and distributed.main():
+            os.replace(previous, last)  # or the next save would put the damaged one in its place
+        distributed.barrier()
+        return found
     if reason is not None:
         raise RattleError(f"no checkpoint in {run.folder} can be read: {reason}")
     return None
 
 
-def weights_are_finite(model: nn.Module) -> bool:
-    return all(bool(torch.isfinite(p).all()) for p in model.parameters())
+def refuse_non_finite(learner: Learner) -> None:
+    """Weights or statistics that overflowed are never saved, nor judged."""
+    state = learner.model.state_dict().values()
+    if not all(bool(torch.isfinite(value).all()) for value in state):
+        progress = learner.progress
+        means = {name: value / max(progress.batch, 1) for name, value in progress.sums.items()}
+        raise Diverged(progress.step, {**means, "weights": float("nan")})
 
 
 def plain_metrics(progress: Progress, rate: float, steps: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,21 +19,22 @@ from typing import Any
 from torch import nn
 
 from rattle import distributed
-from rattle.checkpoint import Checkpoint, read, write_atomically
+from rattle.checkpoint import Checkpoint, append_line, read, write_atomically
 from rattle.errors import RattleError
 from rattle.models import build
 from rattle.recipes import Recipe
 
 LOCK = "lock"
 PARTS = (
-    "recipe.yaml",
-    "environment.json",
+    "checkpoints",
     "metrics.jsonl",
     "timing.jsonl",
     "events",
-    "checkpoints",
     "results",
     "report.html",
+    "train.log",
+    "environment.json",
+    "recipe.yaml",  # last: a folder half cleared is still a run's
 )
 
 
@@ -71,14 +72,15 @@ class Run:
         """Begin a run in an empty folder, continue one, or replace one; never mix two, never write beside another."""
         if resume and overwrite:
             raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
-        if not distributed.main():
-            distributed.barrier()
+        with ExitStack() as lock:
+            distributed.by_main(lambda: self.take(recipe, resume, overwrite, lock))
             yield
-            return
+
+    def take(self, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitStack) -> None:
+        """Check that the folder may be written, lock it, and say in it what will run."""
         if self.folder.exists() and not self.folder.is_dir():
             raise RattleError(f"{self.folder} is a file, not a folder: choose another --out")
-        foreign = self.folder.exists() and not self.recipe.exists() and any(self.folder.iterdir())
-        if foreign and {p.name for p in self.folder.iterdir()} != {LOCK}:
+        if self.folder.exists() and not self.recipe.exists() and any(map(foreign, self.folder.iterdir())):
             raise RattleError(f"{self.folder} is not empty and holds no run: choose another --out")
         if self.recipe.exists() and not (resume or overwrite):
             raise RattleError(f"{self.folder} holds a run already: --resume continues it, --overwrite replaces it")
@@ -86,16 +88,14 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as reason:
             raise RattleError(f"cannot make the folder {self.folder}: {reason.strerror}") from reason
-        with locked(self.folder / LOCK):
-            if overwrite:
-                self.clear()
-            elif self.recipe.exists() and Recipe.from_yaml(self.recipe.read_text(encoding="utf-8")) != recipe:
-                command = f"rattle train {self.recipe} --out {self.folder} --resume"
-                raise RattleError(f"{self.folder} holds a run of another recipe: resume it with `{command}`")
-            write_atomically(self.recipe, recipe.to_yaml().encode())
-            write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=1).encode())
-            distributed.barrier()
-            yield
+        lock.enter_context(locked(self.folder / LOCK))
+        if overwrite:
+            self.clear()
+        elif self.recipe.exists() and Recipe.from_yaml(self.recipe.read_text(encoding="utf-8")) != recipe:
+            command = f"rattle train {self.recipe} --out {self.folder} --resume"
+            raise RattleError(f"{self.folder} holds a run of another recipe: resume it with `{command}`")
+        write_atomically(self.recipe, recipe.to_yaml().encode())
+        write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=1).encode())
 
     def clear(self) -> None:
         """Remove what a run wrote, and nothing else."""
@@ -108,17 +108,17 @@ class Run:
 
     def append(self, path: Path, line: Mapping[str, Any]) -> None:
         """One JSON object a line, on disk before we go on; the main rank writes."""
-        if not distributed.main():
-            return
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        distributed.by_main(lambda: append_line(path, line))
 
     def cut(self, path: Path, size: int) -> None:
         """Forget the lines written after the checkpoint that we resume from."""
         if distributed.main() and path.exists() and path.stat().st_size > size:
             os.truncate(path, size)
+
+
+def foreign(path: Path) -> bool:
+    """Is this something that a run which has only just begun does not write?"""
+    return path.name not in (LOCK, "train.log") and not (path.name.startswith(".") and path.name.endswith(".part"))
 
 
 @contextmanager

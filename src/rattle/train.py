@@ -6,6 +6,7 @@ image), and u of (seed, step). A run resumed at any step is the run that was nev
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -22,14 +23,24 @@ from rattle.console import Console, Silent
 from rattle.data import Dataset, Images, batches, on_device, to_float
 from rattle.errors import RattleError
 from rattle.evaluation import evaluate
-from rattle.learner import Diverged, Learner, Ledger, begin, plain_metrics, restore, save, weights_are_finite
+from rattle.learner import (
+    Diverged,
+    Learner,
+    Ledger,
+    Progress,
+    begin,
+    plain_metrics,
+    refuse_non_finite,
+    restore,
+    save,
+)
 from rattle.models import find_head
 from rattle.objectives import Objective
 from rattle.objectives.terms import head_rows
 from rattle.randomness import Streams, fork
 from rattle.recipes import Recipe
 from rattle.runs import Run, events
-from rattle.signals import Stopped, listening
+from rattle.signals import HEEDED, Asked, Attentive, Stopped, listening
 from rattle.views import Views
 from rattle.weights import AWP, EMA, SWA, Noise, frozen_bn_stats, perturbed
 
@@ -146,36 +157,56 @@ def fit(
 
 def train(learner: Learner, recipe: Recipe, data: Dataset, run: Run, console: Console | Silent) -> Run:
     """All epochs that are left."""
-    images = on_device(data.train, learner.device)
+    images, progress = on_device(data.train, learner.device), learner.progress
     steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
-    head = find_head(learner.model, recipe.head) if recipe.objective.need.features else None
-    views = Views(learner.model, recipe.objective.need, head)
-    if recipe.compile:
-        learner.model.compile()
-        views.compile()
-    outer = DistributedDataParallel(views, broadcast_buffers=False) if distributed.active() else views
-    progress = learner.progress
+    views, outer = looks(learner.model, recipe)
     with (
         listening() as request,
         console.bar(recipe.name, recipe.epochs * steps, done=progress.step) as advance,
         events(run, purge_step=progress.epoch + 1) as log,
     ):
+        saved, patience = time.monotonic(), Silent() if distributed.active() else Attentive(request)
         while progress.epoch < recipe.epochs:
-            begun = time.perf_counter()
-            for _ in train_epoch(learner, views, outer, recipe, images, steps, advance):
-                if stop := distributed.any_rank(request.number):
-                    save(learner, recipe, data, run, "last")
-                    raise Stopped(stop, str(run.folder))
-                if time.perf_counter() - begun > 60 * recipe.save_minutes and not distributed.active():
-                    save(learner, recipe, data, run, "last")
-            metrics = finish_epoch(learner, recipe, data, steps)
+            begun = time.monotonic()
+            for ledger in train_epoch(learner, views, outer, recipe, images, steps, advance):
+                due = distributed.main() and time.monotonic() - saved > 60 * recipe.save_minutes
+                if asked := distributed.any_rank(request.number or int(due)):  # no signal we heed has number 1
+                    progress.sums = ledger.read()
+                    save_midway(learner, recipe, data, run, asked)
+                    saved = time.monotonic()
+            close_epoch(learner, recipe, data)
+            try:
+                metrics = judge_epoch(learner, recipe, data, steps, patience)
+            except Asked:
+                save_midway(learner, recipe, data, run, request.number)
+                raise
             record(learner, recipe, data, run, metrics)
-            seconds = time.perf_counter() - begun
-            run.append(run.timing, {"epoch": metrics["epoch"], "seconds": seconds})
+            saved = time.monotonic()
+            run.append(run.timing, {"epoch": metrics["epoch"], "seconds": saved - begun})
             log(metrics)
             if not getattr(console, "live", False):
-                console.say(summary(metrics, recipe.epochs, seconds))
+                console.say(summary(metrics, recipe.epochs, saved - begun))
     return run
+
+
+def looks(model: nn.Module, recipe: Recipe) -> tuple[Views, nn.Module]:
+    """The model as the step looks at it, and the same inside the wrapper that averages gradients over ranks."""
+    head = find_head(model, recipe.head) if recipe.objective.need.features else None
+    views = Views(model, recipe.objective.need, head)
+    if recipe.compile:
+        model.compile()
+        views.compile()
+    if not distributed.active():
+        return views, views
+    known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 renames the option
+    option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    settings: dict[str, Any] = {option: False}  # share_statistics does it
+    return views, DistributedDataParallel(views, **settings)
+
+
+def rate_at(recipe: Recipe, progress: Progress, step: int, steps: int) -> float:
+    """The learning rate of a step."""
+    return recipe.optimizer.lr * progress.rate * recipe.schedule(step / (recipe.epochs * steps))
 
 
 def train_epoch(
@@ -186,41 +217,21 @@ def train_epoch(
     images: Images,
     steps: int,
     advance: Callable[..., None],
-) -> Iterator[None]:
+) -> Iterator[Ledger]:
     """The steps of one epoch, from where the last one stopped; yields after each, when everything may be saved."""
-    progress, seed, device = learner.progress, recipe.seed, learner.device
-    epoch, ledger = progress.epoch, Ledger(progress.sums, learner.device)
-    order = list(batches(len(images), recipe.batch_size, seed=fork(seed, ORDER), epoch=epoch))
-    awp = recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16")
+    progress, ledger = learner.progress, Ledger(learner.progress.sums, learner.device)
+    order = list(batches(len(images), recipe.batch_size, seed=fork(recipe.seed, ORDER), epoch=progress.epoch))
     learner.train_mode(recipe)
     for index in order[progress.batch :]:
-        index = shard(index).to(device)
-        rate = recipe.optimizer.lr * progress.rate * recipe.schedule(progress.step / (recipe.epochs * steps))
         for group in learner.optimizer.param_groups:
-            group["lr"] = rate
-        part = images[index.to(images.y.device)].to(device)
-        x = to_float(recipe.data.augment(part.x, Streams(fork(seed, PIXELS, epoch), index)))
+            group["lr"] = rate_at(recipe, progress, progress.step, steps)
         learner.optimizer.zero_grad(set_to_none=True)
-        with autocast:
-            terms = step(
-                views,
-                x,
-                part.y,
-                attack=recipe.attack,
-                noise=recipe.noise,
-                objective=recipe.objective,
-                awp=awp,
-                shared=torch.Generator().manual_seed(fork(seed, WEIGHTS, progress.step)),
-                private=Streams(fork(seed, ATTACK, epoch), index),
-                draws=recipe.draws,
-                accumulate=recipe.accumulate,
-                outer=outer,
-            )
+        terms = step_on(shard(index), learner, views, outer, recipe, images)
         ledger.add(distributed.mean_of(terms), progress.step + 1)
         if ledger.due(progress.step):
             ledger.read()  # a diverged loss stops here, before it reaches the weights
         learner.optimizer.step()
+        share_statistics(learner.model, recipe)
         if learner.average is not None and isinstance(recipe.average, EMA):
             learner.average.update_parameters(learner.model)
         progress.batch += 1
@@ -228,9 +239,36 @@ def train_epoch(
         if ledger.due(progress.step) or progress.batch == steps:
             progress.sums = ledger.read()
             figures = {name: value / progress.batch for name, value in progress.sums.items()}
-            advance(ledger.every, epoch=f"{epoch + 1}/{recipe.epochs}", **figures, best=max(progress.best, 0.0))
-        yield
+            done = f"{progress.epoch + 1}/{recipe.epochs}"
+            advance(ledger.every, epoch=done, **figures, best=max(progress.best, 0.0))
+        yield ledger
     progress.sums = ledger.read()
+
+
+def step_on(
+    index: Tensor, learner: Learner, views: Views, outer: nn.Module, recipe: Recipe, images: Images
+) -> dict[str, Tensor]:
+    """One step on the training images of an index, with everything random a function of seed, epoch, image and step."""
+    progress, seed, device = learner.progress, recipe.seed, learner.device
+    index, epoch = index.to(device), learner.progress.epoch
+    part = images[index.to(images.y.device)].to(device)
+    x = to_float(recipe.data.augment(part.x, Streams(fork(seed, PIXELS, epoch), index)))
+    # No cache: the step moves weights in place, and a kept copy in bfloat16 would not move along.
+    with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False):
+        return step(
+            views,
+            x,
+            part.y,
+            attack=recipe.attack,
+            noise=recipe.noise,
+            objective=recipe.objective,
+            awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
+            shared=torch.Generator().manual_seed(fork(seed, WEIGHTS, progress.step)),
+            private=Streams(fork(seed, ATTACK, epoch), index),
+            draws=recipe.draws,
+            accumulate=recipe.accumulate,
+            outer=outer,
+        )
 
 
 def shard(index: Tensor) -> Tensor:
@@ -241,32 +279,47 @@ def shard(index: Tensor) -> Tensor:
     return index.chunk(ranks)[distributed.rank()]
 
 
-def finish_epoch(learner: Learner, recipe: Recipe, data: Dataset, steps: int) -> dict[str, Any]:
-    """Average the weights, evaluate on the held-out images, and close the epoch."""
-    progress = learner.progress
+def share_statistics(model: nn.Module, recipe: Recipe) -> None:
+    """Each rank's running statistics become their mean, so that all ranks are one and a checkpoint of one is of all."""
     if distributed.active() and recipe.batch_norm == "local":
-        learner.model.load_state_dict(distributed.mean_of(float_buffers(learner.model)), strict=False)
-    swa = recipe.average if isinstance(recipe.average, SWA) else None
-    if learner.average is not None and swa and progress.epoch + 1 > swa.start * recipe.epochs:
+        found = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+        for name, value in distributed.mean_of(found).items():
+            found[name].copy_(value)
+
+
+def save_midway(learner: Learner, recipe: Recipe, data: Dataset, run: Run, asked: int) -> None:
+    """Save inside an epoch; then stop, if a signal asked for it."""
+    refuse_non_finite(learner)
+    save(learner, recipe, data, run, "last")
+    if asked in HEEDED:
+        raise Stopped(asked, str(run.folder))
+
+
+def close_epoch(learner: Learner, recipe: Recipe, data: Dataset) -> None:
+    """What follows an epoch's steps and may happen but once: averaging its weights."""
+    progress, swa = learner.progress, recipe.average if isinstance(recipe.average, SWA) else None
+    refuse_non_finite(learner)
+    if not progress.closed and learner.average is not None and swa and progress.epoch + 1 > swa.start * recipe.epochs:
         learner.average.update_parameters(learner.model)
         reestimate_statistics(learner.average.module, data.train, recipe, learner.device)
-    metrics = plain_metrics(progress, learner.optimizer.param_groups[0]["lr"], steps)
+    progress.closed = True
+
+
+def judge_epoch(learner: Learner, recipe: Recipe, data: Dataset, steps: int, console: Silent) -> dict[str, Any]:
+    """The epoch's figures, with those on the held-out images when they are due."""
+    progress = learner.progress
+    metrics = plain_metrics(progress, rate_at(recipe, progress, progress.step - 1, steps), steps)
     due = metrics["epoch"] % recipe.evaluate_every == 0 or metrics["epoch"] == recipe.epochs
     if due and data.val is not None:
-        metrics |= validate(learner.model, data.val.to(learner.device), recipe)
+        metrics |= validate(learner.model, data.val.to(learner.device), recipe, console)
         if learner.judged is not learner.model:
-            averaged = validate(learner.judged, data.val.to(learner.device), recipe)
+            averaged = validate(learner.judged, data.val.to(learner.device), recipe, console)
             metrics |= {f"{name}_average": value for name, value in averaged.items()}
-    progress.epoch, progress.batch, progress.sums = progress.epoch + 1, 0, {}
     return metrics
 
 
-def float_buffers(model: nn.Module) -> dict[str, Tensor]:
-    return {name: b for name, b in model.named_buffers() if b.is_floating_point()}
-
-
-def validate(model: nn.Module, val: Images, recipe: Recipe) -> dict[str, float]:
-    result = evaluate(model, val.x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed)
+def validate(model: nn.Module, val: Images, recipe: Recipe, console: Silent) -> dict[str, float]:
+    result = evaluate(model, val.x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed, console=console)
     return {"val_clean": result.clean_accuracy, "val_robust": result.robust_accuracy}
 
 
@@ -278,10 +331,9 @@ def reestimate_statistics(model: nn.Module, train: Images, recipe: Recipe, devic
 
 
 def record(learner: Learner, recipe: Recipe, data: Dataset, run: Run, metrics: dict[str, Any]) -> None:
-    """Write the epoch's line and its checkpoints: best when it is, last always."""
+    """Close the epoch: write its line and its checkpoints, best when it is, last always."""
     progress = learner.progress
-    if not weights_are_finite(learner.model):
-        raise Diverged(progress.step, {"loss": metrics["loss"], "weights": float("nan")})
+    progress.epoch, progress.batch, progress.sums, progress.closed = progress.epoch + 1, 0, {}, False
     run.append(run.metrics, metrics)
     progress.metrics_size = run.metrics.stat().st_size if distributed.main() else 0
     robust = metrics.get("val_robust_average", metrics.get("val_robust"))
@@ -289,7 +341,6 @@ def record(learner: Learner, recipe: Recipe, data: Dataset, run: Run, metrics: d
         progress.best, progress.best_epoch = robust or 0.0, metrics["epoch"]
         save(learner, recipe, data, run, "best")
     save(learner, recipe, data, run, "last")
-    distributed.barrier()
 
 
 def roll_back(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle import distributed
-from rattle.checkpoint import digest, write_atomically
+from rattle.checkpoint import append_line, digest, write_atomically
 from rattle.errors import RattleError
 from rattle.threat import Threat
 
@@ -52,17 +52,11 @@ class Verdicts:
                 trim(self.path)
             else:
                 self.path.unlink(missing_ok=True)
-                self.append({"mark": mark})
+                append_line(self.path, {"mark": mark})
             if not self.done and distributed.main():  # images of other verdicts
                 for path in kept_files(folder, name, "images.npy"):
                     path.unlink()
             distributed.barrier()
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        with writable(self.folder), open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
 
     def add(self, first: int, row: Mapping[str, Any], x_adv: Tensor | None = None) -> None:
         """The verdicts of the batch that begins with image `first`, and its adversarial images when they are kept."""
@@ -70,7 +64,7 @@ class Verdicts:
             buffer = io.BytesIO()
             np.save(buffer, x_adv.detach().cpu().float().numpy())
             write_atomically(self.place(first), buffer.getvalue())
-        self.append({"first": first, **row})
+        append_line(self.path, {"first": first, **row})
 
     def place(self, first: int) -> Path:
         return self.folder / f".{self.name}.{first}.images.npy"

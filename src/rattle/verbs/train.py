@@ -60,7 +60,9 @@ def main(args: list[str]) -> None:
         recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
     out = options.out or f"runs/{recipe.name}-seed{recipe.seed}"
     with distributed.joined():
-        run = fit(recipe, out, resume=options.resume, overwrite=options.overwrite, console=Console())
+        again = distributed.restarted()  # torchrun --max-restarts: go on from the last checkpoint, replace nothing
+        how = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
+        run = fit(recipe, out, **how, console=Console())
         if not distributed.main():
             return
     print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20")
