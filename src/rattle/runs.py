@@ -128,11 +128,7 @@ def locked(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            file.seek(0)
-            owner, minutes = file.read().strip() or "another process", (time.time() - path.stat().st_mtime) / 60
-            message = (
-                f"{path.parent} is being written by {owner} (for {minutes:.0f} minutes): wait, or choose another --out"
-            )
+            message = f"{path.parent} is being written by {described(path)}: wait, or choose another --out"
             raise RattleError(message) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
@@ -141,6 +137,24 @@ def locked(path: Path) -> Iterator[None]:
             yield
         finally:
             file.truncate(0)
+
+
+def described(lock: Path) -> str:
+    """Owner and age of a lock."""
+    minutes = (time.time() - lock.stat().st_mtime) / 60
+    return f"{lock.read_text(encoding='utf-8').strip() or 'another process'} (for {minutes:.0f} minutes)"
+
+
+def owner(lock: Path) -> str:
+    """Who holds a lock, and for how long; nothing when nobody does."""
+    if not lock.exists():
+        return ""
+    with open(lock, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return described(lock)
+    return ""
 
 
 def locate(path: Path | str) -> Path:

@@ -45,16 +45,24 @@ def kinds() -> dict[str, dict[str, type | None]]:
     return found
 
 
+def options_of(recipe: Recipe, text: str, args: list[str], verb: str = "train") -> Options:
+    rest, chosen = take_kinds(args, kinds())
+    recipe = replace(recipe, **{name: kind() if kind else None for name, kind in chosen.items()})
+    return parse(Options, rest, f"{verb} {text}", default=Options(recipe=recipe))
+
+
+def recipe_with(recipe: Recipe, text: str, args: list[str], verb: str) -> Recipe:
+    """A recipe with the settings that are given as on the command line."""
+    return options_of(recipe, text, args, verb).recipe
+
+
 def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         return
     if args[0].startswith("-"):
         raise RattleError(f"the recipe comes first: rattle train RECIPE {args[0]} ...")
-    recipe = resolve(args[0])
-    rest, chosen = take_kinds(args[1:], kinds())
-    recipe = replace(recipe, **{name: kind() if kind else None for name, kind in chosen.items()})
-    options = parse(Options, rest, f"train {args[0]}", default=Options(recipe=recipe))
+    options = options_of(resolve(args[0]), args[0], args[1:])
     recipe = options.recipe
     if ":" in recipe.model and not any(word.partition("=")[0] == "--width" for word in rest):
         recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
