@@ -17,6 +17,7 @@ LEVELS = [
     "checkpoint",
     "runs",
     "evaluation learner train landscape landscape_plots flatness fidelity export tables twins verdicts targets",
+    "bench",
     "report",
     "verbs",
     "cli __main__",

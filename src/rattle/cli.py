@@ -21,6 +21,7 @@ VERBS = {
     "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",
     "export": "write a trained model as safetensors, TorchScript or ONNX: rattle export runs/a --format onnx",
     "data": "get a dataset or show what one holds: rattle data get cifar10, rattle data show digits",
+    "bench": "measure speed and memory here, beside plain twins and the machine's limit: rattle bench --quick",
     "recipes": "list the named recipes",
     "doctor": "say what rattle runs on here, and whether it works",
 }
