@@ -1,6 +1,8 @@
 """rattle bench: it measures what it says, fast ways equal plain ones, its files hold what is asked."""
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -292,3 +294,13 @@ def test_fast_recipes_keep_the_method_and_cut_the_cost() -> None:
         assert fast.val_attack == usual.val_attack  # judged by the same attack
         assert fast.epochs * (2 * fast.attack.steps + 7) < 0.4 * usual.epochs * (2 * usual.attack.steps + 7)
         assert fast.average is not None
+
+
+def test_listing_recipes_imports_nothing_that_is_slow_and_not_used() -> None:
+    check = (
+        "import sys; from rattle.cli import main; main(['recipes', 'digits']); "
+        "slow = {'matplotlib', 'sklearn', 'scipy', 'pandas', 'tensorboard', 'plotly'} & set(sys.modules); "
+        "sys.exit(' '.join(slow) or 0)"
+    )
+    answer = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr
