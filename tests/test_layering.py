@@ -17,7 +17,7 @@ LEVELS = [
     "checkpoint",
     "runs",
     "evaluation judging learner train landscape landscape_plots flatness fidelity export tables twins "
-    "verdicts targets gallery portraits trackers sweep",
+    "verdicts targets gallery portraits trackers sweep bench",
     "report",
     "verbs",
     "cli __main__",

@@ -26,6 +26,7 @@ VERBS = {
     "report": "one HTML page of runs, offline: rattle report runs/a runs/b --out report.html",
     "table": "runs as a Markdown, LaTeX or CSV table, mean and deviation over seeds",
     "watch": "follow a run in the terminal: rattle watch runs/a",
+    "bench": "measure speed and memory here, beside plain twins and the machine's limit: rattle bench --quick",
     "recipes": "list the named recipes",
     "doctor": "say what rattle runs on here, and whether it works",
 }

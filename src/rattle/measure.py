@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,26 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one case, one entry a round."""
+    """Seconds of one case, one entry a round: by the wall clock, and of this process's threads."""
 
     seconds: tuple[float, ...]
+    processor: tuple[float, ...] = ()
+
+    def on(self, clock: str) -> Timing:
+        """The same by the `wall` or by the `processor` clock."""
+        return Timing(self.processor) if clock == "processor" else self
 
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
+
+    @property
+    def low(self) -> float:
+        return quartiles(self.seconds)[0]
+
+    @property
+    def high(self) -> float:
+        return quartiles(self.seconds)[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +52,22 @@ def interleaved(
     warmup: int = 1,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
-    """Time every case once in each round, in turn; the order turns round too, so that no case is always first."""
-    names, found = list(cases), {name: [] for name in cases}
+    """Time every case once in each round, in turn; the order turns round too, so that no case is always first.
+
+    Both clocks are read: on a machine that others use, only the processor's counts this process alone.
+    """
+    names, found = list(cases), {name: ([], []) for name in cases}
     for i in range(-warmup, rounds):
         for name in names if i % 2 else reversed(names):
             settle()
-            begun = time.perf_counter()
+            begun = (time.perf_counter(), time.process_time())
             cases[name]()
             settle()
-            if i >= 0:
-                found[name].append(time.perf_counter() - begun)
+            ended = (time.perf_counter(), time.process_time())
+            for kept, first, last in zip(found[name], begun, ended, strict=True):
+                kept.extend([last - first] if i >= 0 else [])
             advance()
-    return {name: Timing(tuple(seconds)) for name, seconds in found.items()}
+    return {name: Timing(tuple(wall), tuple(processor)) for name, (wall, processor) in found.items()}
 
 
 def settle() -> None:
@@ -59,11 +76,18 @@ def settle() -> None:
         torch.cuda.synchronize()
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile; never beyond what was measured."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
+
+
 def ratio(above: Timing, below: Timing) -> Ratio:
     """above / below, from the same rounds."""
-    each = sorted(a / b for a, b in zip(above.seconds, below.seconds, strict=True))
-    low, middle, high = statistics.quantiles(each, n=4) if len(each) > 1 else each * 3
-    return Ratio(median=statistics.median(each) if len(each) > 1 else middle, low=low, high=high)
+    low, middle, high = quartiles([a / b for a, b in zip(above.seconds, below.seconds, strict=True)])
+    return Ratio(median=middle, low=low, high=high)
 
 
 def peak_memory(case: Callable[[], object]) -> int:

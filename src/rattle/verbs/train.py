@@ -64,7 +64,7 @@ def main(args: list[str]) -> None:
         raise RattleError(f"the recipe comes first: rattle train RECIPE {args[0]} ...")
     options = options_of(resolve(args[0]), args[0], args[1:])
     recipe = options.recipe
-    if ":" in recipe.model and not any(word.partition("=")[0] == "--width" for word in rest):
+    if ":" in recipe.model and not any(word.partition("=")[0] == "--width" for word in args[1:]):
         recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
     out = options.out or f"runs/{recipe.name}-seed{recipe.seed}"
     with distributed.joined():

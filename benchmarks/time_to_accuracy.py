@@ -1,0 +1,75 @@
+"""Time to accuracy: a `-fast` recipe against the paper's schedule, same network and data, over seeds.
+
+    OMP_NUM_THREADS=1 python benchmarks/time_to_accuracy.py --method trades-2nd --seeds 0 1 2
+
+Trains both on the embedded digits, evaluates the best checkpoint of each with PGD-20 on the whole test set, and counts
+this process's processor seconds with one thread, which a busy machine does not stretch. What exists is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from rattle.attacks import named as attack_named
+from rattle.evaluation import evaluate
+from rattle.recipes import named
+from rattle.runs import environment, load
+from rattle.statistics import summarise
+from rattle.train import fit
+
+
+def measured(name: str, seed: int, folder: Path) -> dict[str, float]:
+    """Processor and wall seconds of training, clean and PGD-20 accuracy in percent."""
+    stored = folder / "time-to-accuracy.json"
+    if stored.exists():
+        return json.loads(stored.read_text())
+    recipe = replace(named(name), seed=seed)
+    begun, begun_wall = time.process_time(), time.perf_counter()
+    run = fit(recipe, folder, overwrite=True)
+    row = {"processor_seconds": time.process_time() - begun, "wall_seconds": time.perf_counter() - begun_wall}
+    test = recipe.data.load().test
+    attack = {"pgd20": attack_named("pgd20", recipe.attack.threat)}
+    result = evaluate(load(run.checkpoint("best")), test.x, test.y, attack)
+    row |= {"clean": 100 * result.clean_accuracy, "pgd20": 100 * result.robust_accuracy}
+    stored.write_text(json.dumps(row))
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--method", default="trades-2nd")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("runs/time-to-accuracy"))
+    parser.add_argument("--results", type=Path, default=Path("results/time-to-accuracy.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    paper = f"digits-linf-cnn-{options.method}"
+    rows: dict[str, list[dict[str, float]]] = {paper: [], f"{paper}-fast": []}
+    for seed in options.seeds:
+        for name, found in rows.items():
+            found.append(measured(name, seed, options.out / f"{name}-seed{seed}"))
+            print(name, seed, found[-1], flush=True)
+    means = {
+        name: {key: summarise([row[key] for row in found]).mean for key in found[0]} for name, found in rows.items()
+    }
+    usual, quick = means.values()
+    verdict = {
+        "time_ratio": quick["processor_seconds"] / usual["processor_seconds"],
+        "pgd20_points": quick["pgd20"] - usual["pgd20"],
+    }
+    for name, mean in means.items():
+        print(f"{name:40}", "  ".join(f"{key} {value:.1f}" for key, value in mean.items()))
+    print(f"time {verdict['time_ratio']:.2f} of the paper's schedule, PGD-20 {verdict['pgd20_points']:+.2f} points")
+    whole = {"machine": environment(), "seeds": options.seeds, "rows": rows, "means": means, "fast": verdict}
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    options.results.write_text(json.dumps(whole, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

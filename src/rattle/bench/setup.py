@@ -1,0 +1,161 @@
+"""What a benchmark runs on: a network, a batch of images that it can tell apart, and one library step of a recipe."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rattle.errors import RattleError
+from rattle.learner import chosen_device, optimizer_of
+from rattle.models import build, find_head
+from rattle.randomness import Streams
+from rattle.recipes import Recipe, named
+from rattle.train import step
+from rattle.views import Views
+
+LESSONS = 12  # plain training steps before anything is measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The settings of a benchmark."""
+
+    model: str = "preact18"
+    width: int | None = None  # channels of its first stage; the published width when None
+    batch: int = 32
+    classes: int = 10
+    side: int = 32  # pixels
+    steps: int = 10  # K of the inner maximisation
+    device: str = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    channels_last: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 2), ("steps", 1), ("classes", 3), ("side", 8)):
+            if getattr(self, name) < least:
+                raise RattleError(f"{name} must be >= {least}, got {getattr(self, name)}")
+
+    @property
+    def where(self) -> torch.device:
+        """The device, tried out."""
+        try:
+            device = chosen_device(Recipe(device=self.device))
+            torch.zeros(1, device=device)
+        except (RuntimeError, AssertionError) as reason:
+            raise RattleError(
+                f"there is no device {self.device!r} here: {str(reason).strip().splitlines()[0]}"
+            ) from reason
+        return device
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A network and a batch, as a user would hold them (`plain`) and as the library lays them out."""
+
+    setup: Setup
+    plain: nn.Module
+    x_plain: Tensor
+    y: Tensor
+
+    @property
+    def fast(self) -> nn.Module:
+        """A copy of the network in the library's memory layout."""
+        model = copy.deepcopy(self.plain)
+        return model.to(memory_format=torch.channels_last) if self.setup.channels_last else model  # type: ignore[call-overload]
+
+    @property
+    def x(self) -> Tensor:
+        return self.x_plain.to(memory_format=torch.channels_last) if self.setup.channels_last else self.x_plain
+
+    @property
+    def autocast(self) -> Any:
+        if self.setup.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.x_plain.device.type, torch.bfloat16)
+
+    def streams(self) -> Streams:
+        return Streams(0, torch.arange(len(self.y), device=self.y.device))
+
+    def resident(self) -> int:
+        """Bytes that weights and momentum take all the time."""
+        return 2 * sum(p.numel() * p.element_size() for p in self.plain.parameters())
+
+
+def prepare(setup: Setup) -> Subject:
+    """A network after a few lessons on images of one pattern a class: attacks on it are not over at once."""
+    device = setup.where
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build(setup.model, classes=setup.classes, width=setup.width).to(device)
+        patterns = torch.rand(setup.classes, 3, setup.side // 4, setup.side // 4)
+        patterns = F.interpolate(patterns, (setup.side, setup.side), mode="bilinear")
+        y = torch.arange(setup.batch) % setup.classes
+        x = (0.7 * patterns[y] + 0.3 * torch.rand(setup.batch, 3, setup.side, setup.side)).to(device)
+    y = y.to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    for _ in range(LESSONS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    settle_statistics(model, x)
+    return Subject(setup, model, x, y)
+
+
+@torch.no_grad()
+def settle_statistics(model: nn.Module, x: Tensor) -> None:
+    """BatchNorm's running statistics become those of the batch."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    kept = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+    model(x)
+    for norm, momentum in zip(norms, kept, strict=True):
+        norm.momentum = momentum
+
+
+def recipe_of(setup: Setup, method: str, *, steps: int | None = None) -> Recipe:
+    """The recipe of a method on CIFAR-10 images, l_inf 8/255, with K as the setup says."""
+    recipe = named(f"cifar10-linf-{setup.model}-{method}")
+    still = replace(recipe.optimizer, lr=1e-6)  # every round starts from the same weights, but for rounding
+    return replace(recipe, attack=replace(recipe.attack, steps=steps or setup.steps), optimizer=still)
+
+
+def library_step(subject: Subject, method: str, *, steps: int | None = None) -> Callable[[], dict[str, Tensor]]:
+    """A whole step of a recipe: attack, terms, gradient, optimizer."""
+    recipe, model = recipe_of(subject.setup, method, steps=steps), subject.fast
+    optimizer = optimizer_of(recipe, model)
+    need = recipe.objective.need
+    views = Views(model, need, find_head(model) if need.features else None)
+    if subject.setup.compile:
+        model.compile()
+        views.compile()
+    x, y = subject.x, subject.y
+    model.train()
+
+    def run() -> dict[str, Tensor]:
+        optimizer.zero_grad(set_to_none=True)
+        with subject.autocast:
+            terms = step(
+                views,
+                x,
+                y,
+                attack=recipe.attack,
+                noise=recipe.noise,
+                objective=recipe.objective,
+                awp=recipe.awp,
+                shared=torch.Generator().manual_seed(0),
+                private=subject.streams(),
+            )
+        optimizer.step()
+        return terms
+
+    return run
