@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from torch import Tensor, nn
 
 from rattle import distributed
 from rattle.checkpoint import append_line, digest, write_atomically
+from rattle.errors import RattleError
+
+MOST_UNPACKED = 100  # times its packed size; floats of images do not shrink to a hundredth
 
 
 def fingerprint(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, Any]) -> str:
@@ -28,6 +33,8 @@ class Verdicts:
     """Batches of verdicts that are on disk already, and the file that the next ones go to; one file a rank."""
 
     def __init__(self, folder: Path, name: str, mark: str) -> None:
+        if not re.fullmatch(r"[\w.,+=-]+", name):
+            raise RattleError(f"{name!r} is no name for an attack: its verdicts are stored under it")
         self.stem, self.mark = folder / f".{name}", mark
         self.path = self.stem.with_name(f"{self.stem.name}.{distributed.rank()}.partial")
         self.done: dict[int, dict[str, Any]] = {}
@@ -93,5 +100,13 @@ def save_images(path: Path, index: Tensor, x_adv: np.ndarray, y: Tensor) -> None
 
 def load_images(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     """(index, x_adv, y) of a file that save_images wrote."""
-    with np.load(path, allow_pickle=False) as file:
-        return tuple(torch.from_numpy(file[key]) for key in ("index", "x_adv", "y"))  # type: ignore[return-value]
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+            packed = sum(member.compress_size for member in archive.infolist())
+        if size > MOST_UNPACKED * max(packed, 2**20):
+            raise RattleError(f"{path} would unpack to {size:,} bytes: that is not a file of images")
+        with np.load(path, allow_pickle=False) as file:
+            return tuple(torch.from_numpy(file[key]) for key in ("index", "x_adv", "y"))  # type: ignore[return-value]
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as reason:
+        raise RattleError(f"{path} does not hold saved adversarial images: {reason}") from reason

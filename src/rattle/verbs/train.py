@@ -11,6 +11,7 @@ from rattle import distributed
 from rattle.console import Console
 from rattle.errors import RattleError
 from rattle.recipes import Recipe, resolve
+from rattle.runs import plain_name
 from rattle.settings import alternatives, dataclass_members
 from rattle.train import fit
 from rattle.verbs.options import parse, take_kinds
@@ -64,7 +65,7 @@ def main(args: list[str]) -> None:
         raise RattleError(f"the recipe comes first: rattle train RECIPE {args[0]} ...")
     options = options_of(resolve(args[0]), args[0], args[1:])
     recipe = options.recipe
-    out = options.out or f"runs/{recipe.name}-seed{recipe.seed}"
+    out = options.out or f"runs/{plain_name(recipe.name)}-seed{recipe.seed}"
     with distributed.joined():
         again = distributed.restarted()  # torchrun --max-restarts: go on from the last checkpoint, replace nothing
         how = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
