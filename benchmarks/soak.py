@@ -15,16 +15,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import torch
+import torch.utils.tensorboard  # here, so that what is forked need not
 
 from rattle import cli
 from rattle.checkpoint import digest, read
+from rattle.data import Data
 from rattle.runs import Run
 
-SIZES = "--width 4 --data.train-size 256 --data.val-size 60 --batch-size 64 --attack.steps 2 --threads 1 --epochs 3"
-RECIPE = "digits-linf-cnn-trades-awp-2nd --awp.warmup 1"
+SIZES = "--width 4 --data.train-size 128 --data.val-size 30 --batch-size 32 --threads 1 --epochs 2"
+RECIPE = "digits-linf-cnn-trades-awp-2nd --awp.warmup 1 --attack.steps 1 --val-attack.steps 1"
 KINDS = {"ema": "--average.kind EMA", "swa": "--average.kind SWA --average.start 0", "clock": "--save-minutes 0"}
 
 
@@ -35,9 +38,9 @@ def start(args: list[str]) -> int:
         return pid
     code = 1
     try:
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        os.dup2(quiet, 2)
+        said = os.open("said.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
         code = cli.main(args)
     finally:
         os._exit(code)
@@ -47,7 +50,7 @@ def finish(args: list[str]) -> float:
     """Run to the end; the seconds it took."""
     begun = time.monotonic()
     _, status = os.waitpid(start(args), 0)
-    assert status == 0, f"{' '.join(args)} failed"
+    assert status == 0, f"{' '.join(args)} failed: {Path('said.log').read_text()[-500:]}"
     return time.monotonic() - begun
 
 
@@ -85,7 +88,9 @@ def episode(args: list[str], seconds: float, moments: random.Random, most: int) 
 
 
 def soak(wanted: int, moments: random.Random, place: Path) -> dict[str, int]:
-    count = dict.fromkeys(("killed", "killed_training", "killed_evaluation", "resumed", "episodes", "identical"), 0)
+    count: dict[str, int] = dict.fromkeys(
+        ("killed", "killed_training", "killed_evaluation", "resumed", "episodes", "identical"), 0
+    )
     cases: list[tuple[str, Callable[[Path], list[str]], Callable[[Path], object], object, float]] = []
     for name, kind in KINDS.items():
 
@@ -120,8 +125,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    Data(name="digits").load()
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, chdir(place):
         count = soak(options.kills, random.Random(options.seed), Path(place))
     print(json.dumps({**count, "seed": options.seed, "seconds": round(time.monotonic() - begun)}))
     sys.exit(count["identical"] != count["episodes"])

@@ -124,7 +124,7 @@ def test_finished_runs_are_skipped_running_ones_left_alone_and_broken_ones_go_on
 def pretender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In place of Python: notes that it runs, then does what the file `behave` says."""
     script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\ncd {tmp_path}\ntouch "$5.started"\n. ./behave\n')
+    script.write_text(f'#!/bin/sh\ncd {tmp_path}\ntouch "$4.started"\n. ./behave\n')
     script.chmod(script.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setattr(sweep.sys, "executable", str(script))
     return tmp_path / "behave"
@@ -133,7 +133,7 @@ def pretender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_so_many_runs_go_at_once_and_failures_are_reported_at_the_end(tmp_path: Path, pretender: Path) -> None:
     most = "ls *.live 2>/dev/null | wc -l >> counts"
     pretender.write_text(
-        f'touch $$.live; {most}; sleep 0.4; rm $$.live; case "$5" in *bad) echo "rattle: no luck"; exit 2;; esac\n'
+        f'touch $$.live; {most}; sleep 0.4; rm $$.live; case "$4" in *bad) echo "rattle: no luck"; exit 2;; esac\n'
     )
     todo = pending(jobs(tmp_path / "sweep", "a", "bad", "c", "d"), Silent())
     assert run_here(todo, at_once=2, out=tmp_path, console=Silent()) == {"bad": "rattle: no luck"}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -155,6 +157,18 @@ def owner(lock: Path) -> str:
         except OSError:
             return described(lock)
     return ""
+
+
+def plain_name(text: str, longest: int = 120) -> str:
+    """A folder's name made of a text, in characters that no file system or shell minds; it leads nowhere else.
+
+    >>> plain_name("../../epsilon=8/255")
+    '_.._epsilon=8_255'
+    """
+    name = re.sub(r"[^A-Za-z0-9.,=+_-]", "_", text).lstrip(".-") or "run"
+    if len(name) > longest:
+        name = f"{name[: longest - 9]}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+    return name
 
 
 def locate(path: Path | str) -> Path:

@@ -6,10 +6,8 @@ A run of a sweep is a folder with a recipe.yaml; whoever starts it (this machine
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -28,12 +26,11 @@ from rattle.console import Advance, Console, Silent
 from rattle.errors import RattleError
 from rattle.learner import newest
 from rattle.recipes import Recipe, resolve
-from rattle.runs import LOCK, Run, owner
+from rattle.runs import LOCK, Run, owner, plain_name
 from rattle.signals import Stopped, listening
 from rattle.train import fit
 
 State = Literal["new", "broken", "running", "finished"]
-LONGEST = 120  # characters of a folder's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +77,7 @@ def folder_name(point: Mapping[str, Any]) -> str:
     >>> folder_name({"objective.eta": "0.1", "attack.threat.epsilon": "8/255", "seed": 2})
     'objective.eta=0.1,attack.threat.epsilon=8_255,seed=2'
     """
-    exact = ",".join(f"{axis}={value}" for axis, value in point.items()) or "run"
-    name = re.sub(r"[^A-Za-z0-9.,=+-]", "_", exact).lstrip(".-") or "run"
-    if len(name) > LONGEST:
-        name = f"{name[: LONGEST - 9]}-{hashlib.blake2b(exact.encode(), digest_size=4).hexdigest()}"
-    return name
+    return plain_name(",".join(f"{axis}={value}" for axis, value in point.items()) or "run")
 
 
 def plan(points: Sequence[tuple[Mapping[str, Any], Recipe]], out: Path) -> list[Job]:
@@ -262,6 +255,7 @@ def submit(jobs: Sequence[Job], slurm: Slurm, out: Path, console: Console | Sile
     """Hand every run to SLURM; the numbers of its jobs."""
     try:
         import submitit
+        from submitit.core.utils import FailedJobError
     except ImportError:
         raise RattleError("the slurm launcher needs submitit: pip install 'rattle-robust[slurm]'") from None
     executor: Callable[..., Any] = submitit.AutoExecutor
@@ -283,6 +277,6 @@ def submit(jobs: Sequence[Job], slurm: Slurm, out: Path, console: Console | Sile
             handed = there.submit(Trained(str(job.folder.absolute()), max(slurm.gpus, 1)))
             console.say(f"{job.folder.name}: SLURM job {handed.job_id}")
             numbers.append(str(handed.job_id))
-    except (RuntimeError, OSError, submitit.core.utils.FailedJobError) as reason:
+    except (RuntimeError, OSError, FailedJobError) as reason:
         raise RattleError(f"SLURM did not take the sweep: {' '.join(str(reason).split())}") from reason
     return numbers

@@ -39,8 +39,9 @@ from rattle.objectives import Objective
 from rattle.objectives.terms import head_rows
 from rattle.randomness import Streams, fork
 from rattle.recipes import Recipe
-from rattle.runs import Run, events
+from rattle.runs import Run
 from rattle.signals import HEEDED, Asked, Attentive, Stopped, listening
+from rattle.trackers import Tracker, peak_memory_mb, tracking
 from rattle.views import Views
 from rattle.weights import AWP, EMA, SWA, Noise, frozen_bn_stats, perturbed
 
@@ -126,6 +127,7 @@ def fit(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    log: Tracker = "tensorboard",
     console: Console | Silent | None = None,
 ) -> Run:
     """Train a recipe into a run folder; `rattle.load(out)` then opens its best model.
@@ -147,7 +149,7 @@ def fit(
             restore(learner, run, console)
         for attempt in range(MOST_ROLLBACKS + 1):
             try:
-                return train(learner, recipe, data, run, console)
+                return train(learner, recipe, data, run, log, console)
             except Diverged as diverged:
                 if recipe.on_divergence == "stop" or attempt == MOST_ROLLBACKS:
                     raise RattleError(f"{diverged}; {what_is_left(run)}") from diverged
@@ -155,7 +157,7 @@ def fit(
     raise AssertionError("the loop above returns or raises")
 
 
-def train(learner: Learner, recipe: Recipe, data: Dataset, run: Run, console: Console | Silent) -> Run:
+def train(learner: Learner, recipe: Recipe, data: Dataset, run: Run, log: Tracker, console: Console | Silent) -> Run:
     """All epochs that are left."""
     images, progress = on_device(data.train, learner.device), learner.progress
     steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
@@ -163,7 +165,7 @@ def train(learner: Learner, recipe: Recipe, data: Dataset, run: Run, console: Co
     with (
         listening() as request,
         console.bar(recipe.name, recipe.epochs * steps, done=progress.step) as advance,
-        events(run, purge_step=progress.epoch + 1) as log,
+        tracking(log if distributed.main() else "none", run, recipe, purge_step=progress.epoch + 1) as note,
     ):
         saved, patience = time.monotonic(), Silent() if distributed.active() else Attentive(request)
         while progress.epoch < recipe.epochs:
@@ -182,8 +184,8 @@ def train(learner: Learner, recipe: Recipe, data: Dataset, run: Run, console: Co
                 raise
             record(learner, recipe, data, run, metrics)
             saved = time.monotonic()
-            run.append(run.timing, {"epoch": metrics["epoch"], "seconds": saved - begun})
-            log(metrics)
+            run.append(run.timing, {"epoch": metrics["epoch"], "seconds": saved - begun, "memory_mb": peak_memory_mb()})
+            note(metrics)
             if not getattr(console, "live", False):
                 console.say(summary(metrics, recipe.epochs, saved - begun))
     return run

@@ -24,6 +24,8 @@ from rattle.checkpoint import append_line, digest, write_atomically
 from rattle.errors import RattleError
 from rattle.threat import Threat
 
+MOST_UNPACKED = 100  # times its packed size; floats of images do not shrink to a hundredth
+
 
 def fingerprint(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, Any]) -> str:
     """What the verdicts depend on: layers, weights, images, labels and settings. Anything else: they start afresh."""
@@ -37,6 +39,8 @@ class Verdicts:
     """Batches of verdicts that are on disk already, and the file that the next ones go to; one file a rank."""
 
     def __init__(self, folder: Path, name: str, mark: str) -> None:
+        if not re.fullmatch(r"[\w.,+=-]+", name):
+            raise RattleError(f"{name!r} is no name for an attack: its verdicts are stored under it")
         self.folder, self.name = folder, name
         self.path = folder / f".{name}.{distributed.rank()}.partial"
         self.done: dict[int, dict[str, Any]] = {}
@@ -127,6 +131,15 @@ def save_images(path: Path, index: Tensor, x_adv: np.ndarray, y: Tensor, threat:
     write_atomically(path, buffer.getvalue())
 
 
+def check_unpacked_size(path: Path) -> None:
+    """Refuse an archive that would fill the memory before it is unpacked."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+        packed = sum(member.compress_size for member in archive.infolist())
+    if size > MOST_UNPACKED * max(packed, 2**20):
+        raise RattleError(f"{path} would unpack to {size:,} bytes: that is not a file of images")
+
+
 @dataclass(frozen=True, slots=True)
 class SavedImages:
     """What save_images wrote."""
@@ -140,9 +153,12 @@ class SavedImages:
 def load_images(path: Path) -> SavedImages:
     """Open and check a file that save_images wrote; nothing in it can run."""
     try:
+        check_unpacked_size(path)
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             index, x_adv, y = (torch.from_numpy(file[key]) for key in ("index", "x_adv", "y"))
             norm, epsilon = str(file["norm"]), float(file["epsilon"])
+    except RattleError:
+        raise
     except (
         OSError,
         ValueError,

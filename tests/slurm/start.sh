@@ -21,6 +21,7 @@ SlurmdUser=root
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 MpiDefault=none
+SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmctldPidFile=$place/slurmctld.pid
 SlurmdPidFile=$place/slurmd.pid
@@ -36,11 +37,13 @@ MinJobAge=3600
 NodeName=$node NodeAddr=127.0.0.1 CPUs=$(nproc) State=UNKNOWN
 PartitionName=all Nodes=$node Default=YES MaxTime=INFINITE State=UP
 CONF
-echo "CgroupPlugin=disabled" > /etc/slurm/cgroup.conf
+plugin=disabled # known since 23.02; before, the one that does nothing unless asked
+case "$(slurmd -V)" in *\ 2[0-2].*) plugin=cgroup/v1 ;; esac
+echo "CgroupPlugin=$plugin" > /etc/slurm/cgroup.conf
 scontrol ping 2>/dev/null | grep -q "is UP" || slurmctld
 [ -f $place/slurmd.pid ] && kill -0 "$(cat $place/slurmd.pid)" 2>/dev/null || slurmd -N "$node"
 for _ in $(seq 60); do
-    sinfo --noheader --format %T 2>/dev/null | grep -qE "idle|mixed|allocated" && exit 0
+    sinfo --noheader --format %T 2>/dev/null | grep -qE "^(idle|mixed|allocated)$" && exit 0
     sleep 1
 done
 echo "the node does not come up: $(tail -n 3 $place/slurmd.log $place/slurmctld.log 2>/dev/null | tr '\n' ' ')" >&2

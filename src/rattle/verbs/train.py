@@ -11,7 +11,9 @@ from rattle import distributed
 from rattle.console import Console
 from rattle.errors import RattleError
 from rattle.recipes import Recipe, resolve
+from rattle.runs import plain_name
 from rattle.settings import alternatives, dataclass_members
+from rattle.trackers import Tracker
 from rattle.train import fit
 from rattle.verbs.options import parse, take_kinds
 
@@ -31,6 +33,7 @@ class Options:
     out: str = ""  # run folder; runs/NAME-seedN when not given
     resume: bool = False  # continue the run in --out, bit for bit
     overwrite: bool = False  # replace the run in --out
+    log: Tracker = "tensorboard"  # where the figures go besides metrics.jsonl; wandb is an extra, offline
 
 
 def kinds() -> dict[str, dict[str, type | None]]:
@@ -66,11 +69,11 @@ def main(args: list[str]) -> None:
     recipe = options.recipe
     if ":" in recipe.model and not any(word.partition("=")[0] == "--width" for word in args[1:]):
         recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
-    out = options.out or f"runs/{recipe.name}-seed{recipe.seed}"
+    out = options.out or f"runs/{plain_name(recipe.name)}-seed{recipe.seed}"
     with distributed.joined():
         again = distributed.restarted()  # torchrun --max-restarts: go on from the last checkpoint, replace nothing
         how = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
-        run = fit(recipe, out, **how, console=Console())
+        run = fit(recipe, out, **how, log=options.log, console=Console())
         if not distributed.main():
             return
     print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20")
