@@ -179,6 +179,9 @@ def test_an_attack_with_multiply_adds_finds_the_points_of_the_plain_one(monkeypa
     monkeypatch.setattr("rattle.weights.affine_norms", eval_mode)
     plain = attack(model, x, y, generator=Streams(0, torch.arange(6)))
     assert float(((fast - plain).abs() > 1e-6).double().mean()) < 0.01
+    exact = attack(model.double(), x.double(), y, generator=Streams(0, torch.arange(6)))
+    monkeypatch.undo()  # in double precision no gradient's sign is a matter of rounding
+    assert torch.allclose(attack(model, x.double(), y, generator=Streams(0, torch.arange(6))), exact, atol=1e-12)
 
 
 def test_the_fused_optimizer_takes_the_plain_step() -> None:

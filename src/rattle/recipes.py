@@ -121,7 +121,7 @@ SETTINGS = {
         warmup=5,
         models=("cnn",),
         width=16,
-        fast_batch=32,  # 1167 images: a larger batch would leave too few steps
+        fast_batch=48,  # 1167 images: a larger batch would leave too few steps
         fast_decay=0.98,
     ),
     "cifar10": Setting(data=Data(name="cifar10", val_size=1000), step_sizes=PAPER_THREATS),
@@ -190,6 +190,7 @@ def fast(recipe: Recipe, setting: Setting) -> Recipe:
         schedule=OneCycle(),
         epochs=round(recipe.epochs / 3),
         batch_size=setting.fast_batch,
+        evaluate_every=2,
     )
 
 

@@ -82,9 +82,9 @@ def main(args: list[str]) -> None:
     curves = growth(slim, rounds=min(rounds, 3), clock=clock, console=console) if options.growth else []
     title = f"{setup.model} width {setup.width or 'as published'}, batch {setup.batch}, K {setup.steps}, "
     title += f"{rounds} rounds, {torch.get_num_threads()} threads"
-    columns = ["case", "wall seconds [quartiles]", "images/s", "peak MiB", "GFLOP an image", "of the limit"]
+    columns = ["case", "wall seconds (quartiles)", "images/s", "peak MiB", "GFLOP an image", "of the limit"]
     print_table(columns, rows(result), title=title)
-    print_table(["ratio", f"median [quartiles], {result.clock} seconds", "target at full width"], ratio_rows(result))
+    print_table(["ratio", f"median (quartiles), {result.clock} seconds", "target at full width"], ratio_rows(result))
     if curves:
         cells = [[c.title, str(c.values), f"{c.time_exponent:.2f}", f"{c.memory_exponent:.2f}"] for c in curves]
         print_table(["a 1st+2nd step against", "values", "time exponent", "memory exponent"], cells)
