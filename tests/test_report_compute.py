@@ -16,9 +16,9 @@ from rattle.data import Data
 from rattle.errors import RattleError
 from rattle.gallery import Gallery, gallery, overrides
 from rattle.landscape import InputPlane, InputSurface, WeightSurface
-from rattle.portraits import Detail, landscapes, prepare
+from rattle.portraits import Detail, landscapes, looked_at_closely, prepare
 from rattle.recipes import named
-from rattle.runs import open_checkpoint
+from rattle.runs import Run, open_checkpoint
 from rattle.train import fit
 
 TINY = Detail(
@@ -97,6 +97,13 @@ def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: P
     flat = json.loads((run / "results" / "flatness.json").read_text())
     assert flat["n"] == 8
     assert flat["noise_rise_error"] >= 0
+
+
+def test_a_report_never_makes_a_close_look_coarser(run: Path, tmp_path: Path) -> None:
+    close, other = (Path(shutil.copytree(run, tmp_path / name)) for name in ("close", "other"))
+    landscapes([close], replace(TINY, surface_attacked=True), pictures=False)
+    assert looked_at_closely(Run(close))
+    assert not looked_at_closely(Run(other))
 
 
 def test_what_is_stored_and_fresh_is_not_computed_again(run: Path) -> None:

@@ -256,6 +256,12 @@ def alike(runs: Sequence[Run]) -> bool:
     return stored and one_plane and all(detail == details[0] for detail in details[1:])
 
 
+def looked_at_closely(run: Run) -> bool:
+    """Does the run hold an attacked weight surface, the part that only `rattle landscape` computes?"""
+    path = run.results / SURFACE
+    return path.exists() and WeightSurface.load(path).attacked
+
+
 def prepare(
     folders: Sequence[Path | str] | Path | str, detail: Detail = QUICK, *, console: Console | Silent | None = None
 ) -> list[Path]:
@@ -268,6 +274,7 @@ def prepare(
             written.append(gallery(saved, seed=detail.seed, console=console).save(path))
     fresh = all(stored_step(run.results / FLATNESS) == saved.progress.get("step", 0) for run, saved in runs)
     if not (fresh and alike([run for run, _ in runs])):
-        landscapes(folders, detail, pictures=False, console=console)
+        closely = any(looked_at_closely(run) for run, _ in runs)  # what `rattle landscape` drew is not made coarser
+        landscapes(folders, Detail(seed=detail.seed) if closely else detail, pictures=closely, console=console)
         written += [run.results / INPUT for run, _ in runs]
     return written

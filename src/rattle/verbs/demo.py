@@ -26,7 +26,7 @@ class Options:
 
     out: str = "runs/demo"  # folder for the two runs; an earlier demo there is replaced
     seed: int = 0
-    epochs: int | None = None  # fewer, for a quick look
+    epochs: int = 20  # of each run; the recipes' own 30 give a little more accuracy
 
 
 def main(args: list[str]) -> None:
@@ -35,8 +35,7 @@ def main(args: list[str]) -> None:
     threat = recipe.attack.threat
     attacks = {name: attack_named(name, threat) for name in ATTACKS}
     for method, label in METHODS.items():
-        recipe = replace(named(f"digits-linf-cnn-{method}"), seed=options.seed)
-        recipe = replace(recipe, epochs=options.epochs or recipe.epochs)
+        recipe = replace(named(f"digits-linf-cnn-{method}"), seed=options.seed, epochs=options.epochs)
         console.say(f"{label}: training {recipe.epochs} epochs on {recipe.data.name}")
         run = fit(recipe, Path(options.out) / method, overwrite=True, console=console)
         target = saved_target(str(run.folder))
