@@ -255,6 +255,7 @@ def submit(jobs: Sequence[Job], slurm: Slurm, out: Path, console: Console | Sile
     """Hand every run to SLURM; the numbers of its jobs."""
     try:
         import submitit
+        from submitit.core.utils import FailedJobError
     except ImportError:
         raise RattleError("the slurm launcher needs submitit: pip install 'rattle-robust[slurm]'") from None
     executor: Callable[..., Any] = submitit.AutoExecutor
@@ -276,6 +277,6 @@ def submit(jobs: Sequence[Job], slurm: Slurm, out: Path, console: Console | Sile
             handed = there.submit(Trained(str(job.folder.absolute()), max(slurm.gpus, 1)))
             console.say(f"{job.folder.name}: SLURM job {handed.job_id}")
             numbers.append(str(handed.job_id))
-    except (RuntimeError, OSError, submitit.core.utils.FailedJobError) as reason:
+    except (RuntimeError, OSError, FailedJobError) as reason:
         raise RattleError(f"SLURM did not take the sweep: {' '.join(str(reason).split())}") from reason
     return numbers

@@ -200,7 +200,8 @@ def looks(model: nn.Module, recipe: Recipe) -> tuple[Views, nn.Module]:
         return views, views
     known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 renames the option
     option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    return views, DistributedDataParallel(views, **{option: False})  # share_statistics does it
+    switch: dict[str, Any] = {option: False}  # share_statistics does it
+    return views, DistributedDataParallel(views, **switch)
 
 
 def rate_at(recipe: Recipe, progress: Progress, step: int, steps: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def open_weights(path: str | Path) -> Any:
     path = Path(path)
     if not path.is_file():
         raise RattleError(f"no file of weights at {path}")
+    refuse_compressed(path)
     try:
         if path.suffix == ".safetensors":
             return load_file(path, device="cpu")
@@ -51,6 +53,17 @@ def open_weights(path: str | Path) -> Any:
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
         raise RattleError(f"{path} is not a file of weights: truncated, or of another kind") from error
+
+
+def refuse_compressed(path: Path) -> None:
+    """torch stores tensors as they are; a member that unpacks to more than is there is somebody's bomb."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, OSError):
+        return  # no archive: torch says the rest
+    if size > path.stat().st_size:
+        raise RattleError(f"{path} would unpack to {size:,} bytes: torch.save does not compress, so it is not opened")
 
 
 def unwrap(saved: Any, where: str, entry: str | None = None) -> tuple[str, dict[str, Tensor]]:
