@@ -88,9 +88,8 @@ def episode(args: list[str], seconds: float, moments: random.Random, most: int) 
 
 
 def soak(wanted: int, moments: random.Random, place: Path) -> dict[str, int]:
-    count: dict[str, int] = dict.fromkeys(
-        ("killed", "killed_training", "killed_evaluation", "resumed", "episodes", "identical"), 0
-    )
+    names = ("killed", "killed_training", "killed_evaluation", "resumed", "episodes", "identical")
+    count: dict[str, int] = {name: 0 for name in names}  # noqa: C420 (its type)
     cases: list[tuple[str, Callable[[Path], list[str]], Callable[[Path], object], object, float]] = []
     for name, kind in KINDS.items():
 

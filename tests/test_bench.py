@@ -87,7 +87,8 @@ def test_peak_memory_does_not_depend_on_the_inner_steps(subject: Subject) -> Non
         for make in (library_step(subject, "trades-2nd", steps=steps), published_step(subject, steps=steps)):
             make()
             peaks.append(peak_memory(make))
-    assert peaks[:2] == pytest.approx(peaks[2:], rel=0.01)
+    # a retained inner step would add a third and more; 1 % of these 200 kB is 2 kB, which other tests' leftovers reach
+    assert peaks[:2] == pytest.approx(peaks[2:], rel=0.05)
 
 
 def test_our_trades_step_takes_the_published_gradient(subject: Subject) -> None:

@@ -16,6 +16,7 @@ import torch
 from rattle import cli
 from rattle.checkpoint import read
 from rattle.errors import RattleError
+from rattle.models.weight_file import open_weights
 from rattle.recipes import Recipe
 from rattle.runs import Run, load
 from rattle.threat import Threat
@@ -63,6 +64,19 @@ def test_saved_images_that_would_unpack_without_bound_are_refused_unread(tmp_pat
                     member.write(bytes(2**24))
     with pytest.raises(RattleError, match=r"would unpack to [\d,]+ bytes"):
         load_images(path)
+
+
+def test_weights_that_would_unpack_without_bound_are_refused_unread(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(2**20)}, tmp_path / "honest.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "honest.pt") as honest,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for member in honest.namelist():
+            bomb.writestr(member, honest.read(member))
+    assert open_weights(tmp_path / "honest.pt")["weight"].shape == (2**20,)
+    with pytest.raises(RattleError, match=r"would unpack to [\d,]+ bytes: torch.save does not compress"):
+        open_weights(tmp_path / "bomb.pt")
 
 
 def test_a_header_that_promises_more_than_a_checkpoint_holds_is_refused_unread(tmp_path: Path) -> None:

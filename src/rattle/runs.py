@@ -127,11 +127,15 @@ def foreign(path: Path) -> bool:
 def locked(path: Path) -> Iterator[None]:
     """Hold a run folder alone. The kernel drops the lock of a process that dies: a stale one is simply taken over."""
     with open(path, "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        for patience in (0.1, 0.2, 0.4, 0.0):  # a child of one just killed may hold its lock for a moment more
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(patience)
+        else:
             message = f"{path.parent} is being written by {described(path)}: wait, or choose another --out"
-            raise RattleError(message) from None
+            raise RattleError(message)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()

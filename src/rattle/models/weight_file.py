@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def open_weights(path: str | Path) -> Any:
     path = Path(path)
     if not path.is_file():
         raise RattleError(f"no file of weights at {path}")
+    refuse_compressed(path)
     try:
         if path.suffix == ".safetensors":
             return of_a_run(load_file(path, device="cpu"))
@@ -61,6 +63,17 @@ def of_a_run(tensors: dict[str, Tensor]) -> dict[str, Any]:
     averaged = int(tensors.get("average.n_averaged", torch.zeros(()))) > 0
     prefix = "average.module." if averaged else "model."
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def refuse_compressed(path: Path) -> None:
+    """torch stores tensors as they are; a member that unpacks to more than is there is somebody's bomb."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, OSError):
+        return  # no archive: torch says the rest
+    if size > path.stat().st_size:
+        raise RattleError(f"{path} would unpack to {size:,} bytes: torch.save does not compress, so it is not opened")
 
 
 def unwrap(saved: Any, where: str, entry: str | None = None) -> tuple[str, dict[str, Tensor]]:
