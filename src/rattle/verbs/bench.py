@@ -28,7 +28,7 @@ class Options:
     model: str = "preact18"  # the network's name
     width: int | None = None  # channels of its first stage; the published width when not given
     batch: int | None = None  # images in a batch; 32 when not given
-    rounds: int | None = None  # times every case runs; 5 when not given, 3 with --quick
+    rounds: int | None = None  # times every case runs; 5 when not given, 2 with --quick
     steps: int = 10  # K of the inner maximisation
     parts: tuple[Literal["training", "evaluation", "autoattack"], ...] = GROUPS  # what to measure
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
@@ -49,7 +49,7 @@ def setup_of(options: Options) -> tuple[Setup, int]:
     slim = options.quick
     width = options.width or (8 if slim else None)
     batch = 32 if options.batch is None else options.batch
-    rounds = (3 if slim else 5) if options.rounds is None else options.rounds
+    rounds = (2 if slim else 5) if options.rounds is None else options.rounds
     if rounds < 1:
         raise RattleError(f"rounds must be >= 1, got {rounds}")
     setup = Setup(
