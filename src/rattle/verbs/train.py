@@ -67,7 +67,7 @@ def main(args: list[str]) -> None:
     recipe = options.recipe
     out = options.out or f"runs/{plain_name(recipe.name)}-seed{recipe.seed}"
     with distributed.joined():
-        again = distributed.restarted()  # torchrun --max-restarts: go on from the last checkpoint, replace nothing
+        again = distributed.attempt() > 0  # torchrun --max-restarts: go on from the last checkpoint, replace nothing
         how = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
         run = fit(recipe, out, **how, console=Console())
         if not distributed.main():
