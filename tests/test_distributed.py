@@ -154,8 +154,9 @@ def test_training_in_bf16_keeps_weights_in_single_precision_and_learns(tmp_path:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 def test_a_compiled_network_trains_to_the_same_weights(tmp_path: Path) -> None:
-    recipe = five_steps(2, awp=AWP(gamma=0.02, warmup=0))
-    check_equal(fit(recipe, tmp_path / "eager"), fit(replace(recipe, compile=True), tmp_path / "compiled"), 1e-4)
+    recipe = five_steps(2)
+    eager = precisely(recipe, tmp_path / "eager")
+    check_equal(eager, precisely(replace(recipe, compile=True), tmp_path / "compiled"))
 
 
 def test_statistics_over_ranks_need_a_gpu_and_say_so(tmp_path: Path) -> None:
@@ -320,14 +321,15 @@ def test_torchrun_restarts_a_job_whose_rank_was_killed_and_it_finishes(tmp_path:
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == list(range(1, 13))
     whole = torchrun("-m", "rattle", "train", *recipe, "--out", str(tmp_path / "whole"))
-    assert whole.wait(300) == 0
+    whole.communicate(timeout=300)
+    assert whole.returncode == 0
     assert content(Run(out)) == content(Run(tmp_path / "whole"))
 
 
 @pytest.mark.slow
 def test_torchrun_evaluates_to_the_flags_of_one_process(trained: Run, tmp_path: Path) -> None:
     assert cli.main(evaluating(trained, tmp_path / "one")) == 0
-    job = torchrun("-m", "rattle", *evaluating(trained, tmp_path / "two"))
+    job = torchrun("-m", "--", "rattle", *evaluating(trained, tmp_path / "two"))  # or it takes --n for its own
     said, _ = job.communicate(timeout=300)
     assert job.returncode == 0, said
     assert verdicts(tmp_path / "two") == verdicts(tmp_path / "one")

@@ -26,9 +26,9 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def restarted() -> bool:
-    """Has torchrun started these processes again because one of them died?"""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def attempt() -> int:
+    """How often torchrun has started these processes again because one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def world() -> int:
@@ -49,7 +49,11 @@ def joined() -> Iterator[None]:
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(local_rank())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")  # flags travel without waiting for a GPU
+    # After a restart the store still holds the addresses of the dead: each attempt has its own part of it.
+    store, me, count = next(dist.rendezvous("env://"))
+    mine = dist.PrefixStore(f"attempt{attempt()}", store)
+    backends = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # with both, flags travel without waiting for a GPU
+    dist.init_process_group(backends, store=mine, rank=me, world_size=count)
     try:
         yield
     finally:
