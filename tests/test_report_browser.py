@@ -137,7 +137,7 @@ def test_every_figure_is_drawn_in_every_tab_without_an_error_or_a_request(browse
     assert seen == set(browser.run("return [...document.querySelectorAll('[data-figure]')].map((e) => e.id)"))
     assert len(tabs) >= 8
     assert browser.complaints() == []
-    asked = [url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:", "about:"))]
+    asked = [url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:", "about:", "chrome:"))]
     assert asked == []
 
 
