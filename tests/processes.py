@@ -1,6 +1,7 @@
 """Real processes for tests: forked, so that they start at once, and killed like any other."""
 
 import ctypes
+import faulthandler
 import os
 import resource
 import signal
@@ -31,6 +32,7 @@ class Child:
             os.dup2(file, 1)
             os.dup2(file, 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+            faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
             code = action() or 0
@@ -49,7 +51,9 @@ class Child:
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > until:
-                os.kill(self.pid, signal.SIGKILL)
+                self.send(signal.SIGUSR1)  # say where each thread is
+                time.sleep(0.5)
+                self.send(signal.SIGKILL)
                 raise TimeoutError(f"process {self.pid} did not end; it said:\n{self.words()}")
             else:
                 time.sleep(0.005)

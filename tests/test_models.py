@@ -39,6 +39,7 @@ def count(name: str, classes: int = 10) -> int:
         ("wrn16-4", 2_748_890),
         ("vgg16", 14_728_266),
         ("mobilenetv2", 2_296_922),
+        ("cnn-slim", 43_226),
     ],
 )
 def test_a_network_has_as_many_parameters_as_the_published_one(name: str, parameters: int) -> None:

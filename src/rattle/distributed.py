@@ -12,6 +12,10 @@ from torch import Tensor
 
 from rattle.errors import RattleError
 
+# Groups once joined, kept to the end of the process. Whoever drops a group last waits for its threads; were that a DDP
+# wrapper, in the frames of an exception, it would wait holding the lock that those threads need to end.
+GROUPS: list[object] = []
+
 
 def active() -> bool:
     return dist.is_available() and dist.is_initialized()
@@ -54,6 +58,7 @@ def joined() -> Iterator[None]:
     mine = dist.PrefixStore(f"attempt{attempt()}", store)
     backends = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # with both, flags travel without waiting for a GPU
     dist.init_process_group(backends, store=mine, rank=me, world_size=count)
+    GROUPS.append(dist.group.WORLD)
     try:
         yield
     finally:
