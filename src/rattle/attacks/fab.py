@@ -16,6 +16,8 @@ from rattle.weights import attacked
 
 DUAL: dict[Norm, float] = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}  # the norm that measures a plane's distance
 
+HALF = torch.tensor(0.5)
+
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """<a_i, b_i> of each row, [n, 1], in one pass."""
@@ -30,7 +32,9 @@ def to_plane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tensor:
     coordinates of largest |w| go first.
     """
     direction = -gap.sign() * w.sign()
-    room = torch.where(direction > 0, 1 - x, x)
+    room = torch.addcmul(
+        HALF.to(x), direction, 0.5 - x
+    )  # 1 - x upwards, x downwards; torch.where takes ten times longer
     size, amount = w.abs(), gap.abs()
     if norm == "l1":
         return direction * spend(size, room, amount)
@@ -44,12 +48,12 @@ def fill(size: Tensor, rate: Tensor | None, room: Tensor, amount: Tensor) -> Ten
     passes a coordinate's bound. `rate` None stands for ones.
     """
     slopes = size if rate is None else size * rate
-    level = amount / slopes.sum(1, keepdim=True).clamp_min(1e-30)
+    level, free = amount / slopes.sum(1, keepdim=True).clamp_min(1e-30), torch.empty_like(room)
     while True:
         wanted = level if rate is None else rate * level
         filled = torch.minimum(wanted, room)
         short = amount - dot(size, filled)
-        slope = dot(slopes, (wanted < room).to(size.dtype))
+        slope = dot(slopes, torch.lt(wanted, room, out=free))
         if bool(((short <= 1e-5 * amount) | (slope == 0)).all()):
             return filled
         level = (level + short.clamp_min(0) / slope.clamp_min(1e-30)).clamp_max(1e12)

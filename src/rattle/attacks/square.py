@@ -159,10 +159,13 @@ class Search:
         if len(rows) == 0:
             return
         index = self.index(side, corner[rows])
+        places = index + rows[:, None] * live.x.shape[1]  # among all pixels of all images: no image is copied to look
         shift = (self.threat.epsilon * signs[rows]).repeat_interleave(side * side, dim=1)
-        new = (live.x[rows].gather(1, index) + shift).clamp_(0, 1)
-        changed = (new != live.best[rows].gather(1, index)).any(1)
-        rows, x_new = rows[changed], live.best[rows[changed]].scatter_(1, index[changed], new[changed])
+        new = (live.x.take(places) + shift).clamp_(0, 1)
+        changed = (new - live.best.take(places)).abs_().amax(1) > 0
+        if not bool(changed.all()):
+            rows, index, new = rows[changed], index[changed], new[changed]
+        x_new = live.best[rows].scatter_(1, index, new)
         if len(rows) == 0:
             return
         height = losses.cw(self.victim.logits(x_new), live.y[rows])
