@@ -34,7 +34,7 @@ def to_plane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tensor:
     direction = -gap.sign() * w.sign()
     room = torch.addcmul(
         HALF.to(x), direction, 0.5 - x
-    )  # 1 - x upwards, x downwards; torch.where takes ten times longer
+    )  # 1 - x upwards, x downwards; where() takes 10 times as long
     size, amount = w.abs(), gap.abs()
     if norm == "l1":
         return direction * spend(size, room, amount)
