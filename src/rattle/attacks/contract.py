@@ -154,7 +154,8 @@ def best_of_runs(
     """The outer loop of APGD and FAB: restarts and targets on the images still unbroken; their highest points, else x.
 
     All targets of an image run side by side, one row each, so that an image leaves the moment one of them breaks it;
-    images are grouped so that no more rows than images given are held at once.
+    images are grouped so that no more rows than images given are held at once (fewer when many: rows of changing
+    number leave gaps in memory).
     `rows` has image (its place in the group), x, y and target.
     """
     draws = streams(generator, x)
@@ -165,7 +166,8 @@ def best_of_runs(
     height = torch.full(y.shape, -torch.inf, device=x.device, dtype=logits.dtype)
     points = flat.clone()
     count = aims.shape[1]
-    for live in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, len(x) // count)):
+    most = len(x) if count == 1 or len(x) <= 64 else max(64, 2 * len(x) // 3)
+    for live in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most // count)):
         for restart in range(restarts if len(live) else 0):
             image = live.repeat_interleave(count)
             number = torch.arange(count, device=x.device).repeat(len(live)) + restart * count
