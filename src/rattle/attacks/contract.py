@@ -149,13 +149,20 @@ class Run(Protocol):
 
 
 def best_of_runs(
-    run: Run, model: nn.Module, x: Tensor, y: Tensor, generator: Randomness, *, targets: int = 0, restarts: int = 1
+    run: Run,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    generator: Randomness,
+    *,
+    targets: int = 0,
+    restarts: int = 1,
+    share: float = 1.0,
 ) -> Tensor:
     """The outer loop of APGD and FAB: restarts and targets on the images still unbroken; their highest points, else x.
 
     All targets of an image run side by side, one row each, so that an image leaves the moment one of them breaks it;
-    images are grouped so that no more rows than images given are held at once (fewer when many: rows of changing
-    number leave gaps in memory).
+    images are grouped so that no more rows than a `share` of the images given are held at once.
     `rows` has image (its place in the group), x, y and target.
     """
     draws = streams(generator, x)
@@ -166,7 +173,7 @@ def best_of_runs(
     height = torch.full(y.shape, -torch.inf, device=x.device, dtype=logits.dtype)
     points = flat.clone()
     count = aims.shape[1]
-    most = len(x) if count == 1 or len(x) <= 64 else max(64, 2 * len(x) // 3)
+    most = len(x) if count == 1 or len(x) <= 64 else max(64, round(share * len(x)))
     for live in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most // count)):
         for restart in range(restarts if len(live) else 0):
             image = live.repeat_interleave(count)

@@ -32,9 +32,7 @@ def to_plane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tensor:
     coordinates of largest |w| go first.
     """
     direction = -gap.sign() * w.sign()
-    room = torch.addcmul(
-        HALF.to(x), direction, 0.5 - x
-    )  # 1 - x upwards, x downwards; where() takes 10 times as long
+    room = torch.addcmul(HALF.to(x), direction, 0.5 - x)  # 1 - x upwards, x downwards; where() takes 10 times as long
     size, amount = w.abs(), gap.abs()
     if norm == "l1":
         return direction * spend(size, room, amount)

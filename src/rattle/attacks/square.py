@@ -16,6 +16,7 @@ from rattle.randomness import Randomness, Streams, streams
 from rattle.threat import Threat
 from rattle.weights import attacked
 
+MOST_PLACES = 2**16  # pixels painted at once: their indices are eight bytes each
 BLOCK = 50  # queries whose random numbers are drawn at once
 HALVED_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries after which the patch's area halves
 
@@ -158,14 +159,9 @@ class Search:
         rows = self.unknown(live, side, corner, signs)
         if len(rows) == 0:
             return
-        index = self.index(side, corner[rows])
-        places = index + rows[:, None] * live.x.shape[1]  # among all pixels of all images: no image is copied to look
-        shift = (self.threat.epsilon * signs[rows]).repeat_interleave(side * side, dim=1)
-        new = (live.x.take(places) + shift).clamp_(0, 1)
-        changed = (new - live.best.take(places)).abs_().amax(1) > 0
+        x_new, changed = self.painted(live, side, rows, corner[rows], self.threat.epsilon * signs[rows])
         if not bool(changed.all()):
-            rows, index, new = rows[changed], index[changed], new[changed]
-        x_new = live.best[rows].scatter_(1, index, new)
+            rows, x_new = rows[changed], x_new[changed]
         if len(rows) == 0:
             return
         height = losses.cw(self.victim.logits(x_new), live.y[rows])
@@ -174,6 +170,18 @@ class Search:
         live.best[rows], live.height[rows] = x_new[better], height[better]
         if self.remembers:
             live.refused[rows] = False
+
+    def painted(self, live: Live, side: int, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows' points with their squares painted, and which of them that changes; few places are held at once."""
+        x_new, changed = live.best[rows], torch.empty_like(rows, dtype=torch.bool)
+        count = max(1, MOST_PLACES // (self.channels * side * side))
+        for here in (slice(begin, begin + count) for begin in range(0, len(rows), count)):
+            index = self.index(side, corner[here])
+            old, x = x_new[here].gather(1, index), live.x.take(index + rows[here, None] * live.x.shape[1])
+            new = (x + shift[here].repeat_interleave(side * side, dim=1)).clamp_(0, 1)
+            x_new[here].scatter_(1, index, new)
+            changed[here] = (new - old).abs_().amax(1) > 0
+        return x_new, changed
 
     def unknown(self, live: Live, side: int, corner: Tensor, signs: Tensor) -> Tensor:
         """Rows whose square of this query has not been refused yet; they are noted as asked."""
