@@ -47,18 +47,31 @@ class Regime:
     batch_size: int
     lr: float
     augment: Augment
-    checkpoints: tuple[str, ...]  # those that AutoAttack and flatness look at
+    evaluate_every: int
+    checkpoints: tuple[str, ...]  # those that are attacked
+    strongest: str  # the one that AutoAttack and flatness look at
 
 
 REGIMES = {
-    "underfit": Regime(images=10_000, epochs=10, batch_size=128, lr=0.1, augment=Augment(), checkpoints=("best",)),
+    "underfit": Regime(
+        images=10_000,
+        epochs=6,
+        batch_size=128,
+        lr=0.1,
+        augment=Augment(),
+        evaluate_every=2,
+        checkpoints=("best",),
+        strongest="best",
+    ),
     "overfit": Regime(
-        images=2_000,
-        epochs=40,
+        images=1_000,
+        epochs=50,
         batch_size=50,
         lr=0.05,
         augment=Augment(pad=0, flip=False),
+        evaluate_every=5,
         checkpoints=("best", "last"),
+        strongest="last",
     ),
 }
 
@@ -73,6 +86,7 @@ def recipe_of(regime: Regime, method: str, seed: int, data: str) -> Recipe:
         epochs=regime.epochs,
         batch_size=regime.batch_size,
         seed=seed,
+        evaluate_every=regime.evaluate_every,
         threads=1,
     )
 
@@ -86,31 +100,34 @@ def study(name: str, method: str, seed: int, options: argparse.Namespace) -> Non
     for which in regime.checkpoints:
         stored = folder / f"study-{which}.json"
         if not stored.exists():
-            found = judged(load(run.checkpoint(which)), test, folder / f"results-{which}")
+            model, store = load(run.checkpoint(which)), folder / f"results-{which}"
+            found = judged(model, test, store, whole=which == regime.strongest)
             write_atomically(stored, json.dumps(found).encode())
             print(stored.parent.name, which, {k: v for k, v in found.items() if isinstance(v, float)}, flush=True)
 
 
-def judged(model: torch.nn.Module, test: Images, store: Path) -> dict[str, Any]:
-    """Flags of every image under each attack, and the four flatness numbers.
+def judged(model: torch.nn.Module, test: Images, store: Path, *, whole: bool) -> dict[str, Any]:
+    """Flags of every image under each attack, and with `whole` AutoAttack's and the four flatness numbers.
 
     AutoAttack is asked only about images that PGD-20 and CW-20 left: what those broke, at a smaller epsilon, is broken.
     """
     weak = evaluate(model, test.x, test.y, WEAK, store=store)
-    strong = {"autoattack": AutoAttack(threat=Threat(epsilon=8 / 255))}
-    whole = evaluate(model, test.x, test.y, strong, among=weak.worst_case, store=store, batch_size=TEST_IMAGES)
-    flags = {"clean": weak.clean} | {k: v.flags for k, v in (weak.verdicts | whole.verdicts).items()}
-    flat = flatness(
-        model, to_float(test.x[:FLAT_IMAGES]), test.y[:FLAT_IMAGES], threat=Threat(epsilon=8 / 255), iterations=30
-    )
-    return {
-        **{k: 100 * sum(v) / len(v) for k, v in flags.items()},
-        "lipschitz": float(flat.lipschitz.values.mean()),
-        "input_curvature": float(flat.input.values.mean()),
-        "weight_curvature": float(flat.weight.values.mean()),
-        "noise_rise": flat.noise.mean,
-        "flags": {k: "".join(str(int(f)) for f in v) for k, v in flags.items()},
-    }
+    flags, numbers = {"clean": weak.clean} | {k: v.flags for k, v in weak.verdicts.items()}, {}
+    if whole:
+        threat = Threat(epsilon=8 / 255)
+        strong = {"autoattack": AutoAttack(threat=threat)}
+        found = evaluate(model, test.x, test.y, strong, among=weak.worst_case, store=store, batch_size=TEST_IMAGES)
+        flags["autoattack"] = found.verdicts["autoattack"].flags
+        x, y = to_float(test.x[:FLAT_IMAGES]), test.y[:FLAT_IMAGES]
+        flat = flatness(model, x, y, threat=threat, iterations=30)
+        numbers = {
+            "lipschitz": float(flat.lipschitz.values.mean()),
+            "input_curvature": float(flat.input.values.mean()),
+            "weight_curvature": float(flat.weight.values.mean()),
+            "noise_rise": flat.noise.mean,
+        }
+    shares = {k: 100 * sum(v) / len(v) for k, v in flags.items()}
+    return shares | numbers | {"flags": {k: "".join(str(int(f)) for f in v) for k, v in flags.items()}}
 
 
 def gathered(options: argparse.Namespace) -> dict[str, Any]:
