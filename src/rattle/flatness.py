@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,38 +24,24 @@ from rattle.weights import Noise, attacked, eval_mode, perturbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lipschitz:
+class Lipschitz(npz.Saved):
     """A lower bound of the loss's Lipschitz constant on the ball around each image, in the threat's norm."""
 
     values: Array  # [n]
     norm: str
     epsilon: float
 
-    def save(self, path: str | Path) -> Path:
-        return npz.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Lipschitz:
-        return npz.load(cls, path)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Curvature:
+class Curvature(npz.Saved):
     """Largest Hessian eigenvalues: one per image in input space, one altogether in weight space."""
 
     values: Array  # [n] or [1]
     residuals: Array  # ||Hv - value v|| over the largest |eigenvalue|: how far from converged
 
-    def save(self, path: str | Path) -> Path:
-        return npz.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Curvature:
-        return npz.load(cls, path)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NoiseRise:
+class NoiseRise(npz.Saved):
     """How much the mean loss rises at w + u, u ~ N(0, sigma^2), draw by draw."""
 
     rises: Array  # [draws]
@@ -70,29 +55,15 @@ class NoiseRise:
     def standard_error(self) -> float:
         return float(self.rises.std(ddof=1) / math.sqrt(len(self.rises)))
 
-    def save(self, path: str | Path) -> Path:
-        return npz.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> NoiseRise:
-        return npz.load(cls, path)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Flatness:
+class Flatness(npz.Saved):
     """All flatness numbers of one model."""
 
     lipschitz: Lipschitz
     input: Curvature
     weight: Curvature
     noise: NoiseRise
-
-    def save(self, path: str | Path) -> Path:
-        return npz.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Flatness:
-        return npz.load(cls, path)
 
 
 def local_lipschitz(

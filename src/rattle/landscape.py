@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ Progress = Callable[[int, int], None]  # (done, total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InputPlane:
+class InputPlane(npz.Saved):
     """Where input-space surfaces are taken: x + a * gradient + b * rademacher; shared by all models compared."""
 
     a: Array  # [A], steps along sign(grad_x loss), in pixel units
@@ -38,16 +37,9 @@ class InputPlane:
     gradient: Array  # [n, *image], -1, 0 or 1
     rademacher: Array  # [n, *image], -1 or 1
 
-    def save(self, path: str | Path) -> Path:
-        return npz.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> InputPlane:
-        return npz.load(cls, path)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InputSurface:
+class InputSurface(npz.Saved):
     """A model's loss on an InputPlane, image by image."""
 
     a: Array  # [A]
@@ -57,16 +49,9 @@ class InputSurface:
     x: Array  # [n, *image], the images at a = b = 0
     y: Array  # [n]
 
-    def save(self, path: str | Path) -> Path:
-        return npz.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> InputSurface:
-        return npz.load(cls, path)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WeightSurface:
+class WeightSurface(npz.Saved):
     """A model's mean loss at w + a * d_1 + b * d_2; one-dimensional when b is [0]."""
 
     a: Array  # [A]
@@ -81,13 +66,6 @@ class WeightSurface:
     @property
     def attacked(self) -> bool:
         return not bool(np.isnan(self.adversarial).all())
-
-    def save(self, path: str | Path) -> Path:
-        return npz.save(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> WeightSurface:
-        return npz.load(cls, path)
 
 
 def as_array(values: Tensor) -> Array:

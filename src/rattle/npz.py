@@ -6,7 +6,7 @@ import os
 import zipfile
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Self, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -65,3 +65,16 @@ def load(kind: type[T], path: str | Path) -> T:
         return rebuilt(kind, stored)
     except KeyError as missing:
         raise RattleError(f"{path} lacks {missing}: it was written by another version") from None
+
+
+class Saved:
+    """A dataclass that saves itself to an .npz file and loads itself from one."""
+
+    __slots__ = ()
+
+    def save(self, path: str | Path) -> Path:
+        return save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        return load(cls, path)

@@ -1,14 +1,19 @@
-"""Small CNNs: one for 8x8 and 28x28 images, with or without BatchNorm, and a strided one for 32x32."""
+"""Small CNNs: four convolutions, with or without BatchNorm, and a linear head."""
 
 from __future__ import annotations
+
+from itertools import chain, pairwise
 
 from torch import Tensor, nn
 
 from rattle.models.layers import Statistics, activate, normalisation
 
+PLAIN = ((1, 1), (1, 1), (2, 2), (2, 1))  # for 8x8 and 28x28 images
+SLIM = ((1, 2), (2, 2), (2, 1), (4, 2))  # for studies on 32x32 images without a GPU
+
 
 class SmallCNN(nn.Module):
-    """Two convolution stages, the second of half the resolution, and a linear head."""
+    """A convolution for each stage (channels over width, stride), pooling to a small square, and a linear head."""
 
     def __init__(
         self,
@@ -19,58 +24,25 @@ class SmallCNN(nn.Module):
         activation: str = "relu",
         normalise: Statistics | None = None,
         norm: bool = True,
+        stages: tuple[tuple[int, int], ...] = PLAIN,
+        pool: int = 2,
     ) -> None:
         super().__init__()
-        self.normalise = normalisation(normalise, channels)
-        self.body = nn.Sequential(
-            *block(channels, width, 1, activation, norm),
-            *block(width, width, 1, activation, norm),
-            *block(width, 2 * width, 2, activation, norm),
-            *block(2 * width, 2 * width, 1, activation, norm),
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
+
+        def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+            convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=not norm)
+            return [convolution, *([nn.BatchNorm2d(outputs)] if norm else []), activate(activation)]
+
+        sizes = [channels, *(factor * width for factor, _ in stages)]
+        layers = chain.from_iterable(
+            block(*pair, stride) for pair, (_, stride) in zip(pairwise(sizes), stages, strict=True)
         )
-        self.head = nn.Linear(8 * width, classes)
+        self.normalise = normalisation(normalise, channels)
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(pool), nn.Flatten())
+        self.head = nn.Linear(sizes[-1] * pool**2, classes)
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(self.normalise(x))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
-
-
-class SlimCNN(nn.Module):
-    """Four convolutions, three of them strided, and a linear head: for studies on 32x32 images without a GPU."""
-
-    def __init__(
-        self,
-        *,
-        classes: int,
-        channels: int = 3,
-        width: int = 16,
-        activation: str = "relu",
-        normalise: Statistics | None = None,
-    ) -> None:
-        super().__init__()
-        self.normalise = normalisation(normalise, channels)
-        self.body = nn.Sequential(
-            *block(channels, width, 2, activation),
-            *block(width, 2 * width, 2, activation),
-            *block(2 * width, 2 * width, 1, activation),
-            *block(2 * width, 4 * width, 2, activation),
-            nn.AdaptiveAvgPool2d(4),
-            nn.Flatten(),
-        )
-        self.head = nn.Linear(64 * width, classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        return self.body(self.normalise(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
-
-
-def block(inputs: int, outputs: int, stride: int, activation: str, norm: bool = True) -> list[nn.Module]:
-    """Convolution, BatchNorm when asked for, activation."""
-    convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=not norm)
-    return [convolution, *([nn.BatchNorm2d(outputs)] if norm else []), activate(activation)]
