@@ -85,7 +85,7 @@ class APGD:
             return x.clone()
         targets = self.targets if self.loss == "dlr-targeted" else 0
         with attacked(model):
-            return best_of_runs(self.run, model, x, y, generator, targets=targets, restarts=self.restarts, share=2 / 3)
+            return best_of_runs(self.run, model, x, y, generator, targets=targets, restarts=self.restarts, share=0.75)
 
     def run(self, victim: Victim, rows: Live, draws: Streams, *, restart: int) -> tuple[Tensor, Tensor]:
         """One start; with `shrinking`, through balls of falling radius, of which only the last counts."""

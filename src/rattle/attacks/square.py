@@ -102,7 +102,7 @@ class Search:
         self.x, self.y, self.draws = x, y, draws
         again = [victim.logits(x[:2]) for _ in range(2)]
         self.remembers = attack.threat.norm == "linf" and self.channels <= 4 and torch.equal(*again)
-        self.side = 0
+        self.side, self.patch, self.span = 0, self.offsets(1), x.new_zeros(2)
 
     def run(self) -> tuple[Tensor, Tensor]:
         """The point of lowest margin of each image, and which images it breaks."""
@@ -122,11 +122,24 @@ class Search:
             if query % BLOCK == 0:
                 live.places = live.draws.uniform(BLOCK, 5).to(live.x.dtype)
                 live.signs = live.draws.signs(BLOCK, self.channels).to(live.x.dtype)
+                live.bits = (live.signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
             side = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
+            if side != self.side:
+                self.resize(live, side)
             places, signs = live.places[:, query % BLOCK], live.signs[:, query % BLOCK]
-            (self.paint if self.threat.norm == "linf" else self.reshape)(live, side, places, signs)
+            if self.threat.norm == "linf":
+                self.paint(live, side, places, signs, live.bits[:, query % BLOCK])
+            else:
+                self.reshape(live, side, places, signs)
         points[live.row] = live.best
         return points, broken
+
+    def resize(self, live: Live, side: int) -> None:
+        """Patches of another size from here on; what was refused was of the former."""
+        self.side, self.patch = side, self.offsets(side)
+        self.span = self.x.new_tensor([self.height - side, self.width - side])
+        if self.remembers:
+            live.refused = torch.zeros_like(live.refused)
 
     def offsets(self, side: int) -> Tensor:
         """Where the pixels of a patch lie in a row, counted from its corner, [C * s * s]."""
@@ -134,29 +147,28 @@ class Search:
         along_c, along_h, along_w = self.strides
         return (c[:, None, None] * along_c + i[:, None] * along_h + j * along_w).flatten()
 
-    def corner(self, side: int, places: Tensor) -> Tensor:
+    def corner(self, places: Tensor) -> Tensor:
         """Top left corners from uniforms, [n, 2]; as in the reference, never the last place when there are several."""
-        span = torch.tensor([self.height - side, self.width - side], device=places.device)
-        return (places * span).long()
+        return (places * self.span).long()
 
-    def index(self, side: int, corner: Tensor) -> Tensor:
+    def index(self, corner: Tensor) -> Tensor:
         """The patch's places in each row, [n, C * s * s]."""
         _, along_h, along_w = self.strides
-        return (corner[:, :1] * along_h + corner[:, 1:] * along_w) + self.offsets(side)
+        return (corner[:, :1] * along_h + corner[:, 1:] * along_w) + self.patch
 
     def stripes(self, live: Live) -> Tensor:
         """l_inf starts from vertical stripes of x +- epsilon."""
         signs = live.draws.signs(self.channels, 1, self.width).to(live.x.dtype)
         return self.victim.flat((self.victim.images(live.x) + self.threat.epsilon * signs).clamp_(0, 1))
 
-    def paint(self, live: Live, side: int, places: Tensor, signs: Tensor) -> None:
+    def paint(self, live: Live, side: int, places: Tensor, signs: Tensor, bits: Tensor) -> None:
         """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2).
 
         The model is not asked about a square that changes nothing, nor again about one that it has refused since
         the image last changed: the answer is known.
         """
-        corner = self.corner(side, places[:, :2])
-        rows = self.unknown(live, side, corner, signs)
+        corner = self.corner(places[:, :2])
+        rows = self.unknown(live, corner, bits)
         if len(rows) == 0:
             return
         x_new, changed = self.painted(live, side, rows, corner[rows], self.threat.epsilon * signs[rows])
@@ -165,7 +177,9 @@ class Search:
         if len(rows) == 0:
             return
         height = losses.cw(self.victim.logits(x_new), live.y[rows])
-        better = height > live.height[rows]
+        better = (height > live.height[rows]).nonzero().squeeze(1)
+        if len(better) == 0:
+            return
         rows = rows[better]
         live.best[rows], live.height[rows] = x_new[better], height[better]
         if self.remembers:
@@ -176,20 +190,18 @@ class Search:
         x_new, changed = live.best[rows], torch.empty_like(rows, dtype=torch.bool)
         count = max(1, MOST_PLACES // (self.channels * side * side))
         for here in (slice(begin, begin + count) for begin in range(0, len(rows), count)):
-            index = self.index(side, corner[here])
-            old, x = x_new[here].gather(1, index), live.x.take(index + rows[here, None] * live.x.shape[1])
-            new = (x + shift[here].repeat_interleave(side * side, dim=1)).clamp_(0, 1)
+            index = self.index(corner[here])
+            old, new = x_new[here].gather(1, index), live.x.take(index + rows[here, None] * live.x.shape[1])
+            new.view(-1, self.channels, side * side).add_(shift[here, :, None])
+            new.clamp_(0, 1)
             x_new[here].scatter_(1, index, new)
             changed[here] = (new - old).abs_().amax(1) > 0
         return x_new, changed
 
-    def unknown(self, live: Live, side: int, corner: Tensor, signs: Tensor) -> Tensor:
-        """Rows whose square of this query has not been refused yet; they are noted as asked."""
+    def unknown(self, live: Live, corner: Tensor, bits: Tensor) -> Tensor:
+        """Rows whose square of this query has not been refused yet; they are noted as asked. The bits are its signs."""
         if not self.remembers:
             return torch.arange(len(live.y), device=self.x.device)
-        if side != self.side:
-            self.side, live.refused = side, torch.zeros_like(live.refused)
-        bits = (signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
         square = ((corner[:, 0] * self.width + corner[:, 1]) << self.channels) + bits
         rows = (~live.refused.gather(1, square[:, None]).squeeze(1)).nonzero().squeeze(1)
         live.refused[rows, square[rows]] = True
@@ -222,8 +234,8 @@ class Search:
         """l_2 and l_1: the mass of one square moves to another, whose bump is renewed (Algorithm 3)."""
         p, n, area = (2 if self.threat.norm == "l2" else 1), len(live.y), side * side
         delta = live.best - live.x
-        corner, source = self.corner(side, places[:, :2]), self.corner(side, places[:, 2:4])
-        first, second = self.index(side, corner), self.index(side, source)
+        corner, source = self.corner(places[:, :2]), self.corner(places[:, 2:4])
+        first, second = self.index(corner), self.index(source)
         old, emptied = (delta.gather(1, i).view(n, -1, area).abs().pow(p) for i in (first, second))
         i, j = (torch.arange(side, device=delta.device) + (source - corner)[:, k, None] for k in (0, 1))
         overlap = ((i >= 0) & (i < side))[:, :, None] & ((j >= 0) & (j < side))[:, None, :]
