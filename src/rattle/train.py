@@ -39,7 +39,7 @@ from rattle.objectives import Objective
 from rattle.objectives.terms import head_rows
 from rattle.randomness import Streams, fork
 from rattle.recipes import Recipe
-from rattle.runs import Run
+from rattle.runs import Run, epoch_name
 from rattle.signals import HEEDED, Asked, Attentive, Stopped, listening
 from rattle.trackers import Tracker, peak_memory_mb, tracking
 from rattle.views import Views
@@ -152,6 +152,7 @@ def fit(
                 return train(learner, recipe, data, run, log, console)
             except Diverged as diverged:
                 if recipe.on_divergence == "stop" or attempt == MOST_ROLLBACKS:
+                    distributed.by_main(lambda diverged=diverged: run.note_divergence(str(diverged)))
                     raise RattleError(f"{diverged}; {what_is_left(run)}") from diverged
                 learner = roll_back(learner, recipe, data, run, console, diverged)
     raise AssertionError("the loop above returns or raises")
@@ -333,7 +334,7 @@ def reestimate_statistics(model: nn.Module, train: Images, recipe: Recipe, devic
 
 
 def record(learner: Learner, recipe: Recipe, data: Dataset, run: Run, metrics: dict[str, Any]) -> None:
-    """Close the epoch: write its line and its checkpoints, best when it is, last always."""
+    """Close the epoch: write its line and its checkpoints, best when it is, last always; `last` comes last."""
     progress = learner.progress
     progress.epoch, progress.batch, progress.sums, progress.closed = progress.epoch + 1, 0, {}, False
     run.append(run.metrics, metrics)
@@ -342,6 +343,8 @@ def record(learner: Learner, recipe: Recipe, data: Dataset, run: Run, metrics: d
     if (robust is not None and robust > progress.best) or data.val is None:
         progress.best, progress.best_epoch = robust or 0.0, metrics["epoch"]
         save(learner, recipe, data, run, "best")
+    if recipe.keep and metrics["epoch"] in recipe.keep.epochs(recipe.epochs):
+        save(learner, recipe, data, run, epoch_name(metrics["epoch"]))
     save(learner, recipe, data, run, "last")
 
 
