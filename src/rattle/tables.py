@@ -49,7 +49,9 @@ def accuracy_row(name: str, result: Evaluation) -> list[str]:
     return [name, percent(result.clean), *(percent(verdict.flags) for verdict in result.verdicts.values())]
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", stderr: bool = False
+) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -61,7 +63,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     for row in rows:
         table.add_row(*map(Text, row))
     needed = sum(max(len(row[i]) for row in [columns, *rows]) + 3 for i in range(len(columns)))
-    Console(width=max(needed, Console().width)).print(table)  # never cut a figure, also where there is no terminal
+    wide = max(needed, Console().width)  # never cut a figure, also where there is no terminal
+    Console(width=wide, stderr=stderr).print(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rattle import distributed
 from rattle.attacks import PGD
+from rattle.attacks.contract import NotANumber
 from rattle.console import Console, Silent
 from rattle.data import Dataset, Images, batches, on_device, to_float
 from rattle.errors import RattleError
@@ -314,15 +315,20 @@ def judge_epoch(learner: Learner, recipe: Recipe, data: Dataset, steps: int, con
     metrics = plain_metrics(progress, rate_at(recipe, progress, progress.step - 1, steps), steps)
     due = metrics["epoch"] % recipe.evaluate_every == 0 or metrics["epoch"] == recipe.epochs
     if due and data.val is not None:
-        metrics |= validate(learner.model, data.val.to(learner.device), recipe, console)
+        metrics |= validate(learner, learner.model, data, recipe, console)
         if learner.judged is not learner.model:
-            averaged = validate(learner.judged, data.val.to(learner.device), recipe, console)
+            averaged = validate(learner, learner.judged, data, recipe, console)
             metrics |= {f"{name}_average": value for name, value in averaged.items()}
     return metrics
 
 
-def validate(model: nn.Module, val: Images, recipe: Recipe, console: Silent) -> dict[str, float]:
-    result = evaluate(model, val.x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed, console=console)
+def validate(learner: Learner, model: nn.Module, data: Dataset, recipe: Recipe, console: Silent) -> dict[str, float]:
+    assert data.val is not None
+    val = data.val.to(learner.device)
+    try:
+        result = evaluate(model, val.x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed, console=console)
+    except NotANumber as reason:  # weights so large that they overflow on the way through
+        raise Diverged(learner.progress.step, {"logits": float("nan")}) from reason
     return {"val_clean": result.clean_accuracy, "val_robust": result.robust_accuracy}
 
 

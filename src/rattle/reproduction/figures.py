@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rattle.paper_rows import Cell, Row
-from rattle.reproduction.plan import Entry, Plan
+from rattle.reproduction.plan import Entry, Plan, States
 from rattle.reproduction.protocols import PROTOCOLS, Judge, Measured, Protocol
-from rattle.runs import Run
 from rattle.significance import Difference, Sample, difference, holm
 from rattle.statistics import Interval, summarise, t_interval, wilson
-from rattle.sweep import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +50,15 @@ def scaled(cell: Cell) -> float:
     return 100.0 if cell.unit == "%" else 1.0
 
 
-def state_of(jobs: Sequence[Job], failed: Mapping[str, str]) -> str:
+def state_of(plan: Plan, key: str, states: States, failed: Mapping[str, str]) -> str:
     """Why a row has no numbers; nothing when at least one of its runs is finished and none diverged."""
-    diverged = [job for job in jobs if job.run.divergence]
-    if diverged:
-        return "diverged" if len(jobs) == 1 else f"diverged ({len(diverged)} of {len(jobs)})"
-    if any(job.state == "finished" for job in jobs):
+    found = [states[key, seed] for seed in plan.seeds]
+    if "diverged" in found:
+        return "diverged" if len(found) == 1 else f"diverged ({found.count('diverged')} of {len(found)})"
+    if "finished" in found:
         return ""
-    return "failed" if any(job.folder.name in failed for job in jobs) else "not finished"
+    names = {plan.jobs[key, seed].folder.name for seed in plan.seeds}
+    return "failed" if names & set(failed) else "not finished"
 
 
 def figure(cell: Cell, found: Mapping[int, Measured]) -> Figure:
@@ -97,10 +96,11 @@ def lines(
 ) -> list[Line]:
     """Every row, measured."""
     known: dict[tuple[str, Protocol], dict[str, Figure]] = {}
+    states = plan.states()
     for entry in plan.entries:
         for protocol in protocols if entry.recipe else ():
             if (entry.key, protocol) not in known:
-                known[entry.key, protocol] = measured_row(plan, entry, judge, protocol, failed or {})
+                known[entry.key, protocol] = measured_row(plan, entry, judge, protocol, states, failed or {})
     rows = {entry.key: entry.row for entry in reversed(plan.entries) if entry.key}
     found = []
     for entry in plan.entries:
@@ -120,23 +120,19 @@ def baseline_row(plan: Plan, entry: Entry, rows: Mapping[str, Row]) -> Row | Non
 
 
 def measured_row(
-    plan: Plan, entry: Entry, judge: Judge, protocol: Protocol, failed: Mapping[str, str]
+    plan: Plan, entry: Entry, judge: Judge, protocol: Protocol, states: States, failed: Mapping[str, str]
 ) -> dict[str, Figure]:
     """Ours in every column of a row, before anything is compared."""
-    jobs = {seed: plan.jobs[entry.key, seed] for seed in plan.seeds}
-    surrogates = dict(entry.surrogates)
-    others = {key: [plan.jobs[key, seed] for seed in plan.seeds] for key in surrogates.values()}
-    state = state_of(list(jobs.values()), failed) or next(
-        (f"surrogate {s}" for other in others.values() if (s := state_of(other, failed))), ""
-    )
-    if state:
-        return {cell.column: Figure(state=state) for cell in entry.row.cells}
+    keys = list(dict.fromkeys((entry.key, *(key for _, key in entry.surrogates))))
+    for key in keys:
+        if state := state_of(plan, key, states, failed):
+            told = state if key == entry.key else f"surrogate {state}"
+            return {cell.column: Figure(state=told) for cell in entry.row.cells}
     found: dict[str, dict[int, Measured]] = {cell.column: {} for cell in entry.row.cells}
-    for seed, job in jobs.items():
-        needs = [job, *(plan.jobs[key, seed] for key in dict.fromkeys(surrogates.values()))]
-        if any(other.state != "finished" for other in needs):
+    for seed in plan.seeds:
+        if any(states[key, seed] != "finished" for key in keys):
             continue
-        surrogate = Run(needs[1].folder) if len(needs) > 1 else None
+        job, surrogate = plan.jobs[entry.key, seed], plan.jobs[keys[-1], seed].run if len(keys) > 1 else None
         for column, measured in judge.row(entry.row, job.run, job.recipe, protocol, surrogate).items():
             found[column][seed] = measured
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from rattle.recipes import Recipe
 from rattle.reproduction.scales import Scale
 from rattle.sweep import Job
 
+States = Mapping[tuple[str, int], str]
 SWA_RECIPE = "cifar10-linf-preact18-trades"
 
 
@@ -37,6 +38,10 @@ class Plan:
     entries: tuple[Entry, ...]
     seeds: tuple[int, ...]
     jobs: dict[tuple[str, int], Job]  # (key, seed) -> its run
+
+    def states(self) -> States:
+        """Of every run: new, broken, running, finished or diverged. Reads checkpoints: ask once."""
+        return {key: "diverged" if job.run.divergence else job.state for key, job in self.jobs.items()}
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from torch import nn
 
 from rattle.attacks import Attack
 from rattle.attacks.transfer import Transfer
-from rattle.checkpoint import read
+from rattle.checkpoint import read, write_atomically
 from rattle.console import Console, Silent
 from rattle.data import Data, Images
 from rattle.evaluation import describe, evaluate
@@ -50,9 +50,10 @@ class Measured:
         return sum(self.values) / len(self.values)
 
 
-def stored_name(cell: Cell) -> str:
+def stored_name(cell: Cell, scale: Scale) -> str:
     """What the verdicts behind a cell are kept under."""
-    return f"transfer-{cell.attack}" if cell.surrogate else cell.attack
+    name = scale.name_of(cell.attack)
+    return f"transfer-{name}" if cell.surrogate else name
 
 
 def ruling(row: Row) -> Cell:
@@ -110,14 +111,14 @@ class Judge:
     def cell(self, cell: Cell, run: Run, recipe: Recipe, checkpoint: str, surrogate: Run | None) -> Measured:
         """One column of one checkpoint."""
         plain = self.verdicts(cell, run, recipe, checkpoint, surrogate)
-        entry = plain["attacks"][stored_name(cell)]
+        entry = plain["attacks"][stored_name(cell, self.scale)]
         values = {"clean": plain["clean_flags"], "adbd": entry.get("distances")}.get(cell.column) or entry["flags"]
         about = [cell.column, entry["settings"], plain["data"], len(values)]
         return Measured(values=tuple(values), checkpoint=checkpoint, protocol=json.dumps(about, sort_keys=True))
 
     def verdicts(self, cell: Cell, run: Run, recipe: Recipe, checkpoint: str, surrogate: Run | None) -> dict[str, Any]:
         """What results/NAME.json holds, judged now if it is not there or was judged otherwise."""
-        name, path = stored_name(cell), result_file(run, checkpoint, stored_name(cell))
+        name, path = stored_name(cell, self.scale), result_file(run, checkpoint, stored_name(cell, self.scale))
         model = model_at(run.checkpoint(checkpoint))
         attack = self.scale.attack(cell, recipe)
         images = self.images(recipe, self.scale.images(cell.attack))
@@ -127,8 +128,8 @@ class Judge:
             attack = Transfer(attack=attack, surrogate=other, name=str(surrogate.folder.name))
             extra["surrogate"] = fingerprint(other, images.x[:0], images.y[:0], {})
         mark = fingerprint(model, images.x, images.y, extra)
-        kept = read_result(path, name, mark)
-        return kept if kept is not None else self.judge(model, images, {name: attack}, mark, run, checkpoint, recipe)
+        kept = read_result(path, name, mark) or same_elsewhere(run, path, mark)
+        return kept or self.judge(model, images, {name: attack}, mark, run, checkpoint, recipe)
 
     def judge(
         self,
@@ -166,6 +167,16 @@ def opened(path: Path, stamp: int) -> nn.Module:
 
 def model_at(path: Path) -> nn.Module:
     return opened(path, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+def same_elsewhere(run: Run, path: Path, mark: str) -> dict[str, Any] | None:
+    """The best checkpoint is often one of those kept: what was judged of the one holds for the other."""
+    for other in (run.results / path.name, *sorted(run.results.glob(f"epoch-*/{path.name}"))):
+        found = read_result(other, path.stem, mark) if other != path else None
+        if found is not None:
+            write_atomically(path, json.dumps(found).encode())
+            return found
+    return None
 
 
 def read_result(path: Path, name: str, mark: str) -> dict[str, Any] | None:

@@ -137,10 +137,10 @@ def plain_line(line: Line) -> dict[str, Any]:
         "run": line.key or None,
         "cells": {
             cell.column: {
-                "paper": cell.value,
-                "paper_difference": line.published_difference(cell.column),
+                "published": cell.value,
+                "published_difference": line.published_difference(cell.column),
                 "unit": cell.unit,
-                **{protocol: plain_figure(ours[cell.column]) for protocol, ours in line.ours.items()},
+                "ours": {protocol: plain_figure(ours[cell.column]) for protocol, ours in line.ours.items()},
             }
             for cell in row.cells
         },

@@ -19,7 +19,7 @@ from rattle.report.page import duration
 from rattle.reproduction import cost, sheet
 from rattle.reproduction.estimate import Cost, estimate
 from rattle.reproduction.figures import lines
-from rattle.reproduction.plan import Plan, plan
+from rattle.reproduction.plan import Plan, States, plan
 from rattle.reproduction.protocols import PROTOCOLS, Judge, Protocol
 from rattle.reproduction.scales import SCALES, Scale
 from rattle.sweep import Job, Slurm, pending, run_here, submit
@@ -67,8 +67,9 @@ def main(args: list[str]) -> None:
         print_cost(options, scale, out, title, stem, console)
         return
     planned = plan(number, scale, options.seeds or scale.seeds, out)
-    left = estimate(planned, options.protocols, console)
-    print_plan(planned, left, console)
+    states = planned.states()
+    left = estimate(planned, states, options.protocols, console)
+    print_plan(planned, states, left, console)
     if options.plan:
         return
     agree(left.seconds, f"Table {number} at scale {scale.name}", options.yes)
@@ -110,14 +111,15 @@ def sources(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def print_plan(planned: Plan, left: Cost, console: Console) -> None:
+def print_plan(planned: Plan, states: States, left: Cost, console: Console) -> None:
     """Every run, its state and its cost."""
     rows = []
-    for job in planned.jobs.values():
+    for key, job in planned.jobs.items():
         seconds = left.training.get(job.folder.name)
-        state = "diverged" if job.run.divergence else job.state
-        rows.append([job.folder.name, state, str(job.recipe.epochs), duration(seconds) if seconds else "-"])
-    print_table(["run", "state", "epochs", "training, about"], rows, title=f"Table {planned.number}: the plan")
+        rows.append([job.folder.name, states[key], str(job.recipe.epochs), duration(seconds) if seconds else "-"])
+    print_table(
+        ["run", "state", "epochs", "training, about"], rows, title=f"Table {planned.number}: the plan", stderr=True
+    )
     training = duration(sum(left.training.values()))
     console.say(f"about {training} of training and {duration(left.evaluation)} of attacks are left on this machine")
     if left.bytes > 1e9:
