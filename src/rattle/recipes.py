@@ -24,6 +24,9 @@ from rattle.threat import Norm, Threat
 from rattle.weights import AWP, EMA, SWA, Noise
 
 
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: every checkpoint holds a recipe
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD:
     """Stochastic gradient descent with momentum."""
@@ -88,7 +91,7 @@ class Recipe:
     @staticmethod
     def from_yaml(text: str) -> Recipe:
         try:
-            plain = yaml.safe_load(text)
+            plain = yaml.load(text, LOADER)
         except yaml.YAMLError as reason:
             raise RattleError(f"the recipe is not valid YAML: {' '.join(str(reason).split())}") from reason
         return from_plain(Recipe, plain)
