@@ -23,7 +23,6 @@ from rattle.settings import from_plain, to_plain
 from rattle.threat import Norm, Threat
 from rattle.weights import AWP, EMA, SWA, Noise
 
-
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: every checkpoint holds a recipe
 
 
