@@ -48,6 +48,12 @@ def test_components_and_settings_are_the_references(norm, version) -> None:
             assert attack.restarts == theirs.square.n_restarts
 
 
+def test_brief_is_every_component_with_a_tenth_of_the_steps() -> None:
+    brief = AutoAttack(version="brief").components()
+    assert list(brief) == list(AutoAttack().components())
+    assert named("autoattack-brief", Threat()) == AutoAttack(version="brief")
+
+
 def test_fast_is_the_first_two_components() -> None:
     threat = Threat(epsilon=0.1)
     whole, fast = (AutoAttack(threat=threat, version=v).components() for v in ("standard", "fast"))

@@ -19,6 +19,7 @@ LEVELS = [
     "evaluation judging learner train landscape landscape_plots flatness fidelity export tables twins "
     "verdicts targets gallery portraits trackers sweep bench",
     "report",
+    "reproduction",
     "verbs",
     "cli __main__",
 ]

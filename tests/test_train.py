@@ -21,7 +21,7 @@ from rattle.objectives import AT, Trades
 from rattle.randomness import Streams
 from rattle.recipes import Recipe, named
 from rattle.runs import Run, load
-from rattle.schedules import OneCycle, Piecewise
+from rattle.schedules import Keep, OneCycle, Piecewise
 from rattle.threat import Threat
 from rattle.train import fit, step
 from rattle.views import Views
@@ -250,6 +250,23 @@ def test_ema_is_saved_beside_the_raw_weights_and_loaded_first(whole: Run) -> Non
     assert not torch.equal(average.body[1].running_mean, raw.body[1].running_mean)  # statistics are averaged too
 
 
+def test_kept_epochs_are_the_same_in_a_run_that_was_interrupted_and_change_nothing_else(tmp_path: Path) -> None:
+    recipe = tiny(epochs=3, keep=Keep(drops=(0.6,)))
+    plain = fit(replace(recipe, keep=None), tmp_path / "plain")
+    whole = fit(recipe, tmp_path / "whole")
+    with pytest.raises(Stop):
+        fit(recipe, tmp_path / "cut", console=Interrupting(steps=8))
+    cut = fit(recipe, tmp_path / "cut", resume=True)
+    kept = sorted(path.name for path in (whole.folder / "checkpoints").glob("epoch-*"))
+    assert kept == ["epoch-002.safetensors", "epoch-003.safetensors"]
+    for name in ("epoch-002", "epoch-003"):
+        a, b = read(whole.checkpoint(name)), read(cut.checkpoint(name))
+        assert digest(a.tensors, {}) == digest(b.tensors, {})
+        assert a.progress == b.progress
+    assert read(whole.checkpoint("epoch-003")).progress["epoch"] == 3
+    assert plain.metrics.read_bytes() == whole.metrics.read_bytes()
+
+
 def test_a_loss_that_diverges_stops_with_the_step_the_terms_and_the_last_good_checkpoint(tmp_path: Path) -> None:
     recipe = tiny(schedule=Piecewise(drops=(0.5,), factor=1e25))
     with pytest.raises(RattleError) as caught:
@@ -258,6 +275,7 @@ def test_a_loss_that_diverges_stops_with_the_step_the_terms_and_the_last_good_ch
     sentence = str(caught.value)
     assert sentence.startswith("the loss diverged at step 5 (clean nan, zeroth nan, first nan, second nan); ")
     assert f"the last good checkpoint is {run.checkpoint('last')}; try a smaller optimizer.lr" in sentence
+    assert run.divergence == sentence.split(";")[0]
     saved = read(run.checkpoint("last"))
     assert saved.progress["epoch"] == 1
     assert all(v.isfinite().all() for v in saved.tensors.values())

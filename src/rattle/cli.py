@@ -25,6 +25,7 @@ VERBS = {
     "landscape": "draw the loss around images and weights: rattle landscape runs/a runs/b",
     "report": "one HTML page of runs, offline: rattle report runs/a runs/b --out report.html",
     "table": "runs as a Markdown, LaTeX or CSV table, mean and deviation over seeds",
+    "paper": "a table of the paper, trained, attacked, beside the published numbers: rattle paper 1 --scale tiny",
     "watch": "follow a run in the terminal: rattle watch runs/a",
     "bench": "measure speed and memory here, beside plain twins and the machine's limit: rattle bench --quick",
     "recipes": "list the named recipes",

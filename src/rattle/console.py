@@ -32,6 +32,18 @@ class Silent:
         yield lambda steps=1, **figures: None
 
 
+class Bars(Silent):
+    """Another console's bars, without the lines between them."""
+
+    live = True
+
+    def __init__(self, console: Console | Silent) -> None:
+        self.console = console
+
+    def bar(self, title: str, total: int, *, done: int = 0):
+        return self.console.bar(title, total, done=done)
+
+
 class Console:
     """Bars when stderr is a terminal, else a line every `seconds`."""
 

@@ -51,7 +51,7 @@ class Row:
     norm: Literal["linf", "l2"]
     cells: tuple[Cell, ...]
     citation: str = ""  # whose method the row (or its 0th-order baseline) is
-    overrides: tuple[tuple[str, float], ...] = ()  # settings that differ from the recipe's
+    overrides: tuple[tuple[str, float | str], ...] = ()  # settings that differ from the recipe's
     note: str = ""
 
     @property

@@ -18,10 +18,12 @@ from rattle.attacks import PGD
 from rattle.data import Augment, Data
 from rattle.errors import RattleError, unknown
 from rattle.objectives import AT, Trades
-from rattle.schedules import Cosine, OneCycle, Piecewise
+from rattle.schedules import Cosine, Keep, OneCycle, Piecewise
 from rattle.settings import from_plain, to_plain
 from rattle.threat import Norm, Threat
 from rattle.weights import AWP, EMA, SWA, Noise
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: every checkpoint holds a recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,7 @@ class Recipe:
     seed: int = 0  # decides initial weights, order of images, augmentation, u and attack noise
     evaluate_every: int = 1  # epochs between evaluations on the held-out images
     val_attack: PGD = field(default_factory=PGD)  # the short attack that chooses the best checkpoint
+    keep: Keep | None = None  # also keep checkpoints/epoch-NNN of some epochs (the paper's choice: --keep.kind Keep)
     accumulate: int = 1  # parts a minibatch is worked off in, to save memory; the update is the whole batch's
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: forward passes under autocast
     compile: bool = False  # torch.compile the network
@@ -87,7 +90,7 @@ class Recipe:
     @staticmethod
     def from_yaml(text: str) -> Recipe:
         try:
-            plain = yaml.safe_load(text)
+            plain = yaml.load(text, LOADER)
         except yaml.YAMLError as reason:
             raise RattleError(f"the recipe is not valid YAML: {' '.join(str(reason).split())}") from reason
         return from_plain(Recipe, plain)

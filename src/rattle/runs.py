@@ -35,6 +35,7 @@ PARTS = (
     "results",
     "report.html",
     "train.log",
+    "diverged.txt",
     "environment.json",
     "recipe.yaml",  # last: a folder half cleared is still a run's
 )
@@ -96,6 +97,7 @@ class Run:
         elif self.recipe.exists() and Recipe.from_yaml(self.recipe.read_text(encoding="utf-8")) != recipe:
             command = f"rattle train {self.recipe} --out {self.folder} --resume"
             raise RattleError(f"{self.folder} holds a run of another recipe: resume it with `{command}`")
+        (self.folder / "diverged.txt").unlink(missing_ok=True)
         write_atomically(self.recipe, recipe.to_yaml().encode())
         write_atomically(self.folder / "environment.json", json.dumps(environment(), indent=1).encode())
 
@@ -108,6 +110,15 @@ class Run:
             else:
                 path.unlink(missing_ok=True)
 
+    @property
+    def divergence(self) -> str | None:
+        """Where the loss diverged for good, in words; None when it did not, or training was taken up again since."""
+        path = self.folder / "diverged.txt"
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+
+    def note_divergence(self, sentence: str) -> None:
+        write_atomically(self.folder / "diverged.txt", sentence.encode())
+
     def append(self, path: Path, line: Mapping[str, Any]) -> None:
         """One JSON object a line, on disk before we go on; the main rank writes."""
         distributed.by_main(lambda: append_line(path, line))
@@ -116,6 +127,11 @@ class Run:
         """Forget the lines written after the checkpoint that we resume from."""
         if distributed.main() and path.exists() and path.stat().st_size > size:
             os.truncate(path, size)
+
+
+def epoch_name(epoch: int) -> str:
+    """What the checkpoint of an epoch that is kept is called."""
+    return f"epoch-{epoch:03d}"
 
 
 def foreign(path: Path) -> bool:

@@ -1,4 +1,7 @@
-"""Learning-rate schedules: the factor on the peak rate at a fraction t of the run; any length keeps its shape."""
+"""Schedules: the factor on the peak learning rate at a fraction t of the run, and the epochs whose weights are kept.
+
+Any length of a run keeps their shape.
+"""
 
 from __future__ import annotations
 
@@ -53,3 +56,33 @@ class OneCycle:
         if t < self.peak:
             return self.first + (1 - self.first) * t / self.peak
         return 1 + (self.last - 1) * (t - self.peak) / (1 - self.peak)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """The paper's (Appendix B): of 200 epochs, each in 100-110 and 150-160 and every 5th between and after.
+
+    >>> kept = Keep().epochs(200)
+    >>> kept[:3], kept[10:13], kept[-1], len(kept)
+    ((100, 101, 102), (110, 115, 120), 200, 37)
+    """
+
+    drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run; from each on, the checkpoint of every epoch is kept
+    dense: float = 0.05  # for that much of the run
+    sparse: float = 0.025  # and beyond it, until the next drop, one every so much of the run
+
+    def __post_init__(self) -> None:
+        if not self.drops or not all(0 <= drop < 1 for drop in self.drops):
+            raise RattleError(f"keep.drops are fractions of the run, from 0 to below 1, got {self.drops}")
+        if not (self.dense >= 0 and self.sparse > 0):
+            raise RattleError(f"keep.dense must be >= 0 and keep.sparse > 0, got {self.dense} and {self.sparse}")
+
+    def epochs(self, epochs: int) -> tuple[int, ...]:
+        """The epochs, counted from 1, of a run of that many; the last is always among them."""
+        found, starts = {epochs}, sorted(self.drops)
+        for start, end in zip(starts, [*starts[1:], 1.0], strict=True):
+            turn = round(start * epochs + self.dense * epochs)
+            found |= set(range(max(round(start * epochs), 1), min(turn, epochs) + 1))
+            steps = range(1, math.ceil((end - start - self.dense) / self.sparse))
+            found |= {min(round((start + self.dense + i * self.sparse) * epochs), epochs) for i in steps}
+        return tuple(sorted(found - {0}))

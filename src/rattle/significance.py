@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rattle.statistics import mcnemar, summarise, t_interval, t_quantile
+from rattle.statistics import Interval, mcnemar, summarise, t_central, t_interval, t_quantile
 
 LEVEL = 0.95
 
@@ -16,7 +16,7 @@ class Sample:
     """One method under one attack: for each seed, a flag for each image."""
 
     seeds: tuple[int, ...]
-    flags: tuple[tuple[int, ...], ...]  # [seeds][images]
+    flags: tuple[tuple[float, ...], ...]  # [seeds][images]; of RayS' ADBD each image's distance
     protocol: str = ""  # what was attacked and how; only equal ones are compared
 
     @property
@@ -51,6 +51,55 @@ def differ(a: Sample, b: Sample) -> bool:
         interval = t_interval([first[seed] - second[seed] for seed in a.seeds], level=LEVEL)
         return not interval.low <= 0 <= interval.high
     return welch(a.accuracies, b.accuracies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One method less another, and how likely so large a difference is by chance."""
+
+    mean: float
+    interval: Interval  # 95 %
+    p: float  # two-sided, not adjusted for being one of several
+    test: str
+    n: int  # seeds
+
+
+def difference(a: Sample, b: Sample) -> Difference | None:
+    """a less b over the seeds that both have; None where they were not measured alike.
+
+    One seed: McNemar's mid-p, or Student's t over images where they have distances instead of flags. Several: Student's
+    t of the paired differences.
+
+    >>> one, two = (Sample(seeds=(0,), flags=(flags,)) for flags in ((1, 1, 1, 1, 0), (0, 0, 0, 1, 0)))
+    >>> round(difference(one, two).mean, 2), difference(one, two).p
+    (0.6, 0.125)
+    """
+    seeds = [seed for seed in a.seeds if seed in b.seeds]
+    if not seeds or not comparable(a, b):
+        return None
+    pairs = [(a.flags[a.seeds.index(seed)], b.flags[b.seeds.index(seed)]) for seed in seeds]
+    if len(seeds) == 1:
+        first, second = pairs[0]
+        each = [x - y for x, y in zip(first, second, strict=True)]
+        if set(first) | set(second) <= {0, 1}:
+            p, test = mcnemar(first, second).p_mid, "McNemar's test over images"
+        else:
+            p, test = student(each), "Student's t over images"
+    else:
+        each = [sum(x) / len(x) - sum(y) / len(y) for x, y in pairs]
+        p, test = student(each), "Student's t over seeds"
+    mean = math.fsum(each) / len(each)
+    return Difference(mean=mean, interval=t_interval(each, level=LEVEL), p=p, test=test, n=len(seeds))
+
+
+def student(differences: Sequence[float]) -> float:
+    """Two-sided p of paired differences having the mean 0."""
+    summary = summarise(differences)
+    if summary.n < 2 or summary.mean == 0:
+        return 1.0
+    if summary.deviation == 0:
+        return 0.0
+    return 1 - t_central(abs(summary.mean) / summary.deviation * math.sqrt(summary.n), summary.n - 1)
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> bool:

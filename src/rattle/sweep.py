@@ -83,12 +83,16 @@ def folder_name(point: Mapping[str, Any]) -> str:
 def plan(points: Sequence[tuple[Mapping[str, Any], Recipe]], out: Path) -> list[Job]:
     """A folder and a recipe each; two points of one name, or a folder that holds something else, are refused."""
     jobs = [Job(out / folder_name(point), recipe) for point, recipe in points]
+    check(jobs)
+    return jobs
+
+
+def check(jobs: Sequence[Job]) -> None:
     for job in jobs:
         if sum(job.folder == other.folder for other in jobs) > 1:
             raise RattleError(f"two runs of the sweep would be called {job.folder.name}: give no value twice")
         if job.run.recipe.exists() and resolve(str(job.folder)) != job.recipe:
             raise RattleError(f"{job.folder} holds a run of another recipe: choose another --out")
-    return jobs
 
 
 def pending(jobs: Sequence[Job], console: Console | Silent) -> list[Job]:

@@ -49,7 +49,9 @@ def accuracy_row(name: str, result: Evaluation) -> list[str]:
     return [name, percent(result.clean), *(percent(verdict.flags) for verdict in result.verdicts.values())]
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", stderr: bool = False
+) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -61,7 +63,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title:
     for row in rows:
         table.add_row(*map(Text, row))
     needed = sum(max(len(row[i]) for row in [columns, *rows]) + 3 for i in range(len(columns)))
-    Console(width=max(needed, Console().width)).print(table)  # never cut a figure, also where there is no terminal
+    wide = max(needed, Console().width)  # never cut a figure, also where there is no terminal
+    Console(width=wide, stderr=stderr).print(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,24 +159,25 @@ def escaped(text: str) -> str:
     return text.replace("<", "&lt;").replace("\n", " ")
 
 
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"} | {
     mark: f"\\{mark}" for mark in "&%$#_{}"
 }
 
 
+def latex_text(text: str) -> str:
+    """Text that LaTeX prints as it is."""
+    return "".join(LATEX.get(mark, mark) for mark in text)
+
+
 def latex(comparison: Comparison) -> str:
     """A booktabs table; needs \\usepackage{booktabs}."""
-
-    def safe(text: str) -> str:
-        return "".join(LATEX.get(mark, mark) for mark in text)
-
     lines = [f"% {NOTE.replace('±', '+-')}", rf"\begin{{tabular}}{{lr{'r' * len(comparison.columns)}}}", r"\toprule"]
-    lines.append(" & ".join(["Method", "Seeds", *(safe(title_of(c)) for c in comparison.columns)]) + r" \\")
+    lines.append(" & ".join(["Method", "Seeds", *(latex_text(title_of(c)) for c in comparison.columns)]) + r" \\")
     lines.append(r"\midrule")
     between = r" $\pm$ "
     for method, row in comparison.rows.items():
         shown = [rf"\textbf{{{figures(c, between)}}}" if c.best else figures(c, between) or "--" for c in row]
-        lines.append(" & ".join([safe(method), str(seeds(row)), *shown]) + r" \\")
+        lines.append(" & ".join([latex_text(method), str(seeds(row)), *shown]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 

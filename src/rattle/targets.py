@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from rattle.checkpoint import write_atomically
 from rattle.data import Data, Images, to_float
 from rattle.errors import RattleError
+from rattle.evaluation import Evaluation
 from rattle.learner import chosen_device
 from rattle.models import build, check_width, load_weights
 from rattle.models.foreign import file_normalisation
 from rattle.recipes import Recipe
 from rattle.runs import model_of, open_checkpoint, run_of
 from rattle.threat import Threat
+from rattle.verdicts import clear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,3 +124,12 @@ def foreign_target(network: Network, data: str, *, root: str | None = None) -> T
         about={"checkpoint": network.weights, "recipe": network.model, "data": data},
         results=file.with_name(f"{file.stem}-results"),  # two files of weights in a folder do not share one
     )
+
+
+def store(result: Evaluation, told: dict[str, Any], folder: Path) -> Path:
+    """One file an attack: the same object as for all of them, with that attack alone."""
+    for name, verdict in result.verdicts.items():
+        alone = replace(result, verdicts={name: verdict})
+        write_atomically(folder / f"{name}.json", json.dumps(told | alone.to_plain()).encode())
+        clear(folder, name)
+    return folder

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rattle import distributed
 from rattle.attacks import PGD
+from rattle.attacks.contract import NotANumber
 from rattle.console import Console, Silent
 from rattle.data import Dataset, Images, batches, on_device, to_float
 from rattle.errors import RattleError
@@ -39,7 +40,7 @@ from rattle.objectives import Objective
 from rattle.objectives.terms import head_rows
 from rattle.randomness import Streams, fork
 from rattle.recipes import Recipe
-from rattle.runs import Run
+from rattle.runs import Run, epoch_name
 from rattle.signals import HEEDED, Asked, Attentive, Stopped, listening
 from rattle.trackers import Tracker, peak_memory_mb, tracking
 from rattle.views import Views
@@ -152,6 +153,7 @@ def fit(
                 return train(learner, recipe, data, run, log, console)
             except Diverged as diverged:
                 if recipe.on_divergence == "stop" or attempt == MOST_ROLLBACKS:
+                    distributed.by_main(lambda diverged=diverged: run.note_divergence(str(diverged)))
                     raise RattleError(f"{diverged}; {what_is_left(run)}") from diverged
                 learner = roll_back(learner, recipe, data, run, console, diverged)
     raise AssertionError("the loop above returns or raises")
@@ -313,15 +315,20 @@ def judge_epoch(learner: Learner, recipe: Recipe, data: Dataset, steps: int, con
     metrics = plain_metrics(progress, rate_at(recipe, progress, progress.step - 1, steps), steps)
     due = metrics["epoch"] % recipe.evaluate_every == 0 or metrics["epoch"] == recipe.epochs
     if due and data.val is not None:
-        metrics |= validate(learner.model, data.val.to(learner.device), recipe, console)
+        metrics |= validate(learner, learner.model, data, recipe, console)
         if learner.judged is not learner.model:
-            averaged = validate(learner.judged, data.val.to(learner.device), recipe, console)
+            averaged = validate(learner, learner.judged, data, recipe, console)
             metrics |= {f"{name}_average": value for name, value in averaged.items()}
     return metrics
 
 
-def validate(model: nn.Module, val: Images, recipe: Recipe, console: Silent) -> dict[str, float]:
-    result = evaluate(model, val.x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed, console=console)
+def validate(learner: Learner, model: nn.Module, data: Dataset, recipe: Recipe, console: Silent) -> dict[str, float]:
+    assert data.val is not None
+    val = data.val.to(learner.device)
+    try:
+        result = evaluate(model, val.x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed, console=console)
+    except NotANumber as reason:  # weights so large that they overflow on the way through
+        raise Diverged(learner.progress.step, {"logits": float("nan")}) from reason
     return {"val_clean": result.clean_accuracy, "val_robust": result.robust_accuracy}
 
 
@@ -333,7 +340,7 @@ def reestimate_statistics(model: nn.Module, train: Images, recipe: Recipe, devic
 
 
 def record(learner: Learner, recipe: Recipe, data: Dataset, run: Run, metrics: dict[str, Any]) -> None:
-    """Close the epoch: write its line and its checkpoints, best when it is, last always."""
+    """Close the epoch: write its line and its checkpoints, best when it is, last always; `last` comes last."""
     progress = learner.progress
     progress.epoch, progress.batch, progress.sums, progress.closed = progress.epoch + 1, 0, {}, False
     run.append(run.metrics, metrics)
@@ -342,6 +349,8 @@ def record(learner: Learner, recipe: Recipe, data: Dataset, run: Run, metrics: d
     if (robust is not None and robust > progress.best) or data.val is None:
         progress.best, progress.best_epoch = robust or 0.0, metrics["epoch"]
         save(learner, recipe, data, run, "best")
+    if recipe.keep and metrics["epoch"] in recipe.keep.epochs(recipe.epochs):
+        save(learner, recipe, data, run, epoch_name(metrics["epoch"]))
     save(learner, recipe, data, run, "last")
 
 

@@ -28,6 +28,7 @@ FAMILIES: dict[str, Callable[[Threat, int], Attack]] = {
     "square": lambda threat, _: standard(threat)["square"],
     "autoattack": lambda threat, _: AutoAttack(threat=threat),
     "autoattack-fast": lambda threat, _: AutoAttack(threat=threat, version="fast"),  # apgd-ce + apgd-t: not AutoAttack
+    "autoattack-brief": lambda threat, _: AutoAttack(threat=threat, version="brief"),  # a tenth of it: not AutoAttack
     "autoattack-plus": lambda threat, _: AutoAttack(threat=threat, version="plus"),
     "autoattack-rand": lambda threat, _: AutoAttack(threat=threat, version="rand"),
     "rays": lambda threat, _: RayS(threat=threat),

@@ -18,7 +18,7 @@ from rattle.randomness import Randomness, streams
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
-Version = Literal["standard", "plus", "rand", "fast"]
+Version = Literal["standard", "plus", "rand", "fast", "brief"]
 
 
 def standard(threat: Threat) -> dict[str, Attack]:
@@ -57,11 +57,22 @@ def fast(threat: Threat) -> dict[str, Attack]:
     return {name: whole[name] for name in ("apgd-ce", "apgd-t")}
 
 
+def brief(threat: Threat) -> dict[str, Attack]:
+    """All of `standard` with a tenth of the steps: to see that everything runs. An upper bound, not AutoAttack."""
+    return {
+        "apgd-ce": APGD(threat=threat, steps=10),
+        "apgd-t": APGD(threat=threat, loss="dlr-targeted", targets=3, steps=10),
+        "fab-t": FAB(threat=threat, targets=3, steps=10),
+        "square": Square(threat=threat, queries=100),
+    }
+
+
 VERSIONS: dict[str, Callable[[Threat], dict[str, Attack]]] = {
     "standard": standard,
     "plus": plus,
     "rand": rand,
     "fast": fast,
+    "brief": brief,
 }
 
 
@@ -76,7 +87,7 @@ class AutoAttack:
     """
 
     threat: Threat = Threat()
-    version: Version = "standard"  # standard | plus | rand, as the reference; fast: apgd-ce + apgd-t, not AutoAttack
+    version: Version = "standard"  # standard | plus | rand, as the reference; fast, brief: less, not AutoAttack
 
     def __post_init__(self) -> None:
         if self.version not in VERSIONS:

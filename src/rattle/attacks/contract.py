@@ -62,10 +62,14 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
+class NotANumber(RattleError):
+    """A model whose logits mean nothing."""
+
+
 def finite(logits: Tensor) -> Tensor:
     """The logits, refused when one is NaN: no comparison with it would mean anything."""
     if bool(logits.isnan().any()):
-        raise RattleError("the model returned NaN logits; an attack cannot tell right from wrong by them")
+        raise NotANumber("the model returned NaN logits; an attack cannot tell right from wrong by them")
     return logits
 
 

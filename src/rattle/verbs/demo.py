@@ -10,9 +10,8 @@ from rattle.console import Console
 from rattle.evaluation import evaluate
 from rattle.recipes import named
 from rattle.tables import accuracy_row, print_table
-from rattle.targets import saved_target
+from rattle.targets import saved_target, store
 from rattle.train import fit
-from rattle.verbs.evaluate import store
 from rattle.verbs.options import parse
 from rattle.verbs.report import report
 

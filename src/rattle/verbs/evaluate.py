@@ -17,7 +17,7 @@ from rattle.console import Console, Silent
 from rattle.errors import RattleError
 from rattle.evaluation import Evaluation, curve, curve_name, evaluate, ints, share, verify
 from rattle.tables import accuracy_row, percent, print_table
-from rattle.targets import Network, Target, foreign_target, saved_target
+from rattle.targets import Network, Target, foreign_target, saved_target, store
 from rattle.threat import Norm, Threat
 from rattle.verbs.options import parse
 from rattle.verdicts import clear, load_images
@@ -131,15 +131,6 @@ def print_details(result: Evaluation) -> None:
 def describe_threats(attacks: dict[str, Attack]) -> str:
     threat = next(iter(attacks.values())).threat
     return f"{threat.norm} epsilon {threat.epsilon:.4g}, % [95 % interval]"
-
-
-def store(result: Evaluation, told: dict[str, Any], folder: Path) -> Path:
-    """One file an attack: the same object as for all of them, with that attack alone."""
-    for name, verdict in result.verdicts.items():
-        alone = replace(result, verdicts={name: verdict})
-        write_atomically(folder / f"{name}.json", json.dumps(told | alone.to_plain()).encode())
-        clear(folder, name)
-    return folder
 
 
 def store_curve(attack: str, points: dict[float, list[bool]], told: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from rattle.console import Console
 from rattle.errors import RattleError
 from rattle.evaluation import evaluate
 from rattle.tables import accuracy_row, print_table
-from rattle.targets import saved_target
-from rattle.verbs.evaluate import ThreatOptions, store
+from rattle.targets import saved_target, store
+from rattle.verbs.evaluate import ThreatOptions
 from rattle.verbs.options import parse
 
 

@@ -1,0 +1,1 @@
+"""The paper's tables, run and printed beside the published numbers (`rattle paper`)."""

@@ -1,0 +1,150 @@
+"""What a plan will cost on this machine, from a few training steps of each kind of run; good to a factor of two.
+
+A training step's seconds are divided by its passes through the network; attacks are counted in the same passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rattle.console import Console, Silent
+from rattle.data import Dataset, on_device
+from rattle.learner import begin
+from rattle.paper_rows import Row
+from rattle.recipes import Recipe
+from rattle.reproduction.plan import Entry, Plan, States
+from rattle.reproduction.protocols import Protocol, checkpoints, looked_at, result_file, ruling, source_of, stored_name
+from rattle.reproduction.scales import Scale
+from rattle.sweep import Job
+from rattle.train import looks, step_on
+
+BACKWARD = 2  # a backward pass costs about two forward ones
+ENOUGH = 1.0  # seconds of a step that tell how long one takes; larger batches are tried until then
+HOLDING = 0.5  # share of images that a later part of AutoAttack still has to attack
+AUTOATTACK = 100 * (1 + BACKWARD) * (1 + 2 * 9 * HOLDING) + 5000 * HOLDING  # apgd-ce; apgd-t and fab-t; square
+BRIEF = 10 * (1 + BACKWARD) * (1 + 2 * 3 * HOLDING) + 100 * HOLDING
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds of one image in a training step, and in one forward pass; and bytes of a checkpoint."""
+
+    step: float
+    forward: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds that are left, and the disk that kept checkpoints take."""
+
+    training: dict[str, float]  # folder name -> seconds
+    evaluation: float
+    bytes: int
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.training.values()) + self.evaluation
+
+
+def passes(recipe: Recipe) -> int:
+    """Forward passes that a training step costs as much as."""
+    awp = recipe.awp is not None
+    return recipe.attack.steps * (1 + BACKWARD) + 1 + 2 * (1 + BACKWARD) * (1 + awp)
+
+
+def kind_of(recipe: Recipe) -> Recipe:
+    """Runs that cost the same: seed, eta and name do not matter."""
+    return replace(recipe, name="", seed=0, objective=replace(recipe.objective, eta=0.1), average=None)
+
+
+def pace(recipe: Recipe, data: Dataset) -> Pace:
+    """A few steps, on ever larger batches until one takes long enough to be told."""
+    learner = begin(recipe, data)
+    learner.progress.epoch = recipe.awp.warmup if recipe.awp else 0
+    learner.train_mode(recipe)
+    (views, outer), images = looks(learner.model, recipe), on_device(data.train, learner.device)
+    most = min(recipe.batch_size, len(images))
+    size, seconds = min(8, most), 0.0
+    step_on(torch.arange(size), learner, views, outer, recipe, images)  # the first one is always slower
+    while True:
+        seconds = min(
+            timed(lambda n=size: step_on(torch.arange(n), learner, views, outer, recipe, images)) for _ in range(2)
+        )
+        if size == most or seconds > ENOUGH:
+            break
+        size = min(4 * size, most)
+    weights = sum(p.numel() * p.element_size() for p in learner.model.parameters())
+    return Pace(seconds / size, seconds / size / passes(recipe), weights)
+
+
+def timed(step: Callable[[], Mapping[str, Tensor]]) -> float:
+    """Seconds; of two, the faster is the one that nobody else disturbed."""
+    begun = time.perf_counter()
+    for value in step().values():
+        float(value)  # waits for the device
+    return time.perf_counter() - begun
+
+
+def attack_passes(attack: str, scale: Scale) -> float:
+    """Forward passes for each image."""
+    if attack in ("autoattack", "rays"):
+        whole = AUTOATTACK if scale.autoattack == "autoattack" else BRIEF
+        return whole if attack == "autoattack" else scale.queries * HOLDING
+    return 20 * (1 + BACKWARD)
+
+
+def evaluations(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol]) -> set[tuple[str, str, str]]:
+    """(checkpoint, stored name, attack) of every verdict that a run still lacks."""
+    found = set()
+    for protocol in protocols:
+        names = checkpoints(job.recipe, protocol)
+        for cell in (*(source_of(cell, row) for cell in row.cells), ruling(row)):
+            each = looked_at(cell, names, names[-1]) if cell.column != "clean" else []
+            found |= {(name, stored_name(cell, scale), cell.attack) for name in each}
+    return {one for one in found if not result_file(job.run, one[0], one[1]).exists()}
+
+
+def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console: Console | Silent) -> Cost:
+    """Measure each kind of run that is not finished or not judged, and add everything up."""
+    paces, data, training, evaluation, kept = Paces(), {}, {}, 0.0, 0
+    rows: dict[str, list[Entry]] = {}
+    for entry in plan.entries:
+        rows.setdefault(entry.key, []).append(entry)
+    with console.bar("measuring", len(plan.jobs)) as advance:
+        for (key, seed), job in plan.jobs.items():
+            advance()
+            if job.run.divergence:
+                continue
+            left = 0 if states[key, seed] == "finished" else max(job.recipe.epochs - job.epochs, 1)
+            lacking = {one for entry in rows.get(key, ()) for one in evaluations(entry.row, job, plan.scale, protocols)}
+            if not left and not lacking:
+                continue
+            if job.recipe.data not in data:
+                data[job.recipe.data] = job.recipe.data.load()
+            images = data[job.recipe.data]
+            here = paces.of(job.recipe, images)
+            held = len(images.val) if images.val is not None else 0
+            val = held * here.forward * job.recipe.val_attack.steps * (1 + BACKWARD)
+            if left:
+                training[job.folder.name] = left * (len(images.train) * here.step + val)
+                kept += here.bytes * (len(checkpoints(job.recipe, "paper")) + 4)
+            for _, _, attack in lacking:
+                n = min(plan.scale.images(attack) or len(images.test), len(images.test))
+                evaluation += n * attack_passes(attack, plan.scale) * here.forward
+    return Cost(training=training, evaluation=evaluation, bytes=kept)
+
+
+class Paces(dict[Recipe, Pace]):
+    """Each kind of run measured once."""
+
+    def of(self, recipe: Recipe, data: Dataset) -> Pace:
+        kind = kind_of(recipe)
+        if kind not in self:
+            self[kind] = pace(kind, data)
+        return self[kind]
