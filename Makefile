@@ -9,8 +9,9 @@ READY  := $(VENV)/.installed
 demo: $(READY)
 	$(BIN)/rattle demo
 
+# Two processes; a file's tests stay together, so that what they share is made once.
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
