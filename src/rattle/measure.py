@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,13 +54,13 @@ def interleaved(
     warmup: int = 1,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
-    """Time every case once in each round, in turn; the order turns round too, so that no case is always first.
+    """Time every case once in each round, in an order drawn anew: a case is slower after some cases than after others.
 
     Both clocks are read: on a machine that others use, only the processor's counts this process alone.
     """
-    names, found = list(cases), {name: ([], []) for name in cases}
+    order, found = random.Random(0), {name: ([], []) for name in cases}
     for i in range(-warmup, rounds):
-        for name in names if i % 2 else reversed(names):
+        for name in order.sample(list(cases), len(cases)):
             settle()
             begun = (time.perf_counter(), time.process_time())
             cases[name]()
