@@ -31,7 +31,7 @@ PUBLISHED, AUTHORS = "TRADES as published", "1st+2nd as the authors run it"
 PGD20, TEXTBOOK, TORCHATTACKS = "PGD-20", "PGD-20, textbook loop", "PGD-20, torchattacks"
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 STEPS, TARGETS, QUERIES = 10, 3, 30  # AutoAttack's components shortened alike on both sides
-THREAT = Threat(epsilon=2 / 255)  # on the network of `prepare`, near half of the images hold
+THREAT = Threat(epsilon=2 / 255)  # small, so that not every image of an untrained network breaks at once
 
 
 @dataclass(frozen=True, slots=True)
