@@ -151,7 +151,8 @@ def chart(result: Result, path: Path) -> None:
 
 def bars(axis: Any, places: Sequence[int], values: Sequence[float], colours: Sequence[str], most: float = 0) -> None:
     drawn = axis.barh(places, values, color=colours, height=0.72)
-    axis.bar_label(drawn, [f"{value:.3g}" for value in values], padding=5, fontsize=8, color=INK)
+    labels = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
+    axis.bar_label(drawn, labels, padding=5, fontsize=8, color=INK)
     axis.spines[["top", "right"]].set_visible(False)
     axis.set(ylim=(0.4, len(values) + 0.6), xlim=(0, 1.12 * max(most, *values)))
 
@@ -159,7 +160,7 @@ def bars(axis: Any, places: Sequence[int], values: Sequence[float], colours: Seq
 def growth_chart(curves: Sequence[Curve], path: Path) -> None:
     """Time and peak memory against each of batch, K, classes and width, with the fitted exponents."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+    from matplotlib.ticker import FormatStrFormatter, LogLocator
 
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     for axis, curve in zip(figure.subplots(1, len(curves)), curves, strict=True):
@@ -170,11 +171,12 @@ def growth_chart(curves: Sequence[Curve], path: Path) -> None:
             relative = [value / values[0] for value in values]
             axis.plot(curve.values, relative, mark, color=colour, label=f"{what}: exponent {exponent:.2f}")
         axis.set(xscale="log", yscale="log", xlabel=curve.title)
-        axis.set_xticks(curve.values, [str(v) for v in curve.values])
-        axis.xaxis.set_minor_formatter(NullFormatter())
-        axis.yaxis.set_major_formatter(ScalarFormatter())
-        axis.yaxis.set_minor_formatter(NullFormatter())
+        highest = max(max(costs) / costs[0] for costs in (curve.seconds, curve.bytes))
+        axis.set_ylim(0.9, 1.15 * max(highest, 2))
+        axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
+        axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
         axis.minorticks_off()
+        axis.set_xticks(curve.values, [str(v) for v in curve.values])
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, fontsize=8)
     figure.axes[0].set_ylabel("relative to the first point")
