@@ -88,6 +88,7 @@ def plan(points: Sequence[tuple[Mapping[str, Any], Recipe]], out: Path) -> list[
 
 
 def check(jobs: Sequence[Job]) -> None:
+    """Refuse two jobs for one folder, and a folder that holds another run."""
     for job in jobs:
         if sum(job.folder == other.folder for other in jobs) > 1:
             raise RattleError(f"two runs of the sweep would be called {job.folder.name}: give no value twice")

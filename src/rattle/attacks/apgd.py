@@ -84,7 +84,7 @@ class APGD:
         if self.threat.epsilon == 0:
             return x.clone()
         targets = self.targets if self.loss == "dlr-targeted" else 0
-        with attacked(model):
+        with attacked(model):  # a row of a climb takes more memory than an image of the reference's: hold fewer
             return best_of_runs(self.run, model, x, y, generator, targets=targets, restarts=self.restarts, share=0.75)
 
     def run(self, victim: Victim, rows: Live, draws: Streams, *, restart: int) -> tuple[Tensor, Tensor]:

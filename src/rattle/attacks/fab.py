@@ -16,8 +16,6 @@ from rattle.weights import attacked
 
 DUAL: dict[Norm, float] = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}  # the norm that measures a plane's distance
 
-HALF = torch.tensor(0.5)
-
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """<a_i, b_i> of each row, [n, 1], in one pass."""
@@ -32,7 +30,7 @@ def to_plane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tensor:
     coordinates of largest |w| go first.
     """
     direction = -gap.sign() * w.sign()
-    room = torch.addcmul(HALF.to(x), direction, 0.5 - x)  # 1 - x upwards, x downwards; where() takes 10 times as long
+    room = (0.5 - x).mul_(direction).add_(0.5)  # 1 - x upwards, x downwards; where() takes 10 times as long
     size, amount = w.abs(), gap.abs()
     if norm == "l1":
         return direction * spend(size, room, amount)

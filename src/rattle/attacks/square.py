@@ -128,9 +128,9 @@ class Search:
                 self.resize(live, side)
             places, signs = live.places[:, query % BLOCK], live.signs[:, query % BLOCK]
             if self.threat.norm == "linf":
-                self.paint(live, side, places, signs, live.bits[:, query % BLOCK])
+                self.paint(live, places, signs, live.bits[:, query % BLOCK])
             else:
-                self.reshape(live, side, places, signs)
+                self.reshape(live, places, signs)
         points[live.row] = live.best
         return points, broken
 
@@ -161,7 +161,7 @@ class Search:
         signs = live.draws.signs(self.channels, 1, self.width).to(live.x.dtype)
         return self.victim.flat((self.victim.images(live.x) + self.threat.epsilon * signs).clamp_(0, 1))
 
-    def paint(self, live: Live, side: int, places: Tensor, signs: Tensor, bits: Tensor) -> None:
+    def paint(self, live: Live, places: Tensor, signs: Tensor, bits: Tensor) -> None:
         """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2).
 
         The model is not asked about a square that changes nothing, nor again about one that it has refused since
@@ -171,7 +171,7 @@ class Search:
         rows = self.unknown(live, corner, bits)
         if len(rows) == 0:
             return
-        x_new, changed = self.painted(live, side, rows, corner[rows], self.threat.epsilon * signs[rows])
+        x_new, changed = self.painted(live, rows, corner[rows], self.threat.epsilon * signs[rows])
         if not bool(changed.all()):
             rows, x_new = rows[changed], x_new[changed]
         if len(rows) == 0:
@@ -185,14 +185,14 @@ class Search:
         if self.remembers:
             live.refused[rows] = False
 
-    def painted(self, live: Live, side: int, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    def painted(self, live: Live, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """The rows' points with their squares painted, and which of them that changes; few places are held at once."""
         x_new, changed = live.best[rows], torch.empty_like(rows, dtype=torch.bool)
-        count = max(1, MOST_PLACES // (self.channels * side * side))
+        count = max(1, MOST_PLACES // len(self.patch))
         for here in (slice(begin, begin + count) for begin in range(0, len(rows), count)):
             index = self.index(corner[here])
             old, new = x_new[here].gather(1, index), live.x.take(index + rows[here, None] * live.x.shape[1])
-            new.view(-1, self.channels, side * side).add_(shift[here, :, None])
+            new.view(-1, self.channels, self.side**2).add_(shift[here, :, None])
             new.clamp_(0, 1)
             x_new[here].scatter_(1, index, new)
             changed[here] = (new - old).abs_().amax(1) > 0
@@ -230,9 +230,10 @@ class Search:
             return self.threat.project(live.x + delta, live.x)
         return (live.x + delta * (self.threat.epsilon / delta.norm(dim=1, keepdim=True).clamp_min(1e-12))).clamp_(0, 1)
 
-    def reshape(self, live: Live, side: int, places: Tensor, signs: Tensor) -> None:
+    def reshape(self, live: Live, places: Tensor, signs: Tensor) -> None:
         """l_2 and l_1: the mass of one square moves to another, whose bump is renewed (Algorithm 3)."""
-        p, n, area = (2 if self.threat.norm == "l2" else 1), len(live.y), side * side
+        p, n, side = (2 if self.threat.norm == "l2" else 1), len(live.y), self.side
+        area = side * side
         delta = live.best - live.x
         corner, source = self.corner(places[:, :2]), self.corner(places[:, 2:4])
         first, second = self.index(corner), self.index(source)

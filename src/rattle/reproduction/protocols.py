@@ -22,19 +22,19 @@ from rattle.attacks.transfer import Transfer
 from rattle.checkpoint import read, write_atomically
 from rattle.console import Console, Silent
 from rattle.data import Data, Images
-from rattle.evaluation import describe, evaluate
+from rattle.evaluation import evaluate, mark
 from rattle.learner import chosen_device
 from rattle.paper_rows import Cell, Row, read_cell
 from rattle.recipes import Recipe
 from rattle.reproduction.scales import Scale
 from rattle.runs import Run, epoch_name, model_of
 from rattle.targets import store
-from rattle.verdicts import fingerprint
 
 Protocol = Literal["honest", "paper"]
 PROTOCOLS: tuple[Protocol, ...] = ("honest", "paper")
 COSTLY = ("autoattack", "rays")  # run on one checkpoint only
 SEED = 0  # of the attacks' random draws
+EVERY_IMAGE = torch.tensor([])  # none is left out; which ones are right at the start follows from the weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,14 +122,12 @@ class Judge:
         model = model_at(run.checkpoint(checkpoint))
         attack = self.scale.attack(cell, recipe)
         images = self.images(recipe, self.scale.images(cell.attack))
-        extra: dict[str, Any] = {"seed": SEED, "batch_size": self.batch_size, "attack": describe(attack)}
         if surrogate is not None:
             other = model_at(surrogate.checkpoint("best"))
             attack = Transfer(attack=attack, surrogate=other, name=str(surrogate.folder.name))
-            extra["surrogate"] = fingerprint(other, images.x[:0], images.y[:0], {})
-        mark = fingerprint(model, images.x, images.y, extra)
-        kept = read_result(path, name, mark) or same_elsewhere(run, path, mark)
-        return kept or self.judge(model, images, {name: attack}, mark, run, checkpoint, recipe)
+        told = mark(model, images.x, images.y, attack, SEED, self.batch_size, EVERY_IMAGE)
+        kept = read_result(path, name, told) or same_elsewhere(run, path, told)
+        return kept or self.judge(model, images, {name: attack}, told, run, checkpoint, recipe)
 
     def judge(
         self,
