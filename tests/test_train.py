@@ -354,17 +354,19 @@ def first_losses(folder: Path) -> list[dict[str, float]]:
     return losses
 
 
+@pytest.mark.usefixtures("double")
 def test_the_first_ten_losses_are_the_golden_ones(tmp_path: Path) -> None:
     """Catches silent numeric change. After a change that is meant, say so under "numerics" in CHANGELOG and run
     `PYTHONPATH=src python tests/test_train.py` to write tests/golden_losses.json anew."""
     golden, found = json.loads(GOLDEN.read_text()), first_losses(tmp_path)
     assert len(golden) == len(found) == 10
     for wanted, terms in zip(golden, found, strict=True):
-        assert terms == pytest.approx(wanted, rel=1e-4)
+        assert terms == pytest.approx(wanted, rel=1e-6)
 
 
 if __name__ == "__main__":
     import tempfile
 
+    torch.set_default_dtype(torch.float64)
     with tempfile.TemporaryDirectory() as place:
         GOLDEN.write_text("[\n" + ",\n".join(json.dumps(terms) for terms in first_losses(Path(place))) + "\n]\n")

@@ -13,8 +13,8 @@ from rattle.randomness import Streams
 
 
 def to_float(x: Tensor) -> Tensor:
-    """uint8 [n, C, H, W] to float32 in [0, 1], channels last."""
-    return x.to(dtype=torch.float32, memory_format=torch.channels_last).div_(255)
+    """uint8 [n, C, H, W] to [0, 1] in torch's default type (float32 unless set otherwise), channels last."""
+    return x.to(dtype=torch.get_default_dtype(), memory_format=torch.channels_last).div_(255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
