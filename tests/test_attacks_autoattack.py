@@ -145,11 +145,12 @@ RADII = {"linf": 0.15, "l2": 0.6, "l1": 1.5}
     ("norm", "name"), [("linf", "apgd-t"), ("linf", "fab-t"), ("linf", "square"), ("l2", "fab-t"), ("l1", "apgd-ce")]
 )
 def test_short_runs_agree_with_the_reference(norm, name) -> None:
+    """On 200 images: from another start, or on another processor, the reference decides on some of them otherwise."""
     case = trained(40, 8)
-    mine, theirs = verdicts(norm, RADII[norm], name, case, n=40, steps=20, queries=150, targets=2)
+    mine, theirs = verdicts(norm, RADII[norm], name, case, n=200, steps=20, queries=150, targets=2)
     assert 0.1 < theirs.float().mean() < 0.95
     assert (mine == theirs).float().mean() >= (0.9 if name == "square" else 0.95)
-    assert mine.sum() <= theirs.sum() + 1
+    assert mine.float().mean() <= theirs.float().mean() + 1 / 40
 
 
 @pytest.mark.slow
