@@ -102,7 +102,10 @@ def test_settings_out_of_range_are_refused(settings_: dict[str, int], words: str
     ("settings_", "words"),
     [
         ({"val_size": 1297}, "leaves none of the 1297"),
-        ({"train_size": 1297, "val_size": 1}, "more than the 1296 training images of digits that 1 held out leave"),
+        (
+            {"train_size": 1297, "val_size": 1},
+            "1296 training images of digits that 1 held out leave: ask for 1296 or fewer",
+        ),
         ({"name": "cifar01"}, "did you mean 'cifar10'"),
         ({"name": "./nowhere/images.npz"}, r"there is no \.npz file at nowhere/images\.npz"),
         ({"name": "./nowhere/images"}, "folder of class folders at nowhere/images"),

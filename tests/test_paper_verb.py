@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +100,10 @@ def test_table_6_sets_the_authors_algorithm_beside_ours_and_the_papers(out: Path
 
 def test_the_papers_protocol_takes_each_attacks_highest_over_the_kept_checkpoints(tmp_path: Path) -> None:
     rattle(tmp_path, 4, "--epochs", "2")
+    assert (
+        "Here: 128 training images, 2 epochs, 20 test images, 2 of them for AutoAttack"
+        in numbers(tmp_path, 4)["notes"][2]
+    )
     for row in numbers(tmp_path, 4)["rows"]:
         results = tmp_path / "tiny" / f"{row['run']},seed=0" / "results"
         each = {e: json.loads((results / f"epoch-00{e}" / "transfer-pgd20.json").read_text()) for e in (1, 2)}
@@ -224,6 +231,41 @@ def test_long_work_is_refused_without_yes_where_nobody_can_be_asked(
     assert said.startswith("rattle: Table 7 at scale tiny would take about ")
     assert said.endswith(": give --yes to start it")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 2), ("\n", 2), ("\x04", 2)])
+def test_a_person_is_asked_before_long_work(
+    answer: str, code: int, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rattle(out, 7)
+    capsys.readouterr()
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, answer.encode())
+    with open(terminal) as stdin, os.fdopen(keyboard):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(verb, "LONG", -1.0)
+        assert rattle(out, 7, sure=False) == code
+    said = capsys.readouterr()
+    assert "Table 7 at scale tiny would take about 0.0 s on this machine. Start? [y/N]" in said.err
+    assert ("nothing was started" in said.err) == (code == 2)
+    assert ("TRADES+1st+2nd" in said.out) == (code == 0)
+
+
+def test_runs_at_once_give_the_same_table(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rattle(out, 7)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert rattle(tmp_path, 7, "--jobs", "2") == 0
+    assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]
+
+
+@pytest.mark.slow
+def test_figures_2_and_3_are_drawn_for_a_tables_runs(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rattle(out, 7, "--figures") == 0
+    drawn = [Path(line) for line in capsys.readouterr().out.splitlines() if line.endswith(".png")]
+    assert {path.name for path in drawn} == {
+        "landscape-input.png", "landscape-weight-1d.png", "landscape-weight-2d.png",
+    }  # fmt: skip
+    assert all(path.stat().st_size > 10_000 for path in drawn)
 
 
 @pytest.mark.parametrize(

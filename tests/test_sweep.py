@@ -15,7 +15,7 @@ from processes import Child, until
 from rattle import cli, sweep
 from rattle.console import Silent
 from rattle.errors import RattleError
-from rattle.recipes import Recipe, named
+from rattle.recipes import Recipe, named, resolve
 from rattle.runs import Run
 from rattle.sweep import Job, Slurm, folder_name, pending, plan, run_here, submit
 from rattle.train import fit
@@ -238,3 +238,17 @@ def test_a_slurm_sweep_finishes_though_one_of_its_jobs_is_cancelled_and_requeued
     assert "stopped by SIGTERM; everything is saved in" in logs
     one = replace(todo[0].recipe)
     assert run.metrics.read_bytes() == fit(one, tmp_path / "whole").metrics.read_bytes()
+
+
+@pytest.mark.slow
+def test_slurm_trains_the_runs_of_a_paper_table_and_the_same_command_prints_it(slurm: None, tmp_path: Path) -> None:
+    sizes = ["--epochs", "1", "--train-size", "128", "--n", "20"]
+    command = ["paper", "7", "--scale", "tiny", "--launcher", "slurm", "--out", str(tmp_path), *sizes]
+    handed = rattle(*command)
+    assert handed.returncode == 0, handed.stderr
+    assert handed.stdout == "2 of 2 runs are in the queue; the same command again prints the table\n"
+    runs = [tmp_path / "tiny" / f"recipe=digits-linf-cnn-{method},seed=0" for method in ("trades", "trades-2nd")]
+    until(lambda: all(Job(run, resolve(str(run))).state == "finished" for run in runs), 300)
+    table = rattle(*command, "--format", "markdown")
+    assert table.returncode == 0, table.stderr
+    assert "| TRADES+1st+2nd | ours | 1 |" in table.stdout

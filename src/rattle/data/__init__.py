@@ -74,6 +74,7 @@ class Data:
             raise RattleError(
                 f"data.train_size {self.train_size} is more than the {len(data.train)} training images of {data.name}"
                 + (f" that {held} held out leave" if held else "")
+                + f": ask for {len(data.train)} or fewer"
             )
         chosen = balanced(data.train.y, self.train_size, self.split_seed)
         return replace(data, train=data.train.subset(chosen))

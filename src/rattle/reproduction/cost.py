@@ -110,7 +110,7 @@ def sheet_of(scale: Scale, measured: Mapping[str, Measurement], title: str) -> S
         labels=("Method", ""),
         columns=("s an epoch", "of TRADES", "MB", "of TRADES"),
         rows=tuple(rows),
-        notes=(about, *NOTES, scale.about),
+        notes=(about, *NOTES, scale.note),
         plain={"table": 6, "scale": scale.name, "setup": asdict(setup), "rows": plain},
     )
 

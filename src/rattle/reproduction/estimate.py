@@ -25,9 +25,8 @@ from rattle.train import looks, step_on
 
 BACKWARD = 2  # a backward pass costs about two forward ones
 ENOUGH = 1.0  # seconds of a step that tell how long one takes; larger batches are tried until then
-HOLDING = 0.5  # share of images that a later part of AutoAttack still has to attack
-AUTOATTACK = 100 * (1 + BACKWARD) * (1 + 2 * 9 * HOLDING) + 5000 * HOLDING  # apgd-ce; apgd-t and fab-t; square
-BRIEF = 10 * (1 + BACKWARD) * (1 + 2 * 3 * HOLDING) + 100 * HOLDING
+# Of AutoAttack: steps of apgd-ce and of each target, targets of apgd-t and of fab-t, queries of square.
+PARTS = {"autoattack": (100, 9, 5000), "autoattack-brief": (10, 3, 100)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +92,12 @@ def timed(step: Callable[[], Mapping[str, Tensor]]) -> float:
 
 def attack_passes(attack: str, scale: Scale) -> float:
     """Forward passes for each image."""
-    if attack in ("autoattack", "rays"):
-        whole = AUTOATTACK if scale.autoattack == "autoattack" else BRIEF
-        return whole if attack == "autoattack" else scale.queries * HOLDING
-    return 20 * (1 + BACKWARD)
+    if attack == "rays":
+        return scale.queries * scale.robust
+    if attack != "autoattack":
+        return 20 * (1 + BACKWARD)
+    steps, targets, queries = PARTS[scale.autoattack]
+    return steps * (1 + BACKWARD) * (1 + 2 * targets * scale.robust) + queries * scale.robust
 
 
 def evaluations(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol]) -> set[tuple[str, str, str]]:
@@ -112,7 +113,9 @@ def evaluations(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol])
 
 def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console: Console | Silent) -> Cost:
     """Measure each kind of run that is not finished or not judged, and add everything up."""
-    paces, data, training, evaluation, kept = Paces(), {}, {}, 0.0, 0
+    paces, training, evaluation, kept = Paces(), {}, 0.0, 0
+    sources = dict.fromkeys(job.recipe.data for job in plan.jobs.values())
+    data = {source: source.load() for source in sources}  # before anything is measured: one may be missing
     rows: dict[str, list[Entry]] = {}
     for entry in plan.entries:
         rows.setdefault(entry.key, []).append(entry)
@@ -125,8 +128,6 @@ def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console:
             lacking = {one for entry in rows.get(key, ()) for one in evaluations(entry.row, job, plan.scale, protocols)}
             if not left and not lacking:
                 continue
-            if job.recipe.data not in data:
-                data[job.recipe.data] = job.recipe.data.load()
             images = data[job.recipe.data]
             here = paces.of(job.recipe, images)
             held = len(images.val) if images.val is not None else 0

@@ -50,7 +50,7 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         extra = paper.SWA_COMPARISON.notes if self.number == 8 else ()
-        return (self.scale.about, *paper.table(self.number).notes, *extra)
+        return (self.scale.note, *paper.table(self.number).notes, *extra)
 
 
 def rows_of(number: int) -> list[Row]:

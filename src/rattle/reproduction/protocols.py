@@ -26,13 +26,12 @@ from rattle.evaluation import evaluate, mark
 from rattle.learner import chosen_device
 from rattle.paper_rows import Cell, Row, read_cell
 from rattle.recipes import Recipe
-from rattle.reproduction.scales import Scale
+from rattle.reproduction.scales import COSTLY, Scale
 from rattle.runs import Run, epoch_name, model_of
 from rattle.targets import store
 
 Protocol = Literal["honest", "paper"]
 PROTOCOLS: tuple[Protocol, ...] = ("honest", "paper")
-COSTLY = ("autoattack", "rays")  # run on one checkpoint only
 SEED = 0  # of the attacks' random draws
 EVERY_IMAGE = torch.tensor([])  # none is left out; which ones are right at the start follows from the weights
 

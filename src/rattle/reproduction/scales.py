@@ -17,13 +17,15 @@ from rattle.schedules import Keep
 from rattle.threat import Threat
 from rattle.weights import SWA
 
+COSTLY = {"autoattack": "AutoAttack", "rays": "RayS"}  # run on one checkpoint only, and on fewer images
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
     """What stands in for the paper's data, networks and lengths; None leaves them as published."""
 
     name: str
-    about: str  # in one sentence, for the table's notes
+    about: str  # what stands in for what, for the table's notes
     seeds: tuple[int, ...] = (0, 1, 2)
     dataset: str | None = None  # whose recipes stand in for those of every dataset
     sources: Mapping[str, str] = field(default_factory=dict)  # dataset -> a file or folder that holds it
@@ -37,6 +39,7 @@ class Scale:
     queries: int = 10_000  # of RayS, for each image
     autoattack: str = "autoattack"  # or autoattack-brief, where the whole would take longer than the training
     published_epsilon: bool = True  # attack at the paper's epsilon; else at the one trained for
+    robust: float = 0.5  # share of images that later parts of AutoAttack still have to attack, to tell the cost
     cost: Setup = field(default_factory=lambda: Setup(model="wrn34-10", batch=128))  # what Table 6 measures
     rounds: int = 3  # of Table 6
 
@@ -45,6 +48,14 @@ class Scale:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RattleError(f"--{name.replace('_', '-')} must be >= 1, got {value}")
+
+    @property
+    def note(self) -> str:
+        """What was run, for a reader of the table: what stands in for what, and the sizes that are not the paper's."""
+        counts = {"training images": self.train_size, "epochs": self.epochs, "test images": self.n}
+        counts |= {f"of them for {name}": self.images(attack) for attack, name in COSTLY.items()}
+        sizes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count is not None)
+        return f"{self.about} Here: {sizes}." if sizes else self.about
 
     def recipe(self, name: str, overrides: Mapping[str, Any]) -> Recipe:
         """The recipe of that name at this scale, every checkpoint of the paper's schedule kept."""
@@ -98,11 +109,12 @@ SMALL = {
     "mobilenetv2": ("mobilenetv2", 8),
 }
 SCALES = {
-    "full": Scale(name="full", about="The paper's settings."),
+    "full": Scale(name="full", about="Full scale: the paper's settings."),
     "small": Scale(
         name="small",
-        about="Small scale: 10,000 training images, slim networks, 30 epochs, 1,000 test images. "
+        about="Small scale: slim networks, fewer images, shorter runs. "
         "The absolute figures are not comparable with the paper's; differences between rows are the thing to read.",
+        robust=0.2,
         models=SMALL,
         epochs=30,
         train_size=10_000,

@@ -133,7 +133,10 @@ def agree(seconds: float, what: str, yes: bool) -> None:
     sentence = f"{what} would take about {duration(seconds)} on this machine"
     if not sys.stdin.isatty():
         raise RattleError(f"{sentence}: give --yes to start it")
-    if input(f"{sentence}. Start? [y/N] ").strip().lower() not in ("y", "yes"):
+    print(
+        f"{sentence}. Start? [y/N] ", end="", file=sys.stderr, flush=True
+    )  # stdout may be a file that wants the table
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise RattleError("nothing was started")
 
 
