@@ -3,7 +3,7 @@
     python benchmarks/cifar10_report.py
 
 Reads results/cifar10-study.json. A difference is to the order 0 runs of the same base and seeds, with the 95 % interval
-of the paired differences; * means that Student's p is below 0.05 after Holm's adjustment for all of a table.
+of the paired differences and Student's p; * means that p is below 0.05 after Holm's adjustment for all of a table.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rattle.significance import Difference, Sample, difference, holm
 from rattle.statistics import summarise
@@ -40,18 +42,20 @@ def base_of(method: str) -> str | None:
 
 
 def sample(runs: list[dict[str, Any]], which: str, column: str) -> Sample:
-    flags = tuple(tuple(map(int, run["found"][which]["flags"][column])) for run in runs)
+    """One column of a method's runs; every number of images is a multiple of eight, so no bit is padding."""
+    packed = [np.frombuffer(bytes.fromhex(run["found"][which]["flags"][column]), np.uint8) for run in runs]
+    flags = tuple(tuple(np.unpackbits(each).tolist()) for each in packed)
     return Sample(seeds=tuple(run["seed"] for run in runs), flags=flags)
 
 
-def differences(runs: Runs, which: str, columns: list[str]) -> dict[tuple[str, str], tuple[Difference, float]]:
+def differences(runs: Runs, which: str) -> dict[tuple[str, str], tuple[Difference, float]]:
     """(method, column) -> its difference to the base, and the p-value adjusted for all of them."""
     found = {}
     for method in runs:
         base = base_of(method)
         if base is None or base not in runs:
             continue
-        for column in columns:
+        for column in TITLES:
             gap = difference(sample(runs[method], which, column), sample(runs[base], which, column))
             if gap is not None:
                 found[method, column] = gap
@@ -61,22 +65,30 @@ def differences(runs: Runs, which: str, columns: list[str]) -> dict[tuple[str, s
 
 def told(gap: Difference, p: float) -> str:
     star = "*" if p < 0.05 else ""
-    return f"{100 * gap.mean:+.1f}{star} [{100 * gap.interval.low:+.1f}, {100 * gap.interval.high:+.1f}]"
+    within = f"[{100 * gap.interval.low:+.1f}, {100 * gap.interval.high:+.1f}]"
+    return f"{100 * gap.mean:+.1f}{star} {within} p {gap.p:.3f}"
 
 
 def accuracies(runs: Runs, which: str) -> list[str]:
     """A Markdown table of accuracies in %, each with its difference to the base."""
-    first = next(iter(runs.values()))[0]["found"][which]
-    columns = [column for column in TITLES if column in first]
-    gaps = differences(runs, which, columns)
-    lines = ["| method | seeds | " + " | ".join(TITLES[c] for c in columns) + " |", "|---|---|" + "---|" * len(columns)]
+    gaps = differences(runs, which)
+    lines = ["| method | seeds | " + " | ".join(TITLES.values()) + " |", "|---|---|" + "---|" * len(TITLES)]
     for method, each in runs.items():
-        cells = [summarise([run["found"][which][column] for run in each]) for column in columns]
+        cells = [summarise([run["found"][which][column] for run in each]) for column in TITLES]
         shown = [f"{cell.mean:.1f} ± {cell.deviation:.1f}" for cell in cells]
         lines.append(f"| {LABELS[method]} | {len(each)} | " + " | ".join(shown) + " |")
         if base_of(method) in runs:
-            shown = [told(*gaps[method, column]) if (method, column) in gaps else "-" for column in columns]
+            shown = [told(*gaps[method, column]) if (method, column) in gaps else "-" for column in TITLES]
             lines.append("| difference | | " + " | ".join(shown) + " |")
+    return lines
+
+
+def forgotten(runs: Runs) -> list[str]:
+    """A Markdown table of what the last checkpoint has less than the best one: robust overfitting."""
+    lines = ["| method | " + " | ".join(TITLES.values()) + " |", "|---|" + "---|" * len(TITLES)]
+    for method, each in runs.items():
+        gaps = [difference(sample(each, "last", column), sample(each, "best", column)) for column in TITLES]
+        lines.append(f"| {LABELS[method]} | " + " | ".join(told(gap, 1.0) if gap else "-" for gap in gaps) + " |")
     return lines
 
 
@@ -124,10 +136,11 @@ def main() -> None:
         regimes.setdefault(run["regime"], {}).setdefault(run["method"], []).append(run)
     lines = []
     for name, runs in regimes.items():
-        for which in next(iter(runs.values()))[0]["found"]:
-            lines += [f"**{name}, {which} checkpoint**", "", *accuracies(runs, which), ""]
-            if "lipschitz" in next(iter(runs.values()))[0]["found"][which]:
-                lines += [*flatness(runs, which), ""]
+        checkpoints = list(next(iter(runs.values()))[0]["found"])
+        for which in checkpoints:
+            lines += [f"**{name}, {which} checkpoint**", "", *accuracies(runs, which), "", *flatness(runs, which), ""]
+        if len(checkpoints) > 1:
+            lines += [f"**{name}, last less best checkpoint**", "", *forgotten(runs), ""]
     options.study.with_suffix(".md").write_text("\n".join(lines))
     print("\n".join(lines))
     picture(regimes, options.picture)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -13,6 +15,7 @@ from torch import nn
 
 from rattle.errors import RattleError
 from rattle.models import BUILDERS, build, check_width, find_head
+from rattle.models.layers import conv1x1
 
 SLIM = dict.fromkeys(BUILDERS, 4) | {name: 1 for name in BUILDERS if name.startswith("wrn")} | {"wrn10-2-dm": 4}
 SMALL = [name for name in SLIM if name not in ("wrn34-20", "wrn70-16", "wrn34-10")]
@@ -256,6 +259,28 @@ def test_an_option_the_user_s_function_does_not_know_is_refused(tmp_path: Path) 
     path = write(tmp_path, "def build(classes): return nn.Linear(2, classes)")
     with pytest.raises(RattleError, match="no keyword 'width'"):
         build(f"{path}:build", classes=3, width=4)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("size", [7, 8])
+def test_a_thin_shortcut_gives_the_numbers_of_its_stride(size: int) -> None:
+    thin, x = conv1x1(4, 6, 2), torch.rand(3, 4, size, size)
+    torch.testing.assert_close(thin(x), nn.functional.conv2d(x, thin.weight, stride=2), rtol=0, atol=1e-15)
+    assert type(conv1x1(8, 6, 2)) is nn.Conv2d
+
+
+def test_a_thin_network_survives_its_backward_pass_with_avx2_kernels() -> None:
+    code = """
+        import torch
+        from rattle.models import build
+        model = build("preact18", classes=10, width=4).to(memory_format=torch.channels_last)
+        x = torch.rand(64, 3, 32, 32).to(memory_format=torch.channels_last)
+        for _ in range(3):
+            model(x).sum().backward()
+    """
+    settings = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "MALLOC_CHECK_": "3", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_timm_is_named_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
