@@ -25,6 +25,7 @@ from rattle.train import looks, step_on
 
 BACKWARD = 2  # a backward pass costs about two forward ones
 ENOUGH = 1.0  # seconds of a step that tell how long one takes; larger batches are tried until then
+PATIENCE = 10.0  # seconds after which a step is not repeated
 # Of AutoAttack: steps of apgd-ce and of each target, targets of apgd-t and of fab-t, queries of square.
 PARTS = {"autoattack": (100, 9, 5000), "autoattack-brief": (10, 3, 100)}
 
@@ -69,25 +70,41 @@ def pace(recipe: Recipe, data: Dataset) -> Pace:
     learner.train_mode(recipe)
     (views, outer), images = looks(learner.model, recipe), on_device(data.train, learner.device)
     most = min(recipe.batch_size, len(images))
-    size, seconds = min(8, most), 0.0
-    step_on(torch.arange(size), learner, views, outer, recipe, images)  # the first one is always slower
-    while True:
-        seconds = min(
-            timed(lambda n=size: step_on(torch.arange(n), learner, views, outer, recipe, images)) for _ in range(2)
-        )
-        if size == most or seconds > ENOUGH:
-            break
-        size = min(4 * size, most)
+
+    def seconds_of(size: int) -> float:
+        return fastest(lambda: step_on(torch.arange(size), learner, views, outer, recipe, images))
+
+    whole = seconds_of_batch(most, seconds_of)
     weights = sum(p.numel() * p.element_size() for p in learner.model.parameters())
-    return Pace(seconds / size, seconds / size / passes(recipe), weights)
+    return Pace(whole / most, whole / most / passes(recipe), weights)
 
 
-def timed(step: Callable[[], Mapping[str, Tensor]]) -> float:
-    """Seconds; of two, the faster is the one that nobody else disturbed."""
-    begun = time.perf_counter()
-    for value in step().values():
-        float(value)  # waits for the device
-    return time.perf_counter() - begun
+def seconds_of_batch(most: int, seconds_of: Callable[[int], float]) -> float:
+    """A step of the whole batch, from steps of a few images and what each further image adds.
+
+    What a step costs with any batch is counted once: on a busy machine it can be most of a small one.
+
+    >>> round(seconds_of_batch(128, lambda size: 2 + 0.1 * size), 6)
+    14.8
+    """
+    few, many = min(2, most), min(8, most)
+    less, seconds = seconds_of(few), seconds_of(many)
+    while many < most and seconds < ENOUGH:
+        few, less, many = many, seconds, min(4 * many, most)
+        seconds = seconds_of(many)
+    each = max(seconds - less, 0) / max(many - few, 1)
+    return seconds + each * (most - many)
+
+
+def fastest(step: Callable[[], Mapping[str, Tensor]]) -> float:
+    """Seconds; the fastest of four is the one that nobody else disturbed, and never the first, unless all take long."""
+    found = []
+    while len(found) < 4 and sum(found) < PATIENCE:
+        begun = time.perf_counter()
+        for value in step().values():
+            float(value)  # waits for the device
+        found.append(time.perf_counter() - begun)
+    return min(found[1:] or found)
 
 
 def attack_passes(attack: str, scale: Scale) -> float:
