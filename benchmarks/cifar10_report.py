@@ -3,14 +3,16 @@
     python benchmarks/cifar10_report.py
 
 Reads results/cifar10-study.json. A difference is to the order 0 runs of the same base and seeds, with the 95 % interval
-of the paired differences and Student's p; * means that p is below 0.05 after Holm's adjustment for all of a table.
+of the paired differences and Student's p; * means that p is below 0.05 after Holm's adjustment for all of a table (in
+the tables of last less best: as it is).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from rattle.significance import Difference, Sample, difference, holm
 from rattle.statistics import summarise
 
 TITLES = {"clean": "clean", "pgd20": "PGD-20", "cw20": "CW-20", "autoattack": "AutoAttack"}
-FLATNESS = {
+FLATNESS_TITLES = {
     "lipschitz": "local Lipschitz",
     "input_curvature": "input curvature",
     "weight_curvature": "weight curvature",
@@ -36,68 +38,83 @@ LABELS = {
 Runs = Mapping[str, list[dict[str, Any]]]  # method -> its runs
 
 
-def base_of(method: str) -> str | None:
+def base_of(method: str) -> str:
+    """The method without Taylor terms; nothing for one that has none."""
     base = method.removesuffix("-1st").removesuffix("-2nd")
-    return base if base != method else None
+    return base if base != method else ""
 
 
-def sample(runs: list[dict[str, Any]], which: str, column: str) -> Sample:
-    """One column of a method's runs; every number of images is a multiple of eight, so no bit is padding."""
+def verdicts(runs: list[dict[str, Any]], which: str, column: str) -> Sample:
+    """One attack on a method's runs; every number of images is a multiple of eight, so no bit is padding."""
     packed = [np.frombuffer(bytes.fromhex(run["found"][which]["flags"][column]), np.uint8) for run in runs]
     flags = tuple(tuple(np.unpackbits(each).tolist()) for each in packed)
     return Sample(seeds=tuple(run["seed"] for run in runs), flags=flags)
 
 
-def differences(runs: Runs, which: str) -> dict[tuple[str, str], tuple[Difference, float]]:
-    """(method, column) -> its difference to the base, and the p-value adjusted for all of them."""
-    found = {}
-    for method in runs:
-        base = base_of(method)
-        if base is None or base not in runs:
-            continue
-        for column in TITLES:
-            gap = difference(sample(runs[method], which, column), sample(runs[base], which, column))
+def numbers(runs: list[dict[str, Any]], which: str, column: str) -> Sample:
+    """One flatness number of a method's runs: a value for each seed."""
+    values = tuple((run["found"][which][column],) for run in runs)
+    return Sample(seeds=tuple(run["seed"] for run in runs), flags=values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Columns of a table, where their values come from, and how they are written."""
+
+    titles: Mapping[str, str]
+    sample: Callable[[list[dict[str, Any]], str, str], Sample]
+    unit: float = 1.0
+    form: str = ".3g"
+
+    def told(self, value: float, sign: str = "") -> str:
+        return f"{self.unit * value:{sign}{self.form}}"
+
+    def mean(self, sample: Sample) -> str:
+        found = summarise(sample.accuracies)
+        return f"{self.told(found.mean)} ± {self.told(found.deviation)}"
+
+    def gap(self, gap: Difference, p: float) -> str:
+        low, high = (self.told(end, "+") for end in (gap.interval.low, gap.interval.high))
+        return f"{self.told(gap.mean, '+')}{'*' if p < 0.05 else ''} [{low}, {high}] p {gap.p:.3f}"
+
+    @property
+    def head(self) -> list[str]:
+        return [
+            "| method | seeds | " + " | ".join(self.titles.values()) + " |",
+            "|---|---|" + "---|" * len(self.titles),
+        ]
+
+
+ACCURACIES = Layout(titles=TITLES, sample=verdicts, unit=100, form=".1f")
+FLATNESS = Layout(titles=FLATNESS_TITLES, sample=numbers)
+
+
+def beside_the_base(runs: Runs, which: str, layout: Layout) -> list[str]:
+    """A Markdown table of every method, each with Taylor terms followed by its differences to the one without."""
+    gaps: dict[tuple[str, str], Difference] = {}
+    for method, base in ((method, base_of(method)) for method in runs):
+        for column in layout.titles if base in runs else ():
+            gap = difference(*(layout.sample(runs[name], which, column) for name in (method, base)))
             if gap is not None:
-                found[method, column] = gap
-    adjusted = holm([gap.p for gap in found.values()])
-    return {key: (gap, p) for (key, gap), p in zip(found.items(), adjusted, strict=True)}
-
-
-def told(gap: Difference, p: float) -> str:
-    star = "*" if p < 0.05 else ""
-    within = f"[{100 * gap.interval.low:+.1f}, {100 * gap.interval.high:+.1f}]"
-    return f"{100 * gap.mean:+.1f}{star} {within} p {gap.p:.3f}"
-
-
-def accuracies(runs: Runs, which: str) -> list[str]:
-    """A Markdown table of accuracies in %, each with its difference to the base."""
-    gaps = differences(runs, which)
-    lines = ["| method | seeds | " + " | ".join(TITLES.values()) + " |", "|---|---|" + "---|" * len(TITLES)]
+                gaps[method, column] = gap
+    adjusted = dict(zip(gaps, holm([gap.p for gap in gaps.values()]), strict=True))
+    lines = layout.head
     for method, each in runs.items():
-        cells = [summarise([run["found"][which][column] for run in each]) for column in TITLES]
-        shown = [f"{cell.mean:.1f} ± {cell.deviation:.1f}" for cell in cells]
-        lines.append(f"| {LABELS[method]} | {len(each)} | " + " | ".join(shown) + " |")
-        if base_of(method) in runs:
-            shown = [told(*gaps[method, column]) if (method, column) in gaps else "-" for column in TITLES]
-            lines.append("| difference | | " + " | ".join(shown) + " |")
+        cells = [layout.mean(layout.sample(each, which, column)) for column in layout.titles]
+        lines.append(f"| {LABELS[method]} | {len(each)} | " + " | ".join(cells) + " |")
+        keys = [(method, column) for column in layout.titles if (method, column) in gaps]
+        if keys:
+            lines.append("| difference | | " + " | ".join(layout.gap(gaps[key], adjusted[key]) for key in keys) + " |")
     return lines
 
 
 def forgotten(runs: Runs) -> list[str]:
-    """A Markdown table of what the last checkpoint has less than the best one: robust overfitting."""
-    lines = ["| method | " + " | ".join(TITLES.values()) + " |", "|---|" + "---|" * len(TITLES)]
+    """A Markdown table of the last checkpoint less the best one: robust overfitting."""
+    lines = ACCURACIES.head
     for method, each in runs.items():
-        gaps = [difference(sample(each, "last", column), sample(each, "best", column)) for column in TITLES]
-        lines.append(f"| {LABELS[method]} | " + " | ".join(told(gap, 1.0) if gap else "-" for gap in gaps) + " |")
-    return lines
-
-
-def flatness(runs: Runs, which: str) -> list[str]:
-    """A Markdown table of the flatness numbers."""
-    lines = ["| method | " + " | ".join(FLATNESS.values()) + " |", "|---|" + "---|" * len(FLATNESS)]
-    for method, each in runs.items():
-        cells = [summarise([run["found"][which][name] for run in each]) for name in FLATNESS]
-        lines.append(f"| {LABELS[method]} | " + " | ".join(f"{c.mean:.3g} ± {c.deviation:.2g}" for c in cells) + " |")
+        gaps = [difference(*(verdicts(each, which, column) for which in ("last", "best"))) for column in TITLES]
+        cells = [ACCURACIES.gap(gap, gap.p) if gap else "-" for gap in gaps]
+        lines.append(f"| {LABELS[method]} | {len(each)} | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -138,7 +155,9 @@ def main() -> None:
     for name, runs in regimes.items():
         checkpoints = list(next(iter(runs.values()))[0]["found"])
         for which in checkpoints:
-            lines += [f"**{name}, {which} checkpoint**", "", *accuracies(runs, which), "", *flatness(runs, which), ""]
+            lines += [f"**{name}, {which} checkpoint**", ""]
+            for layout in (ACCURACIES, FLATNESS):
+                lines += [*beside_the_base(runs, which, layout), ""]
         if len(checkpoints) > 1:
             lines += [f"**{name}, last less best checkpoint**", "", *forgotten(runs), ""]
     options.study.with_suffix(".md").write_text("\n".join(lines))
