@@ -101,7 +101,7 @@ def test_table_6_sets_the_authors_algorithm_beside_ours_and_the_papers(out: Path
 def test_the_papers_protocol_takes_each_attacks_highest_over_the_kept_checkpoints(tmp_path: Path) -> None:
     rattle(tmp_path, 4, "--epochs", "2")
     assert (
-        "Here: 128 training images, 2 epochs, 20 test images, 2 of them for AutoAttack"
+        "Here: 128 training images, 2 epochs, 20 test images, 2 test images for AutoAttack"
         in numbers(tmp_path, 4)["notes"][2]
     )
     for row in numbers(tmp_path, 4)["rows"]:

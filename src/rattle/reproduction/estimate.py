@@ -24,8 +24,7 @@ from rattle.sweep import Job
 from rattle.train import looks, step_on
 
 BACKWARD = 2  # a backward pass costs about two forward ones
-ENOUGH = 1.0  # seconds of a step that tell how long one takes; larger batches are tried until then
-PATIENCE = 10.0  # seconds after which a step is not repeated
+PATIENCE = 4.0  # seconds after which a step is not repeated, nor tried on a larger batch
 # Of AutoAttack: steps of apgd-ce and of each target, targets of apgd-t and of fab-t, queries of square.
 PARTS = {"autoattack": (100, 9, 5000), "autoattack-brief": (10, 3, 100)}
 
@@ -64,7 +63,7 @@ def kind_of(recipe: Recipe) -> Recipe:
 
 
 def pace(recipe: Recipe, data: Dataset) -> Pace:
-    """A few steps, on ever larger batches until one takes long enough to be told."""
+    """A few steps, on ever larger batches up to the whole one, or until a step takes long."""
     learner = begin(recipe, data)
     learner.progress.epoch = recipe.awp.warmup if recipe.awp else 0
     learner.train_mode(recipe)
@@ -89,7 +88,7 @@ def seconds_of_batch(most: int, seconds_of: Callable[[int], float]) -> float:
     """
     few, many = min(2, most), min(8, most)
     less, seconds = seconds_of(few), seconds_of(many)
-    while many < most and seconds < ENOUGH:
+    while many < most and seconds < PATIENCE:
         few, less, many = many, seconds, min(4 * many, most)
         seconds = seconds_of(many)
     each = max(seconds - less, 0) / max(many - few, 1)

@@ -53,7 +53,7 @@ class Scale:
     def note(self) -> str:
         """What was run, for a reader of the table: what stands in for what, and the sizes that are not the paper's."""
         counts = {"training images": self.train_size, "epochs": self.epochs, "test images": self.n}
-        counts |= {f"of them for {name}": self.images(attack) for attack, name in COSTLY.items()}
+        counts |= {f"test images for {name}": self.images(attack) for attack, name in COSTLY.items()}
         sizes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count is not None)
         return f"{self.about} Here: {sizes}." if sizes else self.about
 

@@ -133,9 +133,8 @@ def agree(seconds: float, what: str, yes: bool) -> None:
     sentence = f"{what} would take about {duration(seconds)} on this machine"
     if not sys.stdin.isatty():
         raise RattleError(f"{sentence}: give --yes to start it")
-    print(
-        f"{sentence}. Start? [y/N] ", end="", file=sys.stderr, flush=True
-    )  # stdout may be a file that wants the table
+    sys.stderr.write(f"{sentence}. Start? [y/N] ")  # stdout may be a file that wants the table
+    sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise RattleError("nothing was started")
 
