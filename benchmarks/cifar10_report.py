@@ -14,12 +14,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rattle.significance import Difference, Sample, difference, holm
 from rattle.statistics import summarise
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TITLES = {"clean": "clean", "pgd20": "PGD-20", "cw20": "CW-20", "autoattack": "AutoAttack"}
 FLATNESS_TITLES = {
@@ -89,16 +92,21 @@ ACCURACIES = Layout(titles=TITLES, sample=verdicts, unit=100, form=".1f")
 FLATNESS = Layout(titles=FLATNESS_TITLES, sample=numbers)
 
 
-def beside_the_base(runs: Runs, which: str, layout: Layout) -> list[str]:
-    """A Markdown table of every method, each with Taylor terms followed by its differences to the one without."""
-    gaps: dict[tuple[str, str], Difference] = {}
+def gaps_of(runs: Runs, which: str, layout: Layout) -> dict[tuple[str, str], Difference]:
+    """(method, column) -> its difference to the method without Taylor terms."""
+    found: dict[tuple[str, str], Difference] = {}
     for method, base in ((method, base_of(method)) for method in runs):
         for column in layout.titles if base in runs else ():
             gap = difference(*(layout.sample(runs[name], which, column) for name in (method, base)))
             if gap is not None:
-                gaps[method, column] = gap
+                found[method, column] = gap
+    return found
+
+
+def beside_the_base(runs: Runs, which: str, layout: Layout) -> list[str]:
+    """A Markdown table of every method, each with Taylor terms followed by its differences to the one without."""
+    gaps, lines = gaps_of(runs, which, layout), layout.head
     adjusted = dict(zip(gaps, holm([gap.p for gap in gaps.values()]), strict=True))
-    lines = layout.head
     for method, each in runs.items():
         cells = [layout.mean(layout.sample(each, which, column)) for column in layout.titles]
         lines.append(f"| {LABELS[method]} | {len(each)} | " + " | ".join(cells) + " |")
@@ -119,28 +127,52 @@ def forgotten(runs: Runs) -> list[str]:
 
 
 def picture(regimes: Mapping[str, Runs], path: Path) -> None:
-    """Robust accuracy on the held-out images while training, the mean over seeds with their range."""
+    """Above, robust accuracy on held-out images while training; below, the differences that the Taylor terms make."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots(1, len(regimes), squeeze=False)[0]
-    for axis, (name, runs) in zip(axes, regimes.items(), strict=True):
-        for method, each in runs.items():
-            curves = [[(p["epoch"], 100 * p["val_robust"]) for p in run["curve"] if "val_robust" in p] for run in each]
-            epochs = [epoch for epoch, _ in curves[0]]
-            values = [[curve[i][1] for curve in curves] for i in range(len(epochs))]
-            style = "--" if "awp" in method else "-"
-            (line,) = axis.plot(
-                epochs, [sum(v) / len(v) for v in values], style, marker="o", ms=3, label=LABELS[method]
-            )
-            axis.fill_between(
-                epochs, list(map(min, values)), list(map(max, values)), color=line.get_color(), alpha=0.12
-            )
-        axis.set(title=name, xlabel="epoch", ylabel="robust accuracy, held-out images, %")
-        axis.grid(alpha=0.3)
-    axes[-1].legend(fontsize=8, frameon=False)
+    panels = [(name, which) for name, runs in regimes.items() for which in checkpoints_of(runs)]
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    (above,), (below,) = figure.subfigures(2, 1, squeeze=False)
+    for axis, (name, runs) in zip(above.subplots(1, len(regimes), squeeze=False)[0], regimes.items(), strict=True):
+        draw_curves(axis, name, runs)
+    for axis, (name, which) in zip(below.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+        draw_gaps(axis, f"{name}, {which} checkpoint", gaps_of(regimes[name], which, ACCURACIES))
+    below.supxlabel(
+        "points of accuracy above the same method without Taylor terms, 95 % interval over seeds", fontsize=10
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=110)
+
+
+def draw_curves(axis: Axes, name: str, runs: Runs) -> None:
+    """The mean over seeds with their range."""
+    for method, each in runs.items():
+        curves = [[(p["epoch"], 100 * p["val_robust"]) for p in run["curve"] if "val_robust" in p] for run in each]
+        epochs = [epoch for epoch, _ in curves[0]]
+        values = [[curve[i][1] for curve in curves] for i in range(len(epochs))]
+        style, means = "--" if "awp" in method else "-", [sum(v) / len(v) for v in values]
+        (line,) = axis.plot(epochs, means, style, marker="o", ms=3, label=LABELS[method])
+        axis.fill_between(epochs, list(map(min, values)), list(map(max, values)), color=line.get_color(), alpha=0.1)
+    axis.set(title=name, xlabel="epoch", ylabel="robust accuracy, held-out images, %")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, frameon=False)
+
+
+def draw_gaps(axis: Axes, title: str, gaps: Mapping[tuple[str, str], Difference]) -> None:
+    """Each difference in points of accuracy, with its 95 % interval."""
+    names = []
+    for row, ((method, column), gap) in enumerate(gaps.items()):
+        low, mean, high = (100 * value for value in (gap.interval.low, gap.mean, gap.interval.high))
+        axis.errorbar([mean], [-row], xerr=[[mean - low], [high - mean]], fmt="o", ms=4, capsize=2, color="C0")
+        names.append(f"{LABELS[method]}: {TITLES[column]}")
+    axis.axvline(0, color="black", lw=0.8)
+    axis.set_yticks([-row for row in range(len(names))], names, fontsize=8)
+    axis.set_title(title, fontsize=10)
+    axis.grid(axis="x", alpha=0.3)
+
+
+def checkpoints_of(runs: Runs) -> list[str]:
+    return list(next(iter(runs.values()))[0]["found"])
 
 
 def main() -> None:
@@ -153,12 +185,11 @@ def main() -> None:
         regimes.setdefault(run["regime"], {}).setdefault(run["method"], []).append(run)
     lines = []
     for name, runs in regimes.items():
-        checkpoints = list(next(iter(runs.values()))[0]["found"])
-        for which in checkpoints:
+        for which in checkpoints_of(runs):
             lines += [f"**{name}, {which} checkpoint**", ""]
             for layout in (ACCURACIES, FLATNESS):
                 lines += [*beside_the_base(runs, which, layout), ""]
-        if len(checkpoints) > 1:
+        if len(checkpoints_of(runs)) > 1:
             lines += [f"**{name}, last less best checkpoint**", "", *forgotten(runs), ""]
     options.study.with_suffix(".md").write_text("\n".join(lines))
     print("\n".join(lines))
