@@ -4,7 +4,7 @@
 
 Reads results/cifar10-study.json. A difference is to the order 0 runs of the same base and seeds, with the 95 % interval
 of the paired differences and Student's p; * means that p is below 0.05 after Holm's adjustment for all of a table (in
-the tables of last less best: as it is).
+the tables of last less best, and of AWP as a control: as it is).
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Layout:
 
     def gap(self, gap: Difference, p: float) -> str:
         low, high = (self.told(end, "+") for end in (gap.interval.low, gap.interval.high))
-        return f"{self.told(gap.mean, '+')}{'*' if p < 0.05 else ''} [{low}, {high}] p {gap.p:.3f}"
+        return f"{self.told(gap.mean, '+')}{'*' if p < 0.05 else ''} [{low}, {high}] p {gap.p:.3f}".replace(
+            "p 0.000", "p < 0.001"
+        )
 
     @property
     def head(self) -> list[str]:
@@ -121,9 +123,23 @@ def forgotten(runs: Runs) -> list[str]:
     lines = ACCURACIES.head
     for method, each in runs.items():
         gaps = [difference(*(verdicts(each, which, column) for which in ("last", "best"))) for column in TITLES]
-        cells = [ACCURACIES.gap(gap, gap.p) if gap else "-" for gap in gaps]
-        lines.append(f"| {LABELS[method]} | {len(each)} | " + " | ".join(cells) + " |")
+        lines.append(plain_row(LABELS[method], gaps, ACCURACIES))
     return lines
+
+
+def control(runs: Runs, which: str) -> list[str]:
+    """What AWP alone does, in two Markdown tables: an effect that is known, to see whether the study would find one."""
+    lines = []
+    for layout in (ACCURACIES, FLATNESS):
+        pairs = [[layout.sample(runs[m], which, c) for m in ("trades-awp", "trades")] for c in layout.titles]
+        lines += [*layout.head, plain_row("TRADES-AWP less TRADES", [difference(*pair) for pair in pairs], layout), ""]
+    return lines
+
+
+def plain_row(label: str, gaps: list[Difference | None], layout: Layout) -> str:
+    """Differences with their own p-values, adjusted for nothing."""
+    cells = [layout.gap(gap, gap.p) if gap else "-" for gap in gaps]
+    return f"| {label} | {gaps[0].n if gaps[0] else '-'} | " + " | ".join(cells) + " |"
 
 
 def picture(regimes: Mapping[str, Runs], path: Path) -> None:
@@ -189,6 +205,7 @@ def main() -> None:
             lines += [f"**{name}, {which} checkpoint**", ""]
             for layout in (ACCURACIES, FLATNESS):
                 lines += [*beside_the_base(runs, which, layout), ""]
+            lines += [f"**{name}, {which} checkpoint, AWP as a control**", "", *control(runs, which)]
         if len(checkpoints_of(runs)) > 1:
             lines += [f"**{name}, last less best checkpoint**", "", *forgotten(runs), ""]
     options.study.with_suffix(".md").write_text("\n".join(lines))
