@@ -124,16 +124,16 @@ class Judge:
         if surrogate is not None:
             other = model_at(surrogate.checkpoint("best"))
             attack = Transfer(attack=attack, surrogate=other, name=str(surrogate.folder.name))
-        told = mark(model, images.x, images.y, attack, SEED, self.batch_size, EVERY_IMAGE)
-        kept = read_result(path, name, told) or same_elsewhere(run, path, told)
-        return kept or self.judge(model, images, {name: attack}, told, run, checkpoint, recipe)
+        marked = mark(model, images.x, images.y, attack, SEED, self.batch_size, EVERY_IMAGE)
+        kept = read_result(path, name, marked) or same_elsewhere(run, path, marked)
+        return kept or self.judge(model, images, {name: attack}, marked, run, checkpoint, recipe)
 
     def judge(
         self,
         model: nn.Module,
         images: Images,
         attacks: Mapping[str, Attack],
-        mark: str,
+        marked: str,
         run: Run,
         checkpoint: str,
         recipe: Recipe,
@@ -145,7 +145,7 @@ class Judge:
         settings = {"batch_size": self.batch_size, "seed": SEED, "store": folder, "console": self.console}
         result = evaluate(model, images.x, images.y, attacks, **settings)
         told = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
-        store(result, {**told, "seed": SEED, "mark": mark}, folder)
+        store(result, {**told, "seed": SEED, "mark": marked}, folder)
         return {**told, **result.to_plain()}
 
     def images(self, recipe: Recipe, n: int | None) -> Images:
@@ -166,20 +166,20 @@ def model_at(path: Path) -> nn.Module:
     return opened(path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
-def same_elsewhere(run: Run, path: Path, mark: str) -> dict[str, Any] | None:
+def same_elsewhere(run: Run, path: Path, marked: str) -> dict[str, Any] | None:
     """The best checkpoint is often one of those kept: what was judged of the one holds for the other."""
     for other in (run.results / path.name, *sorted(run.results.glob(f"epoch-*/{path.name}"))):
-        found = read_result(other, path.stem, mark) if other != path else None
+        found = read_result(other, path.stem, marked) if other != path else None
         if found is not None:
             write_atomically(path, json.dumps(found).encode())
             return found
     return None
 
 
-def read_result(path: Path, name: str, mark: str) -> dict[str, Any] | None:
+def read_result(path: Path, name: str, marked: str) -> dict[str, Any] | None:
     """Verdicts on disk, when they are of these weights, images and settings; anything else is judged again."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        return plain if plain["mark"] == mark and plain["attacks"][name]["flags"] else None
+        return plain if plain["mark"] == marked and plain["attacks"][name]["flags"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
