@@ -1,6 +1,7 @@
 """Every test runs on one thread, from a known random state."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -13,10 +14,18 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def double() -> Iterator[None]:
+@contextmanager
+def in_double() -> Iterator[None]:
     """Double precision, for what is compared to the digit: in single precision a processor's own rounding decides the
     sign of gradients that are nearly zero, and with them an attack's way."""
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    with in_double():
+        yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from pyautoattack.autoattack import AutoAttack as Reference
 from torch import Tensor, nn
 
 from attack_cases import NORMS, linear, robust
+from conftest import in_double
 from rattle.attacks import APGD, FAB, PGD, AutoAttack, Square, named
 from rattle.attacks.contract import branch
 from rattle.data import Data, batches, to_float
@@ -93,20 +95,21 @@ def test_unknown_versions_are_refused() -> None:
 
 @cache
 def trained(steps: int, width: int) -> tuple[nn.Module, Tensor, Tensor]:
-    """A small CNN after a little adversarial training on the digits, and test images."""
+    """A small CNN after a little adversarial training on the digits, the same one on every processor; test images."""
     torch.manual_seed(0)
-    data, model = Data().load(), build("cnn", classes=10, channels=1, width=width)
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
-    attack, done = PGD(threat=Threat(epsilon=0.15), steps=2, step_size=0.1), 0
-    while done < steps:
-        for index in batches(len(data.train), 64, seed=0, epoch=done):
-            x, y = to_float(data.train.x[index]), data.train.y[index]
-            loss = nn.functional.cross_entropy(model.train()(attack(model, x, y)), y)
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            done += 1
-    return model.eval(), to_float(data.test.x), data.test.y
+    with in_double():
+        data, model = Data().load(), build("cnn", classes=10, channels=1, width=width)
+        optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+        attack, done = PGD(threat=Threat(epsilon=0.15), steps=2, step_size=0.1), 0
+        while done < steps:
+            for index in batches(len(data.train), 64, seed=0, epoch=done):
+                x, y = to_float(data.train.x[index]), data.train.y[index]
+                loss = nn.functional.cross_entropy(model.train()(attack(model, x, y)), y)
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                done += 1
+    return model.float().eval(), to_float(data.test.x), data.test.y
 
 
 def shortened(attack, steps: int, queries: int, targets: int):
@@ -157,15 +160,20 @@ def test_short_runs_agree_with_the_reference(norm, name) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", ["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square"])
 def test_each_component_agrees_with_the_reference(norm, name) -> None:
-    """By what none of three random starts breaks: one start alone differs from another by several images of 200."""
-    case, starts = trained(300, 16), 1 if name.startswith("fab") else 3  # FAB starts at the image
+    """Image by image as well as the reference agrees with itself from another start; FAB starts at the image."""
+    case, starts = trained(300, 16), 1 if name.startswith("fab") else 3
     settings = {"n": 200, "steps": 100, "queries": 1000, "targets": 9}
     found = [verdicts(norm, RADII[norm], name, case, seed=seed, **settings) for seed in range(starts)]
-    mine, theirs = (torch.stack(flags).all(0) for flags in zip(*found, strict=True))
+    mine, theirs = (torch.stack(flags) for flags in zip(*found, strict=True))
     assert 0.2 < theirs.float().mean() < 0.9
-    alike = 0.94 if norm == "l1" else 0.97  # of one component alone; in l_1 the reference agrees with itself on 94 %
-    assert (mine == theirs).float().mean() >= alike
+    usual = 0.94 if norm == "l1" else 0.97
+    itself = [alike(a, b) for a, b in combinations(theirs, 2)] or [1.0]
+    assert alike(mine, theirs) >= min(usual, sum(itself) / len(itself) - 0.015)
     assert mine.float().mean() <= theirs.float().mean() + 0.02
+
+
+def alike(a: Tensor, b: Tensor) -> float:
+    return float((a == b).float().mean())
 
 
 @pytest.mark.slow
