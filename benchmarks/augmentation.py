@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from rattle.attacks import PGD
 from rattle.data import Augment, to_float
-from rattle.models import build
+from rattle.models.registry import build
 from rattle.randomness import Streams
 
 BATCH, CHANNELS, SIDE, CLASSES = 128, 3, 32, 10

@@ -30,9 +30,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import PGD, AutoAttack
-from rattle.attacks.contract import branch
-from rattle.data import Data, batches, to_float
-from rattle.models import build
+from rattle.attacks.rows import branch
+from rattle.data import to_float
+from rattle.data.registry import Data, batches
+from rattle.models.registry import build
 from rattle.randomness import Streams
 from rattle.threat import Threat
 

@@ -12,13 +12,15 @@ from dataclasses import replace
 
 import torch
 
-from rattle.data import batches, to_float
-from rattle.learner import begin
+from rattle.data import to_float
+from rattle.data.registry import batches
+from rattle.forward import Views
 from rattle.models import find_head
 from rattle.randomness import Streams
-from rattle.recipes import Recipe, named
-from rattle.train import total
-from rattle.views import Views
+from rattle.recipes.catalog import named
+from rattle.recipes.recipe import Recipe
+from rattle.training.state import begin
+from rattle.training.step import total
 from rattle.weights import perturbed
 
 

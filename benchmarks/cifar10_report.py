@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rattle.significance import Difference, Sample, difference, holm
-from rattle.statistics import summarise
+from rattle.stats import Difference, Sample, difference, holm, summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

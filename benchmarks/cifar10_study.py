@@ -22,16 +22,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from rattle.analysis.flatness import flatness
 from rattle.attacks import PGD, AutoAttack
-from rattle.checkpoint import write_atomically
-from rattle.data import Augment, Data, Images, to_float
+from rattle.data import Augment, Images, to_float
+from rattle.data.registry import Data
 from rattle.errors import RattleError
-from rattle.evaluation import evaluate
-from rattle.flatness import flatness
-from rattle.recipes import Recipe, named
-from rattle.runs import Run, environment, load
+from rattle.evaluation.evaluate import evaluate
+from rattle.recipes.catalog import named
+from rattle.recipes.recipe import Recipe
+from rattle.runs.environment import environment
+from rattle.runs.io import write_atomically
+from rattle.runs.load import load
+from rattle.runs.paths import Run
 from rattle.threat import Threat
-from rattle.train import fit
+from rattle.training.loop import fit
 
 METHODS = ("trades", "trades-1st", "trades-2nd", "trades-awp", "trades-awp-2nd")
 NEAR = Threat(epsilon=0.031)  # of PGD-20 and CW-20, as in the paper's Table 2

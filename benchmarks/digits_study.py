@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from rattle.attacks import named as attack_named
-from rattle.evaluation import evaluate
-from rattle.recipes import named
-from rattle.runs import load
-from rattle.statistics import summarise
-from rattle.train import fit
+from rattle.attacks.registry import named as attack_named
+from rattle.evaluation.evaluate import evaluate
+from rattle.recipes.catalog import named
+from rattle.runs.load import load
+from rattle.stats import summarise
+from rattle.training.loop import fit
 
 SUFFIXES = ("", "-1st", "-2nd", "-1st-released", "-2nd-released")
 METHODS = [f"{base}{suffix}" for base in ("trades", "trades-awp") for suffix in SUFFIXES]

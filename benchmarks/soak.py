@@ -22,9 +22,9 @@ import torch
 import torch.utils.tensorboard  # here, so that what is forked need not
 
 from rattle import cli
-from rattle.checkpoint import digest, read
-from rattle.data import Data
-from rattle.runs import Run
+from rattle.data.registry import Data
+from rattle.runs.checkpoint import digest, read
+from rattle.runs.paths import Run
 
 SIZES = "--width 4 --data.train-size 128 --data.val-size 30 --batch-size 32 --threads 1 --epochs 2"
 RECIPE = "digits-linf-cnn-trades-awp-2nd --awp.warmup 1 --attack.steps 1 --val-attack.steps 1"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from rattle.cli import main
+from rattle.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["bench", "--parts", "training", *sys.argv[1:]]))

@@ -17,13 +17,14 @@ from pathlib import Path
 
 import torch
 
-from rattle.attacks import named as attack_named
-from rattle.checkpoint import read
-from rattle.evaluation import evaluate
-from rattle.recipes import named
-from rattle.runs import environment, load
-from rattle.statistics import summarise
-from rattle.train import fit
+from rattle.attacks.registry import named as attack_named
+from rattle.evaluation.evaluate import evaluate
+from rattle.recipes.catalog import named
+from rattle.runs.checkpoint import read
+from rattle.runs.environment import environment
+from rattle.runs.load import load
+from rattle.stats import summarise
+from rattle.training.loop import fit
 from rattle.weights import EMA
 
 TUNING_SEEDS = (10, 11, 12)  # none of those that results are reported for

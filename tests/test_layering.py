@@ -1,6 +1,11 @@
-"""Lower rooms never import higher ones: read from the imports themselves."""
+"""The rooms of src/rattle: what each may import, which stay free of torch, and how long they may grow.
+
+docs/architecture.md draws the picture. Imports are read from the files themselves, so a lazy one counts too.
+"""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,29 +13,34 @@ import pytest
 import rattle
 
 SOURCE = Path(rattle.__file__).parent
-LEVELS = [
-    "errors signals statistics significance paper_rows paper randomness threat losses distributed settings "
-    "schedules console npz measure",
-    "weights models data attacks taylor views",
+METHOD = "errors threat losses taylor weights forward randomness stats"
+# A room imports only from rooms on lines above its own, and from itself.
+ORDER = [
+    "method",
+    "attacks models data",
     "objectives",
     "recipes",
-    "checkpoint",
     "runs",
-    "evaluation judging learner train landscape landscape_plots flatness fidelity export tables twins "
-    "verdicts targets gallery portraits trackers sweep bench",
+    "evaluation",
+    "training",
+    "analysis",
     "report",
-    "reproduction",
-    "verbs",
-    "cli __main__",
+    "bench",
+    "paper",
+    "cli",
 ]
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms.split()}
+LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
-NO_TORCH = {"errors", "statistics", "paper_rows", "paper", "settings", "schedules", "console", "npz", "report", "cli"}
+NO_TORCH = ("errors", "stats", "recipes/schema", "recipes/schedules", "runs/paths", "runs/io", "runs/progress")
+NO_TORCH += ("evaluation/results", "report", "paper/tables", "paper/rows", "cli/main")
 
 
 def room(path: Path) -> str:
-    """The file or folder directly under rattle/ that a module belongs to."""
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    """The folder a module lives in; the files at the top are the method."""
+    parts = path.relative_to(SOURCE).parts
+    if len(parts) > 1:
+        return parts[0]
+    return "cli" if path.stem == "__main__" else "method"
 
 
 def imported(path: Path) -> set[str]:
@@ -47,28 +57,52 @@ def imported(path: Path) -> set[str]:
 
 def rooms_imported(path: Path) -> set[str]:
     parts = [name.split(".") for name in imported(path) if name.startswith("rattle.")]
-    return {part[1] for part in parts if part[1] != "__version__"}
+    names = {part[1] for part in parts if part[1] != "__version__"}
+    return {"method" if name in METHOD.split() else name for name in names}
 
 
-def test_every_room_has_its_level() -> None:
+def name_of(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def test_the_top_holds_the_method_alone() -> None:
+    top = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}
+    assert top == set(METHOD.split())
+
+
+def test_every_room_has_its_place() -> None:
     without = {room(path) for path in MODULES} - set(LEVEL)
-    assert not without, f"give {sorted(without)} a place in LEVELS, and in DESIGN"
+    assert not without, f"give {sorted(without)} a place in ORDER, and in docs/architecture.md"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_room_imports_a_higher_one(path: Path) -> None:
-    higher = {name for name in rooms_imported(path) if LEVEL[name] > LEVEL[room(path)]}
-    assert not higher, f"{room(path)} imports {sorted(higher)} from above"
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_room_imports_from_its_own_line_or_below(path: Path) -> None:
+    own = room(path)
+    wrong = {name for name in rooms_imported(path) if name != own and LEVEL[name] >= LEVEL[own]}
+    assert not wrong, f"{own} imports {sorted(wrong)}; the order is {' -> '.join(ORDER)}"
 
 
-@pytest.mark.parametrize("path", [p for p in MODULES if room(p) in NO_TORCH], ids=lambda p: str(p.relative_to(SOURCE)))
-def test_rooms_that_only_count_and_print_import_no_torch(path: Path) -> None:
+def free_of_torch(path: Path) -> bool:
+    name = name_of(path).removesuffix(".py")
+    return any(name == free or name.startswith(f"{free}/") for free in NO_TORCH)
+
+
+@pytest.mark.parametrize("path", [p for p in MODULES if free_of_torch(p)], ids=name_of)
+def test_what_only_counts_and_prints_imports_no_torch(path: Path) -> None:
     assert not {name for name in imported(path) if name.split(".")[0] == "torch"}
+
+
+def test_importing_what_is_free_of_torch_brings_no_torch_in() -> None:
+    """Not by way of another module either."""
+    free = [name_of(path).removesuffix(".py").removesuffix("/__init__") for path in MODULES if free_of_torch(path)]
+    imports = "; ".join(f"import rattle.{name.replace('/', '.')}" for name in free)
+    code = f"import sys; {imports}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
 def test_the_reading_of_imports_sees_every_form(tmp_path: Path) -> None:
     module = tmp_path / "m.py"
     module.write_text(
-        "import rattle.cli\ndef f():\n    from rattle import train as t\n    from rattle.runs import load\n"
+        "import rattle.cli\ndef f():\n    from rattle import stats as t\n    from rattle.runs.load import load\n"
     )
-    assert rooms_imported(module) == {"cli", "train", "runs"}
+    assert rooms_imported(module) == {"cli", "method", "runs"}

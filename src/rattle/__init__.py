@@ -9,13 +9,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rattle.attacks import PGD as PGD
-    from rattle.evaluation import evaluate as evaluate
+    from rattle.evaluation.evaluate import evaluate as evaluate
     from rattle.objectives import AT as AT
     from rattle.objectives import Trades as Trades
-    from rattle.recipes import Recipe as Recipe
-    from rattle.runs import load as load
+    from rattle.recipes.recipe import Recipe as Recipe
+    from rattle.runs.load import load as load
     from rattle.threat import Threat as Threat
-    from rattle.train import fit as fit
+    from rattle.training.loop import fit as fit
     from rattle.weights import AWP as AWP
     from rattle.weights import EMA as EMA
     from rattle.weights import SWA as SWA
@@ -27,13 +27,13 @@ PUBLIC = {
     "EMA": "weights",
     "Noise": "weights",
     "PGD": "attacks",
-    "Recipe": "recipes",
+    "Recipe": "recipes.recipe",
     "SWA": "weights",
     "Threat": "threat",
     "Trades": "objectives",
-    "evaluate": "evaluation",
-    "fit": "train",
-    "load": "runs",
+    "evaluate": "evaluation.evaluate",
+    "fit": "training.loop",
+    "load": "runs.load",
 }
 __all__ = list(PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from rattle.cli import main
+from rattle.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -51,62 +51,6 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def attacked(model: nn.Module) -> Iterator[None]:
-    """What every attack runs in: evaluation mode, no weight asks for a gradient, BatchNorm is one multiply-add."""
-    wanted = [p for p in model.parameters() if p.requires_grad]
-    with eval_mode(model), affine_norms(model):
-        for p in wanted:
-            p.requires_grad_(False)
-        try:
-            with torch.enable_grad():
-                yield
-        finally:
-            for p in wanted:
-                p.requires_grad_(True)
-
-
-@contextmanager
-def affine_norms(model: nn.Module) -> Iterator[None]:
-    """Evaluation-mode BatchNorm as the multiply-add it then is; equal to float rounding, and no input is kept for it.
-
-    torch's own backward sums gradients for weight and bias whether anybody asks or not: an eighth of an attack's time
-    on slim networks (docs/performance.md). Compiled models are left alone: the compiler does the same.
-    """
-    plain = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-    compiled = getattr(model, "_compiled_call_impl", None) is not None or hasattr(model, "_orig_mod")
-    norms = [
-        m
-        for m in model.modules()
-        if isinstance(m, _BatchNorm) and not m.training and m.running_mean is not None and type(m).forward in plain
-    ]
-    norms = [] if compiled else [m for m in norms if "forward" not in vars(m)]
-    for module in norms:
-        module.forward = multiply_add(module)
-    try:
-        yield
-    finally:
-        for module in norms:
-            del module.forward
-
-
-def multiply_add(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
-    """x -> scale x + shift, by the running statistics; what the layer itself does for other types (autocast)."""
-    mean, var = norm.running_mean, norm.running_var
-    assert mean is not None and var is not None, "asked of layers with statistics"  # noqa: PT018
-    with torch.no_grad():
-        scale = (var + norm.eps).rsqrt() if norm.weight is None else norm.weight * (var + norm.eps).rsqrt()
-        shift = -mean * scale if norm.bias is None else norm.bias - mean * scale
-
-    def forward(x: Tensor) -> Tensor:
-        if x.dtype != scale.dtype or x.ndim < 2:
-            return type(norm).forward(norm, x)
-        shape = (1, -1, *[1] * (x.ndim - 2))
-        return torch.addcmul(shift.view(shape), x, scale.view(shape))
-
-    return forward
-
-
-@contextmanager
 def frozen_bn_stats(model: nn.Module) -> Iterator[None]:
     """Train-mode BatchNorm still normalises by the batch, but its running statistics do not move."""
     norms = [(m, m.track_running_stats) for m in model.modules() if isinstance(m, _BatchNorm) and m.training]

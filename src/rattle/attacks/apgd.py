@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.contract import Live, Victim, best_of_runs, check_batch
+from rattle.attacks.base import check_batch
+from rattle.attacks.batchnorm import attacked
+from rattle.attacks.rows import Live, Victim, best_of_runs
 from rattle.errors import RattleError
 from rattle.randomness import Randomness, Streams
 from rattle.threat import Threat
-from rattle.weights import attacked
 
 Loss = Literal["ce", "dlr", "dlr-targeted"]
 Height = Callable[[Tensor, Tensor, Tensor], Tensor]  # (logits, y, target) -> [n], the larger the worse for the model

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.apgd import APGD
-from rattle.attacks.contract import Attack, branch, check_batch, check_labels, finite, logits_of
+from rattle.attacks.base import Attack, check_batch, check_labels, finite, logits_of
 from rattle.attacks.fab import FAB
+from rattle.attacks.rows import branch
 from rattle.attacks.square import Square
 from rattle.errors import RattleError
 from rattle.randomness import Randomness, streams

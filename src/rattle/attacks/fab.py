@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.contract import Live, Victim, best_of_runs, check_batch
+from rattle.attacks.base import check_batch
+from rattle.attacks.batchnorm import attacked
+from rattle.attacks.rows import Live, Victim, best_of_runs
 from rattle.errors import RattleError
 from rattle.randomness import Randomness, Streams
 from rattle.threat import Norm, Threat
-from rattle.weights import attacked
 
 DUAL: dict[Norm, float] = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}  # the norm that measures a plane's distance
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.contract import check_batch, logits_of
+from rattle.attacks.base import check_batch, logits_of
+from rattle.attacks.batchnorm import attacked
 from rattle.errors import RattleError
 from rattle.randomness import Randomness, Streams, streams
 from rattle.threat import Threat
-from rattle.weights import attacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.contract import Live, Victim, check_batch
+from rattle.attacks.base import check_batch
+from rattle.attacks.batchnorm import attacked
+from rattle.attacks.rows import Live, Victim
 from rattle.errors import RattleError
 from rattle.randomness import Randomness
 from rattle.threat import Threat
-from rattle.weights import attacked
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.contract import Live, Victim, branch, check_batch
+from rattle.attacks.base import check_batch
+from rattle.attacks.batchnorm import attacked
+from rattle.attacks.rows import Live, Victim, branch
 from rattle.errors import RattleError
 from rattle.randomness import Randomness, Streams, streams
 from rattle.threat import Threat
-from rattle.weights import attacked
 
 MOST_PLACES = 2**16  # pixels painted at once: their indices are eight bytes each
 BLOCK = 50  # queries whose random numbers are drawn at once

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from rattle.attacks.contract import Attack
+from rattle.attacks.base import Attack
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rattle import twins
 from rattle.attacks import PGD, AutoAttack
+from rattle.bench import reference as twins
 from rattle.bench.setup import Subject, library_step, recipe_of
 from rattle.models import find_head
 from rattle.threat import Threat

@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rattle.bench.measure import interleaved, peak_memory
 from rattle.bench.run import fair_clock
 from rattle.bench.setup import Setup, library_step, prepare
-from rattle.console import Console, Silent
-from rattle.measure import interleaved, peak_memory
+from rattle.runs.progress import Console, Silent
 
 Axes = Mapping[str, tuple[str, tuple[int, ...]]]
 AXES: Axes = {  # field of Setup -> (its title, values)
@@ -49,7 +49,7 @@ def growth(
     axes: Axes = AXES,
     rounds: int = 3,
     clock: str | None = None,
-    console: Console | Silent | None = None,
+    console: Console | None = None,
 ) -> list[Curve]:
     """Measure every axis from the setup given; the values of an axis take turns, so that load falls on all alike."""
     found = []

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rattle.measure import Timing, settle
+from rattle.bench.measure import Timing, settle
 from rattle.weights import eval_mode
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from rattle.bench.cases import AUTHORS, COMPONENTS, PGD20, PUBLISHED, TEXTBOOK
 from rattle.bench.curves import Curve
+from rattle.bench.measure import Ratio, Timing, ratio
 from rattle.bench.run import Result
-from rattle.measure import Ratio, Timing, ratio
-from rattle.runs import environment
+from rattle.runs.environment import environment
 
 ZEROTH, SECOND = "TRADES", "TRADES 1st+2nd"
 RATIOS = {  # name -> what it is, and the target for PreAct-ResNet-18 of full width

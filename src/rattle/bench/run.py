@@ -13,14 +13,14 @@ from torch import Tensor
 
 from rattle.bench.cases import METHODS, Case, Group, all_cases
 from rattle.bench.limit import Limit, Passes
+from rattle.bench.measure import Ratio, Timing, interleaved, peak_memory, ratio
 from rattle.bench.setup import Setup, Subject, prepare, recipe_of
-from rattle.console import Console, Silent
 from rattle.errors import RattleError
-from rattle.learner import optimizer_of
-from rattle.measure import Ratio, Timing, interleaved, peak_memory, ratio
+from rattle.forward import Views
 from rattle.models import find_head
-from rattle.train import step
-from rattle.views import Views
+from rattle.runs.progress import Console, Silent
+from rattle.training.state import optimizer_of
+from rattle.training.step import step
 
 GROUPS: tuple[Group, ...] = ("training", "evaluation", "autoattack")
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
@@ -51,7 +51,7 @@ def bench(
     rounds: int = 5,
     groups: tuple[Group, ...] = GROUPS,
     clock: str | None = None,
-    console: Console | Silent | None = None,
+    console: Console | None = None,
 ) -> Result:
     """Measure everything, interleaved: each round runs each case once."""
     if rounds < 1:

@@ -14,12 +14,15 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rattle.errors import RattleError
-from rattle.learner import chosen_device, optimizer_of
-from rattle.models import build, find_head
+from rattle.forward import Views
+from rattle.models import find_head
+from rattle.models.registry import build
 from rattle.randomness import Streams
-from rattle.recipes import Recipe, named
-from rattle.train import step
-from rattle.views import Views
+from rattle.recipes.catalog import named
+from rattle.recipes.recipe import Recipe
+from rattle.runs import distributed
+from rattle.training.state import optimizer_of
+from rattle.training.step import step
 
 LESSONS = 12  # plain training steps before anything is measured
 
@@ -48,7 +51,7 @@ class Setup:
     def where(self) -> torch.device:
         """The device, tried out."""
         try:
-            device = chosen_device(Recipe(device=self.device))
+            device = distributed.choose_device(self.device)
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError) as reason:
             raise RattleError(

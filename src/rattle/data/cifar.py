@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from rattle.data.contract import Dataset, Images
+from rattle.data.dataset import Dataset, Images
+from rattle.data.files import MEMBER_LIMIT, check_size, find, readable
+from rattle.data.mmap_cache import Store, fingerprint, stamp
 from rattle.data.pickles import as_text, load_pickle
-from rattle.data.places import MEMBER_LIMIT, check_size, find, readable
-from rattle.data.store import Store, fingerprint, stamp
 from rattle.errors import RattleError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rattle.data.contract import Dataset, Images, divide
+from rattle.data.dataset import Dataset, Images, divide
 
 TEST_IMAGES, SPLIT_SEED = 500, 0
 

@@ -9,8 +9,8 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rattle.data.addresses import ADDRESSES, Remote
-from rattle.data.places import data_root, md5
+from rattle.data.files import data_root, md5
+from rattle.data.urls import ADDRESSES, Remote
 from rattle.errors import RattleError, unknown
 
 Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all

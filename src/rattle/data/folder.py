@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from rattle.data import pictures
-from rattle.data.contract import Dataset, Images, in_two
-from rattle.data.store import Shape, Store, fingerprint, stamp
+from rattle.data.dataset import Dataset, Images, in_two
+from rattle.data.mmap_cache import Shape, Store, fingerprint, stamp
 from rattle.errors import RattleError, unknown
 
 SUFFIXES = (".png", ".jpg", ".jpeg")

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from rattle.data import pictures
-from rattle.data.contract import Dataset, Images, in_two
-from rattle.data.store import Store, fingerprint
+from rattle.data.dataset import Dataset, Images, in_two
+from rattle.data.mmap_cache import Store, fingerprint
 from rattle.errors import RattleError
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rattle.data.contract import Dataset, Images
-from rattle.data.places import check_size, find, readable
-from rattle.data.store import Store, fingerprint, stamp
+from rattle.data.dataset import Dataset, Images
+from rattle.data.files import check_size, find, readable
+from rattle.data.mmap_cache import Store, fingerprint, stamp
 from rattle.errors import RattleError
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rattle.data.contract import Dataset, Images, in_two
-from rattle.data.places import check_size, readable
-from rattle.data.store import Shape, Store, fingerprint, stamp
+from rattle.data.dataset import Dataset, Images, in_two
+from rattle.data.files import check_size, readable
+from rattle.data.mmap_cache import Shape, Store, fingerprint, stamp
 from rattle.errors import RattleError
 
 ARRAY_LIMIT = 64 * 2**30  # bytes of one array of images, unpacked

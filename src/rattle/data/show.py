@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rattle.data.contract import Dataset, Images
+from rattle.data.dataset import Dataset, Images
 from rattle.errors import RattleError
 
 ROWS_A_BLOCK = 25  # classes under each other before the sheet goes on to the right

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rattle.forward import Need, Outputs
 from rattle.losses import ce
-from rattle.objectives import terms
-from rattle.objectives.terms import Mode, Reduce, unreduced
-from rattle.views import Need, Outputs
+from rattle.objectives import taylor_terms as terms
+from rattle.objectives.base import Reduce, unreduced
+from rattle.objectives.taylor_terms import Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from rattle.report.read import Plain, Seen, Verdict
-from rattle.significance import LEVEL, Sample, holm
-from rattle.statistics import McNemar, mcnemar
-from rattle.tables import ORDER, Comparison, compare, title_of
+from rattle.report.run_data import Plain, Seen, Verdict
+from rattle.report.tables import ORDER, Comparison, compare, title_of
+from rattle.stats import LEVEL, McNemar, Sample, holm, mcnemar
 
 ALL_PAIRS = 4  # up to this many runs every pair is compared; beyond it each with the first
 SAME_RECIPE_DESPITE = ("seed", "threads")

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from rattle.report.read import Seen, finite
+from rattle.report.run_data import Seen, finite
 from rattle.report.trade_off import Point
-from rattle.statistics import wilson
+from rattle.stats import wilson
 
 Spec = dict[str, Any]
 NOT_TERMS = ("epoch", "step", "lr", "loss")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rattle.errors import RattleError
 from rattle.report.naming import method_of
 from rattle.report.page import duration
-from rattle.report.read import Plain, Seen, finite, lines, read_recipe
+from rattle.report.run_data import Plain, Seen, finite, lines, read_recipe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

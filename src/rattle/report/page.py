@@ -20,12 +20,13 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from rattle import __version__
 from rattle.errors import RattleError
 from rattle.report import compare, sections
-from rattle.report.read import Seen, see
-from rattle.tables import NOTE, title_of
+from rattle.report.run_data import Seen, see
+from rattle.report.tables import NOTE, title_of
+from rattle.report.trade_off import PublishedRows
 
 
 def text(name: str) -> str:
-    return files("rattle.report").joinpath(name).read_text(encoding="utf-8")
+    return files("rattle.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 @cache
@@ -90,7 +91,7 @@ def shared(values: Sequence[str]) -> str | None:
     return values[0] if len(set(values)) == 1 else None
 
 
-def context(runs: Sequence[Seen]) -> dict[str, Any]:
+def context(runs: Sequence[Seen], published: PublishedRows) -> dict[str, Any]:
     """Everything the template needs."""
     figure = Figures()
     found = {
@@ -101,7 +102,7 @@ def context(runs: Sequence[Seen]) -> dict[str, Any]:
         "threat": shared([sections.threat_in_words(run) for run in runs]),
         "headline": sections.headline(runs),
         "training": sections.training(runs, figure),
-        "trade_off": sections.scatter(runs, figure),
+        "trade_off": sections.scatter(runs, figure, published),
         "epsilons": sections.epsilons(runs, figure),
         "examples": [sections.examples(run) for run in runs],
         "classes": [sections.by_class(run, i, figure) for i, run in enumerate(runs)],
@@ -118,7 +119,7 @@ def context(runs: Sequence[Seen]) -> dict[str, Any]:
     return found
 
 
-def render(runs: Sequence[Seen]) -> str:
+def render(runs: Sequence[Seen], published: PublishedRows) -> str:
     """The page as text."""
     environment = Environment(
         loader=DictLoader({"page.html": text("page.html")}),
@@ -134,7 +135,7 @@ def render(runs: Sequence[Seen]) -> str:
         "duration": duration,
         "attack": title_of,
     }
-    values = context(runs)
+    values = context(runs, published)
     script = text("page.js")
     scripts = {"plotly": plotly(), "script": script}
     return environment.get_template("page.html").render(
@@ -146,11 +147,16 @@ def render(runs: Sequence[Seen]) -> str:
     )
 
 
-def build(folders: Sequence[Path | str], out: Path | str | None = None) -> Path:
-    """Write the page of one or more run folders; beside the first run when no place is given."""
+def build(
+    folders: Sequence[Path | str], out: Path | str | None = None, *, published: PublishedRows = lambda recipe: ()
+) -> Path:
+    """Write the page of one or more run folders; beside the first run when no place is given.
+
+    `published` gives the rows of the paper that a recipe's name stands for, to draw beside ours.
+    """
     runs = see([folders] if isinstance(folders, (str, Path)) else folders)
     path = Path(out) if out else runs[0].folder / "report.html"
-    page = render(runs)
+    page = render(runs, published)
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

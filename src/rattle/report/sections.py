@@ -10,9 +10,9 @@ import numpy as np
 
 from rattle.report import compare, figures, surfaces, thumbnails, trade_off
 from rattle.report.naming import epsilon_in_words, threat_of
-from rattle.report.read import Seen, Verdict, finite
-from rattle.statistics import wilson
-from rattle.tables import ORDER, Comparison, title_of
+from rattle.report.run_data import Seen, Verdict, finite
+from rattle.report.tables import ORDER, Comparison, title_of
+from rattle.stats import wilson
 
 Plain = dict[str, Any]
 NORMS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082"}
@@ -109,11 +109,11 @@ def last_accuracies(runs: Sequence[Seen]) -> str:
     return "; ".join(said) + "."
 
 
-def scatter(runs: Sequence[Seen], figure: Any) -> Plain:
+def scatter(runs: Sequence[Seen], figure: Any, rows_of: trade_off.PublishedRows) -> Plain:
     attack = trade_off.robust_attack(runs)
     if attack is None:
         return {}
-    ours, theirs = trade_off.measured(runs, attack), trade_off.published(runs, attack)
+    ours, theirs = trade_off.measured(runs, attack), trade_off.published(runs, attack, rows_of)
     changed = []
     for run in runs:
         overrides = str(run.gallery["overrides"]) if run.gallery and "overrides" in run.gallery else ""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rattle.report.figures import Spec, axis, colour, figure, line
-from rattle.report.read import Seen, finite
+from rattle.report.run_data import Seen, finite
 
 CAMERA = {"eye": {"x": -1.38, "y": -1.38, "z": 0.84}, "center": {"x": 0, "y": 0, "z": -0.12}}
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from rattle import paper
-from rattle.report.read import Seen
-from rattle.statistics import wilson
+from rattle.report.run_data import Seen
+from rattle.stats import wilson
 
 PREFERRED = ("autoattack", "aa", "pgd20", "cw20")  # the strongest that the runs have in common counts
 Bounds = tuple[float, float]
+PublishedRows = Callable[[str], Iterable[tuple[int, Any]]]  # recipe -> (table's number, its row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +63,11 @@ def measured(runs: Sequence[Seen], attack: str) -> list[Point]:
     return points
 
 
-def published(runs: Sequence[Seen], attack: str) -> list[Point]:
-    """The paper's points for the runs' recipes, each once."""
+def published(runs: Sequence[Seen], attack: str, rows_of: PublishedRows) -> list[Point]:
+    """The published points for the runs' recipes, each once."""
     points: dict[tuple[str, float, float], Point] = {}
     for i, run in enumerate(runs):
-        for number, row in paper.published(run.name):
+        for number, row in rows_of(run.name):
             cells = {cell.column: cell.value for cell in row.cells if cell.unit == "%"}
             clean, robust = cells.get("clean"), cells.get("autoattack" if attack == "aa" else attack)
             if clean is not None and robust is not None:

@@ -1,0 +1,1 @@
+"""Analysis of trained models: landscapes, flatness, galleries, the error of the Taylor expansion."""

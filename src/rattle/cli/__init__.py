@@ -1,0 +1,5 @@
+"""The command line: one file a command; each parses, calls one library function, and prints."""
+
+from rattle.cli.main import main
+
+__all__ = ["main"]

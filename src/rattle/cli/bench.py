@@ -1,0 +1,99 @@
+"""rattle bench: how fast training steps and attacks are here, beside their plain twins and the machine's limit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import tyro
+
+from rattle.bench import GROUPS, Setup, bench, chart, growth, growth_chart, to_plain, trace
+from rattle.bench.report import ratio_rows, rows
+from rattle.cli.console import Console, print_table
+from rattle.cli.options import parse
+from rattle.errors import RattleError
+from rattle.runs.io import write_atomically
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure images a second and peak memory of training steps, PGD-20 and AutoAttack's components, interleaved with
+    plain twins (the authors' algorithm, TRADES as published, a textbook PGD, pyautoattack, torchattacks when installed)
+    and with the convolutions alone, the machine's own limit."""
+
+    model: str = "preact18"  # the network's name
+    width: int | None = None  # channels of its first stage; the published width when not given
+    batch: int | None = None  # images in a batch; 32 when not given
+    rounds: int | None = None  # times every case runs; 5 when not given, 2 with --quick
+    steps: int = 10  # K of the inner maximisation
+    parts: tuple[Literal["training", "evaluation", "autoattack"], ...] = GROUPS  # what to measure
+    device: str = "auto"  # cuda, mps or cpu; auto takes what there is
+    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: forward passes under autocast
+    compile: bool = False  # torch.compile the network
+    channels_last: bool = True  # memory layout of the library's side; the twins keep torch's own
+    threads: int | None = None  # CPU threads; torch's own choice when not given
+    clock: Literal["auto", "wall", "processor"] = "auto"  # of the ratios: auto is processor seconds on a CPU, else wall
+    quick: bool = False  # a slim network (width 8), under a minute
+    growth: bool = False  # also measure time and memory against batch, K, classes and width
+    trace: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""  # write a chrome trace of one step and stop
+    json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""  # write everything measured as JSON
+    chart: Annotated[str, tyro.conf.arg(metavar="FILE")] = "bench.png"  # the bar chart; --growth adds -growth
+
+
+def setup_of(options: Options) -> tuple[Setup, int]:
+    """The benchmark that the options describe, and its rounds."""
+    slim = options.quick
+    width = options.width or (8 if slim else None)
+    batch = 32 if options.batch is None else options.batch
+    rounds = (2 if slim else 5) if options.rounds is None else options.rounds
+    if rounds < 1:
+        raise RattleError(f"rounds must be >= 1, got {rounds}")
+    setup = Setup(
+        model=options.model,
+        width=width,
+        batch=batch,
+        steps=options.steps,
+        device=options.device,
+        precision=options.precision,
+        compile=options.compile,
+        channels_last=options.channels_last,
+    )
+    return setup, rounds
+
+
+def main(args: list[str]) -> None:
+    options = parse(Options, args, "bench")
+    setup, rounds = setup_of(options)
+    if options.threads is not None:
+        if options.threads < 1:
+            raise RattleError(f"threads must be >= 1, got {options.threads}")
+        torch.set_num_threads(options.threads)
+    if options.trace:
+        trace(setup, Path(options.trace))
+        print(f"trace: {options.trace}; open it in chrome://tracing or ui.perfetto.dev (docs/performance.md)")
+        return
+    console, clock = Console(), None if options.clock == "auto" else options.clock
+    result = bench(setup, rounds=rounds, groups=options.parts, clock=clock, console=console)
+    slim = replace(setup, width=setup.width or 16)
+    curves = growth(slim, rounds=min(rounds, 3), clock=clock, console=console) if options.growth else []
+    title = f"{setup.model} width {setup.width or 'as published'}, batch {setup.batch}, K {setup.steps}, "
+    title += f"{rounds} rounds, {torch.get_num_threads()} threads"
+    columns = ["case", "wall seconds (quartiles)", "images/s", "peak MiB", "GFLOP an image", "of the limit"]
+    print_table(columns, rows(result), title=title)
+    print_table(["ratio", f"median (quartiles), {result.clock} seconds", "target at full width"], ratio_rows(result))
+    if curves:
+        cells = [[c.title, str(c.values), f"{c.time_exponent:.2f}", f"{c.memory_exponent:.2f}"] for c in curves]
+        print_table(["a 1st+2nd step against", "values", "time exponent", "memory exponent"], cells)
+    if options.json:
+        write_atomically(Path(options.json), (json.dumps(to_plain(result, curves), indent=1) + "\n").encode())
+    if options.chart:
+        path = Path(options.chart)
+        chart(result, path)
+        print(f"chart: {path}")
+        if curves:
+            grown = path.with_stem(f"{path.stem}-growth")
+            growth_chart(curves, grown)
+            print(f"growth: {grown}")

@@ -1,0 +1,35 @@
+"""rattle doctor: what rattle runs on here, and whether it works."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+
+from rattle.attacks import PGD
+from rattle.cli.options import parse
+from rattle.models.registry import build
+from rattle.runs.environment import environment
+
+EXTRAS = {"hub": "datasets", "slurm": "submitit", "wandb": "wandb", "onnx": "onnx", "dev": "pyautoattack"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Print versions, hardware and extras, and attack a small network to see that everything works."""
+
+
+def main(args: list[str]) -> None:
+    parse(Options, args, "doctor")
+    for name, value in environment().items():
+        print(f"{name:<10} {value}")
+    print(f"{'cuda':<10} {'yes' if torch.cuda.is_available() else 'no'}")
+    for extra, module in EXTRAS.items():
+        there = find_spec(module) is not None
+        print(f"{extra:<10} {'installed' if there else f'not installed: pip install rattle-robust[{extra}]'}")
+    x, y = torch.rand(32, 1, 8, 8), torch.arange(32) % 10
+    begun = time.perf_counter()
+    moved = float((PGD(steps=20)(build("cnn", classes=10, channels=1), x, y) - x).abs().max())
+    print(f"{'attack':<10} works: PGD-20 moved 32 images by {moved:.4f} in {time.perf_counter() - begun:.2f} s")

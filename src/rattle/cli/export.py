@@ -1,0 +1,41 @@
+"""rattle export: a trained model as safetensors, TorchScript or ONNX, checked by running it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from rattle.cli.options import parse
+from rattle.errors import RattleError
+from rattle.models.export import Format, difference, export
+from rattle.runs.load import model_of, open_checkpoint, run_of
+
+SUFFIXES = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Export a trained model; the file is run on a batch and compared before it gets its name."""
+
+    path: Annotated[str, tyro.conf.Positional]  # a run folder or a checkpoint file
+    format: Format = "safetensors"
+    out: str = ""  # file to write; model.safetensors, model.pt or model.onnx in the run folder when not given
+    raw: bool = False  # the raw weights of a run that averages them
+
+
+def main(args: list[str]) -> None:
+    options = parse(Options, args, "export")
+    saved = open_checkpoint(options.path)
+    run, name = run_of(saved.path), f"model{SUFFIXES[options.format]}"
+    out = Path(options.out) if options.out else (run.folder if run else saved.path.parent) / name
+    if out.resolve() == saved.path.resolve():
+        raise RattleError(f"{out} is the checkpoint itself: choose another --out")
+    model = model_of(saved, averaged=not options.raw)
+    x = torch.rand(8, *saved.shape, generator=torch.Generator().manual_seed(0))  # the data need not be at hand
+    path = export(model, x, out, options.format)
+    apart = difference(model, x, path, options.format)
+    print(f"wrote {path}: its logits on {len(x)} images differ from the model's by at most {apart:.1e}")

@@ -1,0 +1,78 @@
+"""The command line: find the verb, run it, turn a user's mistake into one sentence and exit code 2.
+
+Only the verb that is called is imported, so `rattle --help` and a mistyped verb answer at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+
+from rattle.errors import RattleError
+from rattle.training.signals import Stopped
+
+VERBS = {
+    "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
+    "train": "train a recipe: rattle train digits-linf-cnn-trades --epochs 5 --out runs/a",
+    "sweep": "train a grid of settings and seeds: rattle sweep RECIPE --objective.eta 0.1 0.2 --seeds 0 1 --jobs 2",
+    "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
+    "transfer": "attack one model with another's adversarial examples: rattle transfer --from runs/at --to runs/a",
+    "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",
+    "export": "write a trained model as safetensors, TorchScript or ONNX: rattle export runs/a --format onnx",
+    "data": "get a dataset or show what one holds: rattle data get cifar10, rattle data show digits",
+    "landscape": "draw the loss around images and weights: rattle landscape runs/a runs/b",
+    "report": "one HTML page of runs, offline: rattle report runs/a runs/b --out report.html",
+    "table": "runs as a Markdown, LaTeX or CSV table, mean and deviation over seeds",
+    "paper": "a table of the paper, trained, attacked, beside the published numbers: rattle paper 1 --scale tiny",
+    "watch": "follow a run in the terminal: rattle watch runs/a",
+    "bench": "measure speed and memory here, beside plain twins and the machine's limit: rattle bench --quick",
+    "recipes": "list the named recipes",
+    "doctor": "say what rattle runs on here, and whether it works",
+}
+
+
+def usage() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:<{width}}  {line}" for verb, line in VERBS.items())
+    return (
+        "usage: rattle VERB [options]\n\n"
+        "Train image classifiers that resist adversarial examples, and measure how well they do.\n\n"
+        f"{verbs}\n\n`rattle VERB --help` documents a verb; `rattle --version` prints the version."
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if args[0] == "--version":
+        from rattle import __version__
+
+        print(f"rattle {__version__}")
+        return 0
+    if args[0] not in VERBS:
+        close = difflib.get_close_matches(args[0], VERBS, n=1)
+        hint = f"did you mean `rattle {close[0]}`?" if close else f"the verbs are {', '.join(VERBS)}."
+        return fail(f"unknown verb {args[0]!r}; {hint}")
+    try:
+        importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
+    except RattleError as mistake:
+        return fail(str(mistake))
+    except Stopped as stop:
+        print(f"rattle: {stop}", file=sys.stderr)
+        return stop.code
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `rattle recipes | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def fail(sentence: str) -> int:
+    print(f"rattle: {sentence}", file=sys.stderr)
+    return 2

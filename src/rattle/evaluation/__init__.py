@@ -1,0 +1,1 @@
+"""Evaluation: attacks on images, every point re-checked, results as files."""

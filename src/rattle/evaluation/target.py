@@ -1,0 +1,123 @@
+"""What can be evaluated: a run, a checkpoint, or any model with its weights and data. One shape for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rattle.data import Images, to_float
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+from rattle.models import check_width, load_weights
+from rattle.models.pretrained import file_normalisation
+from rattle.models.registry import build
+from rattle.runs import distributed
+from rattle.runs.load import model_of, open_checkpoint, run_of
+from rattle.threat import Threat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A model in evaluation mode, the images it is judged on, and where verdicts go."""
+
+    name: str
+    model: nn.Module
+    test: Images
+    classes: tuple[str, ...]
+    threat: Threat  # what it was trained against, or the usual 8/255
+    about: dict[str, Any]  # what a result file says of it
+    results: Path
+
+    def images(self, n: int | None) -> Images:
+        """The first n test images, or all of them, where the model is."""
+        if n is not None and n < 1:
+            raise RattleError(f"--n must be >= 1, got {n}")
+        chosen = self.test if n is None else self.test[torch.arange(min(n, len(self.test)))]
+        return chosen.to(self.device)
+
+    @property
+    def device(self) -> torch.device:
+        return next((p.device for p in self.model.parameters()), torch.device("cpu"))
+
+
+def checked(model: nn.Module, test: Images, classes: int, data: str) -> nn.Module:
+    """The model on the device there is, once it has been seen to take these images and to tell the classes apart."""
+    if len(test) == 0:
+        raise RattleError(f"{data} has no test images to evaluate on")
+    check_width(model, to_float(test[torch.arange(1)].x), classes)
+    return model.to(distributed.choose_device())
+
+
+def saved_target(path: str, *, data: str | None = None, root: str | None = None, averaged: bool = True) -> Target:
+    """A run folder or a checkpoint; on its own data unless others are named."""
+    saved = open_checkpoint(path)
+    recipe, run = saved.recipe, run_of(saved.path)
+    own = replace(recipe.data, root=root or recipe.data.root)
+    pictures = data is not None and (Path(data).is_dir() or data.startswith("hub:"))
+    other = Data(name=data, root=own.root, resize=own.resize if pictures else None) if data else own
+    source = other.source()
+    return Target(
+        name=recipe.name,
+        model=checked(model_of(saved, averaged=averaged), source.test, len(saved.classes), other.name),
+        test=source.test,
+        classes=saved.classes,
+        threat=recipe.attack.threat,
+        about={"checkpoint": str(saved.path), "recipe": recipe.name, "data": other.name},
+        results=run.results if run else saved.path.parent / "results",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A network by name or from a user's file, with weights as other code saves them."""
+
+    model: str
+    weights: str | None = None
+    width: int | None = None
+    activation: str = "relu"
+    mean: Sequence[float] = ()  # of each channel; what the file itself says when not given
+    std: Sequence[float] = ()
+    classes: int | None = None
+
+    def build(self, classes: int, channels: int) -> nn.Module:
+        if bool(self.mean) != bool(self.std):
+            raise RattleError("--mean and --std go together: a number for each channel")
+        given = (tuple(self.mean), tuple(self.std)) if self.mean else None
+        normalise = given or (file_normalisation(self.weights) if self.weights else None)
+        network = build(
+            self.model,
+            classes=classes,
+            channels=channels,
+            width=self.width,
+            activation=self.activation,
+            normalise=normalise,
+        )
+        if self.weights:
+            load_weights(self.weights, network)
+        return network.eval()
+
+
+def foreign_target(network: Network, data: str, *, root: str | None = None) -> Target:
+    """Any network on any data."""
+    if not network.weights and ":" not in network.model:
+        raise RattleError(f"--model {network.model} has no trained weights of its own: give them with --weights")
+    source = Data(name=data, root=root).source()
+    classes, found = network.classes or len(source.classes), len(source.classes)
+    if classes < found:
+        raise RattleError(f"--classes {classes} is fewer than the {found} classes of {data}")
+    model = network.build(classes, source.channels)
+    file = Path(network.weights or network.model.rpartition(":")[0])
+    return Target(
+        name=f"{network.model} {file.name}" if network.weights else network.model,
+        model=checked(model, source.test, classes, data),
+        test=source.test,
+        classes=(*source.classes, *map(str, range(found, classes))),
+        threat=Threat(),
+        about={"checkpoint": network.weights, "recipe": network.model, "data": data},
+        results=file.with_name(f"{file.stem}-results"),  # two files of weights in a folder do not share one
+    )

@@ -1,0 +1,141 @@
+"""At which size a table of the paper is reproduced: full as published, small on one machine, tiny on the digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rattle.attacks import Attack
+from rattle.attacks.rays import RayS
+from rattle.attacks.registry import named
+from rattle.bench.setup import Setup
+from rattle.errors import RattleError
+from rattle.paper.rows import ARCHITECTURES, Cell
+from rattle.recipes.catalog import named as recipe_named
+from rattle.recipes.recipe import Recipe
+from rattle.recipes.schedules import Keep
+from rattle.threat import Threat
+from rattle.weights import SWA
+
+COSTLY = {"autoattack": "AutoAttack", "rays": "RayS"}  # run on one checkpoint only, and on fewer images
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """What stands in for the paper's data, networks and lengths; None leaves them as published."""
+
+    name: str
+    about: str  # what stands in for what, for the table's notes
+    seeds: tuple[int, ...] = (0, 1, 2)
+    dataset: str | None = None  # whose recipes stand in for those of every dataset
+    sources: Mapping[str, str] = field(default_factory=dict)  # dataset -> a file or folder that holds it
+    root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
+    models: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)  # network -> (its stand-in, width)
+    epochs: int | None = None
+    train_size: int | None = None
+    n: int | None = None  # test images that are attacked; all when None
+    autoattack_n: int | None = 1000  # of them, by AutoAttack: what the authors' release does by default
+    rays_n: int | None = None  # of them, by RayS
+    queries: int = 10_000  # of RayS, for each image
+    autoattack: str = "autoattack"  # or autoattack-brief, where the whole would take longer than the training
+    published_epsilon: bool = True  # attack at the paper's epsilon; else at the one trained for
+    robust: float = 0.5  # share of images that later parts of AutoAttack still have to attack, to tell the cost
+    cost: Setup = field(default_factory=lambda: Setup(model="wrn34-10", batch=128))  # what Table 6 measures
+    rounds: int = 3  # of Table 6
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "train_size", "n", "autoattack_n", "rays_n"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RattleError(f"--{name.replace('_', '-')} must be >= 1, got {value}")
+
+    @property
+    def note(self) -> str:
+        """What was run, for a reader of the table: what stands in for what, and the sizes that are not the paper's."""
+        counts = {"training images": self.train_size, "epochs": self.epochs, "test images": self.n}
+        counts |= {f"test images for {name}": self.images(attack) for attack, name in COSTLY.items()}
+        sizes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count is not None)
+        return f"{self.about} Here: {sizes}." if sizes else self.about
+
+    def recipe(self, name: str, overrides: Mapping[str, Any]) -> Recipe:
+        """The recipe of that name at this scale, every checkpoint of the paper's schedule kept."""
+        dataset, norm, rest = name.split("-", 2)
+        model = next(known for known in ARCHITECTURES if rest.startswith(known))
+        stand_in, width = self.models.get(model, (model, None))
+        recipe = recipe_named(f"{self.dataset or dataset}-{norm}-{stand_in}-{rest.removeprefix(f'{model}-')}")
+        recipe = replace(recipe, width=width or recipe.width, keep=Keep())
+        images = replace(recipe.data, root=self.root, train_size=self.train_size)
+        recipe = replace(recipe, data=replace(images, name=self.sources.get(images.name, images.name)))
+        if self.epochs is not None:
+            warmup = round(recipe.awp.warmup * self.epochs / recipe.epochs) if recipe.awp else 0
+            recipe = replace(recipe, epochs=self.epochs, awp=replace(recipe.awp, warmup=warmup) if recipe.awp else None)
+        return overridden(recipe, overrides)
+
+    def attack(self, cell: Cell, recipe: Recipe) -> Attack:
+        """What a cell was run with."""
+        threat = recipe.attack.threat
+        if self.published_epsilon and cell.epsilon is not None:
+            threat = Threat(norm=threat.norm, epsilon=cell.epsilon)
+        name = self.name_of(cell.attack)
+        return RayS(threat=threat, queries=self.queries) if name == "rays" else named(name, threat)
+
+    def name_of(self, attack: str) -> str:
+        """What is run for an attack of the paper."""
+        return self.autoattack if attack == "autoattack" else attack
+
+    def images(self, attack: str) -> int | None:
+        """How many test images an attack sees."""
+        fewer = {"autoattack": self.autoattack_n, "rays": self.rays_n}.get(attack)
+        return min(self.n or fewer, fewer) if fewer else self.n
+
+
+def overridden(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    """A recipe with what a row of the paper changes in it."""
+    for name, value in overrides.items():
+        if name == "objective.eta":
+            recipe = replace(recipe, objective=replace(recipe.objective, eta=value))
+        elif (name, value) == ("average", "SWA"):
+            recipe = replace(recipe, average=SWA())
+        else:
+            raise RattleError(f"no row of the paper changes {name} to {value}")
+    return recipe
+
+
+SMALL = {
+    "preact18": ("cnn-slim", 16),
+    "resnet18": ("cnn-slim", 16),
+    "wrn34-10": ("wrn10-1", 8),
+    "vgg16": ("vgg16", 8),
+    "mobilenetv2": ("mobilenetv2", 8),
+}
+SCALES = {
+    "full": Scale(name="full", about="Full scale: the paper's settings."),
+    "small": Scale(
+        name="small",
+        about="Small scale: slim networks, fewer images, shorter runs. "
+        "The absolute figures are not comparable with the paper's; differences between rows are the thing to read.",
+        robust=0.2,
+        models=SMALL,
+        epochs=30,
+        train_size=10_000,
+        n=1000,
+        cost=Setup(model="wrn34-10", width=2, batch=32),
+    ),
+    "tiny": Scale(
+        name="tiny",
+        about="Tiny scale: 8x8 digits and a small CNN stand in for every dataset and network; it shows that "
+        "everything runs and says nothing about the paper's figures. AutoAttack is the brief version, a tenth of its "
+        "steps: an upper bound on what the whole leaves.",
+        seeds=(0,),
+        dataset="digits",
+        models=dict.fromkeys(ARCHITECTURES, ("cnn", 8)),
+        epochs=12,
+        n=200,
+        autoattack="autoattack-brief",
+        rays_n=50,
+        queries=1000,
+        published_epsilon=False,
+        cost=Setup(model="cnn-slim", batch=32),
+    ),
+}

@@ -1,0 +1,212 @@
+"""A table of ours beside the paper's as text: for the terminal, Markdown, LaTeX, HTML and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from jinja2 import DictLoader, Environment, StrictUndefined
+
+from rattle import __version__
+from rattle.paper.cells import Figure, Line
+from rattle.paper.plan import Plan
+from rattle.paper.protocols import Protocol
+from rattle.paper.rows import Cell
+from rattle.report.page import p_value, text
+from rattle.report.tables import escaped, latex_text, title_of
+from rattle.runs.environment import environment
+from rattle.runs.io import write_atomically
+from rattle.stats import LEVEL
+
+Format = Literal["terminal", "markdown", "latex", "html", "json"]
+Kind = Literal["ours", "difference", "paper"]
+OURS: dict[Protocol, str] = {"honest": "ours", "paper": "ours, paper's protocol"}
+TITLES = {"adbd": "ADBD", "rays": "RayS", "seconds": "s an epoch", "megabytes": "MB"}
+READING = (
+    "Accuracy in %: mean ± standard deviation over seeds [95 % interval, over seeds where there are several, else over "
+    "images]. A difference is to the 0th-order row of the same base, with the p-value of its paired test; * means "
+    "below 0.05 after Holm's adjustment for all tests of the protocol in this table.",
+    "ours: the checkpoint was chosen on held-out validation images. ours, paper's protocol: the highest over the "
+    "checkpoints of Appendix B, chosen on the test images (clean: of the one best under PGD-20; AutoAttack and RayS "
+    "were run on that one alone); it flatters, as the paper's does.",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SheetRow:
+    """One printed line; of a group the first carries the labels."""
+
+    kind: Kind
+    labels: tuple[str, ...]
+    cells: tuple[str, ...]
+    first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """A printed table."""
+
+    title: str
+    labels: tuple[str, ...]
+    columns: tuple[str, ...]
+    rows: tuple[SheetRow, ...]
+    notes: tuple[str, ...]
+    plain: dict[str, Any]  # all numbers, for JSON
+
+    @property
+    def head(self) -> list[str]:
+        return [*self.labels, *self.columns]
+
+
+def heading(column: str) -> str:
+    return TITLES.get(column) or title_of(column)
+
+
+def decimals(cell: Cell, ours: Figure | None = None) -> int:
+    """As the paper prints it; fewer where few images decide."""
+    if cell.unit == "distance":
+        return 4
+    return 2 if ours is None or ours.images >= 1000 else 1
+
+
+def shown(cell: Cell, ours: Figure) -> str:
+    """Ours in a cell; a run that diverged never shows a number."""
+    if ours.state:
+        return ours.state
+    places = decimals(cell, ours)
+    spread = "" if math.isnan(ours.deviation) else f" ± {ours.deviation:.{places}f}"
+    between = f" [{ours.interval.low:.{places}f}, {ours.interval.high:.{places}f}]" if ours.interval else ""
+    return f"{ours.mean:.{places}f}{spread}{between}"
+
+
+def shown_difference(cell: Cell, ours: Figure) -> str:
+    if ours.difference is None:
+        return "-"
+    unit = 100 if cell.unit == "%" else 1
+    star = "*" if ours.p_adjusted is not None and ours.p_adjusted < 1 - LEVEL else ""
+    return f"{unit * ours.difference.mean:+.{decimals(cell, ours)}f}{star} (p {p_value(ours.difference.p)})"
+
+
+def groups(line: Line) -> Iterator[tuple[Kind, str, str, list[str]]]:
+    """(kind, what, seeds, cells) of the lines of one row."""
+    cells = line.row.cells
+    for protocol, ours in line.ours.items():
+        seeds = str(max(len(ours[cell.column].seeds) for cell in cells))
+        yield "ours", OURS[protocol], seeds, [shown(cell, ours[cell.column]) for cell in cells]
+        if line.baseline:
+            differences = [shown_difference(cell, ours[cell.column]) for cell in cells]
+            yield "difference", "difference", "", differences
+    yield "paper", "paper" if line.key else "paper, quoted", "", [cell.printed for cell in cells]
+    changes = [(cell, line.published_difference(cell.column)) for cell in cells]
+    if any(change is not None for _, change in changes):
+        texts = ["-" if change is None else f"{change:+.{decimals(cell)}f}" for cell, change in changes]
+        yield "difference", "difference", "", texts
+
+
+def sheet_of(plan: Plan, title: str, lines: Sequence[Line]) -> Sheet:
+    """The table of a plan."""
+    rows = []
+    for line in lines:
+        for i, (kind, what, seeds, cells) in enumerate(groups(line)):
+            names = (line.row.dataset, line.row.architecture, line.row.method) if i == 0 else ("", "", "")
+            rows.append(SheetRow(kind=kind, labels=(*names, what, seeds), cells=tuple(cells), first=i == 0))
+    notes = [f"{line.row.method}: {line.row.note}." for line in lines if line.row.note and line.key]
+    return Sheet(
+        title=title,
+        labels=("Data", "Network", "Method", "", "Seeds"),
+        columns=tuple(map(heading, plan.columns)),
+        rows=tuple(rows),
+        notes=(*READING, *plan.notes, *dict.fromkeys(notes)),
+        plain={"table": plan.number, "scale": plan.scale.name, "rows": [plain_line(line) for line in lines]},
+    )
+
+
+def plain_line(line: Line) -> dict[str, Any]:
+    """A row and everything measured for it."""
+    row = line.row
+    return {
+        "method": row.method,
+        "dataset": row.dataset,
+        "network": row.architecture,
+        "norm": row.norm,
+        "recipe": row.recipe,
+        "run": line.key or None,
+        "cells": {
+            cell.column: {
+                "published": cell.value,
+                "published_difference": line.published_difference(cell.column),
+                "unit": cell.unit,
+                "ours": {protocol: plain_figure(ours[cell.column]) for protocol, ours in line.ours.items()},
+            }
+            for cell in row.cells
+        },
+    }
+
+
+def plain_figure(ours: Figure) -> dict[str, Any]:
+    """Numbers only; what is not a number is null."""
+    if ours.state:
+        return {"state": ours.state}
+    return {
+        "mean": ours.mean,
+        "deviation": None if math.isnan(ours.deviation) else ours.deviation,
+        "interval": [ours.interval.low, ours.interval.high] if ours.interval else None,
+        "seeds": list(ours.seeds),
+        "values": list(ours.values),
+        "checkpoints": list(ours.checkpoints),
+        "images": ours.images,
+        "difference": finite(asdict(ours.difference)) if ours.difference else None,
+        "p_adjusted": ours.p_adjusted,
+    }
+
+
+def finite(value: Any) -> Any:
+    """The same with null for what JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def markdown(sheet: Sheet) -> str:
+    lines = [[escaped(word) for word in sheet.head], ["---"] * len(sheet.labels) + ["---:"] * len(sheet.columns)]
+    lines += [[escaped(word) for word in (*row.labels, *row.cells)] for row in sheet.rows]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"# {escaped(sheet.title)}\n\n{table}\n\n" + "".join(f"- {escaped(note)}\n" for note in sheet.notes)
+
+
+def latex(sheet: Sheet) -> str:
+    """A booktabs table; needs \\usepackage{booktabs}."""
+    form = "l" * len(sheet.labels) + "r" * len(sheet.columns)
+    lines = [f"% {latex_text(sheet.title)}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
+    lines += [" & ".join(map(latex_text, sheet.head)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(latex_text, (*row.labels, *row.cells))) + r" \\" for row in sheet.rows]
+    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {latex_text(note)}" for note in sheet.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def html(sheet: Sheet) -> str:
+    """One page that fetches nothing and runs nothing."""
+    options = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=DictLoader({"paper.html": text("paper.html")}), **options)
+    return environment.get_template("paper.html").render(sheet=sheet, style=text("page.css"), version=__version__)
+
+
+def as_json(sheet: Sheet) -> str:
+    told = {"title": sheet.title, **sheet.plain, "notes": list(sheet.notes), "environment": environment()}
+    return json.dumps(told, indent=1, allow_nan=False) + "\n"
+
+
+WRITERS = {"markdown": (markdown, "md"), "latex": (latex, "tex"), "html": (html, "html"), "json": (as_json, "json")}
+
+
+def write(sheet: Sheet, out: Path, stem: str) -> list[Path]:
+    """Every format under OUT."""
+    paths = []
+    for make, ending in WRITERS.values():
+        paths.append(out / f"{stem}.{ending}")
+        write_atomically(paths[-1], make(sheet).encode())
+    return paths

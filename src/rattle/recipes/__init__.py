@@ -1,0 +1,1 @@
+"""Recipes: every hyper-parameter of a run as one frozen value, and the named ones."""

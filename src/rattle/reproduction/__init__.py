@@ -1,1 +1,0 @@
-"""The paper's tables, run and printed beside the published numbers (`rattle paper`)."""

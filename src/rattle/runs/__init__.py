@@ -1,0 +1,1 @@
+"""Run folders: their layout, files, locks and checkpoints; and ranks, which share one."""

@@ -1,0 +1,127 @@
+"""Checkpoints: one safetensors file each, written atomically, checked when read, never executing anything.
+
+Tensors are named model.*, average.* and optimizer.*; the file's metadata hold the format's version, the recipe, the
+progress of the run (plain JSON) and a checksum over all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialise
+from torch import Tensor, nn
+
+from rattle.errors import RattleError
+from rattle.recipes.recipe import Recipe
+from rattle.runs.io import write_atomically
+
+FORMAT = 1
+
+
+class Damaged(RattleError):
+    """A file that is no checkpoint, or no longer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a file holds."""
+
+    path: Path
+    recipe: Recipe
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]  # [C, H, W] of an image
+    progress: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """The tensors of model, average or optimizer, without the prefix."""
+        return {key[len(name) + 1 :]: value for key, value in self.tensors.items() if key.startswith(f"{name}.")}
+
+
+def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
+    """A checksum over names, types, shapes, values and texts."""
+    total = hashlib.blake2b(digest_size=16)
+    for key in sorted(tensors):
+        value = tensors[key].contiguous()
+        total.update(f"{key} {value.dtype} {list(value.shape)}".encode())
+        total.update(value.view(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+    for key in sorted(texts):
+        total.update(f"{key}={texts[key]}".encode())
+    return total.hexdigest()
+
+
+def save(
+    path: Path,
+    *,
+    recipe: Recipe,
+    classes: tuple[str, ...],
+    shape: tuple[int, ...],
+    progress: Mapping[str, Any],
+    model: nn.Module,
+    average: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    keep: Path | None = None,
+) -> None:
+    """Write one checkpoint; the one that had its name is kept as `keep`."""
+    tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
+    if average is not None:
+        tensors |= {f"average.{key}": value for key, value in average.state_dict().items()}
+    if optimizer is not None:
+        names = [name for name, _ in model.named_parameters()]
+        for index, entries in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{names[index]}.{k}": v for k, v in entries.items() if isinstance(v, Tensor)}
+    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    texts = {
+        "format": str(FORMAT),
+        "recipe": recipe.to_yaml(),
+        "classes": json.dumps(classes),
+        "shape": json.dumps(shape),
+        "progress": json.dumps(progress),
+    }
+    content = serialise(tensors, {**texts, "digest": digest(tensors, texts)})
+    write_atomically(path, content, keep=keep)
+
+
+def read(path: Path) -> Checkpoint:
+    """Open and check one checkpoint; a sentence says what is wrong with a file that is none."""
+    if not path.is_file():
+        raise RattleError(f"there is no checkpoint {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            texts = dict(file.metadata() or {})
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, struct.error) as reason:
+        raise Damaged(f"{path} is not a checkpoint, or is damaged: {reason}") from reason
+    if not texts.get("format", "").isdecimal() or "recipe" not in texts:  # other writers put format=pt there
+        raise Damaged(f"{path} holds weights, but is not a RATTLE checkpoint; give it as --weights with --model")
+    if int(texts["format"]) > FORMAT:
+        raise RattleError(
+            f"{path} has checkpoint format {texts['format']}; this version reads up to {FORMAT}: upgrade rattle"
+        )
+    if texts.pop("digest", None) != digest(tensors, texts):
+        raise Damaged(f"{path} is damaged: its checksum does not match its content")
+    return Checkpoint(
+        path=path,
+        recipe=Recipe.from_yaml(texts["recipe"]),
+        classes=tuple(json.loads(texts["classes"])),
+        shape=tuple(json.loads(texts["shape"])),
+        progress=json.loads(texts["progress"]),
+        tensors=tensors,
+    )
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give the optimizer its buffers back, in the layout of their parameters."""
+    for name, p in model.named_parameters():
+        prefix = f"{name}."
+        for key, value in tensors.items():
+            if key.startswith(prefix) and "." not in key[len(prefix) :]:
+                optimizer.state[p][key[len(prefix) :]] = torch.empty_like(p).copy_(value)

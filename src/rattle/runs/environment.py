@@ -1,0 +1,44 @@
+"""What a run ran on: versions, commit, hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def environment() -> dict[str, Any]:
+    """What a run ran on: versions, commit, hardware."""
+    import numpy
+    import torch
+
+    from rattle import __version__
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "rattle": __version__,
+        "commit": commit(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "device": device,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source tree rattle runs from, with a + when it was changed; None when installed elsewhere."""
+    here = Path(__file__).parent
+    try:
+        call = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--match", ""]
+        tracked = subprocess.run([*call[:3], "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=5)
+        if tracked.returncode:
+            return None
+        return subprocess.run(call, capture_output=True, text=True, timeout=5).stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        return None

@@ -1,0 +1,1 @@
+"""Training: the step (Algorithm 1), the loop around it, and what survives an interruption."""

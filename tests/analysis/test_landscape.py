@@ -1,0 +1,321 @@
+"""Landscapes and flatness on quadratic models whose surface, Hessian and eigenvalues are known."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.functional import hessian
+
+from rattle import losses
+from rattle.analysis.flatness import (
+    Curvature,
+    Flatness,
+    flatness,
+    input_curvature,
+    local_lipschitz,
+    noise_rise,
+    weight_curvature,
+)
+from rattle.analysis.landscape import (
+    InputPlane,
+    InputSurface,
+    WeightSurface,
+    filter_normalised,
+    input_plane,
+    input_surface,
+    weight_surface,
+)
+from rattle.attacks import PGD
+from rattle.errors import RattleError
+from rattle.models.registry import build
+from rattle.threat import Threat
+from rattle.weights import Noise
+
+SPECTRUM = [5.0, 2.0, 0.5, -1.0]  # eigenvalues of the quadratic's Hessian
+
+
+def height(logits: Tensor, y: Tensor) -> Tensor:
+    """The model's one output is the loss itself."""
+    return logits[:, 0]
+
+
+def symmetric(spectrum: list[float]) -> Tensor:
+    basis = torch.linalg.qr(torch.randn(len(spectrum), len(spectrum), dtype=torch.float64)).Q
+    return basis @ torch.diag(torch.tensor(spectrum, dtype=torch.float64)) @ basis.T
+
+
+class InputQuadratic(nn.Module):
+    """x -> 1/2 x^T A x, for images of four pixels."""
+
+    def __init__(self, spectrum: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("A", symmetric(spectrum))
+        self.idle = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = x.flatten(1)
+        return 0.5 * ((v @ self.get_buffer("A")) * v).sum(1, keepdim=True)
+
+
+class WeightQuadratic(nn.Module):
+    """x -> 1/2 w^T A w whatever x, w being a 2 x 2 weight."""
+
+    def __init__(self, spectrum: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("A", symmetric(spectrum))
+        self.w = nn.Parameter(torch.randn(2, 2, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.w.flatten()
+        return (0.5 * v @ self.get_buffer("A") @ v).expand(len(x), 1)
+
+
+def four_pixels(n: int = 3) -> tuple[Tensor, Tensor]:
+    return torch.rand(n, 1, 2, 2, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)
+
+
+def state(model: nn.Module) -> list[object]:
+    """Everything a borrowed model must give back: weights, statistics, mode, gradients and who asks for them."""
+    tensors = [t.clone() for t in model.state_dict().values()]
+    return [tensors, [m.training for m in model.modules()], [(p.requires_grad, p.grad) for p in model.parameters()]]
+
+
+def same(before: list[object], after: list[object]) -> bool:
+    first, second = before[0], after[0]
+    assert isinstance(first, list)
+    assert isinstance(second, list)
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True)) and before[1:] == after[1:]
+
+
+def test_the_input_surface_of_a_quadratic_is_the_quadratic_on_the_plane() -> None:
+    model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
+    plane = input_plane(model, x, y, radius=0.2, points=5, loss=height)
+    surface = input_surface(model, x, y, plane, batch_size=7, loss=height)
+    matrix, g, r = model.get_buffer("A").numpy(), plane.gradient.reshape(3, 4), plane.rademacher.reshape(3, 4)
+    for i in range(3):
+        for j, a in enumerate(plane.a):
+            for k, b in enumerate(plane.b):
+                v = x[i].flatten().numpy() + a * g[i] + b * r[i]
+                assert surface.loss[i, j, k] == pytest.approx(0.5 * v @ matrix @ v, rel=1e-9)
+
+
+def test_the_plane_is_the_sign_of_the_gradient_and_fair_signs() -> None:
+    model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
+    plane = input_plane(model, x, y, loss=height)
+    assert np.array_equal(plane.gradient.reshape(3, 4), np.sign((x.flatten(1) @ model.get_buffer("A")).numpy()))
+    assert set(np.unique(plane.rademacher)) == {-1.0, 1.0}
+    assert plane.a[12] == plane.b[12] == 0
+
+
+def test_the_same_seed_gives_the_same_plane_and_the_middle_is_the_clean_loss() -> None:
+    model = build("cnn", classes=10, channels=1, width=4)
+    x, y = torch.rand(2, 1, 8, 8), torch.tensor([3, 4])
+    first, second = (input_plane(model, x, y, points=3, generator=torch.Generator().manual_seed(1)) for _ in range(2))
+    assert np.array_equal(first.rademacher, second.rademacher)
+    surface = input_surface(model, x, y, first)
+    logits = model.eval()(x)
+    assert surface.loss[:, 1, 1] == pytest.approx(losses.ce(logits, y).detach().numpy(), rel=1e-5)
+    assert np.array_equal(surface.correct[:, 1, 1], (logits.argmax(1) == y).numpy())
+
+
+def test_batching_over_grid_points_changes_nothing() -> None:
+    model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
+    plane = input_plane(model, x, y, points=5, loss=height)
+    whole, parts = (input_surface(model, x, y, plane, batch_size=size, loss=height).loss for size in (1000, 4))
+    assert np.allclose(whole, parts, rtol=1e-12)
+
+
+def test_the_weight_surface_of_a_quadratic_is_the_quadratic() -> None:
+    model, (x, y) = WeightQuadratic(SPECTRUM), four_pixels()
+    d1, d2 = {"w": torch.randn(2, 2).double()}, {"w": torch.randn(2, 2).double()}
+    surface = weight_surface(model, x, y, directions=(d1, d2), points=3, loss=height)
+    matrix, w = model.get_buffer("A"), model.w.detach()
+    for i, a in enumerate(surface.a):
+        for j, b in enumerate(surface.b):
+            v = (w + a * d1["w"] + b * d2["w"]).flatten()
+            assert surface.clean[i, j] == pytest.approx(float(0.5 * v @ matrix @ v), rel=1e-9)
+    line = weight_surface(model, x, y, directions=(d1,), points=3, loss=height)
+    assert (line.dimensions, surface.dimensions, line.attacked) == (1, 2, False)
+    assert np.allclose(line.clean[:, 0], surface.clean[:, 1])
+
+
+def test_every_filter_of_a_direction_is_as_long_as_the_models() -> None:
+    model = build("cnn", classes=10, channels=1, width=4)
+    direction = filter_normalised(model, generator=torch.Generator().manual_seed(0))
+    parameters = dict(model.named_parameters())
+    assert set(direction) == {name for name, p in parameters.items() if p.ndim > 1}
+    for name, d in direction.items():
+        assert torch.allclose(d.flatten(1).norm(dim=1), parameters[name].flatten(1).norm(dim=1), rtol=1e-5)
+
+
+def test_adversarial_loss_lies_above_clean_loss_and_is_the_same_when_run_again() -> None:
+    model = build("cnn", classes=10, channels=1, width=4)
+    x, y = torch.rand(6, 1, 8, 8), torch.arange(6)
+    attack = PGD(threat=Threat(epsilon=0.1), steps=3, step_size=0.05)
+    direction = filter_normalised(model)
+    first, second = (
+        weight_surface(model, x, y, directions=(direction,), points=3, attack=attack, batch_size=size)
+        for size in (6, 4)
+    )
+    assert (first.adversarial > first.clean).all()
+    assert np.allclose(first.adversarial, second.adversarial, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "largest"), [(SPECTRUM, 5.0), ([1.0, 0.5, -2.0, -8.0], 1.0), ([-1.0, -2.0, -3.0, -4.0], -1.0)]
+)
+def test_the_largest_eigenvalue_is_found_also_when_a_negative_one_dominates(
+    spectrum: list[float], largest: float
+) -> None:
+    x, y = four_pixels()
+    settings = {"tolerance": 1e-6, "iterations": 300, "loss": height}
+    inputs = input_curvature(InputQuadratic(spectrum), x, y, batch_size=2, **settings)  # type: ignore[arg-type]
+    weights = weight_curvature(WeightQuadratic(spectrum), x, y, batch_size=2, **settings)  # type: ignore[arg-type]
+    assert inputs.values == pytest.approx([largest] * 3, rel=1e-6)
+    assert weights.values == pytest.approx([largest], rel=1e-6)
+    assert inputs.residuals.max() < 1e-5
+
+
+def test_curvature_of_a_small_network_is_the_top_of_its_whole_hessian() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.rand(2, 1, 2, 2, dtype=torch.float64), torch.tensor([0, 2])
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    sizes = [p.numel() for p in parameters]
+
+    def mean_loss(flat: Tensor) -> Tensor:
+        parts = [part.view_as(p) for part, p in zip(flat.split(sizes), parameters, strict=True)]
+        return losses.ce(torch.func.functional_call(model, dict(zip(names, parts, strict=True)), (x,)), y).mean()
+
+    whole = hessian(mean_loss, torch.cat([p.detach().flatten() for p in parameters]))
+    images = [hessian(lambda v, i=i: losses.ce(model(v[None]), y[i : i + 1])[0], x[i]).view(4, 4) for i in range(2)]
+    weights = weight_curvature(model, x, y, tolerance=1e-5, iterations=500, batch_size=1)
+    inputs = input_curvature(model, x, y, tolerance=1e-5, iterations=500)
+    assert weights.values == pytest.approx([float(torch.linalg.eigvalsh(whole)[-1])], rel=1e-5)
+    assert inputs.values == pytest.approx([float(torch.linalg.eigvalsh(h)[-1]) for h in images], rel=1e-5)
+
+
+def test_a_linear_loss_has_no_curvature() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double()
+    x, y = four_pixels()
+    assert input_curvature(model, x, y, loss=losses.cw).values == pytest.approx([0, 0, 0], abs=1e-12)
+
+
+def test_the_lipschitz_estimate_of_a_linear_loss_is_the_dual_norm_of_its_gradient() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1)).double()
+    x, y = four_pixels()
+    weight = model[1].weight.detach()
+    linf = local_lipschitz(model, x, y, threat=Threat(norm="linf", epsilon=0.1), loss=height)
+    l2 = local_lipschitz(model, x, y, threat=Threat(norm="l2", epsilon=0.1), loss=height)
+    assert linf.values == pytest.approx([float(weight.abs().sum())] * 3)
+    assert l2.values == pytest.approx([float(weight.norm())] * 3)
+
+
+def test_the_lipschitz_estimate_of_a_quadratic_is_reached_at_the_corner_of_the_ball() -> None:
+    model = InputQuadratic([1.0, 1.0, 1.0, 1.0])  # gradient x: its l_1 norm is largest at x + epsilon
+    x, y = torch.full((1, 1, 2, 2), 0.5, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
+    estimate = local_lipschitz(model, x, y, threat=Threat(epsilon=0.1), loss=height)
+    assert estimate.values == pytest.approx([4 * 0.6])
+
+
+def test_the_mean_rise_under_noise_is_half_sigma_squared_times_the_trace() -> None:
+    model, (x, y) = WeightQuadratic(SPECTRUM), four_pixels(1)
+    rise = noise_rise(
+        model, x, y, noise=Noise(sigma=0.5), draws=800, generator=torch.Generator().manual_seed(0), loss=height
+    )
+    assert abs(rise.mean - 0.5 * 0.25 * sum(SPECTRUM)) < 4 * rise.standard_error
+    assert rise.standard_error == pytest.approx(float(rise.rises.std(ddof=1)) / math.sqrt(800))
+
+
+def test_models_come_back_bit_for_bit() -> None:
+    model = build("cnn", classes=10, channels=1, width=4).train()
+    model.body[1].eval()  # type: ignore[index]
+    x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
+    before = state(model)
+    input_surface(model, x, y, input_plane(model, x, y, points=3))
+    attack = PGD(steps=2)
+    weight_surface(
+        model, x, y, directions=(filter_normalised(model), filter_normalised(model)), points=3, attack=attack
+    )
+    flatness(model, x, y, threat=Threat(), iterations=3, draws=2)
+    assert same(before, state(model))
+
+
+def test_weights_come_back_after_an_error_in_the_loss() -> None:
+    model = build("cnn", classes=10, channels=1, width=4).train()
+    before, (x, y) = state(model), (torch.rand(4, 1, 8, 8), torch.arange(4))
+
+    def broken(logits: Tensor, y: Tensor) -> Tensor:
+        raise FloatingPointError
+
+    with pytest.raises(FloatingPointError):
+        weight_surface(model, x, y, directions=(filter_normalised(model),), points=3, loss=broken)
+    assert same(before, state(model))
+
+
+def test_progress_reaches_its_total_in_every_function() -> None:
+    model = build("cnn", classes=10, channels=1, width=4)
+    x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
+    plane = input_plane(model, x, y, points=3)
+    runs: list[Callable[[Callable[[int, int], None]], object]] = [
+        lambda seen: input_surface(model, x, y, plane, batch_size=5, progress=seen),
+        lambda seen: weight_surface(model, x, y, directions=(filter_normalised(model),), points=3, progress=seen),
+        lambda seen: flatness(model, x, y, threat=Threat(), iterations=3, draws=2, progress=seen),
+    ]
+    for run in runs:
+        calls: list[tuple[int, int]] = []
+        run(lambda done, total, calls=calls: calls.append((done, total)))
+        assert calls == sorted(calls)
+        assert calls[-1][0] == calls[-1][1]
+
+
+def test_everything_saved_is_loaded_as_it_was(tmp_path: Path) -> None:
+    model = build("cnn", classes=10, channels=1, width=4)
+    x, y = torch.rand(2, 1, 8, 8), torch.arange(2)
+    plane = input_plane(model, x, y, points=3)
+    surface = input_surface(model, x, y, plane)
+    line = weight_surface(model, x, y, directions=(filter_normalised(model),), points=3)
+    numbers = flatness(model, x, y, threat=Threat(norm="l2", epsilon=0.5), iterations=3)
+    again = (
+        InputPlane.load(plane.save(tmp_path / "new folder" / "plane.npz")),
+        InputSurface.load(surface.save(tmp_path / "surface.npz")),
+        WeightSurface.load(line.save(tmp_path / "line.npz")),
+        Flatness.load(numbers.save(tmp_path / "flatness.npz")),
+    )
+    assert np.array_equal(again[0].gradient, plane.gradient)
+    assert np.array_equal(again[1].loss, surface.loss)
+    assert again[1].correct.dtype == bool
+    assert np.array_equal(again[2].adversarial, line.adversarial, equal_nan=True)
+    assert (again[3].lipschitz.norm, again[3].lipschitz.epsilon, again[3].noise.sigma) == ("l2", 0.5, 0.01)
+    assert np.array_equal(again[3].input.values, numbers.input.values)
+
+
+def test_a_wrong_or_broken_file_is_refused_in_words(tmp_path: Path) -> None:
+    curvature = Curvature(values=np.ones(1), residuals=np.zeros(1))
+    with pytest.raises(RattleError, match="holds Curvature, not InputSurface"):
+        InputSurface.load(curvature.save(tmp_path / "c.npz"))
+    (tmp_path / "broken.npz").write_bytes(b"PK not a zip")
+    with pytest.raises(RattleError, match="is not an"):
+        InputSurface.load(tmp_path / "broken.npz")
+    with pytest.raises(RattleError, match="there is no file"):
+        InputSurface.load(tmp_path / "missing.npz")
+
+
+def test_impossible_settings_are_refused_in_words() -> None:
+    model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
+    with pytest.raises(RattleError, match="odd and >= 3"):
+        input_plane(model, x, y, points=24, loss=height)
+    with pytest.raises(RattleError, match="radius must be > 0"):
+        input_plane(model, x, y, radius=0, loss=height)
+    plane = input_plane(model, x, y, points=3, loss=height)
+    with pytest.raises(RattleError, match="the plane is for images"):
+        input_surface(model, x[:1], y[:1], plane, loss=height)
+    with pytest.raises(RattleError, match="one or two directions"):
+        weight_surface(model, x, y, directions=(), loss=height)
+    with pytest.raises(RattleError, match="draws must be >= 2"):
+        noise_rise(model, x, y, draws=1, loss=height)
+    with pytest.raises(RattleError, match="no weight matrix"):
+        filter_normalised(nn.BatchNorm1d(3))

@@ -1,0 +1,144 @@
+"""What a page needs computed: gallery, landscapes and flatness of a small trained run, and the verbs around them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rattle import cli
+from rattle.analysis.gallery import Gallery, gallery, overrides
+from rattle.analysis.landscape import InputPlane, InputSurface, WeightSurface
+from rattle.analysis.prepare import Detail, landscapes, looked_at_closely, prepare
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+from rattle.recipes.catalog import named
+from rattle.runs.load import open_checkpoint
+from rattle.runs.paths import Run
+from rattle.training.loop import fit
+
+TINY = Detail(
+    images=1, points=5, weight_images=8, line_points=3, surface_points=3, attack_steps=1, iterations=2, draws=2
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe = named("digits-linf-cnn-trades")
+    data = replace(recipe.data, train_size=256, val_size=20)
+    recipe = replace(recipe, epochs=1, width=4, batch_size=64, data=data)
+    return fit(recipe, tmp_path_factory.mktemp("trained") / "run").folder
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def made(trained: Path) -> Gallery:
+    return gallery(open_checkpoint(trained), most=60)
+
+
+def test_robust_flags_fall_with_the_radius_and_begin_at_clean_accuracy(made: Gallery) -> None:
+    assert np.array_equal(made.robust[0], made.clean_predicted == made.y)
+    assert (made.robust[1:] <= made.robust[:-1]).all()
+    assert list(made.epsilons) == sorted(made.epsilons)
+
+
+def test_gallery_pictures_are_the_first_of_each_class_moved_within_the_ball(made: Gallery) -> None:
+    assert list(made.y[made.index]) == list(range(10))
+    test = Data(name="digits").load().test
+    assert np.allclose(made.x, test.x[torch.as_tensor(made.index)].numpy() / 255)
+    moved = np.abs(made.x_adv - made.x).reshape(10, -1).max(1)
+    assert (moved <= made.epsilon + 1e-6).all()
+    assert (moved > made.epsilon / 2).all()
+    assert ((made.clean_confidence > 0.1) & (made.clean_confidence <= 1)).all()
+
+
+def test_an_image_wrong_before_the_attack_keeps_its_class_in_the_confusion(made: Gallery) -> None:
+    wrong = made.clean_predicted != made.y
+    assert np.array_equal(made.adversarial_predicted[wrong], made.clean_predicted[wrong])
+
+
+def test_a_gallery_is_the_same_each_time_and_comes_back_from_its_file(
+    made: Gallery, trained: Path, tmp_path: Path
+) -> None:
+    again = gallery(open_checkpoint(trained), most=60)
+    stored = Gallery.load(made.save(tmp_path / "gallery.npz"))
+    for name in ("x_adv", "robust", "adversarial_predicted", "clean_confidence"):
+        assert np.array_equal(getattr(again, name), getattr(made, name))
+        assert np.array_equal(getattr(stored, name), getattr(made, name))
+    assert list(stored.classes) == [str(digit) for digit in range(10)]
+
+
+def test_settings_that_differ_from_the_named_recipe_are_told_but_the_seed_is_not() -> None:
+    recipe = named("digits-linf-cnn-trades")
+    assert overrides(replace(recipe, seed=5)) == ""
+    assert overrides(replace(recipe, width=8)) == "width 8 (16)"
+    assert overrides(replace(recipe, name="mine", width=8)) == ""
+
+
+def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    pictures = landscapes([run, other], TINY)
+    assert sorted(path.suffix for path in pictures) == [".png"] * 3 + [".svg"] * 3
+    planes = [InputPlane.load(folder / "results" / "landscape-plane.npz") for folder in (run, other)]
+    assert np.array_equal(planes[0].gradient, planes[1].gradient)
+    assert np.array_equal(planes[0].rademacher, planes[1].rademacher)
+    surface = InputSurface.load(other / "results" / "landscape-input.npz")
+    assert surface.loss.shape == (1, 5, 5)
+    assert WeightSurface.load(run / "results" / "landscape-weight-2d.npz").clean.shape == (3, 3)
+    assert (other / "results" / "landscape-input.png").is_file()
+    flat = json.loads((run / "results" / "flatness.json").read_text())
+    assert flat["n"] == 8
+    assert flat["noise_rise_error"] >= 0
+
+
+def test_a_report_never_makes_a_close_look_coarser(run: Path, tmp_path: Path) -> None:
+    close, other = (Path(shutil.copytree(run, tmp_path / name)) for name in ("close", "other"))
+    landscapes([close], replace(TINY, surface_attacked=True), pictures=False)
+    assert looked_at_closely(Run(close))
+    assert not looked_at_closely(Run(other))
+
+
+def test_what_is_stored_and_fresh_is_not_computed_again(run: Path) -> None:
+    written = prepare(run, TINY)
+    assert [path.name for path in written] == ["gallery.npz", "landscape-input.npz"]
+    assert prepare(run, TINY) == []
+    flat = json.loads((run / "results" / "flatness.json").read_text())
+    (run / "results" / "flatness.json").write_text(json.dumps(flat | {"step": 1}))
+    assert [path.name for path in prepare(run, TINY)] == ["landscape-input.npz"]
+
+
+def test_landscapes_refuse_what_cannot_be_compared(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RattleError, match="there is no run folder"):
+        landscapes([tmp_path / "nowhere"], TINY)
+    with pytest.raises(RattleError, match="odd"):
+        landscapes([run], replace(TINY, points=4))
+    with pytest.raises(RattleError, match="images must be >= 1"):
+        Detail(images=0)
+
+
+def test_the_verbs_work_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "--images 1 --points 3 --weight-images 4 --line-points 3 --surface-points 3 --iterations 1 --draws 2"
+    assert cli.main(["landscape", str(run), *small.split()]) == 0
+    assert "local Lipschitz" in capsys.readouterr().out
+    assert cli.main(["report", str(run), "--no-compute"]) == 0
+    assert str(run / "report.html") in capsys.readouterr().out
+    assert not (run / "results" / "gallery.npz").exists()
+    assert cli.main(["report", str(run.parent / "nowhere")]) == 2
+    assert "there is no run folder" in capsys.readouterr().err
+
+
+def test_a_report_is_written_when_a_checkpoint_cannot_be_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (run / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-7])
+    assert cli.main(["report", str(run)]) == 0
+    assert "not computed for" in capsys.readouterr().err
+    assert (run / "report.html").is_file()

@@ -1,0 +1,192 @@
+"""What every attack promises, one row for each attack and norm."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks.registry import named, names
+from rattle.attacks.rows import Victim, accepts_channels_last, branch
+from rattle.errors import RattleError
+from rattle.randomness import Streams
+from rattle.threat import Threat
+from rattle.weights import eval_mode
+from support.attack_cases import ATTACKS, NORMS, ROWS, linear, quick, robust, small_case
+
+
+@pytest.mark.parametrize(("name", "norm"), ROWS)
+def test_points_lie_in_the_ball_and_the_box(name, norm) -> None:
+    model, x, y = small_case()
+    attack = quick(name, norm)
+    x_adv = attack(model, x, y, generator=Streams(0, torch.arange(len(x))))
+    assert x_adv.shape == x.shape
+    assert not x_adv.requires_grad
+    assert attack.threat.contains(x_adv, x, slack=1e-6).all()
+
+
+@pytest.mark.parametrize(("name", "norm"), ROWS)
+def test_the_same_seed_gives_the_same_points(name, norm) -> None:
+    model, x, y = small_case()
+    draws = [torch.Generator().manual_seed(3) for _ in range(2)]
+    first, second = (quick(name, norm)(model, x, y, generator=generator) for generator in draws)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("name", "norm"), ROWS)
+def test_the_model_is_left_as_it_was(name, norm) -> None:
+    model, x, y = small_case()
+    model.body[1].eval()  # a mode of its own
+    model.head.bias.requires_grad_(False)
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    before, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
+    wanted = [p.requires_grad for p in model.parameters()]
+    quick(name, norm)(model, x, y)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert [m.training for m in model.modules()] == modes
+    assert [p.requires_grad for p in model.parameters()] == wanted
+    assert torch.equal(model.head.weight.grad, torch.ones_like(model.head.weight))
+    assert model.body[0].weight.grad is None
+
+
+@pytest.mark.parametrize(("name", "norm"), ROWS)
+def test_an_image_does_not_depend_on_its_neighbours(name, norm) -> None:
+    model, x, y = small_case()
+    draws = Streams(0, torch.arange(len(x)))
+    whole = quick(name, norm)(model, x, y, generator=draws[torch.arange(len(x))])
+    some = torch.tensor([7, 2, 5])
+    part = quick(name, norm)(model, x[some], y[some], generator=draws[some])
+    torch.testing.assert_close(part, whole[some], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("name", "norm"), [row for row in ROWS if row[0] != "pgd"])
+def test_a_larger_ball_breaks_no_fewer_images(name, norm) -> None:
+    model, x, y = small_case(n=20)
+    counts = []
+    for scale in (0.5, 1.0, 2.0, 4.0):
+        x_adv = quick(name, norm, scale=scale)(model, x, y, generator=Streams(0, torch.arange(len(x))))
+        with eval_mode(model):
+            counts.append(int(robust(model, x_adv, y).sum()))
+    assert counts == sorted(counts, reverse=True)
+
+
+@pytest.mark.parametrize(("name", "norm"), ROWS)
+def test_nothing_moves_when_epsilon_is_zero(name, norm) -> None:
+    model, x, y = small_case()
+    assert torch.equal(quick(name, norm, scale=0.0)(model, x, y), x)
+
+
+@pytest.mark.parametrize(("name", "norm"), [row for row in ROWS if row[0] != "pgd"])
+def test_images_already_misclassified_are_returned_as_they_are(name, norm) -> None:
+    model, x, _ = small_case()
+    with eval_mode(model):
+        wrong = (model(x).argmax(1) + 1) % 5
+    assert torch.equal(quick(name, norm)(model, x, wrong), x)
+
+
+class Views(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(108, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.view(len(x), -1))
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "pgd"])
+def test_models_that_flatten_by_view_are_attacked_all_the_same(name, caplog) -> None:
+    model, x = Views(), torch.rand(6, 3, 6, 6).contiguous(memory_format=torch.channels_last)
+    y = model(x.contiguous()).argmax(1).detach()
+    norm = ATTACKS[name][1][0]
+    with caplog.at_level(logging.WARNING, "rattle"):
+        for _ in range(2):
+            x_adv = quick(name, norm)(model, x, y)
+    assert quick(name, norm).threat.contains(x_adv, x).all()
+    assert len(caplog.records) == 1  # said once
+
+
+def test_a_broken_model_is_not_blamed_on_its_layout() -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        accepts_channels_last(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)), torch.rand(2, 3, 4, 4))
+
+
+class Returns(nn.Module):
+    def __init__(self, what) -> None:
+        super().__init__()
+        self.what, self.body = what, nn.Sequential(nn.Flatten(), nn.Linear(72, 4))
+
+    def forward(self, x: Tensor):
+        return self.what(self.body(x))
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "pgd"])
+@pytest.mark.parametrize(
+    ("what", "y", "message"),
+    [
+        (lambda z: (z, z), 0, "must return logits"),
+        (lambda z: z[:, 0], 0, "must return logits"),
+        (lambda z: z * float("nan"), 0, "NaN"),
+        (lambda z: z, 4, "4 classes"),
+    ],
+)
+def test_what_is_no_classifier_is_refused_in_a_sentence(name, what, y, message) -> None:
+    x = torch.rand(3, 2, 6, 6)
+    with pytest.raises(RattleError, match=message):
+        quick(name, ATTACKS[name][1][0])(Returns(what), x, torch.full((3,), y))
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.rand(0, 2, 6, 6), "empty"),
+        (torch.rand(3, 2, 6, 6) + 1, r"\[0, 1\]"),
+        (torch.full((3, 2, 6, 6), float("nan")), r"\[0, 1\]"),
+        (torch.zeros(3, 2, 6, 6, dtype=torch.uint8), "floating point"),
+        (torch.rand(2, 2, 6, 6), "3 labels"),
+    ],
+)
+def test_bad_images_are_refused_in_a_sentence(name, x, message) -> None:
+    y = torch.zeros(0 if len(x) == 0 else 3, dtype=torch.long)
+    with pytest.raises(RattleError, match=message):
+        quick(name, ATTACKS[name][1][0])(Returns(lambda z: z), x, y)
+
+
+def test_a_negative_epsilon_is_refused() -> None:
+    with pytest.raises(RattleError, match="epsilon must be >= 0"):
+        Threat(epsilon=-0.1)
+
+
+@pytest.mark.parametrize("name", ["apgd-ce", "apgd-dlr", "apgd-t", "fab", "fab-t", "square", "rays"])
+def test_names_make_attacks_that_run(name) -> None:
+    from dataclasses import replace
+
+    case = linear(4, n=4)
+    attack = named(name, Threat(epsilon=0.02))
+    short = {"queries": 10} if name in ("square", "rays") else {"steps": 3}
+    x_adv = replace(attack, **short)(case.model, case.x, case.y)
+    assert attack.threat.contains(x_adv, case.x).all()
+    assert name in names()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_rows_and_images_are_views_of_each_other(norm, channels_last) -> None:
+    x = torch.rand(3, 2, 4, 5)
+    victim = Victim(Returns(lambda z: z), torch.rand(3, 2, 6, 6))
+    victim.shape, victim.channels_last = x.shape[1:], channels_last
+    rows = victim.flat(x)
+    assert torch.equal(victim.images(rows), x)
+    assert victim.images(rows).data_ptr() == rows.data_ptr()
+    distance = Threat(norm=norm).distance
+    torch.testing.assert_close(distance(rows, 0 * rows), distance(x, 0 * x))
+
+
+def test_branches_are_streams_of_their_own() -> None:
+    draws = Streams(0, torch.arange(3))
+    numbers = torch.stack([branch(draws, k).uniform(100).flatten() for k in range(4)] + [draws.uniform(100).flatten()])
+    assert len(numbers.unique()) > 0.999 * numbers.numel()
+    assert (torch.corrcoef(numbers) - torch.eye(5)).abs().max() < 0.25

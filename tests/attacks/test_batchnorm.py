@@ -1,0 +1,84 @@
+"""The folded twin: the same answers, or none."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rattle.attacks.batchnorm import folded
+from support.attack_cases import SmallNet
+
+
+class Residual(nn.Module):
+    """A kernel used twice, a BatchNorm after a sum, and one after a convolution that others read too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.shared, self.norm_a, self.norm_b = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        h = self.norm(h) + h
+        a = F.silu(self.norm_a(self.shared(h)))
+        b = self.norm_b(self.shared(a) + h)
+        return self.head(b.mean((2, 3)))
+
+
+def shaken(model: nn.Module) -> nn.Module:
+    """BatchNorms with statistics and weights of their own."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.weight, module.bias, module.running_mean, module.running_var):
+                nn.init.uniform_(tensor, 0.5, 1.5)
+    return model.eval()
+
+
+def test_the_twin_answers_as_the_model_and_leaves_it_alone() -> None:
+    model, x = shaken(SmallNet()), torch.rand(3, 2, 6, 6)
+    before, kernel = copy.deepcopy(model.state_dict()), model.body[0].weight
+    twin = folded(model, x)
+    assert twin is not None
+    assert not any(isinstance(node.target, str) and node.target == "body.1" for node in twin.graph.nodes)
+    torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert model.body[0].weight is kernel
+    assert kernel.is_contiguous()
+
+
+def test_a_kernel_used_twice_is_never_folded_wrongly() -> None:
+    model, x = shaken(Residual()), torch.rand(3, 2, 6, 6)
+    twin = folded(model, x)
+    if twin is not None:
+        torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Noisy(SmallNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.randn(5)
+
+
+class Branches(SmallNet):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.mean() > 0 else super().forward(1 - x)
+
+
+class Masks(SmallNet):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            hidden = super().forward(x)
+        return hidden + self.head(x.mean((1, 2, 3))[:, None].expand(-1, 216))
+
+
+@pytest.mark.parametrize("kind", [Noisy, Branches, Masks])
+def test_what_cannot_be_traced_faithfully_has_no_twin(kind) -> None:
+    assert folded(shaken(kind()), torch.rand(3, 2, 6, 6)) is None
+
+
+def test_a_model_without_batchnorm_has_no_twin() -> None:
+    assert folded(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), torch.rand(3, 2, 6, 6)) is None

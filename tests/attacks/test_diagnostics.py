@@ -1,0 +1,109 @@
+"""The advice given about models that are hard to evaluate."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import diagnostics as checks
+from rattle.attacks.diagnostics import advice
+from rattle.errors import RattleError
+
+
+class Wrapped(nn.Module):
+    def __init__(self, after=lambda z: z, classes: int = 10) -> None:
+        super().__init__()
+        self.after, self.body = after, nn.Sequential(nn.Flatten(), nn.Linear(75, classes))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.body(x))
+
+
+def images() -> tuple[Tensor, Tensor]:
+    return torch.rand(8, 3, 5, 5), torch.arange(8)
+
+
+def test_a_plain_model_gets_no_advice() -> None:
+    assert advice(Wrapped(), *images()) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (lambda z: z.softmax(1), "probabilities"),
+        (lambda z: z + 0.1 * torch.randn_like(z), "random"),
+        (lambda z: z.round() + 0 * z, "whole numbers"),
+        (lambda z: torch.zeros_like(z) + 0 * z + 0.5, "same logits"),
+        (lambda z: z.detach(), "no gradient"),
+        (lambda z: torch.relu(z - 1e6) + torch.arange(10) * 0.1 + z.detach(), "exactly zero"),
+    ],
+)
+def test_each_flaw_is_named(after, words) -> None:
+    found = advice(Wrapped(after), *images())
+    assert any(words in sentence for sentence in found), found
+
+
+def test_a_model_that_optimises_while_predicting_is_named() -> None:
+    class Purifies(Wrapped):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                leaf = x.detach().requires_grad_()
+                (step,) = torch.autograd.grad(self.body(leaf).logsumexp(1).sum(), leaf)
+            return self.body(x + 0.01 * step)
+
+    assert any("computes gradients" in sentence for sentence in advice(Purifies(), *images()))
+
+
+def test_a_model_that_changes_while_predicting_is_named() -> None:
+    class Counts(Wrapped):
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += len(x)
+            return self.body(x)
+
+    assert any("changes its weights or buffers" in sentence for sentence in advice(Counts(), *images()))
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"), [(2, "apgd-dlr climbs the margin"), (3, "targeted DLR"), (5, "4 targets, not 9")]
+)
+def test_few_classes_are_explained(classes, words) -> None:
+    x, y = images()
+    assert any(words in sentence for sentence in advice(Wrapped(classes=classes), x, y % classes))
+
+
+def test_view_models_are_told_to_flatten() -> None:
+    class Views(Wrapped):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x.view(len(x), -1))
+
+    assert any("channels-last" in sentence for sentence in advice(Views(), *images()))
+
+
+def test_models_that_return_no_logits_are_refused() -> None:
+    for after, words in ((lambda z: (z, z), "must return logits"), (lambda z: z / 0 * 0, "NaN")):
+        with pytest.raises(RattleError, match=words):
+            advice(Wrapped(after), *images())
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = Wrapped().train()
+    engine = torch.autograd._engine_run_backward
+    advice(model, *images())
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
+    assert torch.autograd._engine_run_backward is engine
+
+
+def test_square_breaking_more_than_gradients_is_named() -> None:
+    assert checks.square_helped({"clean": 0.9, "apgd-ce": 0.5, "square": 0.4})
+    assert not checks.square_helped({"clean": 0.9, "apgd-ce": 0.5, "square": 0.499})
+    assert not checks.square_helped({"clean": 0.9, "square": 0.4})
+
+
+def test_accuracy_that_rises_with_a_stronger_attack_is_named() -> None:
+    found = checks.rises({"fgsm": 0.4, "pgd20": 0.5, "autoattack": 0.3})
+    assert len(found) == 1
+    assert "fgsm" in found[0]
+    assert not checks.rises({"fgsm": 0.5, "pgd20": 0.5})

@@ -1,0 +1,103 @@
+"""Square against exact distances, its schedule and its patches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import Square
+from rattle.attacks.square import bump, patch_side
+from rattle.errors import RattleError
+from rattle.randomness import Streams
+from rattle.threat import Threat
+from support.attack_cases import NORMS, linear, robust
+
+
+@pytest.mark.parametrize("classes", [2, 5])
+def test_the_linf_verdict_on_a_linear_model_is_exact(classes) -> None:
+    case = linear(classes)
+    threat = case.threat("linf")
+    attack = Square(threat=threat, queries=2000)
+    x_adv = attack(case.model, case.x, case.y, generator=Streams(0, torch.arange(len(case.x))))
+    found, safe = robust(case.model, x_adv, case.y), case.distance["linf"] > threat.epsilon
+    assert not (safe & ~found).any()
+    assert (found == safe).float().mean() >= (1 if classes == 2 else 0.9)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+def test_l2_and_l1_break_what_is_near_and_nothing_that_is_safe(norm) -> None:
+    case = linear(3)
+    epsilon = float(case.distance[norm].median())
+    safe, found = case.distance[norm] > epsilon, []
+    for scale in (1.0, 4.0):
+        attack = Square(threat=Threat(norm=norm, epsilon=scale * epsilon), queries=300)
+        x_adv = attack(case.model, case.x, case.y, generator=Streams(0, torch.arange(24)))
+        found.append(robust(case.model, x_adv, case.y))
+    assert not (safe & ~found[0]).any()
+    assert int(found[1].sum()) <= 4
+
+
+def test_patches_shrink_as_in_the_reference() -> None:
+    from pyautoattack.square import SquareAttack
+
+    theirs = SquareAttack(None, p_init=0.8, n_queries=5000, eps=0.1, resc_schedule=False)
+    for query in (0, 10, 11, 50, 51, 201, 501, 1001, 2001, 4001, 6001, 8001):
+        side = max(round((theirs.p_selection(query) * 1024) ** 0.5), 1)
+        assert patch_side(query, 0.8, 32, 32, "linf") == side
+    assert patch_side(0, 0.8, 4, 9, "linf") == 4
+    assert all(patch_side(q, 0.8, 32, 32, "l2") % 2 for q in range(0, 5000, 7))
+
+
+@pytest.mark.parametrize(("norm", "theirs"), [("l2", "L2"), ("l1", "L1")])
+@pytest.mark.parametrize("side", [1, 2, 3, 6, 11])
+def test_bumps_are_the_references(norm, theirs, side) -> None:
+    from pyautoattack.square import SquareAttack
+
+    attack = SquareAttack(None, norm=theirs, eps=0.1, device="cpu")
+    patch = attack.eta(side)
+    mine = bump(side, norm)
+    assert torch.allclose(patch, mine, atol=1e-6) or torch.allclose(patch, mine.T, atol=1e-6)
+
+
+class Counting(nn.Module):
+    """Counts the images it is shown; with noise, no answer can be remembered."""
+
+    def __init__(self, inner: nn.Module, noise: float = 0.0) -> None:
+        super().__init__()
+        self.inner, self.noise, self.images = inner, noise, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.images += len(x)
+        z = self.inner(x)
+        return z + self.noise * torch.randn_like(z)
+
+
+def test_no_square_is_asked_twice_unless_the_model_is_random() -> None:
+    case, threat = linear(3, n=8), Threat(epsilon=1e-4)
+    steady, random = Counting(case.model), Counting(case.model, noise=1e-6)
+    for model in (steady, random):
+        Square(threat=threat, queries=400)(model, case.x, case.y, generator=Streams(0, torch.arange(8)))
+    assert steady.images < random.images / 2
+    assert random.images > 8 * 150
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 2, 7), (2, 14, 9)])
+def test_any_image_size_is_taken(norm, shape) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 3))
+    x = torch.rand(4, *shape)
+    threat = Threat(norm=norm, epsilon=0.1)
+    x_adv = Square(threat=threat, queries=20)(model, x, model(x).argmax(1).detach())
+    assert threat.contains(x_adv, x).all()
+
+
+def test_what_is_no_image_is_refused() -> None:
+    with pytest.raises(RattleError, match=r"\[n, C, H, W\]"):
+        Square()(nn.Linear(4, 2), torch.rand(3, 4), torch.zeros(3, dtype=torch.long))
+
+
+@pytest.mark.parametrize(("options", "message"), [({"queries": 0}, "queries"), ({"p_init": 0.0}, "p_init")])
+def test_bad_settings_are_refused(options, message) -> None:
+    with pytest.raises(RattleError, match=message):
+        Square(**options)

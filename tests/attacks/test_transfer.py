@@ -1,0 +1,90 @@
+"""Adversarial examples made on one model and tried on another."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rattle.attacks import PGD
+from rattle.attacks.registry import named
+from rattle.attacks.transfer import Transfer
+from rattle.cli.main import main
+from rattle.evaluation.evaluate import evaluate
+from rattle.runs import checkpoint
+from rattle.threat import Threat
+from support.tiny_runs import RECIPE, digits, linear, save_run, small_cnn
+
+THREAT = Threat(epsilon=0.1)
+
+
+class Unasked(nn.Module):
+    """A model that must not be asked while it is attacked."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("asked")
+
+
+def test_the_surrogate_is_attacked_and_the_target_never_asked() -> None:
+    _, _, x, y = digits()
+    x, y = x[:5] / 255, y[:5]
+    attack = PGD(threat=THREAT, steps=2)
+    moved = Transfer(attack=attack, surrogate=linear())(Unasked(), x, y, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(moved, attack(linear(), x, y, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_surrogate_that_is_the_target_gives_the_white_box_flags() -> None:
+    _, _, x, y = digits()
+    model, attack = small_cnn(), named("pgd5", THREAT)
+    attacks = {
+        "white": attack,
+        "itself": Transfer(attack=attack, surrogate=model),
+        "other": Transfer(attack=attack, surrogate=small_cnn(1)),
+    }
+    result = evaluate(model, x[:60], y[:60], attacks)
+    flags = {name: verdict.flags for name, verdict in result.verdicts.items()}
+    assert flags["white"] == flags["itself"]
+    assert sum(flags["white"]) < sum(flags["other"]) <= sum(result.clean)
+
+
+def test_verdicts_of_another_surrogate_start_afresh(tmp_path: Path) -> None:
+    _, _, x, y = digits()
+    found = []
+    for seed in (1, 2):
+        attacks = {"t": Transfer(attack=named("pgd3", THREAT), surrogate=small_cnn(seed))}
+        found.append(evaluate(linear(), x[:60], y[:60], attacks, store=tmp_path).verdicts["t"].flags)
+    assert found[0] != found[1]
+
+
+def test_the_verb_says_what_it_was_made_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target, other = save_run(tmp_path / "a"), save_run(tmp_path / "b", seed=1)
+    words = ["--attacks", "pgd3", "cw3", "--n", "40", "--threat.epsilon", "0.1"]
+    assert main(["transfer", "--from", str(other), "--to", str(target), *words]) == 0
+    out = capsys.readouterr().out
+    assert "transfer-pgd3" in out
+    assert f"made on {RECIPE.name}" in out
+    assert {p.name for p in (target / "results").iterdir()} == {"transfer-pgd3.json", "transfer-cw3.json"}
+    assert not (other / "results").exists()
+    stored = json.loads((target / "results" / "transfer-pgd3.json").read_text())
+    assert stored["surrogate"] == str(other / "checkpoints" / "best.safetensors")
+    settings = stored["attacks"]["transfer-pgd3"]["settings"]
+    assert settings["kind"] == "Transfer"
+    assert settings["attack"]["steps"] == 3
+    assert main(["transfer", "--from", str(target), "--to", str(target), *words, "--json"]) == 0
+    itself = json.loads(capsys.readouterr().out)["attacks"]["transfer-pgd3"]
+    assert main(["evaluate", str(target), *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["attacks"]["pgd3"]["flags"] == itself["flags"]
+    assert itself["robust_accuracy"] < stored["attacks"]["transfer-pgd3"]["robust_accuracy"]
+
+
+def test_models_of_other_images_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = save_run(tmp_path / "run")
+    model = small_cnn()
+    classes = tuple("abcdefghij")
+    path = tmp_path / "other.safetensors"
+    checkpoint.save(path, recipe=RECIPE, classes=classes, shape=(1, 8, 8), progress={}, model=model)
+    assert main(["transfer", "--from", str(path), "--to", str(run)]) == 2
+    assert "were not trained on the same kind of images and classes" in capsys.readouterr().err
+    assert main(["transfer", "--from", "nowhere", "--to", str(run)]) == 2
+    assert "there is no run or checkpoint nowhere" in capsys.readouterr().err

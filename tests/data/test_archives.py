@@ -1,0 +1,304 @@
+"""CIFAR, SVHN and MNIST as they lie on disk, whole and broken, out of small generated files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import pickle
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rattle.data import files as places
+from rattle.data.cifar import CIFAR10, CIFAR100, Layout
+from rattle.data.pickles import load_pickle
+from rattle.data.registry import Data
+from rattle.data.urls import ADDRESSES, Remote
+from rattle.errors import RattleError
+
+
+def cifar_files(layout: Layout, classes: int, protocol: int = 2) -> dict[str, bytes]:
+    draw, files = np.random.default_rng(0), {}
+    for file in (*layout.train, layout.test):
+        x = draw.integers(0, 256, (classes, 3072), dtype=np.uint8)
+        batch = {b"data": x, layout.labels.encode(): list(range(classes)), b"batch_label": b"made for a test"}
+        files[file] = pickle.dumps(batch, protocol)
+    names = {layout.names.encode(): [f"class {i}".encode() for i in range(classes)]}
+    return {**files, layout.meta: pickle.dumps(names, protocol)}
+
+
+def write_folder(root: Path, layout: Layout, files: dict[str, bytes]) -> Path:
+    (root / layout.folder).mkdir(parents=True)
+    for name, raw in files.items():
+        (root / layout.folder / name).write_bytes(raw)
+    return root
+
+
+def write_tar(root: Path, layout: Layout, files: dict[str, bytes]) -> Path:
+    path = root / layout.archive
+    with tarfile.open(path, "w:gz") as archive:
+        for name, raw in files.items():
+            info = tarfile.TarInfo(name if "/" in name else f"{layout.folder}/{name}")
+            info.size = len(raw)
+            archive.addfile(info, io.BytesIO(raw))
+    return path
+
+
+@pytest.mark.parametrize(("layout", "classes"), [(CIFAR10, 10), (CIFAR100, 20)], ids=["cifar10", "cifar100"])
+def test_the_archive_and_the_folder_give_the_same_images(tmp_path: Path, layout: Layout, classes: int) -> None:
+    files = cifar_files(layout, classes)
+    (tmp_path / "tar").mkdir()
+    write_tar(tmp_path / "tar", layout, files)
+    write_folder(tmp_path / "folder", layout, files)
+    packed, unpacked = (
+        Data(name=layout.name, root=str(tmp_path / kind), val_size=0).load() for kind in ("tar", "folder")
+    )
+    assert packed.classes[3] == "class 3"
+    assert packed.train.shape == (len(layout.train) * classes, 3, 32, 32)
+    assert packed.train.x.equal(unpacked.train.x)
+    first = np.random.default_rng(0).integers(0, 256, (classes, 3072), dtype=np.uint8)
+    assert packed.train.x[:classes].numpy().reshape(classes, -1).tobytes() == first.tobytes()
+    assert packed.test.y.tolist() == list(range(classes))
+    assert sorted(p.name for p in (tmp_path / "tar").iterdir()) == [layout.archive]  # nothing was unpacked
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_arrays_of_every_pickle_protocol_are_read(protocol: int) -> None:
+    x = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    loaded = load_pickle(pickle.dumps({"data": x, b"f": np.asfortranarray(x), "n": [1, 2]}, protocol), "batch")
+    assert (loaded["data"] == x).all()
+    assert (loaded["f"] == x).all()
+    assert loaded["n"] == [1, 2]
+
+
+class Evil:
+    """Would run a command when it is unpickled."""
+
+    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
+        self.call, self.arguments = call, arguments
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.call, self.arguments
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive"])
+def test_a_pickle_that_tries_to_execute_code_cannot(tmp_path: Path, kind: str) -> None:
+    trace = tmp_path / "it-ran"
+    poison = pickle.dumps({b"data": Evil(os.system, f"touch {trace}"), b"labels": []}, 2)
+    pickle.loads(poison)  # the ordinary reader would have run it
+    assert trace.exists()
+    trace.unlink()
+    write = write_folder if kind == "folder" else write_tar
+    write(tmp_path, CIFAR10, {**cifar_files(CIFAR10, 10), "data_batch_2": poison})
+    with pytest.raises(RattleError, match=r"data_batch_2 is refused: its pickle asks for \w+\.system"):
+        Data(name="cifar10", root=str(tmp_path)).load()
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Evil(eval, "1"),
+        Evil(getattr, 1, "real"),
+        Evil(np.load, "x", None, True),
+        np.array([Evil(eval, "1")], dtype=object),
+        np.zeros(2, dtype="V4"),
+    ],
+    ids=["eval", "getattr", "numpy.load", "object array", "void array"],
+)
+def test_no_other_name_passes_the_unpickler(value: object) -> None:
+    with pytest.raises(RattleError, match="is refused"):
+        load_pickle(pickle.dumps({"data": value}, 4), "batch")
+
+
+def test_member_names_cannot_leave_the_archive(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    files = cifar_files(CIFAR10, 10)
+    write_tar(tmp_path / "root", CIFAR10, {"../escaped": b"x", "/tmp/rattle-escaped": b"x", **files})
+    Data(name="cifar10", root=str(tmp_path / "root")).load()
+    assert not (tmp_path / "escaped").exists()
+    assert not Path("/tmp/rattle-escaped").exists()
+    assert [p.name for p in (tmp_path / "root").iterdir()] == [CIFAR10.archive]
+
+
+def test_a_link_in_the_archive_is_not_followed(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / CIFAR10.archive, "w:gz") as archive:
+        link = tarfile.TarInfo(f"{CIFAR10.folder}/data_batch_1")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        archive.addfile(link)
+    with pytest.raises(RattleError, match="lacks data_batch_1"):
+        Data(name="cifar10", root=str(tmp_path)).load()
+
+
+def test_an_absurdly_large_member_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    info = tarfile.TarInfo(f"{CIFAR10.folder}/data_batch_1")
+    info.size = 2**40
+    with gzip.open(tmp_path / CIFAR10.archive, "wb") as file:
+        file.write(info.tobuf())
+    with pytest.raises(RattleError, match="would unpack to 1,099,511,627,776 bytes"):
+        Data(name="cifar10", root=str(tmp_path)).load()
+
+
+def test_an_absurdly_large_tar_header_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("pax")
+    info.type, info.size = tarfile.XHDTYPE, 2**32
+    with gzip.open(tmp_path / CIFAR10.archive, "wb") as file:
+        file.write(info.tobuf())
+    with pytest.raises(RattleError, match="more than the 1,073,741,824 allowed"):
+        Data(name="cifar10", root=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.999])
+def test_a_truncated_archive_is_refused(tmp_path: Path, keep: float) -> None:
+    path = write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    with pytest.raises(RattleError, match="truncated or damaged"):
+        Data(name="cifar10", root=str(tmp_path)).load()
+
+
+def test_a_truncated_batch_is_refused(tmp_path: Path) -> None:
+    files = cifar_files(CIFAR10, 10)
+    write_folder(tmp_path, CIFAR10, {**files, "test_batch": files["test_batch"][:-100]})
+    with pytest.raises(RattleError, match="test_batch is truncated or damaged"):
+        Data(name="cifar10", root=str(tmp_path)).load()
+
+
+def test_an_archive_of_the_official_size_must_have_the_official_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
+    for md5, words in ((places.md5(path), None), ("0" * 32, "its MD5 is")):
+        official = Remote(f"https://example.org/{path.name}", path.stat().st_size, md5)
+        monkeypatch.setitem(ADDRESSES, "cifar10", (official,))
+        if words is None:
+            Data(name="cifar10", root=str(tmp_path)).load()
+            continue
+        with pytest.raises(RattleError, match=words):
+            Data(name="cifar10", root=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "mnist", "fashion-mnist"])
+def test_missing_files_say_what_was_looked_for_where_and_how_to_get_it(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RattleError) as caught:
+        Data(name=name, root=str(tmp_path)).load()
+    assert str(tmp_path / name) in str(caught.value)
+    assert f"rattle data get {name} --root {tmp_path}" in str(caught.value)
+
+
+def test_the_root_comes_from_the_environment_when_it_is_not_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RATTLE_DATA", str(tmp_path))
+    write_folder(tmp_path / "cifar10", CIFAR10, cifar_files(CIFAR10, 10))
+    assert len(Data(name="cifar10").load().test) == 10
+
+
+def write_svhn(root: Path, **arrays: np.ndarray) -> None:
+    from scipy.io import savemat
+
+    for part in ("train", "test"):
+        savemat(root / f"{part}_32x32.mat", arrays, do_compression=True)
+
+
+def test_svhn_calls_its_label_ten_zero(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 12), dtype=np.uint8)
+    write_svhn(tmp_path, X=x, y=np.array([10, *range(1, 12)], dtype=np.uint8)[:, None].clip(1, 10))
+    data = Data(name="svhn", root=str(tmp_path), val_size=0).load()
+    assert data.test.y.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0]
+    assert (data.test.x[5].numpy() == x[..., 5].transpose(2, 0, 1)).all()
+
+
+def test_a_damaged_mat_file_is_refused(tmp_path: Path) -> None:
+    write_svhn(tmp_path, X=np.zeros((32, 32, 3, 4), np.uint8), y=np.ones((4, 1), np.uint8))
+    path = tmp_path / "train_32x32.mat"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(RattleError, match=r"train_32x32\.mat is truncated or damaged"):
+        Data(name="svhn", root=str(tmp_path)).load()
+    write_svhn(tmp_path, X=np.zeros((32, 32, 3, 4)), y=np.ones((4, 1), np.uint8))
+    with pytest.raises(RattleError, match="X is not uint8"):
+        Data(name="svhn", root=str(tmp_path)).load()
+
+
+def write_idx(folder: Path, x: np.ndarray, y: np.ndarray, *, zipped: bool) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "t10k"):
+        for stem, a in ((f"{part}-images-idx3-ubyte", x), (f"{part}-labels-idx1-ubyte", y)):
+            raw = struct.pack(f">{1 + a.ndim}I", 0x0800 + a.ndim, *a.shape) + a.tobytes()
+            (folder / (stem + ".gz" * zipped)).write_bytes(gzip.compress(raw) if zipped else raw)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize(("name", "where"), [("mnist", "mnist"), ("fashion-mnist", "FashionMNIST/raw")])
+def test_idx_files_are_read_zipped_or_not(tmp_path: Path, name: str, where: str, zipped: bool) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (10, 28, 28), dtype=np.uint8)
+    write_idx(tmp_path / where, x, np.arange(10, dtype=np.uint8), zipped=zipped)
+    data = Data(name=name, root=str(tmp_path), val_size=0).load()
+    assert data.train.x.equal(torch.from_numpy(x[:, None]))
+    assert data.train.y.tolist() == list(range(10))
+    assert data.classes[9] == ("9" if name == "mnist" else "Ankle boot")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda raw: raw[:-1], "ends after 7839 of 7840 bytes"),
+        (lambda raw: raw[:7], "ends in its header"),
+        (lambda raw: raw + b"x", "goes on after"),
+        (lambda raw: b"\x00\x00\x0d\x03" + raw[4:], "is not an idx file"),
+        (lambda raw: raw[:4] + b"\xff" * 12 + raw[16:], "bytes, more than the"),
+    ],
+    ids=["truncated", "no header", "too long", "other type", "absurd size"],
+)
+def test_a_broken_idx_file_is_refused(tmp_path: Path, spoil: Callable[[bytes], bytes], words: str) -> None:
+    x = np.zeros((10, 28, 28), dtype=np.uint8)
+    write_idx(tmp_path / "mnist", x, np.arange(10, dtype=np.uint8), zipped=False)
+    path = tmp_path / "mnist" / "train-images-idx3-ubyte"
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(RattleError, match=words):
+        Data(name="mnist", root=str(tmp_path)).load()
+
+
+def test_named_sources_stream_when_they_are_too_large_for_memory(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 10), dtype=np.uint8)
+    write_svhn(tmp_path, X=x, y=np.arange(1, 11, dtype=np.uint8)[:, None])
+    write_folder(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
+    write_idx(tmp_path / "mnist", x[:28, :28, 0].transpose(2, 0, 1), np.arange(10, dtype=np.uint8), zipped=True)
+    for name in ("svhn", "cifar10", "mnist"):
+        here, streamed = (Data(name=name, root=str(tmp_path), in_memory_limit=limit).load() for limit in (1.0, 0.0))
+        assert streamed.train.mapped
+        assert here.train.x.equal(streamed.train.x)
+
+
+@pytest.mark.parametrize("kind", ["pickle", "archive", "mat", "idx"])
+def test_random_damage_is_refused_in_one_sentence_or_does_no_harm(tmp_path: Path, kind: str) -> None:
+    draw = np.random.default_rng(0)
+    if kind == "mat":
+        write_svhn(tmp_path, X=np.zeros((32, 32, 3, 4), np.uint8), y=np.ones((4, 1), np.uint8))
+        name, path = "svhn", tmp_path / "train_32x32.mat"
+    elif kind == "idx":
+        write_idx(tmp_path / "mnist", np.zeros((9, 8, 8), np.uint8), np.arange(9, dtype=np.uint8), zipped=True)
+        name, path = "mnist", tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
+    elif kind == "archive":
+        name, path = "cifar10", write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 2))
+    else:
+        write_folder(tmp_path, CIFAR10, cifar_files(CIFAR10, 2))
+        name, path = "cifar10", tmp_path / CIFAR10.folder / "test_batch"
+    whole, sentences = path.read_bytes(), []
+    for _ in range(30):
+        raw = bytearray(whole)
+        for place in draw.integers(0, min(len(raw), 300), 4):
+            raw[place] = draw.integers(256)
+        path.write_bytes(raw)
+        try:
+            Data(name=name, root=str(tmp_path)).load()
+        except RattleError as error:
+            sentences.append(str(error))
+    assert len(sentences) > 10
+    assert not any("\n" in sentence for sentence in sentences)

@@ -1,0 +1,246 @@
+"""Splits, subsets, batches, streaming and augmentation: what every source has in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rattle.data import Augment, Dataset, Images, on_device, to_float
+from rattle.data.dataset import balanced, hold_out
+from rattle.data.registry import Data, batches
+from rattle.errors import RattleError
+from rattle.randomness import Streams, fork
+
+
+def save_npz(path: Path, n: int = 40, classes: int = 4) -> str:
+    draw = np.random.default_rng(0)
+    x = draw.integers(0, 256, (n + 8, 6, 6, 3), dtype=np.uint8)
+    y = np.arange(n + 8) % classes
+    np.savez(path, x_train=x[:n], y_train=y[:n], x_test=x[n:], y_test=y[n:])
+    return str(path)
+
+
+labels = st.lists(st.integers(0, 4), min_size=1, max_size=40).map(torch.tensor)
+
+
+@settings(max_examples=60, deadline=None)
+@given(y=labels, seed=st.integers(0, 2**31), share=st.floats(0.01, 1))
+def test_a_balanced_subset_is_as_even_as_the_classes_allow(y: torch.Tensor, seed: int, share: float) -> None:
+    n = max(1, int(share * len(y)))
+    index = balanced(y, n, seed)
+    assert len(index.unique()) == len(index) == n
+    assert index.equal(index.sort().values)
+    assert index.equal(balanced(y, n, seed))
+    there, taken = y.bincount(minlength=5), y[index].bincount(minlength=5)
+    for label in range(5):
+        if taken[label] < there[label]:  # images of this class were left over, so no class got two more than it
+            assert taken[label] >= taken.max() - 1
+
+
+def test_another_seed_draws_another_subset() -> None:
+    y = torch.arange(200) % 4
+    assert not balanced(y, 40, 0).equal(balanced(y, 40, 1))
+
+
+@settings(max_examples=30, deadline=None)
+@given(y=labels.filter(lambda y: len(y) > 1), seed=st.integers(0, 99))
+def test_held_out_images_and_the_rest_are_the_whole(y: torch.Tensor, seed: int) -> None:
+    x = torch.arange(len(y), dtype=torch.uint8).view(-1, 1, 1, 1)
+    whole = Dataset(name="w", train=Images(x, y), test=Images(x, y), classes=tuple("abcde"))
+    data = hold_out(whole, len(y) // 2, seed)
+    assert data.val is not None
+    together = torch.cat([data.train.x, data.val.x]).flatten()
+    assert together.sort().values.equal(x.flatten())
+    assert y[data.train.x.flatten().long()].equal(data.train.y)
+
+
+def test_a_tenth_is_held_out_unless_told_otherwise(tmp_path: Path) -> None:
+    name = save_npz(tmp_path / "set.npz")
+    standard, none, some = (Data(name=name, val_size=size).load() for size in (None, 0, 8))
+    assert standard.val is not None
+    assert (len(standard.train), len(standard.val)) == (36, 4)
+    assert none.val is None
+    assert len(none.train) == 40
+    assert some.val is not None
+    assert some.val.y.bincount().tolist() == [2, 2, 2, 2]
+
+
+def test_a_training_subset_is_balanced_and_apart_from_what_is_held_out(tmp_path: Path) -> None:
+    data = Data(name=save_npz(tmp_path / "set.npz"), train_size=12, val_size=8).load()
+    assert data.val is not None
+    assert data.train.y.bincount().tolist() == [3, 3, 3, 3]
+    seen = {image.numpy().tobytes() for image in data.val.x}
+    assert not any(image.numpy().tobytes() in seen for image in data.train.x)
+
+
+def test_the_embedded_digits_need_no_files() -> None:
+    data = Data().load()
+    assert data.val is not None
+    assert (len(data.train), len(data.val), len(data.test)) == (1167, 130, 500)
+    assert (data.channels, data.size, len(data.classes)) == (1, 8, 10)
+
+
+@pytest.mark.parametrize(
+    ("settings_", "words"),
+    [
+        ({"val_size": -1}, "val_size must be >= 0"),
+        ({"train_size": 0}, "train_size must be >= 1"),
+        ({"resize": 0}, "resize must be >= 1"),
+        ({"in_memory_limit": -1.0}, "in_memory_limit must be >= 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings_: dict[str, int], words: str) -> None:
+    with pytest.raises(RattleError, match=words):
+        Data(**settings_)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings_", "words"),
+    [
+        ({"val_size": 1297}, "leaves none of the 1297"),
+        (
+            {"train_size": 1297, "val_size": 1},
+            "1296 training images of digits that 1 held out leave: ask for 1296 or fewer",
+        ),
+        ({"name": "cifar01"}, "did you mean 'cifar10'"),
+        ({"name": "./nowhere/images.npz"}, r"there is no \.npz file at nowhere/images\.npz"),
+        ({"name": "./nowhere/images"}, "folder of class folders at nowhere/images"),
+        ({"resize": 4}, "resize is for folders of pictures"),
+    ],
+)
+def test_what_cannot_be_loaded_is_told_in_a_sentence(settings_: dict[str, str], words: str) -> None:
+    with pytest.raises(RattleError, match=words):
+        Data(**settings_).load()  # type: ignore[arg-type]
+
+
+def test_labels_outside_the_classes_are_refused() -> None:
+    x = torch.zeros(2, 1, 2, 2, dtype=torch.uint8)
+    images = Images(x, torch.tensor([0, 2]))
+    with pytest.raises(RattleError, match="labels run from 0 to 2, but there are 2 classes"):
+        Dataset(name="two", train=images, test=images, classes=("a", "b"))
+
+
+def test_parts_of_different_shapes_are_refused() -> None:
+    y = torch.zeros(1, dtype=torch.int64)
+    small, large = (Images(torch.zeros(1, 1, side, side, dtype=torch.uint8), y) for side in (2, 3))
+    with pytest.raises(RattleError, match=r"training images are \[1, 2, 2\]"):
+        Dataset(name="odd", train=small, test=large, classes=("a",))
+
+
+def test_batches_are_a_function_of_seed_and_epoch() -> None:
+    first, again, next_epoch = (list(batches(10, 4, seed=1, epoch=epoch)) for epoch in (0, 0, 1))
+    assert all(a.equal(b) for a, b in zip(first, again, strict=True))
+    assert not first[0].equal(next_epoch[0])
+    assert len(torch.cat(first).unique()) == 8
+    with pytest.raises(RattleError, match="no training images"):
+        next(batches(0, 4, seed=0, epoch=0))
+
+
+def test_a_mapped_set_gives_the_same_batches_as_one_in_memory(tmp_path: Path) -> None:
+    name = save_npz(tmp_path / "set.npz")
+    here = Data(name=name, root=str(tmp_path), train_size=24).load()
+    streamed = Data(name=name, root=str(tmp_path), train_size=24, in_memory_limit=0).load()
+    assert streamed.train.mapped
+    assert not here.train.mapped
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
+    for index in batches(24, 6, seed=0, epoch=3):
+        a, b = here.train[index], streamed.train[index]
+        assert a.x.equal(b.x)
+        assert a.y.equal(b.y)
+        assert b.x.dtype == torch.uint8
+    assert here.val is not None
+    assert streamed.val is not None
+    assert here.val.x.equal(streamed.val.x)
+    assert here.test.x.equal(streamed.test.x)
+
+
+def test_a_mapped_set_is_written_once_and_again_when_its_source_changes(tmp_path: Path) -> None:
+    settings_ = Data(name=save_npz(tmp_path / "set.npz"), root=str(tmp_path), in_memory_limit=0)
+    settings_.load()
+    written = {p: p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()}
+    settings_.load()
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()} == written
+    save_npz(tmp_path / "set.npz", n=44)
+    assert len(settings_.load().train) == 39
+
+
+def test_a_damaged_cache_file_is_named(tmp_path: Path) -> None:
+    settings_ = Data(name=save_npz(tmp_path / "set.npz"), root=str(tmp_path), in_memory_limit=0)
+    settings_.load()
+    for path in (tmp_path / "cache").iterdir():
+        path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(RattleError, match="is damaged: delete it"):
+        settings_.load()
+
+
+def test_images_move_to_the_device_only_when_they_fit() -> None:
+    images = Images(torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+    assert on_device(images, "cpu") is images
+    assert on_device(images, "meta", limit_bytes=15) is images
+    moved = on_device(images, "meta", limit_bytes=16)
+    assert moved.x.device.type == moved.y.device.type == "meta"
+
+
+def test_a_mapped_subset_that_fits_is_read_onto_the_device(tmp_path: Path) -> None:
+    train = Data(name=save_npz(tmp_path / "set.npz"), root=str(tmp_path), in_memory_limit=0).load().train
+    held = on_device(train, "cpu")
+    assert not held.mapped
+    assert held.x.equal(train.x)
+
+
+def twin(augment: Augment, x: torch.Tensor, seed: int, index: int) -> torch.Tensor:
+    """One image [C, H, W], step by step: pad, crop, flip, cut out."""
+    draws = Streams(seed, torch.tensor([index]))
+    _, height, width = x.shape
+    mirrored = augment.flip and bool(draws.integers(2, 1))
+    if augment.pad:
+        p = augment.pad
+        padded = torch.zeros(x.shape[0], height + 2 * p, width + 2 * p, dtype=x.dtype)
+        padded[:, p : p + height, p : p + width] = x
+        top, left = draws.integers(2 * p + 1, 2)[0].tolist()
+        x = padded[:, top : top + height, left : left + width]
+    x = x.flip(2) if mirrored else x.clone()
+    if augment.cutout:
+        row, column = (draws.uniform(2)[0] * torch.tensor([height, width])).long().tolist()
+        top, left, side = row - augment.cutout // 2, column - augment.cutout // 2, augment.cutout
+        x[:, max(top, 0) : max(top + side, 0), max(left, 0) : max(left + side, 0)] = 0
+    return x
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    pad=st.integers(0, 4),
+    flip=st.booleans(),
+    cutout=st.integers(0, 5),
+    shape=st.tuples(st.integers(1, 5), st.sampled_from([1, 3]), st.integers(2, 7), st.integers(2, 7)),
+    seed=st.integers(0, 2**40),
+)
+def test_augmentation_equals_its_plain_twin(
+    pad: int, flip: bool, cutout: int, shape: tuple[int, ...], seed: int
+) -> None:
+    augment = Augment(pad=pad, flip=flip, cutout=cutout)
+    x = torch.randint(1, 256, shape, dtype=torch.uint8)
+    index = torch.randperm(1000)[: len(x)]
+    fast = augment(x, Streams(seed, index))
+    assert fast.dtype == torch.uint8
+    for i in range(len(x)):
+        assert fast[i].equal(twin(augment, x[i], seed, int(index[i])))
+
+
+def test_augmentation_does_not_depend_on_the_batch() -> None:
+    x, seed = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), fork(0, 5)
+    whole = Augment(cutout=3)(x, Streams(seed, torch.arange(6)))
+    some = torch.tensor([4, 1])
+    assert Augment(cutout=3)(x[some], Streams(seed, some)).equal(whole[some])
+    assert not Augment(cutout=3)(x, Streams(fork(0, 6), torch.arange(6))).equal(whole)
+
+
+def test_floats_are_in_the_unit_interval_and_channels_last() -> None:
+    x = to_float(torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 3, 1, 1).expand(2, 3, 4, 4))
+    assert x[0, :, 0, 0].tolist() == pytest.approx([0, 0.2, 1])
+    assert x.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,178 @@
+"""Downloads and the contact sheet, against a server on this machine and generated files."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+
+from rattle.data import Dataset, Images, contact_sheet, describe, get
+from rattle.data.registry import Data
+from rattle.data.show import balance
+from rattle.data.urls import ADDRESSES, Remote
+from rattle.errors import RattleError
+
+BODY = bytes(range(256)) * 40
+
+
+class Server(ThreadingHTTPServer):
+    """Serves BODY: whole or from an offset, cut short, or as another file, and remembers what it was asked for."""
+
+    daemon_threads = True
+    resumes, body = True, BODY
+    cut_at: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[str | None] = []
+
+    def addresses(self, file: str = "set.bin") -> dict[str, tuple[Remote, ...]]:
+        md5 = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
+        return {"toy": (Remote(f"http://127.0.0.1:{self.server_address[1]}/{file}", len(BODY), md5),)}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        self.server.asked.append(asked)
+        if "missing" in self.path:
+            return self.send_error(404)
+        start = int(re.sub(r"\D", "", asked)) if asked and self.server.resumes else 0
+        if start >= len(self.server.body):
+            return self.send_error(416)
+        rest = self.server.body[start:]
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(self.server.body) - 1}/{len(self.server.body)}")
+        self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        self.wfile.write(rest[: self.server.cut_at])
+        return None
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_a_file_is_downloaded_with_progress_and_only_once(tmp_path: Path, server: Server) -> None:
+    seen: list[tuple[str, int, int]] = []
+    paths = get("toy", tmp_path, progress=lambda *news: seen.append(news), addresses=server.addresses())
+    assert [p.read_bytes() for p in paths] == [BODY]
+    assert paths == [tmp_path / "toy" / "set.bin"]
+    assert seen[-1] == ("set.bin", len(BODY), len(BODY))
+    get("toy", tmp_path, addresses=server.addresses())
+    assert len(server.asked) == 1
+
+
+def test_a_body_cut_short_is_told_and_resumed_from_where_it_stopped(tmp_path: Path, server: Server) -> None:
+    server.cut_at = 1000
+    with pytest.raises(RattleError, match=r"stopped after 1,000 of 10,240 bytes; the same command goes on"):
+        get("toy", tmp_path, addresses=server.addresses())
+    assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin.part"]
+    server.cut_at = None
+    (path,) = get("toy", tmp_path, addresses=server.addresses())
+    assert server.asked == [None, "bytes=1000-"]
+    assert path.read_bytes() == BODY
+    assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin"]
+
+
+def test_a_server_that_cannot_resume_starts_over(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "set.bin.part").write_bytes(b"old")
+    server.resumes = False
+    (path,) = get("toy", tmp_path, addresses=server.addresses())
+    assert path.read_bytes() == BODY
+
+
+def test_a_part_that_is_already_whole_is_taken_as_it_is(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "set.bin.part").write_bytes(BODY)
+    (path,) = get("toy", tmp_path, addresses=server.addresses())
+    assert path.read_bytes() == BODY
+
+
+def test_a_wrong_checksum_is_refused_and_what_was_there_stays(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "set.bin").write_bytes(b"an earlier release")
+    server.body = b"<html>please log in</html>"
+    with pytest.raises(RattleError, match=r"whose MD5 is \w+, not \w+; it was thrown away, nothing was changed"):
+        get("toy", tmp_path, addresses=server.addresses())
+    assert (tmp_path / "toy" / "set.bin").read_bytes() == b"an earlier release"
+    assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin"]
+
+
+def test_a_missing_address_is_told_in_a_sentence(tmp_path: Path, server: Server) -> None:
+    with pytest.raises(RattleError, match="answers 404 Not Found; nothing was changed"):
+        get("toy", tmp_path, addresses=server.addresses("missing"))
+
+
+def test_being_offline_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with socket.socket() as taken:  # bound and not listening: nobody answers there
+        taken.bind(("127.0.0.1", 0))
+        nowhere = {"toy": (Remote(f"http://127.0.0.1:{taken.getsockname()[1]}/set.bin", 1, ""),)}
+        with pytest.raises(
+            RattleError, match=r"cannot download .*Connection refused.* put set\.bin into .*toy by hand"
+        ):
+            get("toy", tmp_path, addresses=nowhere)
+
+
+def test_an_unknown_name_to_download_is_refused_and_digits_need_none(tmp_path: Path) -> None:
+    with pytest.raises(RattleError, match="did you mean 'cifar10'"):
+        get("cifar", tmp_path)
+    assert get("digits", tmp_path) == []
+
+
+def test_the_official_addresses_are_complete() -> None:
+    files = {name: sorted(remote.file for remote in remotes) for name, remotes in ADDRESSES.items()}
+    assert files["cifar10"] == ["cifar-10-python.tar.gz"]
+    assert files["svhn"] == ["test_32x32.mat", "train_32x32.mat"]
+    assert files["mnist"] == files["fashion-mnist"]
+    assert len(files["mnist"]) == 4
+    assert all(re.fullmatch("[0-9a-f]{32}", remote.md5) for remotes in ADDRESSES.values() for remote in remotes)
+
+
+def test_a_description_counts_images_and_classes() -> None:
+    data = Data().load()
+    heading, train, val, test = describe(data)
+    assert heading[:3] == ("part", "images", "shape")
+    assert train[:6] == ("train", "1,167", "1x8x8", "10 of 10", "111 (8)", "120 (3)")
+    assert [val[0], test[0]] == ["val", "test"]
+    assert balance(data)[:2] == [("class", "train", "val", "test"), ("0", "115", "13", "50")]
+
+
+@pytest.mark.parametrize("classes", [3, 30])
+def test_a_contact_sheet_shows_a_row_for_each_class(tmp_path: Path, classes: int) -> None:
+    from PIL import Image
+
+    y = torch.arange(classes).repeat(2)
+    x = (y * 7).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 4).contiguous()
+    data = Dataset(name="t", train=Images(x, y), test=Images(x, y), classes=tuple(f"class {i}" for i in range(classes)))
+    path = contact_sheet(data, tmp_path / "deep" / "sheet.png", columns=4)
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        values = set(picture.convert("L").get_flattened_data())
+    assert set((y * 7).tolist()) <= values
+
+
+def test_an_empty_set_has_no_contact_sheet(tmp_path: Path) -> None:
+    nothing = Images(torch.empty(0, 1, 2, 2, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+    with pytest.raises(RattleError, match="no images to show"):
+        contact_sheet(Dataset(name="none", train=nothing, test=nothing, classes=("a",)), tmp_path / "sheet.png")

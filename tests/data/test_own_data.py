@@ -1,0 +1,267 @@
+"""A user's own images: .npz files, folders of pictures and the hub."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rattle.data
+from rattle.data import npz
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+
+DRAW = np.random.default_rng(0)
+X, Y = DRAW.integers(0, 256, (20, 8, 6, 3), dtype=np.uint8), np.arange(20) % 4
+
+
+def load(tmp_path: Path, **arrays: Any):
+    np.savez(tmp_path / "set.npz", **arrays)
+    return Data(name=str(tmp_path / "set.npz"), val_size=0).load()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [X, X.transpose(0, 3, 1, 2), np.asfortranarray(X), X.astype(np.int64), (X / 255).astype(np.float32), X / 255],
+    ids=["NHWC", "NCHW", "Fortran order", "int64", "float32 k/255", "float64 k/255"],
+)
+def test_every_layout_and_lossless_type_gives_the_same_uint8_images(tmp_path: Path, x: np.ndarray) -> None:
+    data = load(tmp_path, x_train=x, y_train=Y, x_test=x, y_test=Y[:, None])
+    assert (data.train.x.numpy() == X.transpose(0, 3, 1, 2)).all()
+    assert data.test.y.tolist() == Y.tolist()
+    assert data.classes == ("0", "1", "2", "3")
+
+
+def test_half_precision_images_are_lossless_too(tmp_path: Path) -> None:
+    levels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16)
+    data = load(tmp_path, x_test=(levels / 255).astype(np.float16), y_test=[0])
+    assert (data.test.x[0].numpy() == levels).all()
+
+
+def test_grey_images_get_a_channel_and_classes_their_names(tmp_path: Path) -> None:
+    data = load(tmp_path, x_test=X[..., 0], y_test=Y, classes=["ant", "bee", "cat", "dog"])
+    assert data.test.shape == (20, 1, 8, 6)
+    assert data.classes == ("ant", "bee", "cat", "dog")
+    assert len(data.train) == 0
+
+
+def test_x_and_y_alone_are_split_by_seed(tmp_path: Path) -> None:
+    np.savez(tmp_path / "set.npz", x=X, y=Y)
+    a, b, c = (Data(name=str(tmp_path / "set.npz"), val_size=0, split_seed=seed).load() for seed in (0, 0, 1))
+    assert (len(a.train), a.test.y.bincount().tolist()) == (16, [1, 1, 1, 1])
+    assert a.test.x.equal(b.test.x)
+    assert not a.test.x.equal(c.test.x)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x_train": X, "y_train": Y}, "holds x_train, y_train; it should hold x_train, y_train, x_test and y_test"),
+        ({"x_test": X, "y_test": Y.astype(str)}, r"labels as text; map them to numbers with `classes, y = np\.unique"),
+        ({"x_test": X, "y_test": Y.astype(object)}, "Python objects"),
+        ({"x_test": X, "y_test": Y / 2}, "should be whole numbers"),
+        ({"x_test": X, "y_test": np.eye(4)[Y]}, "should be whole numbers"),
+        ({"x_test": X, "y_test": Y[:7]}, "has 20 images, but there are 7 labels"),
+        ({"x_test": X, "y_test": Y - 1}, "labels run from -1 to 2"),
+        ({"x_test": X, "y_test": Y, "classes": ["a", "b"]}, "but there are 2 classes"),
+        ({"x_test": X * 1.0, "y_test": Y}, "holds float64 from 0 to 255"),
+        ({"x_test": DRAW.random((20, 8, 6, 3)), "y_test": Y}, "not k/255, so storing them as uint8 would change"),
+        ({"x_test": np.full((20, 8, 6, 3), np.nan), "y_test": Y}, "holds float64 from nan"),
+        ({"x_test": X.astype(np.int16) - 1, "y_test": Y}, "runs from -1"),
+        ({"x_test": X > 9, "y_test": Y}, "is bool; images should be uint8"),
+        ({"x_test": X.reshape(20, -1), "y_test": Y}, r"is \[20, 144\]; images should be"),
+        ({"x_test": X[..., :2], "y_test": Y}, "with 1 or 3 channels"),
+        ({"x_train": X[:, :4], "y_train": Y, "x_test": X, "y_test": Y}, r"training images are \[3, 4, 6\]"),
+    ],
+)
+def test_arrays_that_are_not_images_and_labels_are_refused(tmp_path: Path, arrays: dict[str, Any], words: str) -> None:
+    with pytest.raises(RattleError, match=words):
+        load(tmp_path, **arrays)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
+def test_a_truncated_npz_is_refused(tmp_path: Path, keep: float) -> None:
+    path = tmp_path / "set.npz"
+    np.savez(path, x=X, y=Y)
+    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    with pytest.raises(RattleError, match="truncated or damaged"):
+        Data(name=str(path)).load()
+
+
+def test_a_changed_byte_in_an_npz_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "set.npz"
+    np.savez(path, x=X, y=Y)
+    raw = bytearray(path.read_bytes())
+    raw[1000] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(RattleError, match="truncated or damaged"):
+        Data(name=str(path)).load()
+
+
+def test_an_absurdly_large_array_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npz, "ARRAY_LIMIT", 10_000)
+    with zipfile.ZipFile(tmp_path / "set.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x_test.npy", bytes(10_001))
+    with pytest.raises(RattleError, match="x_test would unpack to 10,001 bytes, more than the 10,000 allowed"):
+        Data(name=str(tmp_path / "set.npz")).load()
+
+
+def test_a_header_that_promises_more_than_the_file_holds_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    raw = (tmp_path / "x.npy").read_bytes().replace(b"(20, 8, 6, 3)", b"(99, 8, 6, 3)")
+    with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
+        archive.writestr("x_test.npy", raw)
+    with pytest.raises(RattleError, match="does not have the size that its header announces"):
+        Data(name=str(tmp_path / "set.npz")).load()
+
+
+def paint(path: Path, level: int = 0, *, size: tuple[int, int] = (6, 5), mode: str = "RGB") -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, level if mode != "RGB" else (level, 0, 9)).save(path)
+
+
+def test_train_and_test_folders_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for half in ("train", "test"):
+        for label, name in enumerate(("ant", "bee")):
+            for i in range(3):
+                paint(tmp_path / half / name / f"{i}.png", 10 * label + i)
+    paint(tmp_path / "train" / "bee" / "deeper" / "3.jpeg", 255)
+    (tmp_path / "train" / "bee" / "notes.txt").write_text("not a picture")
+    data = Data(name=str(tmp_path), val_size=0).load()
+    assert data.classes == ("ant", "bee")
+    assert data.train.y.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert data.test.shape == (6, 3, 5, 6)
+    assert data.test.x[:, 0, 0, 0].tolist() == [0, 1, 2, 10, 11, 12]
+
+
+def test_one_folder_is_split_by_seed_and_grey_pictures_stay_grey(tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        for i in range(5):
+            paint(tmp_path / name / f"{i}.png", i, mode="L")
+    data = Data(name=str(tmp_path), val_size=0).load()
+    assert (len(data.train), data.test.y.tolist()) == (8, [0, 1])
+    assert data.channels == 1
+    paint(tmp_path / "bee" / "9.png", 1)
+    assert Data(name=str(tmp_path)).load().channels == 3
+
+
+def test_a_large_folder_is_decoded_picture_by_picture_into_its_cache_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rattle.data import pictures
+
+    for i in range(10):
+        paint(tmp_path / "set" / ("ant", "bee")[i % 2] / f"{i}.png", i)
+    settings = Data(name=str(tmp_path / "set"), root=str(tmp_path), in_memory_limit=0)
+    streamed, here = settings.load(), Data(name=str(tmp_path / "set")).load()
+    assert streamed.train.mapped
+    assert streamed.train.x.equal(here.train.x)
+    monkeypatch.setattr(pictures, "to_array", None)  # a second load opens no picture
+    assert settings.load().train.x.equal(here.train.x)
+
+
+def test_pictures_of_unequal_size_are_refused_by_name_or_resized(tmp_path: Path) -> None:
+    paint(tmp_path / "ant" / "1.png", 7)
+    paint(tmp_path / "bee" / "odd.png", 7, size=(9, 9))
+    with pytest.raises(RattleError, match=r"odd\.png is 9x9 and .*1\.png is 6x5: .* set data\.resize"):
+        Data(name=str(tmp_path)).load()
+    data = Data(name=str(tmp_path), resize=4, val_size=0).load()
+    assert data.test.shape == (1, 3, 4, 4)
+    assert (data.test.x[:, 0] == 7).all()
+
+
+def test_a_folder_that_is_not_one_of_class_folders_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(RattleError, match="holds no class folders"):
+        Data(name=str(tmp_path)).load()
+    paint(tmp_path / "train" / "ant" / "1.png")
+    with pytest.raises(RattleError, match="has no test/ beside train/"):
+        Data(name=str(tmp_path)).load()
+    paint(tmp_path / "test" / "ent" / "1.png")
+    with pytest.raises(RattleError, match="unknown class folder 'ent'; did you mean 'ant'"):
+        Data(name=str(tmp_path)).load()
+    (tmp_path / "train" / "ent").mkdir()
+    with pytest.raises(RattleError, match=r"ent holds no \.png"):
+        Data(name=str(tmp_path)).load()
+
+
+def test_a_broken_or_unfit_picture_is_named(tmp_path: Path) -> None:
+    paint(tmp_path / "ant" / "1.png")
+    paint(tmp_path / "bee" / "2.png", size=(300, 300))
+    whole = (tmp_path / "bee" / "2.png").read_bytes()
+    (tmp_path / "bee" / "2.png").write_bytes(whole[:-60])
+    with pytest.raises(RattleError, match=r"2\.png is not a whole PNG or JPEG"):
+        Data(name=str(tmp_path), resize=4).load()
+    (tmp_path / "bee" / "2.png").write_bytes(b"no picture")
+    with pytest.raises(RattleError, match=r"2\.png is not a whole PNG or JPEG"):
+        Data(name=str(tmp_path)).load()
+    paint(tmp_path / "bee" / "2.png", mode="I;16")
+    with pytest.raises(RattleError, match=r"2\.png has pixels of mode I;16"):
+        Data(name=str(tmp_path)).load()
+
+
+def test_a_picture_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    paint(tmp_path / "ant" / "1.png", size=(40, 40))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(RattleError, match="more than 1,000 pixels; it is not read"):
+        Data(name=str(tmp_path), resize=4).load()
+
+
+def test_the_hub_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(RattleError, match=r"hub:owner/name needs the package `datasets`: pip install .*\[hub\]"):
+        Data(name="hub:owner/name").load()
+
+
+@pytest.fixture
+def offline_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub-cache")
+    datasets.disable_progress_bars()
+    return datasets
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")  # not ours
+@pytest.mark.parametrize("named", [True, False], ids=["ClassLabel", "text labels"])
+def test_hub_datasets_become_uint8_images(tmp_path: Path, offline_hub: Any, named: bool) -> None:
+    from PIL import Image
+
+    for split in ("train", "test"):
+        lines = ["file_name,label"]
+        for i, x in enumerate(X[:6]):
+            name = ("ant", "bee")[i % 2]
+            file = tmp_path / "repo" / split / (f"{name}/{i}.png" if named else f"{i}.png")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(x).save(file)
+            lines.append(f"{i}.png,{name}")
+        if not named:
+            (tmp_path / "repo" / split / "metadata.csv").write_text("\n".join(lines))
+    data = Data(name=f"hub:{tmp_path / 'repo'}", root=str(tmp_path), val_size=0).load()
+    assert data.classes == ("ant", "bee")
+    order = [0, 2, 4, 1, 3, 5] if named else list(range(6))  # class by class, or as the table has them
+    assert (data.train.x.numpy() == X[order].transpose(0, 3, 1, 2)).all()
+    assert data.test.y.tolist() == [i % 2 for i in order]
+    streamed = Data(name=f"hub:{tmp_path / 'repo'}", root=str(tmp_path), val_size=0, in_memory_limit=0).load()
+    assert streamed.train.x.equal(data.train.x)
+
+
+def test_a_hub_name_that_is_not_cached_fails_in_a_sentence_offline(offline_hub: Any) -> None:
+    with pytest.raises(RattleError, match="hub:owner/no-such-set is neither in the local cache nor reachable"):
+        Data(name="hub:owner/no-such-set").load()
+
+
+def test_heavy_packages_are_imported_only_where_they_are_used() -> None:
+    for file in Path(rattle.data.__file__).parent.glob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {"sklearn", "scipy", "matplotlib", "PIL", "datasets"} & {name.split(".")[0] for name in names}

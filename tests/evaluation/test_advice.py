@@ -1,0 +1,58 @@
+"""What makes a robust accuracy unreliable is said on stderr and stored with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rattle.cli.main import main
+from support.tiny_runs import save_files
+
+NETS = """
+import torch
+from torch import nn
+
+class Soft(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10), nn.Softmax(1))
+
+class Noisy(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x):
+        return super().forward(x + 0.3 * torch.randn_like(x))
+"""
+
+
+@pytest.mark.parametrize(
+    ("net", "sentence"),
+    [
+        ("Soft", "the model returns probabilities: return the logits before the softmax"),
+        ("Noisy", "the model's output is random: use autoattack-rand"),
+    ],
+)
+def test_advice_is_printed_and_stored(
+    net: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_files(tmp_path)
+    (tmp_path / "nets.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", f"nets.py:{net}", "--weights", "w.pt", "--data", "test.npz", "--attacks", "fgsm", "--json"]
+    assert main(["evaluate", *words]) == 0
+    said = capsys.readouterr()
+    assert f"advice: {sentence}" in said.err
+    stored = json.loads((tmp_path / "w-results" / "fgsm.json").read_text())
+    assert any(line.startswith(sentence) for line in stored["advice"])
+    assert json.loads(said.out)["advice"] == stored["advice"]
+
+
+def test_a_plain_model_gets_no_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "net.py:Net", "--weights", "w.pt", "--data", "test.npz", "--attacks", "fgsm", "pgd3"]
+    assert main(["evaluate", *words]) == 0
+    assert "advice" not in capsys.readouterr().err
+    assert json.loads((tmp_path / "w-results" / "fgsm.json").read_text())["advice"] == []

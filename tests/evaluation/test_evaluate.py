@@ -1,0 +1,184 @@
+"""One flag per image per attack, and no attack is taken at its word."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import PGD
+from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
+from rattle.evaluation.results import Evaluation, Verdict
+from rattle.models.registry import build
+from rattle.stats import wilson
+from rattle.threat import Threat
+
+THREAT = Threat(epsilon=0.1)
+
+
+class Brightness(nn.Module):
+    """Class 1 where the mean pixel is over one half, else class 0: every verdict is known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        margin = x.flatten(1).mean(1) - 0.5
+        return torch.stack([-margin, margin], 1)
+
+
+def grey(*levels: float) -> Tensor:
+    return torch.tensor(levels).view(-1, 1, 1, 1).expand(-1, 1, 2, 2).contiguous()
+
+
+X, Y = grey(0.2, 0.45, 0.55, 0.8, 0.9), torch.tensor([0, 0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("attack", ["fgsm", "pgd20", "cw20"])
+def test_a_flag_says_whether_the_image_withstood(attack: str) -> None:
+    result = evaluate(Brightness(), X, Y, [attack], threat=THREAT)
+    assert result.clean == [True, True, True, True, False]
+    assert result.verdicts[attack].flags == [True, False, False, True, False]
+    assert (result.clean_accuracy, result.robust_accuracy) == (0.8, 0.4)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An attack that claims whatever points it was given."""
+
+    points: Tensor
+    threat: Threat = THREAT
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
+        return self.points[: len(x)]
+
+
+@pytest.mark.parametrize("level", [-0.3, 1.0, float("nan"), 0.31])
+def test_points_outside_the_ball_or_the_box_lower_no_flag(level: float) -> None:
+    x, y = grey(0.2, 0.8), torch.tensor([0, 1])
+    result = evaluate(Brightness(), x, y, {"cheat": Fixed(grey(level, 1 - level))})
+    assert result.verdicts["cheat"].flags == [True, True]
+
+
+def test_an_attack_that_claims_success_lowers_no_flag() -> None:
+    class Boaster:
+        threat = THREAT
+
+        def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
+            self.success = torch.ones(len(x), dtype=torch.bool)
+            return x
+
+    result = evaluate(Brightness(), X, Y, {"boast": Boaster()})
+    assert result.verdicts["boast"].flags == result.clean
+    assert result.verdicts["boast"].attack == {"kind": "Boaster", "threat": {"norm": "linf", "epsilon": 0.1}}
+
+
+def test_an_attack_that_writes_into_its_input_is_measured_from_the_true_image() -> None:
+    class Overwriter:
+        threat = THREAT
+
+        def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
+            return x.copy_(1 - x)
+
+    kept = X.clone()
+    result = evaluate(Brightness(), X, Y, {"overwrite": Overwriter()})
+    assert result.verdicts["overwrite"].flags == [True, False, False, True, False]
+    assert torch.equal(X, kept)
+
+
+def test_images_misclassified_when_clean_are_never_robust_nor_attacked() -> None:
+    seen = []
+
+    class Watching(Fixed):
+        def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
+            seen.append(x.clone())
+            return x
+
+    result = evaluate(Brightness(), X, Y, {"watch": Watching(X)})
+    assert result.verdicts["watch"].flags[4] is False
+    assert torch.equal(torch.cat(seen), X[:4])
+
+
+def test_the_worst_case_is_an_and() -> None:
+    verdicts = {
+        name: Verdict(attack={}, flags=flags, seconds=0.5)
+        for name, flags in {"a": [True, True, False, False], "b": [True, False, True, False]}.items()
+    }
+    result = Evaluation(clean=[True, True, True, False], verdicts=verdicts)
+    assert result.worst_case == [True, False, False, False]
+    assert result.robust_accuracy == 0.25
+    assert Evaluation(clean=[True, False], verdicts={}).robust_accuracy == 0.5
+
+
+def test_the_json_holds_settings_intervals_and_a_flag_per_image() -> None:
+    result = evaluate(Brightness(), X, Y, ["pgd20", "cw20"], threat=THREAT)
+    plain = json.loads(json.dumps(result.to_plain()))
+    interval = wilson(2, 5)
+    assert plain["n"] == 5
+    assert plain["clean_flags"] == [1, 1, 1, 1, 0]
+    assert plain["robust_interval"] == [interval.low, interval.high]
+    assert plain["clean_interval"] == [wilson(4, 5).low, wilson(4, 5).high]
+    pgd = plain["attacks"]["pgd20"]
+    assert pgd["flags"] == [1, 0, 0, 1, 0]
+    assert (pgd["robust_accuracy"], pgd["robust_interval"]) == (0.4, [interval.low, interval.high])
+    assert pgd["settings"]["kind"] == "PGD"
+    assert pgd["settings"]["steps"] == 20
+    assert pgd["settings"]["threat"] == {"norm": "linf", "epsilon": 0.1}
+    assert pgd["seconds"] > 0
+    assert plain["seconds"] == pytest.approx(sum(a["seconds"] for a in plain["attacks"].values()))
+
+
+def network() -> tuple[nn.Module, Tensor, Tensor]:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))
+    x = torch.randint(256, (30, 1, 8, 8), dtype=torch.uint8)
+    return model, x, model(x / 255).argmax(1)  # right on every image
+
+
+def test_bytes_and_floats_give_the_same_verdicts() -> None:
+    model, x, y = network()
+    attack = {"pgd": PGD(threat=Threat(epsilon=0.02), steps=3, step_size=0.01)}
+    as_bytes, as_floats = evaluate(model, x, y, attack), evaluate(model, x / 255, y, attack)
+    assert as_bytes.clean == as_floats.clean
+    assert as_bytes.verdicts["pgd"].flags == as_floats.verdicts["pgd"].flags
+    assert 0 < as_bytes.robust_accuracy < 1
+
+
+def test_verdicts_do_not_depend_on_the_batch_size() -> None:
+    model, x, y = network()
+    attack = {"pgd": PGD(threat=Threat(epsilon=0.02), steps=2, step_size=0.01)}
+    flags = [evaluate(model, x, y, attack, batch_size=size).verdicts["pgd"].flags for size in (7, 250)]
+    assert flags[0] == flags[1]
+    assert len(set(flags[0])) == 2
+
+
+def test_the_model_keeps_its_mode() -> None:
+    model, x, y = build("cnn", classes=4, channels=1, width=2).train(), torch.rand(8, 1, 8, 8), torch.arange(8) % 4
+    model.body[1].eval()
+    modes, values = [m.training for m in model.modules()], {k: v.clone() for k, v in model.state_dict().items()}
+    evaluate(model, x, y, ["fgsm"])
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(v, values[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        (X, torch.tensor([0, 0, 1, 1, 2]), r"labels run from 0 to 2, but the model tells 2 classes apart \(0 to 1\)"),
+        (X, torch.tensor([0, 0, 1, 1, -1]), "labels run from -1 to 1"),
+        (X + 1, Y, r"images must lie in \[0, 1\]"),
+        (X[:0], Y[:0], "there are no images to attack"),
+        (X[:0].byte(), Y[:0], "there are no images to attack"),
+        (X, Y[:3], "5 images but 3 labels"),
+        (X.byte(), Y[:3], "5 images but 3 labels"),
+        (X[:3].byte(), Y, "3 images but 5 labels"),
+    ],
+)
+def test_images_and_labels_that_mean_nothing_are_refused(x: Tensor, y: Tensor, sentence: str) -> None:
+    with pytest.raises(RattleError, match=sentence):
+        evaluate(Brightness(), x, y, ["fgsm"])
+
+
+def test_an_unknown_attack_and_an_empty_batch_are_refused() -> None:
+    with pytest.raises(RattleError, match="unknown attack 'pdg20'; did you mean 'pgd20'"):
+        evaluate(Brightness(), X, Y, ["pdg20"])
+    with pytest.raises(RattleError, match="batch-size must be >= 1, got 0"):
+        evaluate(Brightness(), X, Y, ["fgsm"], batch_size=0)

@@ -1,0 +1,189 @@
+"""Anything can be evaluated: a run, a checkpoint, a file of the user's with weights as other code saves them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rattle.attacks import RayS
+from rattle.attacks.registry import FAMILIES
+from rattle.cli.main import main
+from rattle.models.registry import build
+from support.tiny_runs import digits, linear, save_files, save_run, small_cnn
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with net.py, w.pt and test.npz."""
+    save_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    capsys.readouterr()
+    assert main(["evaluate", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(["evaluate", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("rattle: ")
+    assert error.count("\n") == 1
+    return error
+
+
+MINE = ["--model", "net.py:Net", "--weights", "w.pt", "--data", "test.npz"]
+
+
+def test_autoattack_on_a_model_weights_and_images_of_ones_own(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = said(capsys, *MINE, "--attacks", "autoattack", "--threat.epsilon", "0.3", "--n", "20")
+    verdict = result["attacks"]["autoattack"]
+    assert result["n"] == 20
+    assert verdict["settings"]["threat"] == {"norm": "linf", "epsilon": 0.3}
+    assert list(verdict["parts"]) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert result["clean_accuracy"] > 0.7 > verdict["robust_accuracy"]
+    assert result == json.loads((files / "w-results" / "autoattack.json").read_text())
+
+
+def test_autoattack_and_rays_on_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAMILIES, "rays", lambda threat, _: RayS(threat=threat, queries=20))
+    run = save_run(tmp_path / "run")
+    words = ["--attacks", "autoattack-fast", "rays", "--n", "2", "--threat.epsilon", "0.02"]
+    result = said(capsys, str(run), *words)
+    rays = result["attacks"]["rays"]
+    assert len(rays["distances"]) == 2
+    assert rays["adbd"] == pytest.approx(sum(rays["distances"]) / 2)
+    assert rays["flags"] == [int(d > 0.02) for d in rays["distances"]]
+    assert set(result["attacks"]["autoattack-fast"]["parts"]) == {"apgd-ce", "apgd-t"}
+    assert main(["evaluate", str(run), *words]) == 0
+    out = capsys.readouterr().out
+    assert "rays: ADBD 0." in out
+    assert "autoattack-fast, part by part" in out
+
+
+@pytest.mark.slow
+def test_the_whole_of_autoattack_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = save_run(tmp_path / "run")
+    result = said(capsys, str(run), "--attacks", "autoattack", "rays", "--n", "10", "--threat.epsilon", "0.05")
+    assert result["attacks"]["autoattack"]["robust_accuracy"] <= result["attacks"]["rays"]["robust_accuracy"]
+
+
+def foreign(layout: str) -> object:
+    """The small CNN's weights as other people's code would save them."""
+    state = dict(small_cnn().state_dict())
+    return {
+        "bare": state,
+        "parallel": {f"module.{k}": v for k, v in state.items()},
+        "wrapped": {"state_dict": state, "epoch": 3},
+        "model": {"model": {f"module.{k}": v for k, v in state.items()}, "optimizer": {}},
+        "fc": {k.replace("head.", "fc."): v for k, v in state.items()},
+        "linear": {k.replace("head.", "linear."): v for k, v in state.items() if "num_batches" not in k},
+    }[layout]
+
+
+@pytest.mark.parametrize("layout", ["bare", "parallel", "wrapped", "model", "fc", "linear"])
+def test_weights_from_elsewhere_open_as_they_are(layout: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save(foreign(layout), files / "theirs.pt")
+    words = ["--model", "cnn", "--width", "4", "--weights", "theirs.pt", "--data", "digits", "--attacks", "fgsm"]
+    result = said(capsys, *words, "--n", "50")
+    _, _, x, y = digits()
+    with torch.no_grad():
+        right = small_cnn()(x[:50] / 255).argmax(1) == y[:50]
+    assert result["clean_flags"] == right.int().tolist()
+    assert result["checkpoint"] == "theirs.pt"
+    assert (files / "theirs-results" / "fgsm.json").is_file()
+
+
+def test_a_checkpoint_of_a_run_is_a_file_of_weights_too(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = save_run(files / "run")
+    path = str(run / "checkpoints" / "best.safetensors")
+    words = ["--attacks", "fgsm", "--n", "30", "--threat.epsilon", "0.1"]
+    by_name = said(capsys, "--model", "cnn", "--width", "4", "--weights", path, "--data", "digits", *words)
+    assert by_name["attacks"]["fgsm"]["flags"] == said(capsys, path, *words)["attacks"]["fgsm"]["flags"]
+
+
+def test_normalisation_is_given_by_hand_where_the_file_does_not_say(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--data", "test.npz", "--attacks", "fgsm", "--model", "cnn", "--width", "4", "--weights", "plain.pt"]
+    torch.save(small_cnn().state_dict(), files / "plain.pt")
+    as_is = said(capsys, *words)
+    same = said(capsys, *words, "--mean", "0", "--std", "1")
+    other = said(capsys, *words, "--mean", "0.9", "--std", "0.1")
+    assert as_is["clean_flags"] == same["clean_flags"] != other["clean_flags"]
+    assert "--mean and --std go together" in mistake(capsys, *words, "--mean", "0.5")
+    torch.save(build("cnn", classes=10, channels=1, width=4, activation="silu").state_dict(), files / "silu.pt")
+    assert said(capsys, *words[:-1], "silu.pt", "--activation", "silu")["n"] == 60
+
+
+def test_a_file_that_normalises_is_built_to_normalise(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = {f"1.{k}": v for k, v in small_cnn().state_dict().items()}
+    torch.save({**state, "0.mean": torch.zeros(1, 1, 1, 1), "0.std": torch.full((1, 1, 1, 1), 0.5)}, files / "n.pt")
+    result = said(
+        capsys, "--data", "test.npz", "--attacks", "fgsm", "--model", "cnn", "--width", "4", "--weights", "n.pt"
+    )
+    _, _, x, y = digits()
+    with torch.no_grad():
+        right = small_cnn()(x[:60] / 255 / 0.5).argmax(1) == y[:60]
+    assert result["clean_flags"] == right.int().tolist()
+
+
+def test_a_run_on_other_images(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = save_run(files / "run")
+    own = said(capsys, str(run), "--attacks", "fgsm", "--n", "60")
+    other = said(capsys, str(run), "--attacks", "fgsm", "--data", "test.npz")
+    assert other["clean_flags"] == own["clean_flags"]
+    assert other["data"] == "test.npz"
+    np.savez(files / "colour.npz", x_test=np.zeros((4, 8, 8, 3), np.uint8), y_test=np.arange(4))
+    sentence = mistake(capsys, str(run), "--attacks", "fgsm", "--data", "colour.npz")
+    assert "the model does not take images of shape [3, 8, 8]" in sentence
+
+
+def test_images_of_fewer_classes_need_the_models_number(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, x, y = digits()
+    few = y < 4
+    np.savez(files / "few.npz", x_test=x[few].squeeze(1).numpy(), y_test=y[few].numpy())
+    words = ["--model", "net.py:Net", "--weights", "w.pt", "--data", "few.npz", "--attacks", "fgsm"]
+    assert "the model tells 10 classes apart, but the data have 4" in mistake(capsys, *words)
+    with torch.no_grad():
+        right = linear()(x[few] / 255).argmax(1) == y[few]
+    assert said(capsys, *words, "--classes", "10")["clean_flags"] == right.int().tolist()
+    assert "--classes 3 is fewer than the 4 classes of few.npz" in mistake(capsys, *words, "--classes", "3")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "say what to evaluate: a run or checkpoint, or --model NAME --weights FILE --data NAME"),
+        (["runs/a", *MINE], "say what to evaluate"),
+        (["--model", "cnn", "--data", "test.npz"], "--model cnn has no trained weights of its own: give them with --w"),
+        ([*MINE[:3], "none.pt", *MINE[4:]], "no file of weights at none.pt"),
+        ([*MINE[:5], "none.npz"], "there is no .npz file at none.npz"),
+        (MINE[:4], "cifar10"),  # what is looked for when no data are named
+        ([*MINE[:5], "digit"], "unknown dataset 'digit'; did you mean 'digits'?"),
+        (["--model", "net.py:Nett", *MINE[2:]], "unknown function or class of net.py 'Nett'; did you mean 'Net'?"),
+        (["--model", "nowhere.py:Net", *MINE[2:]], "no file nowhere.py"),
+        (["--model", "cnn", *MINE[2:]], "w.pt does not fit SmallCNN"),
+        ([*MINE, "--width", "3"], "net.py:Net has no keyword 'width', which the recipe sets"),
+        ([*MINE, "--attacks"], "--attacks needs at least one name"),
+        ([*MINE, "--threat.norm", "l2", "--attacks", "rays"], "rays searches along rays of signs, for the linf threat"),
+        ([*MINE, "--verify", "none.npz"], "there is no file none.npz to verify"),
+        (["run", "--weights", "w.pt"], "--weights belongs to --model; run knows its own"),
+        (["run", "--data", "none.npz"], "there is no .npz file at none.npz"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    words: list[str], sentence: str, files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RATTLE_DATA", raising=False)
+    if words[:1] == ["run"]:
+        save_run(files / "run")
+    assert sentence in mistake(capsys, *words)
+    assert not (files / "w-results").exists()

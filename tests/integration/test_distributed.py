@@ -1,0 +1,364 @@
+"""Two processes are one: losses, weights and verdicts do not depend on how many ranks a batch is spread over."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rattle import cli
+from rattle.attacks import PGD
+from rattle.data import to_float
+from rattle.errors import RattleError
+from rattle.evaluation import cache as store
+from rattle.evaluation import evaluate as evaluation
+from rattle.objectives import Trades
+from rattle.recipes.recipe import Recipe
+from rattle.runs import distributed
+from rattle.runs.checkpoint import Checkpoint, read
+from rattle.runs.paths import Run
+from rattle.threat import Threat
+from rattle.training import loop as train
+from rattle.training import state as learner
+from rattle.training.loop import fit
+from rattle.weights import AWP, EMA
+from support.processes import Child, ranks, until
+from support.training import tiny
+
+SIZES = ["--width", "4", "--data.train-size", "256", "--batch-size", "64", "--attack.steps", "2", "--threads", "1"]
+
+
+def five_steps(order: int, **changes: object) -> Recipe:
+    """One epoch of five steps, without a statistic that depends on how a batch is split."""
+    short = PGD(threat=Threat(epsilon=0.2), steps=2, step_size=0.05, loss="kl", start="gaussian")
+    recipe = tiny("trades-2nd", epochs=1, attack=short, val_attack=replace(short, loss="ce"), model="cnn-plain")
+    recipe = replace(recipe, objective=Trades(order=order), data=replace(recipe.data, train_size=320))
+    return replace(recipe, **changes)
+
+
+CASES = {
+    "order 0": five_steps(0),
+    "order 1": five_steps(1),
+    "order 2": five_steps(2),
+    "AWP order 2": five_steps(2, awp=AWP(gamma=0.02, warmup=0)),
+    "held order 0": five_steps(0, model="cnn", batch_norm="held"),
+    "held order 1": five_steps(1, model="cnn", batch_norm="held"),
+    "held order 2": five_steps(2, model="cnn", batch_norm="held", average=EMA(decay=0.5)),
+    "held AWP order 2": five_steps(2, model="cnn", batch_norm="held", awp=AWP(gamma=0.02, warmup=0)),
+    "in parts": five_steps(2, accumulate=2, awp=AWP(gamma=0.02, warmup=0)),
+}
+
+
+@contextmanager
+def in_double_precision() -> Iterator[None]:
+    """sign() and the shares in Taylor targets make 1e-3 of a rounding error of 1e-7: let it be one of 1e-16."""
+    torch.set_default_dtype(torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (train, learner, evaluation):
+            patch.setattr(module, "to_float", lambda x: to_float(x).double())
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+
+def precisely(recipe: Recipe, folder: Path) -> Run:
+    with in_double_precision():
+        return fit(recipe, folder)
+
+
+def together(count: int, action: Callable[[], object], folder: Path) -> list[Child]:
+    """Run on so many ranks, inside their process group; all must succeed."""
+
+    def joined() -> None:
+        with distributed.joined():
+            action()
+
+    children = ranks(count, joined, folder)
+    assert [child.wait() for child in children] == [0] * count, "\n".join(child.words() for child in children)
+    return children
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every case, trained by two processes."""
+    folder = tmp_path_factory.mktemp("two")
+
+    def all_cases() -> None:
+        for name, recipe in CASES.items():
+            precisely(recipe, folder / name)
+
+    together(2, all_cases, folder / "logs")
+    return folder
+
+
+def outcome(run: Run) -> tuple[Checkpoint, dict[str, float]]:
+    return read(run.checkpoint("last")), json.loads(run.metrics.read_text())
+
+
+def check_equal(one: Run, other: Run, tolerance: float = 1e-5) -> None:
+    (left, left_metrics), (right, right_metrics) = outcome(one), outcome(other)
+    assert left.progress["step"] == right.progress["step"] == 5
+    assert left_metrics == pytest.approx(right_metrics, abs=tolerance)
+    assert left.tensors.keys() == right.tensors.keys()
+    for name, value in left.tensors.items():
+        torch.testing.assert_close(value, right.tensors[name], atol=tolerance, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_equal_one_process_on_the_joined_batch(on_two_ranks: Path, tmp_path: Path, case: str) -> None:
+    check_equal(precisely(replace(CASES[case], accumulate=1), tmp_path), Run(on_two_ranks / case))
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_parts_of_a_batch_give_the_update_of_the_whole(tmp_path: Path, parts: int) -> None:
+    recipe = five_steps(2, awp=AWP(gamma=0.02, warmup=0))
+    parted = precisely(replace(recipe, accumulate=parts), tmp_path / "parts")
+    check_equal(precisely(recipe, tmp_path / "whole"), parted)
+
+
+def gradients(recipe: Recipe) -> torch.Tensor:
+    """The first step's gradient, flat."""
+    data = recipe.data.load()
+    learner = train.begin(recipe, data)
+    learner.train_mode(recipe)
+    views, outer = train.looks(learner.model, recipe)
+    train.step_on(torch.arange(64), learner, views, outer, recipe, data.train)
+    return torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_bf16_gradients_point_where_those_of_single_precision_do(parts: int) -> None:
+    strong = five_steps(2, awp=AWP(gamma=0.5, warmup=0), accumulate=parts)
+    wanted, found = gradients(strong), gradients(replace(strong, precision="bf16"))
+    without = gradients(replace(strong, precision="bf16", awp=None))
+    assert torch.cosine_similarity(wanted, found, dim=0) > 0.99
+    assert torch.cosine_similarity(wanted, found, dim=0) > torch.cosine_similarity(wanted, without, dim=0) + 0.01
+
+
+def test_training_in_bf16_keeps_weights_in_single_precision_and_learns(tmp_path: Path) -> None:
+    recipe = five_steps(2, precision="bf16", model="cnn")
+    saved, metrics = outcome(fit(recipe, tmp_path))
+    assert {v.dtype for v in saved.part("model").values() if v.is_floating_point()} == {torch.float32}
+    assert metrics["loss"] == pytest.approx(
+        outcome(fit(five_steps(2, model="cnn"), tmp_path / "wide"))[1]["loss"], rel=0.1
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_a_compiled_network_trains_to_the_same_weights(tmp_path: Path) -> None:
+    recipe = five_steps(2)
+    eager = precisely(recipe, tmp_path / "eager")
+    check_equal(eager, precisely(replace(recipe, compile=True), tmp_path / "compiled"))
+
+
+def test_statistics_over_ranks_need_a_gpu_and_say_so(tmp_path: Path) -> None:
+    recipe = tiny(batch_norm="sync", device="cpu")
+    with pytest.raises(RattleError, match="batch-norm sync needs GPUs, this is cpu: use --batch-norm held or local"):
+        fit(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distributed, "world", lambda: 3)
+    with pytest.raises(RattleError, match="a minibatch of 64 images does not divide over 3 ranks: change --batch-size"):
+        train.shard(torch.arange(64))
+
+
+def local_statistics() -> Recipe:
+    """With BatchNorm as ranks keep it by default, averaging, and checkpoints inside the epoch."""
+    return five_steps(2, model="cnn", epochs=2, average=EMA(decay=0.5), save_minutes=0)
+
+
+def content(run: Run) -> tuple[bytes, dict[str, list]]:
+    return run.metrics.read_bytes(), {k: v.tolist() for k, v in read(run.checkpoint("last")).tensors.items()}
+
+
+def test_ranks_killed_between_two_steps_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    together(2, lambda: fit(local_statistics(), tmp_path / "whole"), tmp_path / "logs")
+
+    def killed() -> None:
+        real, calls = train.step, []
+
+        def deadly(*args: object, **settings: object) -> object:
+            calls.append(1)
+            if len(calls) == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **settings)
+
+        train.step = deadly
+        with distributed.joined():
+            fit(local_statistics(), tmp_path / "run")
+
+    assert [child.wait() for child in ranks(2, killed, tmp_path / "logs")] == [-signal.SIGKILL] * 2
+    assert read(Run(tmp_path / "run").checkpoint("last")).progress["step"] == 7
+    together(2, lambda: fit(local_statistics(), tmp_path / "run", resume=True), tmp_path / "logs")
+    assert content(Run(tmp_path / "run")) == content(Run(tmp_path / "whole"))
+
+
+def test_a_signal_to_one_rank_stops_all_of_them_with_everything_saved(tmp_path: Path) -> None:
+    def action() -> int:
+        return cli.main(["train", "digits-linf-cnn-trades", "--out", str(tmp_path / "run"), *SIZES, "--epochs", "500"])
+
+    children = ranks(2, action, tmp_path / "logs")
+    until((tmp_path / "run" / "metrics.jsonl").exists)
+    children[1].send(signal.SIGTERM)
+    assert [child.wait() for child in children] == [143, 143]
+    assert read(Run(tmp_path / "run").checkpoint("last")).progress["step"] > 0
+
+
+def test_what_one_rank_refuses_all_refuse_in_words(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("years of work")
+
+    def action() -> int:
+        return cli.main(["train", "digits-linf-cnn-trades", "--out", str(tmp_path / "run"), *SIZES])
+
+    children = ranks(2, action, tmp_path / "logs")
+    assert [child.wait() for child in children] == [2, 2]
+    for child in children:
+        assert child.words().startswith(f"rattle: {tmp_path}/run is not empty and holds no run: choose another --out")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return fit(five_steps(0, model="cnn"), tmp_path_factory.mktemp("trained") / "run")
+
+
+def verdicts(folder: Path) -> dict[str, object]:
+    """What evaluations must agree on: everything but the time they took."""
+    found = {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    for each in found.values():
+        each.pop("seconds")
+        for attack in each["attacks"].values():
+            attack.pop("seconds")
+    return found
+
+
+def evaluating(run: Run, folder: Path) -> list[str]:
+    attacks = ["--attacks", "fgsm", "pgd10", "--threat.epsilon", "0.05", "--seed", "3"]
+    return ["evaluate", str(run.folder), *attacks, "--out", str(folder), "--n", "56", "--batch-size", "8"]
+
+
+def test_an_evaluation_on_two_ranks_gives_exactly_the_flags_of_one_process(trained: Run, tmp_path: Path) -> None:
+    assert cli.main(evaluating(trained, tmp_path / "one")) == 0
+    children = ranks(2, lambda: cli.main(evaluating(trained, tmp_path / "two")), tmp_path / "logs")
+    assert [child.wait() for child in children] == [0, 0], children[0].words()
+    flags = verdicts(tmp_path / "one")["pgd10.json"]["attacks"]["pgd10"]["flags"]  # type: ignore[index]
+    assert 0 < sum(flags) < len(flags) == 56
+    assert verdicts(tmp_path / "two") == verdicts(tmp_path / "one")
+    assert not list((tmp_path / "two").glob(".*"))
+
+
+@pytest.mark.parametrize("again", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_evaluation_goes_on_also_on_another_number_of_ranks(trained: Run, tmp_path: Path, again: int) -> None:
+    assert cli.main(evaluating(trained, tmp_path / "one")) == 0
+    whole = verdicts(tmp_path / "one")
+
+    def deadly() -> int:
+        real, calls = store.append_line, []
+
+        def append(path: Path, line: dict) -> None:
+            calls.append(1)
+            real(path, line)
+            if len(calls) == 3:
+                with path.open("a") as file:
+                    file.write('{"first": 64, "fl')  # torn
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        store.append_line = append
+        return cli.main(evaluating(trained, tmp_path / "two"))
+
+    assert [child.wait() for child in ranks(2, deadly, tmp_path / "logs")] == [-signal.SIGKILL] * 2
+    judged: list[int] = []
+    real = evaluation.judged_row
+
+    def counted(*args: object) -> object:
+        judged.append(1)
+        return real(*args)
+
+    def go_on() -> int:
+        evaluation.judged_row = counted
+        code = cli.main(evaluating(trained, tmp_path / "two"))
+        (tmp_path / f"judged{os.environ.get('RANK', 0)}").write_text(str(len(judged)))
+        return code
+
+    environment = [] if again == 2 else [Child(go_on, tmp_path / "log")]
+    children = environment or ranks(2, go_on, tmp_path / "logs")
+    assert [child.wait() for child in children] == [0] * again, children[0].words()
+    assert verdicts(tmp_path / "two") == whole
+    assert sum(int(path.read_text()) for path in tmp_path.glob("judged*")) == 2 * 7 - 4  # seven batches an attack
+
+
+def torchrun(*args: str, **environment: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *args]
+    settings = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env={**os.environ, **settings}, **pipes)
+
+
+def rank_processes(job: subprocess.Popen) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_job_whose_rank_was_killed_and_it_finishes(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    recipe = ["digits-linf-cnn-trades-2nd", *SIZES, "--epochs", "12"]
+    job = torchrun("--max-restarts", "2", "-m", "rattle", "train", *recipe, "--out", str(out))
+    until((out / "checkpoints" / "previous.safetensors").exists, 120)
+    os.kill(rank_processes(job)[-1], signal.SIGKILL)
+    said, _ = job.communicate(timeout=300)
+    assert job.returncode == 0, said
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, 13))
+    whole = torchrun("-m", "rattle", "train", *recipe, "--out", str(tmp_path / "whole"))
+    whole.communicate(timeout=300)
+    assert whole.returncode == 0
+    assert content(Run(out)) == content(Run(tmp_path / "whole"))
+
+
+@pytest.mark.slow
+def test_torchrun_evaluates_to_the_flags_of_one_process(trained: Run, tmp_path: Path) -> None:
+    assert cli.main(evaluating(trained, tmp_path / "one")) == 0
+    job = torchrun("-m", "--", "rattle", *evaluating(trained, tmp_path / "two"))  # or it takes --n for its own
+    said, _ = job.communicate(timeout=300)
+    assert job.returncode == 0, said
+    assert verdicts(tmp_path / "two") == verdicts(tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_torchrun_told_to_stop_saves_first(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    job = torchrun("-m", "rattle", "train", "digits-linf-cnn-trades", *SIZES, "--epochs", "1000", "--out", str(out))
+    until((out / "metrics.jsonl").exists, 120)
+    begun = time.monotonic()
+    job.send_signal(signal.SIGTERM)
+    said, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert time.monotonic() - begun < 20
+    assert "stopped by SIGTERM; everything is saved in" in said
+
+
+@pytest.mark.parametrize(("count", "folder"), [("1", "resumed"), ("0", "refused")])
+def test_what_torchrun_starts_again_resumes(
+    trained: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: str, folder: str
+) -> None:
+    copy = tmp_path / folder
+    shutil.copytree(trained.folder, copy)
+    before = content(Run(copy))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    assert cli.main(["train", str(copy), "--out", str(copy)]) == (0 if count == "1" else 2)
+    assert content(Run(copy)) == before

@@ -1,0 +1,218 @@
+"""Damage, full disks, divergence and two writers end in a sentence, with what was saved intact."""
+
+import json
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rattle.cli.main import fail
+from rattle.errors import RattleError
+from rattle.recipes.schedules import Piecewise
+from rattle.runs import checkpoint
+from rattle.runs.checkpoint import read
+from rattle.runs.load import load
+from rattle.runs.lock import open_run
+from rattle.runs.paths import Run
+from rattle.runs.progress import Silent
+from rattle.training import loop as train
+from rattle.training import state as learner
+from rattle.training.loop import fit
+from support.processes import Child, until
+from support.training import content, dies_at, killed, recipe_of, tiny, with_ema
+
+OLD_RUNS = Path(__file__).with_name("old_runs")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that was never stopped."""
+    return fit(with_ema(), tmp_path_factory.mktemp("whole"))
+
+
+class Lines(Silent):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+
+def test_what_is_damaged_is_said_in_a_line_and_never_takes_the_place_of_what_is_good(
+    whole: Run, tmp_path: Path
+) -> None:
+    run = Run(tmp_path / "copy")
+    shutil.copytree(whole.folder, run.folder)
+    previous = run.checkpoint("previous").read_bytes()
+    run.checkpoint("last").write_bytes(b"torn")
+    killed(recipe_of(whole), run.folder, dies_at((train, "step"), 1), resume=True)
+    assert run.checkpoint("last").read_bytes() == previous
+    run.checkpoint("previous").write_bytes(previous)
+    run.checkpoint("last").write_bytes(b"torn")
+    console = Lines()
+    assert content(fit(recipe_of(whole), run.folder, resume=True, console=console)) == content(whole)
+    [line] = [line for line in console.said if "damaged" in line]
+    assert "last.safetensors is not a checkpoint, or is damaged" in line
+    assert line.endswith("; trying the checkpoint before it")
+    assert "\n" not in line
+
+
+def test_a_checkpoint_of_a_newer_format_is_refused_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", 7)
+    fit(tiny("trades", epochs=2), tmp_path)
+    monkeypatch.undo()
+    with pytest.raises(RattleError, match="has checkpoint format 7; this version reads up to 1: upgrade rattle"):
+        fit(tiny("trades", epochs=2), tmp_path, resume=True)
+
+
+def test_a_run_folder_of_the_first_format_stays_readable_and_goes_on(tmp_path: Path) -> None:
+    shutil.copytree(OLD_RUNS / "format1", tmp_path / "run")
+    run = Run(tmp_path / "run")
+    assert load(run.folder).head.out_features == 10
+    fit(recipe_of(run), run.folder, resume=True)
+    assert read(run.checkpoint("last")).progress["epoch"] == recipe_of(run).epochs
+    assert [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()] == [1, 2, 3]
+
+
+class Filling(Silent):
+    """Takes the space away after the first epoch."""
+
+    def __init__(self, fill: Callable[[], object]) -> None:
+        self.fill = fill
+
+    def say(self, line: str) -> None:
+        self.fill()
+
+
+def full_disk(folder: Path, fill: Callable[[], object]) -> str:
+    """Train until the disk is full; what the command would say."""
+
+    def action() -> int:
+        try:
+            fit(with_ema(), folder, console=Filling(fill))
+        except RattleError as mistake:
+            return fail(str(mistake))
+        return 0
+
+    child = Child(action, Path(f"{folder}.log"))
+    assert child.wait() == 2, child.words()
+    return child.words()
+
+
+def test_a_file_that_may_not_grow_stops_the_run_in_a_sentence_with_its_checkpoints_intact(tmp_path: Path) -> None:
+    limit = 2000
+    said = full_disk(tmp_path / "run", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    assert said.splitlines()[-1].endswith("File too large; what was saved earlier is intact")
+    check_one_epoch_is_there(tmp_path / "run")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A megabyte of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs is not permitted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_stops_the_run_in_a_sentence_with_its_checkpoints_intact(small_disk: Path) -> None:
+    def fill() -> None:
+        with open(small_disk / "film", "wb", buffering=0) as file:
+            try:
+                while file.write(b"0" * 4096):
+                    pass
+            except OSError:
+                pass
+
+    said = full_disk(small_disk / "run", fill)
+    (small_disk / "film").unlink()
+    assert "No space left on device; what was saved earlier is intact" in said
+    assert "Traceback" not in said
+    check_one_epoch_is_there(small_disk / "run")
+
+
+def check_one_epoch_is_there(folder: Path) -> None:
+    run = Run(folder)
+    assert read(run.checkpoint("last")).progress["epoch"] == 1
+    assert not list(folder.rglob("*.part"))
+    fit(with_ema(), folder, resume=True)
+    assert [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()] == [1, 2]
+
+
+def diverging(monkeypatch: pytest.MonkeyPatch, at: int, times: int) -> None:
+    """The loss of a step is not a number, the first few times it is computed."""
+    real, seen = train.Ledger.add, []
+
+    def add(self: learner.Ledger, terms: dict[str, torch.Tensor], step: int) -> None:
+        if step == at and len(seen) < times:
+            seen.append(step)
+            terms = {name: value * float("nan") for name, value in terms.items()}
+        real(self, terms, step)
+
+    monkeypatch.setattr(train.Ledger, "add", add)
+
+
+@pytest.mark.parametrize(("at", "back"), [(5, 3), (2, 0)])
+def test_rolling_back_goes_on_from_the_last_good_state_with_half_the_rate_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, back: int
+) -> None:
+    recipe, console = tiny("trades", on_divergence="rollback", schedule=Piecewise(drops=())), Lines()
+    diverging(monkeypatch, at, times=2)
+    run = fit(recipe, tmp_path, console=console)
+    said = [line for line in console.said if "diverged" in line]
+    assert [line.partition("): ")[2] for line in said] == [
+        f"back to step {back}, learning rate times 0.5",
+        f"back to step {back}, learning rate times 0.25",
+    ]
+    rates = [json.loads(line)["lr"] for line in run.metrics.read_text().splitlines()]
+    assert rates == pytest.approx([0.05 if back else 0.0125, 0.0125])
+    assert read(run.checkpoint("last")).progress["rate"] == 0.25
+
+
+def test_rolling_back_without_end_is_given_up_with_the_best_checkpoint_intact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diverging(monkeypatch, 5, times=100)
+    with pytest.raises(RattleError, match=r"the loss diverged at step 5 .*the last good checkpoint is"):
+        fit(tiny("trades", on_divergence="rollback"), tmp_path)
+    assert read(Run(tmp_path).checkpoint("best")).progress["epoch"] == 1
+
+
+def test_weights_that_overflowed_are_not_saved_midway_either(tmp_path: Path) -> None:
+    steep = Piecewise(drops=(0.5,), factor=1e30)
+    with pytest.raises(RattleError, match=r"the loss diverged at step [45] "):
+        fit(tiny("trades", schedule=steep, save_minutes=0), tmp_path)
+    for name in ("last", "previous"):
+        assert all(v.isfinite().all() for v in read(Run(tmp_path).checkpoint(name)).tensors.values())
+
+
+def test_a_second_writer_is_refused_with_owner_and_age_and_a_dead_one_s_lock_taken_over(tmp_path: Path) -> None:
+    folder, inside = tmp_path / "run", tmp_path / "inside"
+
+    def hold() -> None:
+        with open_run(Run(folder), tiny()):
+            inside.touch()
+            time.sleep(60)
+
+    child = Child(hold, tmp_path / "log")
+    until(inside.exists)
+    for how in ({"resume": True}, {"overwrite": True}):
+        with pytest.raises(RattleError, match=rf"is being written by process {child.pid} on .* \(for 0 minutes\)"):
+            fit(tiny(epochs=1), folder, **how)
+    child.send(signal.SIGKILL)
+    child.wait()
+    assert "process" in (folder / "lock").read_text()  # stale
+    fit(tiny(), folder, resume=True)

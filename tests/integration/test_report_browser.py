@@ -1,0 +1,212 @@
+"""The page in a real browser: no error on its console, every figure drawn, every tab reachable, nothing fetched.
+
+Needs Chromium and chromedriver (tests/support/install_chromium.sh installs them); the driver is spoken to over HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rattle.report import build
+from support import run_folders as made
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="no Chromium and chromedriver: tests/support/install_chromium.sh"
+    ),
+]
+ARGUMENTS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--use-gl=angle",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+]
+HARMLESS = ("GPU stall due to ReadPixels", "willReadFrequently", "GroupMarkerNotSet")  # about speed, by the driver
+
+
+class Browser:
+    """A WebDriver session."""
+
+    def __init__(self, port: int, profile: Path) -> None:
+        self.address = f"http://127.0.0.1:{port}"
+        options = {"binary": CHROMIUM, "args": [*ARGUMENTS, f"--user-data-dir={profile}"]}
+        logs = {"browser": "ALL", "performance": "ALL"}
+        wanted = {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": logs}
+        self.session = self.call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.load(answer)["value"]
+
+    def post(self, path: str, body: Any) -> Any:
+        return self.call("POST", f"/session/{self.session}{path}", body)
+
+    def open(self, page: Path, query: str = "") -> None:
+        self.post("/url", {"url": page.as_uri() + query})
+        self.until("return document.documentElement.dataset.ready === 'yes'")
+
+    def run(self, script: str, *args: Any) -> Any:
+        return self.post("/execute/sync", {"script": script, "args": list(args)})
+
+    def until(self, script: str, *args: Any, seconds: float = 60) -> None:
+        begun = time.monotonic()
+        while not self.run(script, *args):
+            assert time.monotonic() - begun < seconds, f"still not true: {script}"
+            time.sleep(0.2)
+
+    def size(self, width: int, height: int) -> None:
+        self.post("/window/rect", {"width": width, "height": height})
+
+    def complaints(self) -> list[str]:
+        lines = [entry["message"] for entry in self.post("/se/log", {"type": "browser"})]
+        return [line for line in lines if not any(words in line for words in HARMLESS)]
+
+    def requests(self) -> list[str]:
+        messages = [json.loads(entry["message"])["message"] for entry in self.post("/se/log", {"type": "performance"})]
+        return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    driver = subprocess.Popen([str(DRIVER), f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            with socket.socket() as knock:
+                if knock.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.1)
+        session = Browser(port, tmp_path_factory.mktemp("profile"))
+        yield session
+        session.call("DELETE", f"/session/{session.session}")
+    finally:
+        driver.terminate()
+        driver.wait(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    first = made.whole(root / "a", right=0.4, steepness=2.0)
+    second = made.whole(root / "b", right=0.7, objective={"kind": "Trades", "order": 2})
+    return build([first, second], root / "page.html")
+
+
+UNDRAWN = """
+return [...document.querySelectorAll('[data-figure]')]
+  .filter((e) => e.offsetParent !== null)
+  .filter((e) => !e.querySelector('gl' in e.dataset ? 'canvas' : '.main-svg .trace, .main-svg .hm, .main-svg image'))
+  .map((e) => e.id)
+"""
+
+
+def test_every_figure_is_drawn_in_every_tab_without_an_error_or_a_request(browser: Browser, page: Path) -> None:
+    browser.requests()
+    browser.open(page)
+    browser.until(UNDRAWN.replace("return", "return !(", 1).rstrip() + ").length")
+    tabs = browser.run("return [...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)")
+    seen = set(browser.run("return [...document.querySelectorAll('[data-drawn]')].map((e) => e.id)"))
+    for tab in tabs:
+        browser.run("document.getElementById(arguments[0]).click()", tab)
+        shown = "const tab = document.getElementById(arguments[0]);"
+        shown += "return !document.getElementById(tab.getAttribute('aria-controls')).hidden"
+        assert browser.run(shown, tab)
+        browser.until(UNDRAWN.replace("return", "return !(", 1).rstrip() + ").length")
+        seen |= set(browser.run("return [...document.querySelectorAll('[data-drawn]')].map((e) => e.id)"))
+    assert seen == set(browser.run("return [...document.querySelectorAll('[data-figure]')].map((e) => e.id)"))
+    assert len(tabs) >= 8
+    assert browser.complaints() == []
+    asked = [url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:", "about:", "chrome:"))]
+    assert asked == []
+
+
+def test_arrow_keys_walk_through_the_tabs_and_buttons_turn_the_surfaces(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    press = """
+    const tab = document.getElementById('examples-tab-0');
+    tab.focus();
+    tab.dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight', bubbles: true}));
+    return [document.activeElement.id, document.getElementById('examples-panel-0').hidden]
+    """
+    assert browser.run(press) == ["examples-tab-1", True]
+    browser.until("return document.querySelectorAll('[data-gl][data-linked]').length === 2")
+    eyes = "return [...document.querySelectorAll('[data-gl][data-drawn]')].map((e) => e._fullLayout.scene.camera.eye.x)"
+    before = browser.run(eyes)
+    browser.run("document.querySelector('[data-turn=left]').click()")
+    browser.until(f"const now = (() => {{ {eyes} }})(); return Math.abs(now[0] - arguments[0]) > 0.05", before[0])
+    after = browser.run(eyes)
+    assert after[0] == pytest.approx(after[1])
+    assert browser.complaints() == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_stands_out_from_its_ground_and_the_theme_button_changes_it(
+    browser: Browser, page: Path, theme: str
+) -> None:
+    browser.open(page, f"?theme={theme}")
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    before = browser.run(ground)
+    colours = "const s = getComputedStyle(document.querySelector('.note')); return [s.color, arguments[0]]"
+    ink, paper = ([int(v) for v in part[4:-1].split(",")] for part in browser.run(colours, before))
+    assert contrast(ink, paper) >= 4.5
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run(ground) != before
+    browser.run("localStorage.clear()")
+    assert browser.complaints() == []
+
+
+def contrast(first: list[int], second: list[int]) -> float:
+    """WCAG's ratio of two colours."""
+
+    def luminance(rgb: list[int]) -> float:
+        linear = [(v / 255) / 12.92 if v / 255 <= 0.04045 else ((v / 255 + 0.055) / 1.055) ** 2.4 for v in rgb]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(first), luminance(second)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, page: Path) -> None:
+    browser.size(500, 900)
+    browser.open(page)
+    assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    browser.size(1280, 900)
+
+
+def test_html_in_names_runs_nothing(browser: Browser, tmp_path: Path) -> None:
+    hostile = '</script><script>window.fell = 1</script><img src=x onerror="window.fell = 2">'
+    folder = made.whole(tmp_path / "run", name=hostile, objective={"kind": hostile})
+    made.gallery(folder, classes=(hostile, "<a href='javascript:window.fell=3'>x</a>", "c"))
+    browser.open(build([folder]))
+    browser.until(UNDRAWN.replace("return", "return !(", 1).rstrip() + ").length")
+    assert browser.run("return window.fell === undefined")
+    assert browser.run("return document.querySelectorAll('.plot a[href]').length") == 0
+    assert browser.complaints() == []
+
+
+def test_a_page_with_nothing_but_a_recipe_opens_without_an_error(browser: Browser, tmp_path: Path) -> None:
+    browser.open(build([made.recipe(tmp_path / "bare")]))
+    assert browser.complaints() == []

@@ -1,0 +1,193 @@
+"""The closed forms against autograd and by hand; the exact derivatives against finite differences."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from rattle.errors import RattleError
+from rattle.losses import kl_to_target
+from rattle.models.registry import build
+from rattle.taylor import directional, head_gradient, soft_targets, target_term
+from rattle.weights import Noise
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 7), st.integers(2, 6), st.integers(0, 2**31))
+def test_head_gradient_is_the_row_sum_of_autograds_gradient(n: int, d: int, classes: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    h, y = torch.randn(n, d, generator=generator), torch.randint(classes, (n,), generator=generator)
+    weight = torch.randn(classes, d, generator=generator, requires_grad=True)
+    bias = torch.randn(classes, generator=generator)
+    logits = F.linear(h, weight, bias)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(logits, y), weight)
+    closed = head_gradient(h, logits, y)
+    assert torch.allclose(closed, gradient.sum(1), rtol=1e-5, atol=1e-6)
+    assert not closed.requires_grad
+
+
+def test_head_gradient_agrees_with_autograd_inside_a_network_in_double_precision() -> None:
+    model = build("cnn", classes=5, channels=1, width=3).double().train()
+    x, y = torch.rand(7, 1, 8, 8, dtype=torch.double), torch.arange(7) % 5
+    features = model.features(x)
+    logits = model.head(features)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(logits, y), model.head.weight)
+    assert torch.allclose(head_gradient(features, logits, y), gradient.sum(1), rtol=0, atol=1e-12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=12))
+def test_soft_targets_are_probabilities_with_two_over_c_on_the_class_itself(gap: list[float]) -> None:
+    rows = soft_targets(torch.tensor(gap))
+    assert rows.shape == (len(gap), len(gap))
+    assert torch.allclose(rows.sum(1), torch.ones(len(gap)), atol=1e-5)
+    assert (rows >= 0).all()
+    assert torch.allclose(rows.diag(), torch.full((len(gap),), 2 / len(gap)), atol=1e-6)
+
+
+@pytest.mark.parametrize(("classes", "c"), [(10, 0.8), (100, 0.98)])
+def test_c_is_the_papers_for_10_and_100_classes(classes: int, c: float) -> None:
+    rows = soft_targets(torch.rand(classes))
+    off_diagonal = rows.sum(1) - rows.diag()
+    assert torch.allclose(off_diagonal, torch.full((classes,), c), atol=1e-5)
+
+
+def test_soft_targets_of_three_classes_by_hand() -> None:
+    rows = soft_targets(torch.tensor([0.1, 0.3, 0.6]))  # shifted: 0, 0.2, 0.5; c = 1/3
+    by_hand = torch.tensor([[2 / 3, 2 / 21, 5 / 21], [0, 2 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
+    assert torch.allclose(rows, by_hand, atol=1e-6)
+
+
+def test_equal_gaps_spread_evenly() -> None:
+    rows = soft_targets(torch.full((5,), 0.7))
+    wanted = torch.full((5, 5), 0.15).fill_diagonal_(0.4)
+    assert torch.allclose(rows, wanted)
+
+
+@pytest.mark.parametrize("tiny", [0.0, 1e-40])
+def test_the_row_of_the_only_class_with_a_gap_is_even(tiny: float) -> None:
+    gap = torch.tensor([0.0, 0.0, 1.0, tiny])
+    rows = soft_targets(gap)
+    assert torch.allclose(rows[2], torch.tensor([1 / 6, 1 / 6, 1 / 2, 1 / 6]))  # no other class has any
+    assert torch.allclose(rows[0], torch.tensor([1 / 2, 0, 1 / 2, 0]))  # all of it on that one
+    assert torch.allclose(rows.sum(1), torch.ones(4))
+
+
+@pytest.mark.parametrize("gap", [[0.0, 0.0], [1.0, -3.0]])
+def test_two_classes_give_hard_labels_and_cross_entropies(gap: list[float]) -> None:
+    rows = soft_targets(torch.tensor(gap))
+    assert torch.equal(rows, torch.eye(2))
+    z, z_adv, y = torch.randn(4, 2), torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
+    wanted = 0.5 * (F.cross_entropy(z, y) + F.cross_entropy(z_adv, y))
+    assert torch.allclose(target_term(rows, rows, z, z_adv, y), wanted)
+
+
+def test_target_term_holds_each_look_to_its_own_rows() -> None:
+    z, z_adv, y = torch.randn(4, 3), torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+    rows, rows_adv = torch.rand(3, 3).softmax(1), torch.rand(3, 3).softmax(1)
+    wanted = 0.5 * (kl_to_target(rows_adv[y], z_adv).mean() + kl_to_target(rows[y], z).mean())
+    assert torch.allclose(target_term(rows, rows_adv, z, z_adv, y), wanted)
+
+
+def smooth() -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    u = {name: torch.randn_like(p) for name, p in model.named_parameters() if p.ndim > 1}
+    return model, torch.rand(6, 1, 2, 2, dtype=torch.double), u
+
+
+def logits_at(model: nn.Module, x: Tensor, u: dict[str, Tensor], t: float) -> Tensor:
+    moved = {name: model.get_parameter(name) + t * delta for name, delta in u.items()}
+    return functional_call(model, moved, (x,)).detach()
+
+
+def test_directional_derivatives_equal_finite_differences() -> None:
+    model, x, u = smooth()
+    first, second = directional(model, x, u, 2)
+    h = 1e-4
+    above, at, below = (logits_at(model, x, u, t) for t in (h, 0, -h))
+    assert torch.allclose(first, (above - below) / (2 * h), rtol=1e-6, atol=1e-7)
+    assert torch.allclose(second, (above - 2 * at + below) / h**2, rtol=1e-4, atol=1e-6)
+    assert len(directional(model, x, u, 1)) == 1
+    assert torch.allclose(directional(model, x, u, 1)[0], first)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_directional_derivatives_are_differentiable_by_the_weights(order: int) -> None:
+    model, x, u = smooth()
+    probe = torch.randn(6, 3, dtype=torch.double)
+    along = {name: torch.randn_like(p) for name, p in model.named_parameters()}  # biases too
+
+    def value(t: float) -> Tensor:
+        moved = copy.deepcopy(model)
+        with torch.no_grad():
+            for name, p in moved.named_parameters():
+                p.add_(t * along[name])
+        return (directional(moved, x, u, order)[-1] * probe).sum().detach()
+
+    (directional(model, x, u, order)[-1] * probe).sum().backward()
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert set(u) <= set(grads)
+    slope = sum(float((along[name] * grad).sum()) for name, grad in grads.items())
+    h = 1e-5
+    assert slope == pytest.approx(float(value(h) - value(-h)) / (2 * h), rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_directional_normalises_as_the_mode_says_and_holds_the_statistics(training: bool) -> None:
+    model = build("cnn", classes=3, channels=1, width=2).double()
+    x = torch.rand(5, 1, 8, 8, dtype=torch.double)
+    model.train()(x)  # statistics that differ from the batch's
+    model.train(training)
+    u = Noise(sigma=0.1)(model)
+    before = copy.deepcopy(model.state_dict())
+    (first,) = directional(model, x, u, 1)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    h, twin = 1e-6, copy.deepcopy(model)
+    wanted = (logits_at(twin, x, u, h) - logits_at(twin, x, u, -h)) / (2 * h)
+    assert torch.allclose(first, wanted, rtol=1e-4, atol=1e-6)
+
+
+class Untraceable(nn.Module):
+    """Leaves torch in the middle of its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.inner(x.flatten(1))
+        return z * torch.from_numpy(z.detach().numpy()).mean()
+
+
+class Opaque(torch.autograd.Function):
+    """A user's operation without a forward-mode rule."""
+
+    @staticmethod
+    def forward(ctx, z: Tensor) -> Tensor:
+        return z.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class WithOpaque(Untraceable):
+    def forward(self, x: Tensor) -> Tensor:
+        return Opaque.apply(self.inner(x.flatten(1)))
+
+
+@pytest.mark.parametrize("kind", [Untraceable, WithOpaque])
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_model_torch_func_cannot_trace_gets_one_sentence(kind: type[nn.Module], order: int) -> None:
+    model = kind()
+    with pytest.raises(RattleError) as caught:
+        directional(model, torch.rand(2, 1, 2, 2), Noise()(model), order)
+    sentence = str(caught.value)
+    assert sentence.startswith("objective.mode exact: torch.func cannot differentiate this model (")
+    assert sentence.endswith("use objective.mode head")
+    assert "\n" not in sentence

@@ -1,0 +1,105 @@
+"""Export: the file computes what the model does, or it does not appear."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rattle.errors import RattleError
+from rattle.models import load_weights
+from rattle.models.export import difference, export
+from rattle.models.registry import build
+
+X = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+NAMES = ["cnn", "preact18", "resnet18", "wrn10-1", "wrn10-1-dm", "vgg16", "mobilenetv2"]
+
+
+def slim(name: str = "cnn") -> nn.Module:
+    return build(name, classes=4, width=4, normalise=((0.5,) * 3, (0.25,) * 3)).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [*((name, "safetensors") for name in NAMES), *((name, "torchscript") for name in ("cnn", "wrn10-1-dm"))],
+)
+def test_an_exported_file_computes_what_the_model_does(name: str, format: str, tmp_path: Path) -> None:
+    model = slim(name)
+    path = export(model, X, tmp_path / "new" / f"model.{format}", format)
+    assert path.is_file()
+    assert difference(model, X, path, format) < 1e-5
+    assert model.training
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_exported_safetensors_load_as_weights(tmp_path: Path) -> None:
+    model, again = slim().eval(), slim().eval()
+    load_weights(export(model, X, tmp_path / "model.safetensors"), again)
+    torch.testing.assert_close(again(X), model(X))
+
+
+def test_tied_weights_are_exported_once(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 4))
+    model[2].weight = model[1].weight
+    x = torch.rand(2, 1, 2, 2)
+    assert difference(model, x, export(model, x, tmp_path / "tied.safetensors")) == 0
+
+
+class Fickle(nn.Module):
+    """Gives another answer at every call, which a trace cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(12, 2)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(x.flatten(1)) * self.calls
+
+
+def test_a_file_that_computes_something_else_does_not_appear(tmp_path: Path) -> None:
+    path = tmp_path / "model.torchscript"
+    path.write_text("the former one")
+    with pytest.raises(RattleError, match="logits differ by"):
+        export(Fickle(), torch.rand(2, 3, 2, 2), path, "torchscript")
+    assert path.read_text() == "the former one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_onnx_names_the_extra_when_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(RattleError, match=r"pip install 'rattle-robust\[onnx\]'"):
+        export(slim(), X, tmp_path / "model.onnx", "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("example", "format", "words"),
+    [(X, "onx", "did you mean 'onnx'"), (X[0], "onnx", r"\[n, C, H, W\]"), (X[:0], "onnx", r"\[n, C, H, W\]")],
+)
+def test_an_export_that_cannot_be_is_refused_in_words(
+    example: torch.Tensor, format: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RattleError, match=words):
+        export(slim(), example, tmp_path / "model", format)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_network_exports_to_torchscript(name: str, tmp_path: Path) -> None:
+    export(slim(name), X, tmp_path / "model.ts", "torchscript")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMES)
+def test_an_onnx_file_computes_what_the_model_does(name: str, tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    model = slim(name)
+    path = export(model, X, tmp_path / "model.onnx", "onnx")
+    assert difference(model, X[:2], path, "onnx") < 1e-4

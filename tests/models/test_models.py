@@ -1,0 +1,315 @@
+"""The networks: counts, shapes, heads, and the user's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from rattle.errors import RattleError
+from rattle.models import check_width, find_head
+from rattle.models.layers import conv1x1
+from rattle.models.registry import BUILDERS, build
+
+SLIM = dict.fromkeys(BUILDERS, 4) | {name: 1 for name in BUILDERS if name.startswith("wrn")} | {"wrn10-2-dm": 4}
+SMALL = [name for name in SLIM if name not in ("wrn34-20", "wrn70-16", "wrn34-10")]
+CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
+
+
+def count(name: str, classes: int = 10) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in build(name, classes=classes).parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("preact18", 11_172_170),
+        ("preact34", 21_280_330),
+        ("preact50", 23_513_162),
+        ("resnet18", 11_173_962),
+        ("wrn28-10", 36_479_194),
+        ("wrn34-10", 46_160_474),
+        ("wrn34-20", 184_531_674),
+        ("wrn70-16", 266_796_506),
+        ("wrn28-10-dm", 36_479_194),
+        ("wrn16-4", 2_748_890),
+        ("vgg16", 14_728_266),
+        ("mobilenetv2", 2_296_922),
+        ("cnn-slim", 43_226),
+    ],
+)
+def test_a_network_has_as_many_parameters_as_the_published_one(name: str, parameters: int) -> None:
+    assert count(name) == parameters
+
+
+def test_a_hundred_classes_change_the_head_alone() -> None:
+    assert count("preact18", 100) - count("preact18", 10) == 90 * (512 + 1)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_network_is_its_features_and_then_its_head(name: str) -> None:
+    model = build(name, classes=7, channels=3, width=SLIM[name]).eval()
+    x = torch.rand(2, 3, 16, 16)
+    features = model.features(x)
+    assert features.shape == (2, model.head.in_features)
+    assert torch.equal(model.head(features), model(x))
+    assert find_head(model) is find_head(model, example=x) is model.head
+    check_width(model, x, 7)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 32), (3, 64)])
+def test_a_network_takes_images_of_any_usual_size(name: str, channels: int, size: int) -> None:
+    model = build(name, classes=5, channels=channels, width=SLIM[name])
+    with torch.no_grad():
+        logits = model(torch.rand(2, channels, size, size))
+    assert logits.shape == (2, 5)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_channels_last_gives_the_logits_of_contiguous(name: str) -> None:
+    model = build(name, classes=5, width=SLIM[name], normalise=CIFAR).eval()
+    x = torch.rand(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = model(x)
+        model.to(memory_format=torch.channels_last)
+        last = model(x.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_silu_leaves_the_weights_alone_and_changes_the_function(name: str) -> None:
+    relu, silu = (build(name, classes=5, width=SLIM[name], activation=a) for a in ("relu", "silu"))
+    silu.load_state_dict(relu.state_dict())
+    x = torch.rand(2, 3, 16, 16)
+    assert not torch.allclose(relu(x), silu(x))
+    assert not any(isinstance(m, nn.ReLU) for m in silu.modules())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_normalisation_inside_equals_normalisation_outside(name: str) -> None:
+    inside, outside = (build(name, classes=5, width=SLIM[name], normalise=n).eval() for n in (CIFAR, None))
+    outside.load_state_dict({k: v for k, v in inside.state_dict().items() if not k.startswith("normalise.")})
+    x = torch.rand(2, 3, 16, 16)
+    mean, std = (torch.tensor(s).reshape(1, 3, 1, 1) for s in CIFAR)
+    torch.testing.assert_close(inside(x), outside((x - mean) / std))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_weight_of_a_network_gets_a_gradient(name: str) -> None:
+    model = build(name, classes=5, width=SLIM[name])
+    model(torch.rand(4, 3, 16, 16)).square().sum().backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_a_wide_resnet_starts_from_kaiming_fan_out() -> None:
+    model = build("wrn10-2", classes=10)
+    deviation = float(model.block3[0].conv2.weight.detach().std())
+    assert deviation == pytest.approx((2 / (9 * 128)) ** 0.5, rel=0.02)
+    assert not model.head.bias.any()
+
+
+def test_deepmind_s_padding_is_another_function_of_the_same_weights() -> None:
+    usual, deepmind = (build(name, classes=4, width=4).eval() for name in ("wrn10-1", "wrn10-1-dm"))
+    deepmind.load_state_dict(usual.state_dict())
+    x = torch.rand(2, 3, 16, 16)
+    assert usual(x).shape == deepmind(x).shape
+    assert not torch.allclose(usual(x), deepmind(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "preact19"}, "did you mean 'preact1"),
+        ({"name": "wrn29-10"}, "wrn29-10"),
+        ({"name": "preact18", "classes": 1}, "at least 2 classes"),
+        ({"name": "preact18", "activation": "relo"}, "did you mean 'relu'"),
+        ({"name": "preact18", "width": 0}, "at least 1"),
+        ({"name": "preact18", "normalise": ((0.5,) * 2, (0.5,) * 2)}, "each of 3 channels"),
+        ({"name": "preact18", "normalise": ((0.5,) * 3, (0.0,) * 3)}, "std > 0"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused_in_words(options: dict, words: str) -> None:
+    with pytest.raises(RattleError, match=words):
+        build(**{"classes": 10} | options)
+
+
+class Odd(nn.Module):
+    """Its last linear layer by definition is not the one that gives the logits."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.answer = nn.Linear(12, 3)
+        self.side = nn.Linear(12, 5)
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.flatten(1)
+        self.side(h)
+        out = self.answer(h)
+        return out if self.scale == 1 else self.scale * out
+
+
+def test_the_head_is_the_layer_whose_output_is_the_logits() -> None:
+    model, x = Odd(), torch.rand(2, 3, 2, 2)
+    assert find_head(model, example=x) is model.answer
+    assert find_head(model, "side") is model.side
+    assert model.training
+    assert not model.answer._forward_hooks
+
+
+def test_a_head_that_is_not_there_is_refused_in_words() -> None:
+    x = torch.rand(2, 3, 2, 2)
+    with pytest.raises(RattleError, match="straight out of a linear layer"):
+        find_head(Odd(scale=2.0), example=x)
+    with pytest.raises(RattleError, match=r"no linear layer named 'fc'.*answer, side"):
+        find_head(Odd(), "fc")
+    with pytest.raises(RattleError, match=r"no nn\.Linear"):
+        find_head(nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), "tells 4 classes apart, but the data have 3"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(13, 3)), r"does not take images of shape \[3, 2, 2\]"),
+        (nn.Identity(), "got shape"),
+    ],
+)
+def test_a_model_of_another_width_than_the_classes_is_refused(model: nn.Module, words: str) -> None:
+    with pytest.raises(RattleError, match=words):
+        check_width(model, torch.rand(4, 3, 2, 2), 3)
+
+
+def write(folder: Path, text: str, name: str = "mine.py") -> Path:
+    path = folder / name
+    path.write_text("from torch import nn\n" + textwrap.dedent(text))
+    return path
+
+
+def test_a_file_s_function_builds_the_user_s_model(tmp_path: Path) -> None:
+    path = write(tmp_path, "def build(classes, channels):\n    return nn.Linear(channels, classes)")
+    model = build(f"{path}:build", classes=6, channels=2)
+    assert (model.in_features, model.out_features) == (2, 6)
+
+
+def test_a_file_s_class_with_other_keywords_builds_too_and_imports_its_neighbours(tmp_path: Path) -> None:
+    write(tmp_path, "BIAS = False", "neighbour_of_mine.py")
+    path = write(
+        tmp_path,
+        """
+        from neighbour_of_mine import BIAS
+        class Net(nn.Linear):
+            def __init__(self, num_classes=3, in_channels=1, width=8):
+                super().__init__(in_channels * width, num_classes, bias=BIAS)
+        """,
+    )
+    model = build(f"{path}:Net", classes=6, channels=2, width=4)
+    assert (model.in_features, model.out_features, model.bias) == (8, 6, None)
+
+
+def test_a_module_s_function_builds_the_user_s_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "def build(classes): return nn.Linear(2, classes)", "my_own_networks.py")
+    monkeypatch.chdir(tmp_path)
+    assert build("my_own_networks:build", classes=6).out_features == 6
+
+
+def test_normalisation_goes_in_front_of_a_user_s_model(tmp_path: Path) -> None:
+    path = write(tmp_path, "def build(): return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))")
+    model = build(f"{path}:build", classes=3, normalise=CIFAR)
+    x = torch.rand(2, 3, 2, 2)
+    mean, std = (torch.tensor(s).reshape(1, 3, 1, 1) for s in CIFAR)
+    torch.testing.assert_close(model(x), model[1]((x - mean) / std))
+    assert find_head(model, example=x) is model[1][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "words"),
+    [
+        ("", "absent.py:build", "no file .*absent.py"),
+        ("", "no_such_package_here.net:build", "no module 'no_such_package_here'"),
+        ("", "mine.py:", "FILE.py:FUNCTION"),
+        ("def built(): ...", "mine.py:build", "did you mean 'built'"),
+        ("build = 3", "mine.py:build", "must be a function or a class, got int"),
+        ("def build(): return 3", "mine.py:build", r"must return a torch.nn.Module, got int"),
+        ("def build(): return 1 / 0", "mine.py:build", r"mine.py:2 raised ZeroDivisionError: division"),
+        ("import no_such_thing", "mine.py:build", r"mine.py:2 raised ModuleNotFoundError"),
+        ("def build(: pass", "mine.py:build", r"mine.py:2: "),
+        ("def build(depth): ...", "mine.py:build", "needs 'depth'"),
+    ],
+)
+def test_a_mistake_in_the_user_s_model_ends_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, spec: str, words: str
+) -> None:
+    write(tmp_path, text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RattleError, match=words):
+        build(f"./{spec}" if spec.endswith(".py:build") else spec, classes=3)
+
+
+def test_an_option_the_user_s_function_does_not_know_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "def build(classes): return nn.Linear(2, classes)")
+    with pytest.raises(RattleError, match="no keyword 'width'"):
+        build(f"{path}:build", classes=3, width=4)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("size", [7, 8])
+def test_a_thin_shortcut_gives_the_numbers_of_its_stride(size: int) -> None:
+    thin, x = conv1x1(4, 6, 2), torch.rand(3, 4, size, size)
+    torch.testing.assert_close(thin(x), nn.functional.conv2d(x, thin.weight, stride=2), rtol=0, atol=1e-15)
+    assert type(conv1x1(8, 6, 2)) is nn.Conv2d
+
+
+def test_a_thin_network_survives_its_backward_pass_with_avx2_kernels() -> None:
+    code = """
+        import torch
+        from rattle.models import build
+        model = build("preact18", classes=10, width=4).to(memory_format=torch.channels_last)
+        x = torch.rand(64, 3, 32, 32).to(memory_format=torch.channels_last)
+        for _ in range(3):
+            model(x).sum().backward()
+    """
+    settings = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "MALLOC_CHECK_": "3", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_timm_is_named_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(RattleError, match="pip install timm"):
+        build("timm:resnet18", classes=3)
+
+
+def test_timm_is_asked_for_the_classes_and_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = SimpleNamespace(
+        is_model=lambda name: name == "net",
+        list_models=lambda: ["net"],
+        create_model=lambda name, num_classes, in_chans: nn.Linear(in_chans, num_classes),
+    )
+    monkeypatch.setitem(sys.modules, "timm", stand_in)
+    model = build("timm:net", classes=3, channels=2)
+    assert (model.in_features, model.out_features) == (2, 3)
+    with pytest.raises(RattleError, match="did you mean 'net'"):
+        build("timm:nets", classes=3)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_timm_model_builds_with_its_head_found() -> None:
+    pytest.importorskip("timm")
+    model = build("timm:resnet18", classes=3, channels=1)
+    x = torch.rand(2, 1, 32, 32)
+    check_width(model, x, 3)
+    assert find_head(model, example=x) is model.fc
+    with pytest.raises(RattleError, match="did you mean 'resnet18"):
+        build("timm:resnet18_", classes=3)

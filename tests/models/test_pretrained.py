@@ -1,0 +1,277 @@
+"""Weights from elsewhere: each public layout opens, nothing in a file runs, and what does not fit is said in words."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rattle.errors import RattleError
+from rattle.models import load_weights
+from rattle.models.layers import Normalise
+from rattle.models.pretrained import adapt, file_normalisation
+from rattle.models.registry import build
+
+State = dict[str, Tensor]
+CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
+X = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def trained(name: str, **options: object) -> nn.Module:
+    """A slim network whose statistics and biases are not the initial ones."""
+    torch.manual_seed(1)
+    model = build(name, **{"classes": 4, "width": 4} | options)
+    for _ in range(2):
+        model(torch.rand(8, 3, 16, 16))
+    return model.eval()
+
+
+def renamed(state: State, *rules: tuple[str, str]) -> State:
+    out = dict(state)
+    for pattern, theirs in rules:
+        out = {re.sub(pattern, theirs, name): tensor for name, tensor in out.items()}
+    return out
+
+
+def trades_wrn(state: State) -> State:
+    rules = (r"^bn\.", "bn1."), (r"^block(\d)\.", r"block\1.layer."), (r"shortcut\.", "convShortcut."), ("^head", "fc")
+    theirs = renamed(state, *rules)
+    unused = {f"sub_{k}": torch.randn_like(v.float()) for k, v in theirs.items() if k.startswith("block1.")}
+    return theirs | unused
+
+
+def rice_preact(state: State) -> State:
+    return renamed(state, (r"shortcut\.", "shortcut.0."), (r"^head", "linear"))
+
+
+def deepmind_wrn(state: State) -> State:
+    theirs = renamed(state, (r"^conv1", "init_conv"), (r"^bn\.", "batchnorm."), ("^head", "logits"))
+    theirs = {re.sub(r"^block(\d)", lambda m: f"layer.{int(m[1]) - 1}.block", k): v for k, v in theirs.items()}
+    rules = (r"\.bn1", ".batchnorm_0"), (r"\.bn2", ".batchnorm_1"), (r"\.conv1", ".conv_0"), (r"\.conv2", ".conv_1")
+    return renamed(theirs, *rules, (r"^normalise\.", ""))
+
+
+def parallel(state: State) -> State:
+    return {f"module.{name}": tensor for name, tensor in state.items()}
+
+
+LAYOUTS: dict[str, tuple[str, Callable[[State], State]]] = {
+    "trades": ("wrn10-2", trades_wrn),
+    "awp, mart, the authors: trades in parallel": ("wrn10-2", lambda s: parallel(trades_wrn(s))),
+    "robust_overfitting": ("preact18", rice_preact),
+    "mart, resnet": ("resnet18", lambda s: parallel(renamed(s, ("^head", "linear")))),
+    "robustbench, DeepMind's": ("wrn10-2-dm", deepmind_wrn),
+    "kuangliu, vgg": ("vgg16", lambda s: renamed(s, ("^layers", "features"), ("^head", "classifier"))),
+    "kuangliu, mobilenet": ("mobilenetv2", lambda s: renamed(s, ("^head", "linear"))),
+    "our own, compiled": ("preact18", lambda s: {f"_orig_mod.{k}": v for k, v in s.items()}),
+    "averaged": ("preact18", lambda s: parallel(rice_preact(s)) | {"n_averaged": torch.tensor(3)}),
+    "chen 2020": ("wrn10-2", lambda s: {f"model.{k}": v for k, v in trades_wrn(s).items()}),
+    "before batches were counted": (
+        "preact18",
+        lambda s: {k: v for k, v in rice_preact(s).items() if "num_batches_tracked" not in k},
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_from_elsewhere_opens_to_equal_logits(layout: str, tmp_path: Path) -> None:
+    name, theirs = LAYOUTS[layout]
+    source = trained(name)
+    torch.save(theirs(source.state_dict()), tmp_path / "model.pt")
+    model = build(name, classes=4, width=4).eval()
+    assert not torch.allclose(model(X), source(X))
+    load_weights(tmp_path / "model.pt", model)
+    assert torch.equal(model(X), source(X))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "wrapper"),
+    [
+        (lambda s: {"state_dict": s, "test_acc": 0.5, "epoch": 3}, "state_dict"),
+        (lambda s: {"model": parallel(s), "optimizer": {"state": {}}}, "model"),
+        (lambda s: {"model_state_dict": s, "unaveraged_model_state_dict": {"x.y": X}}, "model_state_dict"),
+        (lambda s: {"net": s, "acc": np.float64(0.5), "args": argparse.Namespace(lr=0.1)}, "net"),
+        (lambda s: {"ema_state_dict": s, "optimizer_state_dict": {}}, "ema_state_dict"),
+        (lambda s: {"last": s, "best": {"x.y": X}}, "last"),
+        (lambda s: {"model": {"state_dict": s}}, "model.state_dict"),
+    ],
+)
+def test_a_wrapper_around_the_weights_is_taken_off(wrap: Callable, wrapper: str, tmp_path: Path) -> None:
+    source = trained("preact18")
+    torch.save(wrap(rice_preact(source.state_dict())), tmp_path / "model.pt")
+    model = build("preact18", classes=4, width=4).eval()
+    assert load_weights(tmp_path / "model.pt", model).wrapper == wrapper
+    assert torch.equal(model(X), source(X))
+
+
+def test_the_entry_of_a_file_with_several_can_be_named(tmp_path: Path) -> None:
+    plain, averaged = trained("cnn"), build("cnn", classes=4, width=4).eval()
+    path = tmp_path / "model.pt"
+    torch.save({"state_dict": plain.state_dict(), "state_dict_ema": averaged.state_dict()}, path)
+    model = build("cnn", classes=4, width=4).eval()
+    load_weights(path, model, entry="state_dict_ema")
+    assert torch.equal(model(X), averaged(X))
+    with pytest.raises(RattleError, match=r"no entry 'swa'.*state_dict, state_dict_ema"):
+        load_weights(path, model, entry="swa")
+
+
+def test_safetensors_and_the_old_format_of_torch_open_too(tmp_path: Path) -> None:
+    source = trained("wrn10-2")
+    theirs = trades_wrn(source.state_dict())
+    save_file({k: v.contiguous() for k, v in theirs.items()}, tmp_path / "model.safetensors")
+    torch.save(theirs, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
+    for path in tmp_path.iterdir():
+        model = build("wrn10-2", classes=4, width=4).eval()
+        assert load_weights(path, model).ignored
+        assert torch.equal(model(X), source(X))
+
+
+MU, SIGMA = (torch.tensor(values) for values in CIFAR)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        lambda net: nn.Sequential(Normalise(*CIFAR), net).state_dict(),
+        lambda net: parallel(nn.Sequential(Normalise(*CIFAR), net).state_dict()),
+        lambda net: net.state_dict() | {"mu": MU.view(1, 3, 1, 1), "sigma": SIGMA.view(1, 3, 1, 1)},
+        lambda net: net.state_dict() | {"normalize.mean": MU, "normalize.std": SIGMA},
+    ],
+    ids=["in sequence", "in sequence, parallel", "mu and sigma", "normalize"],
+)
+def test_the_file_s_normalisation_is_loaded_or_asked_for_never_dropped(theirs: Callable, tmp_path: Path) -> None:
+    net = trained("preact18")
+    path = tmp_path / "model.pt"
+    torch.save(theirs(net), path)
+    statistics = file_normalisation(path)
+    assert statistics == CIFAR
+    model = build("preact18", classes=4, width=4, normalise=statistics).eval()
+    load_weights(path, model)
+    torch.testing.assert_close(model(X), net(Normalise(*CIFAR)(X)))
+    with pytest.raises(RattleError, match=r"normalise=\(\(0.4914, 0.4822, 0.4465\), \(0.2471"):
+        load_weights(path, build("preact18", classes=4, width=4))
+
+
+def test_a_model_keeps_its_normalisation_when_the_file_has_none() -> None:
+    source = trained("preact18")
+    model = build("preact18", classes=4, width=4, normalise=CIFAR)
+    _, report = adapt(source.state_dict(), model)
+    assert report.kept == ("normalise.mean", "normalise.std")
+
+
+def test_statistics_that_change_nothing_are_no_obstacle() -> None:
+    model = build("cnn", classes=4, width=4)
+    state = model.state_dict() | {"mean": torch.zeros(3), "std": torch.ones(3)}
+    assert adapt(state, model)[1].ignored == ("mean", "std")
+
+
+def test_deepmind_s_weights_are_not_put_into_the_usual_network_or_the_reverse() -> None:
+    usual, deepmind = trained("wrn10-2"), trained("wrn10-2-dm")
+    with pytest.raises(RattleError, match="add -dm"):
+        adapt(deepmind_wrn(deepmind.state_dict()), usual)
+    with pytest.raises(RattleError, match="leave out -dm"):
+        adapt(parallel(trades_wrn(usual.state_dict())), deepmind)
+
+
+def test_fine_tuning_keeps_a_fresh_head_for_other_classes(tmp_path: Path) -> None:
+    source = trained("preact18")
+    torch.save(parallel(rice_preact(source.state_dict())), tmp_path / "model.pt")
+    model = build("preact18", classes=7, width=4).eval()
+    head = model.head.weight.clone()
+    with pytest.raises(RattleError, match=r"head.weight \[4, 32\] instead of \[7, 32\]"):
+        load_weights(tmp_path / "model.pt", model)
+    report = load_weights(tmp_path / "model.pt", model, fresh_head=True)
+    assert report.kept == ("head.weight", "head.bias")
+    assert torch.equal(model.head.weight, head)
+    assert torch.equal(model.features(X), source.features(X))
+
+
+def test_a_head_of_as_many_classes_is_loaded_even_when_a_fresh_one_is_allowed(tmp_path: Path) -> None:
+    source = trained("preact18")
+    torch.save(source.state_dict(), tmp_path / "model.pt")
+    model = build("preact18", classes=4, width=4).eval()
+    assert load_weights(tmp_path / "model.pt", model, fresh_head=True).kept == ()
+    assert torch.equal(model(X), source(X))
+
+
+def test_what_does_not_match_is_a_short_list_and_changes_nothing(tmp_path: Path) -> None:
+    torch.save(trained("resnet18").state_dict(), tmp_path / "model.pt")
+    model = build("preact18", classes=4, width=4)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    with pytest.raises(RattleError) as caught:
+        load_weights(tmp_path / "model.pt", model)
+    text = str(caught.value)
+    assert "does not fit PreActResNet" in text
+    assert "unexpected (layer2.0.shortcut.1.weight" in text
+    assert "of another shape (" in text
+    assert " and " in text
+    assert len(text) < 1200
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+
+
+def test_two_names_for_one_tensor_must_agree() -> None:
+    model = trained("cnn")
+    twice = model.state_dict() | parallel(model.state_dict())
+    assert len(adapt(twice, model)[1].ignored) == len(model.state_dict())
+    with pytest.raises(RattleError, match="1 twice"):
+        adapt(twice | {"module.head.bias": torch.ones(4)}, model)
+
+
+def test_a_user_s_model_loads_under_its_own_names(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    state = {k: torch.randn_like(v) for k, v in model.state_dict().items()}
+    torch.save(parallel(state), tmp_path / "model.pt")
+    load_weights(tmp_path / "model.pt", model)
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+
+
+class Malicious:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_a_malicious_file_is_refused_and_nothing_in_it_runs(new: bool, tmp_path: Path) -> None:
+    mark, path = tmp_path / "ran", tmp_path / "model.pt"
+    torch.save({"state_dict": {"a.b": X}, "extra": Malicious(mark)}, path, _use_new_zipfile_serialization=new)
+    with pytest.raises(RattleError, match=r"holds more than weights \(it refers to \w+\.mkdir\)"):
+        load_weights(path, build("cnn", classes=4))
+    assert not mark.exists()
+
+
+def test_a_whole_pickled_model_is_refused_in_words(tmp_path: Path) -> None:
+    torch.save(build("cnn", classes=4), tmp_path / "model.pt")
+    with pytest.raises(RattleError, match=r"save model.state_dict\(\)"):
+        load_weights(tmp_path / "model.pt", build("cnn", classes=4))
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"<html>quota exceeded</html>", None])
+def test_a_broken_file_is_refused_in_words(name: str, content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if content is None:
+        state = build("cnn", classes=4).state_dict()
+        torch.save(state, path) if name.endswith("pt") else save_file(state, path)
+        content = path.read_bytes()[:-300]
+    path.write_bytes(content)
+    with pytest.raises(RattleError, match="is not a file of weights"):
+        load_weights(path, build("cnn", classes=4))
+
+
+def test_a_missing_file_and_a_file_without_weights_are_named(tmp_path: Path) -> None:
+    with pytest.raises(RattleError, match="no file of weights at"):
+        load_weights(tmp_path / "absent.pt", build("cnn", classes=4))
+    torch.save({"epoch": 3, "best_acc": 0.5}, tmp_path / "model.pt")
+    with pytest.raises(RattleError, match=r"no state dict \(it holds epoch, best_acc\)"):
+        load_weights(tmp_path / "model.pt", build("cnn", classes=4))

@@ -1,0 +1,328 @@
+"""`rattle paper N`: every table really trains, attacks and prints at a tiny scale, goes on, and refuses in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rattle import cli
+from rattle.bench.setup import Setup
+from rattle.cli import paper as verb
+from rattle.paper import plan as planning
+from rattle.paper import scales
+from rattle.paper import tables as paper
+from rattle.paper.scales import SCALES
+from rattle.paper.writer import WRITERS
+from rattle.runs.paths import Run
+
+LEAST = replace(
+    SCALES["tiny"],
+    models=dict.fromkeys(SCALES["tiny"].models, ("cnn", 2)),
+    epochs=1,
+    train_size=128,
+    n=20,
+    autoattack_n=2,
+    rays_n=4,
+    queries=60,
+    cost=Setup(model="cnn-slim", width=4, batch=8, steps=2),
+    rounds=1,
+)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tables: what one has trained serves the next."""
+    return tmp_path_factory.mktemp("paper")
+
+
+@pytest.fixture(autouse=True)
+def least() -> Iterator[None]:
+    """The tiny scale as small as it goes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCALES, "tiny", LEAST)
+        yield
+
+
+def rattle(out: Path, number: int, *words: str, sure: bool = True) -> int:
+    return cli.main(["paper", str(number), "--scale", "tiny", "--out", str(out), *words, *(["--yes"] if sure else [])])
+
+
+def numbers(out: Path, number: int) -> dict[str, Any]:
+    return json.loads((out / f"table-{number}-tiny.json").read_text())
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_every_table_trains_attacks_and_prints_ours_beside_the_papers(
+    number: int, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rattle(out, number) == 0
+    printed = capsys.readouterr().out
+    table = paper.table(number)
+    assert f"Table {number}, scale tiny: {table.title}" in " ".join(printed.split())
+    for row in table.rows:
+        assert row.method in printed
+        assert all(cell.printed in printed.replace(",", "") for cell in row.cells)
+    for ending in ("md", "tex", "html", "json"):
+        assert (out / f"table-{number}-tiny.{ending}").stat().st_size > 500
+    if number != 6:
+        check_numbers(numbers(out, number))
+
+
+def check_numbers(plain: dict[str, Any]) -> None:
+    """Every cell of every row of ours has a number of both protocols, inside its interval."""
+    for row in plain["rows"]:
+        for cell in row["cells"].values():
+            for protocol in ("honest", "paper") if row["run"] else ():
+                ours = cell["ours"][protocol]
+                assert ours["interval"][0] <= ours["mean"] <= ours["interval"][1]
+                assert ours["seeds"] == [0]
+                assert ours["checkpoints"][0] == ("best" if protocol == "honest" else "epoch-001")
+
+
+def test_table_6_sets_the_authors_algorithm_beside_ours_and_the_papers(out: Path) -> None:
+    rattle(out, 6)
+    rows = numbers(out, 6)["rows"]
+    assert [row["what"] for row in rows] == [
+        "ours", "as published", "paper, A100", "ours", "paper, A100", "ours", "as published", "paper, A100",
+    ]  # fmt: skip
+    assert rows[-1]["time_ratio"] == pytest.approx(2362 / 1666)
+    assert rows[0]["time_ratio"] == rows[0]["memory_ratio"] == 1
+    assert rows[-2]["memory_ratio"] > rows[-3]["memory_ratio"]
+
+
+def test_the_papers_protocol_takes_each_attacks_highest_over_the_kept_checkpoints(tmp_path: Path) -> None:
+    rattle(tmp_path, 4, "--epochs", "2")
+    assert (
+        "Here: 128 training images, 2 epochs, 20 test images, 2 test images for AutoAttack"
+        in numbers(tmp_path, 4)["notes"][2]
+    )
+    for row in numbers(tmp_path, 4)["rows"]:
+        results = tmp_path / "tiny" / f"{row['run']},seed=0" / "results"
+        each = {e: json.loads((results / f"epoch-00{e}" / "transfer-pgd20.json").read_text()) for e in (1, 2)}
+        best = max(each, key=lambda e: each[e]["robust_accuracy"])
+        cells = row["cells"]
+        assert cells["pgd20"]["ours"]["paper"]["mean"] == pytest.approx(100 * each[best]["robust_accuracy"])
+        assert cells["clean"]["ours"]["paper"]["mean"] == pytest.approx(100 * each[best]["clean_accuracy"])
+        honest = json.loads((results / "transfer-pgd20.json").read_text())
+        assert cells["pgd20"]["ours"]["honest"]["mean"] == pytest.approx(100 * honest["robust_accuracy"])
+        assert "digits-linf-cnn-at,seed=0" in honest["attacks"]["transfer-pgd20"]["settings"]["surrogate"]
+
+
+def test_differences_are_to_the_order_0_run_image_by_image(out: Path) -> None:
+    rattle(out, 1)
+    base, first, *_ = numbers(out, 1)["rows"]
+    assert base["run"] == "recipe=digits-linf-cnn-trades"
+    assert base["cells"]["clean"]["published_difference"] is None
+    cell = first["cells"]["cw20"]["ours"]["honest"]
+    expected = (cell["mean"] - base["cells"]["cw20"]["ours"]["honest"]["mean"]) / 100
+    assert cell["difference"]["mean"] == pytest.approx(expected)
+    assert cell["difference"]["test"] == "McNemar's test over images"
+    assert 0 <= cell["difference"]["p"] <= cell["p_adjusted"] <= 1
+
+
+def stamps(out: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in (out / "tiny").rglob("*") if path.is_file()}
+
+
+def test_the_same_command_again_trains_and_attacks_nothing(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rattle(out, 8)
+    before = stamps(out)
+    capsys.readouterr()
+    assert rattle(out, 8) == 0
+    said = capsys.readouterr()
+    assert stamps(out) == before
+    assert "about 0.0 s of training and 0.0 s of attacks are left" in said.err
+    assert "training, 1 of" not in said.err
+
+
+def test_what_is_missing_is_made_again_and_only_that(out: Path, tmp_path: Path) -> None:
+    rattle(out, 7)
+    shutil.copytree(out / "tiny", tmp_path / "tiny")
+    run = Run(tmp_path / "tiny" / "recipe=digits-linf-cnn-trades,seed=0")
+    rays = (run.results / "rays.json").read_text()
+    (run.results / "rays.json").unlink()
+    other = Run(tmp_path / "tiny" / "recipe=digits-linf-cnn-trades-2nd,seed=0")
+    whole = other.metrics.read_bytes()
+    other.checkpoint("last").unlink()
+    assert rattle(tmp_path, 7) == 0
+    again = json.loads((run.results / "rays.json").read_text())
+    assert again["attacks"]["rays"]["distances"] == json.loads(rays)["attacks"]["rays"]["distances"]
+    assert other.metrics.read_bytes() == whole
+    assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]
+
+
+def test_verdicts_of_other_weights_are_not_believed(out: Path, tmp_path: Path) -> None:
+    rattle(out, 7)
+    shutil.copytree(out / "tiny", tmp_path / "tiny")
+    a, b = (Run(tmp_path / "tiny" / f"recipe=digits-linf-cnn-{m},seed=0") for m in ("trades", "trades-2nd"))
+    shutil.copy(a.results / "rays.json", b.results / "rays.json")
+    assert rattle(tmp_path, 7) == 0
+    assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]
+
+
+def test_a_run_that_diverged_is_shown_as_such_and_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def steep(recipe: Any, overrides: Any) -> Any:
+        recipe = overridden(recipe, overrides)
+        return replace(recipe, optimizer=replace(recipe.optimizer, lr=1e25)) if recipe.objective.order else recipe
+
+    overridden = scales.overridden
+    monkeypatch.setattr(scales, "overridden", steep)
+    for _ in range(2):
+        assert rattle(tmp_path, 7) == 0
+        second = numbers(tmp_path, 7)["rows"][1]["cells"]
+        assert all(cell["ours"]["honest"] == cell["ours"]["paper"] == {"state": "diverged"} for cell in second.values())
+    said = capsys.readouterr()
+    assert "diverged" in (tmp_path / "table-7-tiny.md").read_text()
+    assert said.err.count("recipe=digits-linf-cnn-trades-2nd,seed=0: training") == 1
+
+
+def test_several_seeds_give_a_deviation_and_student_s_interval(out: Path, tmp_path: Path) -> None:
+    shutil.copytree(out / "tiny", tmp_path / "tiny")
+    assert rattle(tmp_path, 7, "--seeds", "0", "1", "--protocols", "honest") == 0
+    ours = numbers(tmp_path, 7)["rows"][1]["cells"]["clean"]["ours"]["honest"]
+    assert ours["seeds"] == [0, 1]
+    assert ours["deviation"] is not None
+    assert ours["difference"]["test"] == "Student's t over seeds"
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ("markdown", ["| TRADES |", "| ours, paper's protocol |", "82.89"]),
+        ("latex", [r"\toprule", r"TRADES+1st+2nd & ours & 1 &", "ours, paper's protocol"]),
+        ("html", ["<!doctype html>", "Content-Security-Policy", "TRADES+1st+2nd"]),
+        ("json", ['"table": 7', '"published": 82.89']),
+    ],
+)
+def test_a_format_is_printed_as_it_is_written(
+    form: str, words: list[str], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rattle(out, 7, "--format", form) == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in words)
+    assert printed == (out / f"table-7-tiny.{WRITERS[form][1]}").read_text()
+
+
+def test_the_plan_names_every_run_once_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rattle(tmp_path, 4, "--plan") == 0
+    said = capsys.readouterr()
+    for method in ("at", "trades-awp", "trades-awp-2nd"):
+        assert said.err.count(f"recipe=digits-linf-cnn-{method},seed=0") == 1
+    assert "of training and" in said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_long_work_is_refused_without_yes_where_nobody_can_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verb, "LONG", 0.0)
+    assert rattle(tmp_path, 7, sure=False) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("rattle: Table 7 at scale tiny would take about ")
+    assert said.endswith(": give --yes to start it")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 2), ("\n", 2), ("\x04", 2)])
+def test_a_person_is_asked_before_long_work(
+    answer: str, code: int, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rattle(out, 7)
+    capsys.readouterr()
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, answer.encode())
+    with open(terminal) as stdin, os.fdopen(keyboard):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        monkeypatch.setattr(verb, "LONG", -1.0)
+        assert rattle(out, 7, sure=False) == code
+    said = capsys.readouterr()
+    assert "Table 7 at scale tiny would take about 0.0 s on this machine. Start? [y/N]" in said.err
+    assert ("nothing was started" in said.err) == (code == 2)
+    assert ("TRADES+1st+2nd" in said.out) == (code == 0)
+
+
+def test_runs_at_once_give_the_same_table(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rattle(out, 7)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert rattle(tmp_path, 7, "--jobs", "2") == 0
+    assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]
+
+
+@pytest.mark.slow
+def test_figures_2_and_3_are_drawn_for_a_tables_runs(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rattle(out, 7, "--figures") == 0
+    drawn = [Path(line) for line in capsys.readouterr().out.splitlines() if line.endswith(".png")]
+    assert {path.name for path in drawn} == {
+        "landscape-input.png", "landscape-weight-1d.png", "landscape-weight-2d.png",
+    }  # fmt: skip
+    assert all(path.stat().st_size > 10_000 for path in drawn)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["9"], "the paper has no Table 9; its tables are numbered 1 to 8"),
+        (["nine"], "a table is given by its number, 1 to 8, got 'nine'"),
+        ([], "say which table, 1 to 8"),
+        (["1", "--seeds", "0", "0"], "none of them twice, got 0 0"),
+        (["1", "--n", "0"], "--n must be >= 1, got 0"),
+        (["1", "--scale", "small", "--data-root", "nowhere"], "get it with `rattle data get cifar10"),
+        (["2", "--scale", "small", "--data", "cifar10=missing.npz"], "there is no .npz file at missing.npz"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["paper", *words]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_another_recipe_or_version_is_refused(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rattle(out, 7)
+    assert rattle(out, 7, "--epochs", "2") == 2
+    assert "holds a run of another recipe: choose another --out" in capsys.readouterr().err
+    folder = tmp_path / "tiny" / "recipe=digits-linf-cnn-trades,seed=0"
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text("name: x\nflux_capacitor: 1.21\n")
+    assert rattle(tmp_path, 7) == 2
+    said = capsys.readouterr().err
+    assert "flux_capacitor" in said
+    assert "a folder of another version of rattle? choose another --out" in said
+
+
+def test_full_scale_is_the_recipes_as_named_and_small_keeps_their_shape() -> None:
+    found = planning.entries(1, SCALES["full"])
+    assert [entry.recipe.name for entry in found if entry.recipe][1] == "cifar10-linf-preact18-trades-1st"
+    etas = [entry.recipe.objective.eta for entry in found if entry.recipe]
+    assert etas[1:] == [0.05, 0.1, 0.2, 0.3, 0.4] * 2
+    recipe = found[1].recipe
+    assert recipe is not None
+    assert (recipe.epochs, recipe.width, recipe.data.train_size) == (200, None, None)
+    awp = SCALES["small"].recipe("cifar100-linf-wrn34-10-trades-awp-2nd", {})
+    assert (awp.model, awp.width, awp.epochs, awp.awp and awp.awp.warmup) == ("wrn10-1", 8, 30, 2)
+    assert (awp.data.name, awp.data.train_size) == ("cifar100", 10_000)
+
+
+def test_table_8_holds_the_swa_comparison_of_section_5_3() -> None:
+    *_, base, swa, second = planning.entries(8, SCALES["full"])
+    assert swa.recipe is not None
+    assert type(swa.recipe.average).__name__ == "SWA"
+    assert swa.baseline == second.baseline == base.key
+    assert [entry.row.cell("pgd20").printed for entry in (base, swa, second)] == ["-", "52.14", "55.13"]

@@ -1,0 +1,149 @@
+"""Every published cell: paper.py against paper_tables.txt, and that file against the paper where it is at hand.
+
+`python tests/paper/test_tables.py PAPER.tex` prints the transcription that paper_tables.txt holds.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rattle.errors import RattleError
+from rattle.paper import tables as paper
+
+HERE = Path(__file__).parent
+FIXTURE = HERE / "paper_tables.txt"
+TEX = HERE.parents[2] / "shared" / "paper" / "randomized-adversarial-training.tex"
+TABULAR = re.compile(r"\\begin\{tabular\}\{\w+\}(.*?)\\end\{tabular\}", re.DOTALL)
+NUMBER = re.compile(r"-|\d+(\.\d+)?\**")
+MODEL_OF = {"PreAct ResNet-18": "preact18", "WRN-34-10": "wrn34-10", "VGG16": "vgg16", "MobileNetV2": "mobilenetv2"}
+
+
+def plain(cell: str) -> str:
+    """A table cell without its typesetting; stars and order suffixes stay."""
+    cell = re.sub(r"\\cite\{[^{}]*\}", "", cell)
+    cell = re.sub(r"\$\^\{?(\*+)\}?\$", r"\1", re.sub(r"\$_\{(\w+)\}\$", r"\1", cell))
+    cell = cell.replace(r"\;", " ").replace(r"\textbf", "").replace("{", "").replace("}", "").replace(r"\\", "")
+    cell = re.sub(r"\s+", " ", cell).replace(")(", ") (").strip()
+    return re.sub(r"^(\d+)(s|MB)$", r"\1", cell)
+
+
+def transcribe(tex: str) -> list[str]:
+    """One line per printed row of each table: its number, labels, and numbers in reading order."""
+    lines = []
+    for number, body in enumerate(TABULAR.findall(tex), start=1):
+        for row in body.splitlines():
+            cells = [plain(c) for c in row.split("&") if "multirow" not in c]
+            if sum(bool(NUMBER.fullmatch(c)) for c in cells) > 1:
+                lines.append(" | ".join([str(number), *filter(None, cells)]))
+    swa = re.search(r"Comparison with SWA.*?More empirical", tex, re.DOTALL)
+    assert swa is not None
+    return [*lines, " | ".join(["0", *re.findall(r"\$([\d.]+)\\%\$", swa.group())])]
+
+
+def printed(row: paper.Row) -> list[str]:
+    """The cells as the paper prints them, Table 2's stars put back."""
+    stars = {"pgd40": "*", "pgd10": "**"}
+    return [cell.printed + stars.get(cell.attack, "") for cell in row.cells]
+
+
+def in_print(number: int) -> list[list[str]]:
+    """Our rows in the paper's layout: Tables 1, 3, 4 and 5 set several of them side by side."""
+    rows = paper.table(number).rows
+    beside = {1: 2, 3: 3, 4: 3, 5: 2}.get(number, 1)
+    height = len(rows) // beside
+    lines = []
+    for i in range(height):
+        group = [rows[i + k * height] for k in range(beside)]
+        line = []
+        for k, row in enumerate(group):
+            label = [row.method] if k == 0 or number == 1 else []
+            line += [*label, *([row.architecture] if number == 2 else []), *printed(row)]
+        lines.append([str(number), *line])
+    return lines
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_every_published_cell_and_label_of_a_table_is_as_printed(number: int) -> None:
+    lines = [line.split(" | ") for line in FIXTURE.read_text().splitlines()]
+    assert in_print(number) == [line for line in lines if line[0] == str(number)]
+
+
+def test_the_numbers_of_section_5_3_are_as_printed() -> None:
+    cells = [text for row in paper.SWA_COMPARISON.rows for text in printed(row) if text != "-"]
+    assert ["0", *cells] in [line.split(" | ") for line in FIXTURE.read_text().splitlines()]
+
+
+@pytest.mark.skipif(not TEX.exists(), reason="the paper's source is not beside the project")
+def test_the_transcription_is_what_the_paper_prints() -> None:
+    assert transcribe(TEX.read_text()) == FIXTURE.read_text().splitlines()
+
+
+def test_the_tables_hold_228_cells_and_40_recipes() -> None:
+    cells = [cell for t in paper.TABLES.values() for row in t.rows for cell in row.cells]
+    assert len(cells) == 228
+    assert len({name for t in paper.TABLES.values() for name in t.recipes}) == 40
+
+
+def test_a_recipe_name_says_what_its_row_says() -> None:
+    models = "preact18|wrn34-10|vgg16|mobilenetv2|resnet18"
+    pattern = rf"(cifar10|cifar100|svhn)-(linf|l2)-({models})-(at|trades|trades-awp)(-1st|-2nd)?"
+    for t in paper.TABLES.values():
+        for row in t.rows:
+            if row.recipe is not None:
+                match = re.fullmatch(pattern, row.recipe)
+                assert match is not None
+                assert match.group(1, 2) == (row.dataset, row.norm)
+                assert match.group(3) == MODEL_OF.get(row.architecture, "resnet18")
+
+
+def test_table_1_sets_eta_and_the_attacks_use_the_two_radii_of_the_paper() -> None:
+    rows = paper.table(1).rows
+    assert [dict(row.overrides)["objective.eta"] for row in rows] == [0.05, 0.1, 0.2, 0.3, 0.4] * 2
+    assert [cell.epsilon for cell in rows[0].cells] == [None, 0.031, 0.031, 8 / 255]
+    assert [cell.epsilon for cell in paper.table(3).rows[0].cells] == [None, 128 / 255, 128 / 255]
+
+
+def test_transfer_cells_name_the_plain_surrogate_of_the_same_setting() -> None:
+    for row in paper.table(4).rows:
+        assert row.cell("clean").surrogate is None
+        assert row.cell("pgd20").surrogate == row.cell("cw20").surrogate == f"{row.dataset}-linf-preact18-at"
+
+
+def test_a_row_knows_its_baseline_and_baselines_have_none() -> None:
+    assert paper.table(8).rows[1].baseline == "cifar10-linf-resnet18-at"
+    assert paper.table(8).rows[0].baseline is None
+    assert paper.table(2).rows[0].baseline is None
+
+
+def test_contradictions_and_marks_are_noted() -> None:
+    assert any("55.13" in note for note in paper.table(1).notes)
+    assert "AutoAttack" in paper.table(8).rows[-1].note
+    gowal, pang = paper.table(2).rows[6].cell("pgd20"), paper.table(2).rows[4].cell("pgd20")
+    assert (gowal.attack, gowal.value, pang.attack, pang.value) == ("pgd40", 58.22, "pgd10", 57.91)
+    assert "PGD-40" in gowal.note
+    assert "PGD-10" in pang.note
+
+
+def test_a_missing_number_is_none_and_precision_is_kept() -> None:
+    rice = paper.table(2).rows[2]
+    assert rice.cell("pgd20").value is None
+    assert (paper.table(7).rows[0].cell("adbd").decimals, paper.table(2).rows[7].cell("autoattack").decimals) == (4, 1)
+
+
+def test_an_unknown_table_or_column_is_refused_in_words() -> None:
+    with pytest.raises(RattleError, match="no Table 9; its tables are numbered 1 to 8"):
+        paper.table(9)
+    with pytest.raises(RattleError, match="no column 'fab'"):
+        paper.table(1).rows[0].cell("fab")
+
+
+def test_the_tables_are_read_without_torch() -> None:
+    code = "import sys, rattle.paper.tables, rattle.stats; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+if __name__ == "__main__":
+    print("\n".join(transcribe(Path(sys.argv[1]).read_text())))

@@ -1,0 +1,264 @@
+"""Settings survive YAML, typos never pass, and a recipe's name says what is in it."""
+
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rattle.attacks import PGD
+from rattle.data import Augment
+from rattle.data.registry import Data
+from rattle.errors import RattleError, unknown
+from rattle.objectives import AT, Trades
+from rattle.recipes.catalog import describe, named, names, resolve
+from rattle.recipes.recipe import SGD, Recipe
+from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
+from rattle.recipes.schema import from_plain, number, to_plain
+from rattle.threat import Threat
+from rattle.weights import AWP, EMA, SWA, Noise
+
+positive = st.floats(1e-9, 1e6)
+not_negative = st.floats(0, 1e6)
+fraction = st.floats(0.01, 0.99)
+counts = st.integers(1, 10**6)
+taylor = {
+    "order": st.sampled_from([0, 1, 2]),
+    "eta": not_negative,
+    "mode": st.sampled_from(["head", "released"]),
+    "second_factor": not_negative,
+}
+attacks = st.builds(
+    PGD,
+    threat=st.builds(Threat, norm=st.sampled_from(["linf", "l2"]), epsilon=not_negative),
+    steps=counts,
+    step_size=not_negative,
+    loss=st.sampled_from(["ce", "kl", "cw"]),
+    start=st.sampled_from(["gaussian", "uniform", "none"]),
+    restarts=counts,
+)
+recipes = st.builds(
+    Recipe,
+    name=st.text(max_size=20),
+    data=st.builds(
+        Data,
+        name=st.text(max_size=20),
+        val_size=st.none() | st.integers(0, 1000),
+        augment=st.builds(Augment, pad=st.integers(0, 8), flip=st.booleans()),
+    ),
+    width=st.none() | counts,
+    head=st.none() | st.text(max_size=8),
+    attack=attacks,
+    noise=st.builds(Noise, sigma=not_negative, where=st.sampled_from(["matrices", "convolutions"])),
+    objective=st.builds(AT, **taylor)
+    | st.builds(Trades, inv_lambda=not_negative, clean_weight=st.sampled_from(["one", "one-minus-eta"]), **taylor),
+    awp=st.none() | st.builds(AWP, gamma=positive, warmup=st.integers(0, 20)),
+    average=st.none() | st.builds(SWA, start=fraction) | st.builds(EMA, decay=fraction),
+    optimizer=st.builds(SGD, lr=positive, momentum=fraction, weight_decay=not_negative, nesterov=st.booleans()),
+    schedule=st.builds(Piecewise, drops=st.lists(fraction, max_size=3).map(tuple), factor=fraction)
+    | st.builds(Cosine, floor=fraction)
+    | st.builds(OneCycle, peak=fraction, first=fraction, last=fraction),
+    epochs=counts,
+    seed=st.integers(0, 2**40),
+    threads=st.none() | counts,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(recipes)
+def test_a_recipe_survives_yaml(recipe: Recipe) -> None:
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+
+
+def test_yaml_says_which_kind_where_several_are_possible() -> None:
+    plain = yaml.safe_load(Recipe(objective=AT(order=1), average=EMA(), awp=AWP()).to_yaml())
+    assert plain["objective"]["kind"] == "AT"
+    assert plain["average"]["kind"] == "EMA"
+    assert plain["schedule"]["kind"] == "Piecewise"
+    assert "kind" not in plain["awp"]
+    assert plain["attack"]["threat"] == {"norm": "linf", "epsilon": 8 / 255}
+    assert yaml.safe_load(Recipe().to_yaml())["awp"] is None
+
+
+def edited(**changes: object) -> str:
+    plain = yaml.safe_load(Recipe(awp=AWP(), average=SWA()).to_yaml())
+    for path, value in changes.items():
+        *groups, last = path.split("__")
+        place = plain
+        for group in groups:
+            place = place[group]
+        place[last] = value
+    return yaml.safe_dump(plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'?"),
+        ({"objective__etta": 3}, "unknown setting 'objective.etta'; did you mean 'objective.eta'?"),
+        ({"attack__threat__eps": 0.1}, "did you mean 'attack.threat.epsilon'?"),
+        ({"objective__kind": "Trade"}, "unknown objective.kind 'Trade'; did you mean 'Trades'?"),
+        ({"average__kind": "None"}, "unknown average.kind 'None'"),
+        ({"epochs": "many"}, "epochs must be int, got 'many'"),
+        ({"epochs": 2.5}, "epochs must be int, got 2.5"),
+        ({"epochs": True}, "epochs must be int, got True"),
+        ({"data__augment__flip": 1}, "data.augment.flip must be bool, got 1"),
+        ({"objective__eta": "much"}, "objective.eta must be a number such as 0.03 or 8/255, got 'much'"),
+        ({"objective__eta": True}, "objective.eta must be float, got True"),
+        ({"objective__eta": None}, "objective.eta must be float, got None"),
+        ({"objective__mode": "literal"}, "objective.mode must be one of head, released, exact, sampled, got 'literal'"),
+        ({"attack": 3}, "attack: expected settings, got 3"),
+        ({"schedule": "Cosine"}, "schedule: expected settings, got 'Cosine'"),
+        ({"schedule__drops": ["early"]}, "schedule.drops[0] must be a number such as 0.03 or 8/255, got 'early'"),
+        ({"width": "wide"}, "width must be int or null, got 'wide'"),
+        ({"objective__order": 7}, "objective.order must be 0, 1 or 2, got 7"),
+        ({"epochs": 0}, "epochs must be >= 1, got 0"),
+        ({"draws": 2}, "draws > 1 counts only with objective.mode sampled"),
+        ({"optimizer__lr": 0}, "optimizer.lr must be > 0, got 0"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused_with_its_place(changes: dict, sentence: str) -> None:
+    with pytest.raises(RattleError, match=re.escape(sentence)):
+        Recipe.from_yaml(edited(**changes))
+
+
+@pytest.mark.parametrize("text", ["", "3", "[1, 2]", "just words"])
+def test_yaml_that_holds_no_settings_is_refused(text: str) -> None:
+    with pytest.raises(RattleError, match="Recipe: expected settings"):
+        Recipe.from_yaml(text)
+
+
+def test_text_that_is_no_yaml_is_refused_in_one_line() -> None:
+    with pytest.raises(RattleError, match="the recipe is not valid YAML") as caught:
+        Recipe.from_yaml("a: [1,\nb: }")
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_may_be_fractions_and_whole_numbers() -> None:
+    recipe = Recipe.from_yaml(edited(attack__threat__epsilon="8/255", attack__step_size="1e-2", objective__eta=1))
+    assert recipe.attack.threat.epsilon == 8 / 255
+    assert recipe.attack.step_size == 0.01
+    assert recipe.objective.eta == 1.0
+    assert isinstance(recipe.objective.eta, float)
+
+
+@pytest.mark.parametrize("text", ["8/0", "8/", "/255", "1/2/3", "eight", ""])
+def test_a_fraction_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(RattleError, match=r"must be a number such as 0\.03 or 8/255"):
+        number(text)
+
+
+def test_settings_work_for_any_dataclass() -> None:
+    @dataclass(frozen=True)
+    class Mine:
+        a: int = 1
+        b: tuple[float, ...] = (0.5,)
+
+    assert to_plain(Mine(b=(1.0, 2.0))) == {"a": 1, "b": [1.0, 2.0]}
+    assert from_plain(Mine, {"b": [1, "1/2"]}) == Mine(b=(1.0, 0.5))
+
+
+def test_an_unknown_name_gets_the_nearest_and_a_short_list() -> None:
+    assert str(unknown("fruit", "aple", ["apple", "pear"])) == (
+        "unknown fruit 'aple'; did you mean 'apple'? (one of apple, pear)"
+    )
+    assert str(unknown("fruit", "zzz", ["apple", "pear"])) == "unknown fruit 'zzz' (one of apple, pear)"
+    assert str(unknown("n", "zzz", map(str, range(50)))) == "unknown n 'zzz'"
+
+
+THREATS = {
+    ("digits", "linf"): (0.2, 0.05),
+    ("digits", "l2"): (0.8, 0.2),
+    **{(d, "linf"): (8 / 255, 2 / 255) for d in ("cifar10", "cifar100", "svhn")},
+    **{(d, "l2"): (128 / 255, 15 / 255) for d in ("cifar10", "cifar100", "svhn")},
+}
+
+
+@pytest.mark.parametrize(("dataset", "norm"), list(THREATS))
+def test_a_recipe_is_what_its_name_says(dataset: str, norm: str) -> None:
+    listed = [name for name in names() if name.startswith(f"{dataset}-{norm}-")]
+    assert listed
+    for name in listed:
+        check_recipe(name, dataset, norm)
+
+
+def check_recipe(name: str, dataset: str, norm: str) -> None:
+    recipe = named(name)
+    awp, order = "-awp" in name, 1 if name.endswith("-1st") else 2 if name.endswith("-2nd") else 0
+    trades = "-trades" in name
+    assert recipe.name == name
+    assert recipe.data.name == dataset
+    assert f"-{recipe.model}-" in name
+    threat = recipe.attack.threat
+    assert (threat.norm, threat.epsilon, recipe.attack.step_size) == (norm, *THREATS[dataset, norm])
+    assert recipe.val_attack.threat == threat
+    assert (recipe.attack.steps, recipe.attack.loss) == (10, "kl" if trades else "ce")
+    assert isinstance(recipe.objective, Trades if trades else AT)
+    assert recipe.objective.order == order
+    assert recipe.objective.mode == "head"
+    assert not order or recipe.objective.eta == {1: 0.3, 2: 0.2}[order]  # the paper's best
+    assert not trades or recipe.objective.inv_lambda == 6
+    assert recipe.noise.sigma == (0.01 if order else 0)
+    warmup = 5 if dataset == "digits" else 10
+    assert recipe.awp == (None if not awp else AWP(gamma=0.005, warmup=warmup) if trades else AWP(gamma=0.01, warmup=0))
+    assert dataset == "digits" or recipe.epochs == 200
+    assert recipe.optimizer.lr == {"digits": 0.05, "svhn": 0.01}.get(dataset, 0.1)
+    assert recipe.data.augment.flip == (dataset in ("cifar10", "cifar100"))
+
+
+def test_the_papers_rows_are_listed() -> None:
+    listed = set(names())
+    assert {tuple(name.split("-")[:2]) for name in listed} == set(THREATS)
+    assert len(listed) == len(names())
+    for name in ("cifar10-linf-preact18-trades-2nd", "cifar10-l2-preact18-trades-awp-1st", "svhn-linf-preact18-at-awp"):
+        assert name in listed
+    assert named("cifar10-linf-wrn16-4-trades-2nd").model == "wrn16-4"  # any known model in the same place
+
+
+def test_a_recipe_is_described_in_one_line() -> None:
+    line = describe("cifar10-l2-preact18-at-awp-1st")
+    assert line.startswith("AT with adversarial weight perturbation")
+    assert "first-order Taylor term" in line
+    assert "l2 0.502, 200 epochs" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("cifar10-linf-preact18-trade", "cifar10-linf-preact18-trades"),
+        ("digit-linf-cnn-trades", "digits-linf-cnn-trades"),
+        ("cifar10-linf-preact18-trades-3rd", "cifar10-linf-preact18-trades-2nd"),
+    ],
+)
+def test_an_unknown_recipe_names_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(RattleError, match=f"unknown recipe {name!r}; did you mean '{nearest[:20]}"):
+        named(name)
+
+
+def test_a_recipe_comes_from_a_name_a_file_or_a_run_folder(tmp_path) -> None:
+    recipe = replace(named("digits-linf-cnn-trades-2nd"), epochs=3)
+    (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
+    assert resolve(str(tmp_path)) == resolve(str(tmp_path / "recipe.yaml")) == recipe
+    assert resolve("digits-linf-cnn-trades-2nd") == named("digits-linf-cnn-trades-2nd")
+
+
+def test_a_recipe_file_that_is_missing_or_wrong_is_named(tmp_path) -> None:
+    with pytest.raises(RattleError, match=r"there is no recipe file .*nowhere.yaml"):
+        resolve(str(tmp_path / "nowhere.yaml"))
+    (tmp_path / "mine.yml").write_text("epoch: 3")
+    with pytest.raises(RattleError, match=r"mine.yml: unknown setting 'epoch'; did you mean 'epochs'"):
+        resolve(str(tmp_path / "mine.yml"))
+
+
+@pytest.mark.parametrize("mode", ["exact", "sampled"])
+def test_modes_that_look_along_u_need_noise(mode: str) -> None:
+    with pytest.raises(RattleError, match=f"objective.mode {mode} looks along u: it needs noise.sigma > 0"):
+        Recipe(objective=Trades(order=1, mode=mode), noise=Noise(sigma=0))
+    assert Recipe(objective=Trades(order=0, mode=mode), noise=Noise(sigma=0)).noise.sigma == 0
+
+
+def test_a_recipe_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Recipe().epochs = 3  # type: ignore[misc]

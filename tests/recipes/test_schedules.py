@@ -1,0 +1,56 @@
+"""Learning rates over a run."""
+
+import pytest
+
+from rattle.errors import RattleError
+from rattle.recipes.schedules import Cosine, Keep, OneCycle, Piecewise
+
+
+def test_piecewise_divides_by_ten_at_epochs_100_and_150_of_200() -> None:
+    rates = [Piecewise()(epoch / 200) for epoch in (0, 99, 100, 149, 150, 199)]
+    assert rates == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    assert Piecewise(drops=())(0.99) == 1
+
+
+def test_cosine_falls_from_the_peak_to_its_floor() -> None:
+    schedule = Cosine(floor=0.1)
+    assert [schedule(t) for t in (0, 0.5, 1)] == pytest.approx([1, 0.55, 0.1])
+
+
+def test_one_cycle_rises_to_its_peak_and_falls() -> None:
+    schedule = OneCycle(peak=0.4, first=0.04, last=0.001)
+    assert [schedule(t) for t in (0, 0.2, 0.4, 0.7, 1)] == pytest.approx([0.04, 0.52, 1, 0.5005, 0.001])
+
+
+@pytest.mark.parametrize("schedule", [Piecewise(), Cosine(), OneCycle()])
+def test_no_schedule_leaves_the_range_up_to_the_peak(schedule) -> None:
+    rates = [schedule(t / 100) for t in range(101)]
+    assert max(rates) == pytest.approx(1)
+    assert min(rates) >= 0
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Piecewise(drops=(100, 150)), "schedule.drops are fractions of the run, between 0 and 1"),
+        (lambda: OneCycle(peak=1.0), "schedule.peak is a fraction of the run, between 0 and 1, got 1.0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(make, sentence: str) -> None:
+    with pytest.raises(RattleError, match=sentence):
+        make()
+
+
+def test_checkpoints_are_kept_as_appendix_b_says_and_in_proportion_for_other_lengths() -> None:
+    each, every_fifth = [*range(100, 111), *range(150, 161)], [*range(115, 150, 5), *range(165, 201, 5)]
+    assert Keep().epochs(200) == tuple(sorted(each + every_fifth))
+    assert Keep().epochs(30) == tuple(range(15, 31))
+    assert Keep().epochs(1) == (1,)
+    assert Keep().epochs(400)[:2] == (200, 201)
+    assert all(0 < e <= n and Keep().epochs(n)[-1] == n for n in range(1, 60) for e in Keep().epochs(n))
+
+
+@pytest.mark.parametrize("settings", [{"drops": ()}, {"drops": (1.0,)}, {"sparse": 0.0}, {"dense": -0.1}])
+def test_a_schedule_of_checkpoints_that_cannot_be_is_refused(settings: dict) -> None:
+    with pytest.raises(RattleError, match=r"keep\."):
+        Keep(**settings)

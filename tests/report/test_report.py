@@ -1,0 +1,292 @@
+"""The report page: complete, honest about what is missing, self-contained, and deaf to HTML in what users wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rattle.errors import RattleError
+from rattle.paper import tables as paper
+from rattle.report import build
+from rattle.report.compare import pairs
+from rattle.report.figures import by_epsilon, confusion_counts
+from rattle.report.page import for_script
+from rattle.report.run_data import see
+from rattle.report.surfaces import one_plane
+from rattle.report.thumbnails import enlargement
+from rattle.report.trade_off import published
+from support import run_folders as made
+
+HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
+
+
+class Page(HTMLParser):
+    """What a browser would see: elements with their attributes, visible text, and the figures."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.raw = path.read_text(encoding="utf-8")
+        self.inside = ""
+        self.figures: list[dict[str, Any]] = []
+        self.feed(self.raw)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.inside = (dict(attrs).get("id") or tag) if tag in ("script", "style") else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "figures":
+            self.figures = json.loads(data)
+        elif not self.inside:
+            self.words.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    root = tmp_path_factory.mktemp("runs")
+    first = made.whole(root / "a", right=0.4, steepness=2.0)
+    second = made.whole(root / "b", right=0.7, objective={"kind": "Trades", "order": 2})
+    return Page(build([first, second], root / "page.html"))
+
+
+def test_a_page_of_two_runs_has_every_section_and_says_nothing_is_missing(two: Page) -> None:
+    ids = {attrs.get("id") for _, attrs in two.elements}
+    sections = "results comparison training trade-off epsilon examples classes landscape cost settings"
+    assert set(sections.split()) <= ids
+    assert not [attrs for attrs in two.all("p") if attrs.get("class") == "missing"]
+    assert "TRADES beside TRADES + 1st + 2nd" in two.text
+
+
+def test_every_figure_has_a_place_a_description_and_a_specification_plotly_accepts(two: Page) -> None:
+    import plotly.graph_objects as go
+
+    places = [attrs for attrs in two.all("div") if "data-figure" in attrs]
+    assert sorted(int(attrs["data-figure"] or -1) for attrs in places) == list(range(len(two.figures)))
+    assert all(len(attrs.get("aria-label") or "") > 20 for attrs in places)
+    for spec in two.figures:
+        plain = re.sub(r'"var\(--[a-z0-9-]+\)"', '"#123456"', json.dumps(spec))
+        plain = re.sub(r'"colorscale": "(loss|heat)"', '"colorscale": "Viridis"', plain)
+        shown = json.loads(plain)
+        assert go.Figure(data=shown["data"], layout=shown["layout"]).data
+
+
+def test_colours_a_figure_names_are_in_both_themes_of_the_style_sheet(two: Page) -> None:
+    used = set(re.findall(r"var\((--[a-z0-9-]+)\)", json.dumps(two.figures)))
+    style = two.raw[two.raw.index("<style>") : two.raw.index("</style>")]
+    assert used
+    assert all(style.count(f"{name}:") == 2 for name in used)
+
+
+def test_the_page_is_one_file_under_eight_megabytes_that_refers_to_nothing_outside(two: Page) -> None:
+    assert len(two.raw.encode()) < 8e6
+    addresses = [value for _, attrs in two.elements for key, value in attrs.items() if key in ("src", "href")]
+    assert all(value is not None and value.startswith(("data:", "#")) for value in addresses)
+    policy = next(attrs for attrs in two.all("meta") if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in (policy["content"] or "")
+    assert "script-src 'sha256-" in (policy["content"] or "")
+
+
+def test_every_image_has_an_alternative_text_and_every_tab_a_panel(two: Page) -> None:
+    assert all((attrs.get("alt") or "").strip() for attrs in two.all("img"))
+    panels = {
+        attrs.get("id"): attrs.get("aria-labelledby") for attrs in two.all("div") if attrs.get("role") == "tabpanel"
+    }
+    tabs = {attrs.get("aria-controls"): attrs.get("id") for attrs in two.all("button") if attrs.get("role") == "tab"}
+    assert panels == tabs
+    assert len(tabs) >= 8
+
+
+def test_headline_figures_are_the_flags_means_with_wilsons_interval(two: Page) -> None:
+    assert "40.0 33.5 to 46.9" in two.text
+    assert "95.0 91.0 to 97.3" in two.text
+
+
+def test_a_clear_difference_is_named_and_noise_is_not(tmp_path: Path) -> None:
+    first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b", seed=1)
+    made.verdict(first, "pgd20", [1] * 50 + [0] * 50, [1] * 99 + [0])
+    made.verdict(second, "pgd20", [1] * 70 + [0] * 30, [0] + [1] * 99)
+    found, refused = pairs(see([first, second]))
+    assert refused == []
+    assert [(p.attack, p.verdict) for p in found] == [
+        ("clean", "cannot be told apart"),
+        ("pgd20", "TRADES, seed 1 is better"),
+    ]
+    assert found[1].p_adjusted >= found[1].test.p_mid
+
+
+def test_verdicts_under_another_threat_are_not_compared(tmp_path: Path) -> None:
+    first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b")
+    made.verdict(first, "pgd20", [1, 0], [1, 1])
+    made.verdict(second, "pgd20", [1, 0], [1, 1], epsilon=0.1)
+    found, refused = pairs(see([first, second]))
+    assert [p.attack for p in found] == ["clean"]
+    assert "another threat" in refused[0]
+
+
+def test_html_in_class_names_recipe_names_and_folders_stays_text(tmp_path: Path) -> None:
+    folder = made.whole(tmp_path / "<b>run<b>", name=HOSTILE, objective={"kind": HOSTILE})
+    made.gallery(folder, classes=(HOSTILE, "<a href='javascript:alert(1)'>x</a>", "%{x}&amp;"))
+    (folder / "environment.json").write_text(json.dumps({"device": HOSTILE}))
+    page = Page(build([folder], tmp_path / "page.html"))
+    assert len(page.all("script")) == 3
+    assert not page.all("b")
+    assert not [attrs for _, attrs in page.elements if any(key.startswith("on") for key in attrs)]
+    assert HOSTILE in page.text
+    shown = json.dumps(page.figures)
+    assert "<script" not in shown
+    assert "<a href" not in shown
+    assert "&lt;a href" in shown
+
+
+def test_json_inside_a_script_cannot_end_it() -> None:
+    text = for_script({"a": "</script><!--&\u2028"})
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == {"a": "</script><!--&\u2028"}
+    with pytest.raises(ValueError):
+        for_script(float("nan"))
+
+
+def test_a_run_with_a_recipe_alone_gives_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
+    page = Page(build([made.recipe(tmp_path / "bare")]))
+    for words in (
+        "has not been evaluated",
+        "No epoch has been logged",
+        "no landscape",
+        "has no gallery",
+        "has no attack at several radii",
+        "no robust accuracy to draw",
+        "No environment was recorded",
+        "nothing to be compared with",
+        "not recorded",
+    ):
+        assert words in page.text
+    assert page.figures == []
+
+
+def test_one_epoch_is_drawn_as_points_and_a_broken_line_is_told_by_its_number(tmp_path: Path) -> None:
+    folder = made.epochs(made.recipe(tmp_path / "short"), n=1)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"epoch": 2, "loss": \n[1]\n')
+    page = Page(build([folder]))
+    assert "one epoch only" in page.text
+    assert "metrics.jsonl: lines 2, 3 are broken and left out" in page.text
+    assert page.figures[0]["data"][0]["mode"] == "markers"
+
+
+def test_values_that_are_no_numbers_leave_gaps(tmp_path: Path) -> None:
+    folder = made.epochs(made.recipe(tmp_path / "nan"))
+    lines = (folder / "metrics.jsonl").read_text().replace('"loss": 1.0', '"loss": NaN')
+    (folder / "metrics.jsonl").write_text(lines.replace('"val_clean": 0.75', '"val_clean": "high"'))
+    page = Page(build([folder]))
+    assert page.figures[1]["data"][0]["y"][1] is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"no zip", None])
+def test_damaged_results_are_left_out_with_a_word(tmp_path: Path, damage: bytes | None) -> None:
+    folder = made.whole(tmp_path / "damaged")
+    if damage is None:
+        np.savez(folder / "results" / "gallery.npz", kind="Gallery", y=np.array([{}], dtype=object))
+    else:
+        (folder / "results" / "gallery.npz").write_bytes(damage)
+    (folder / "results" / "pgd20.json").write_text('{"attacks": {"pgd20": {"flags": [1]}}, "clean_flags": [1, 1]}')
+    (folder / "results" / "flatness.json").write_text("{")
+    page = Page(build([folder]))
+    assert "gallery.npz is damaged or of another version and was left out" in page.text
+    assert "pgd20.json does not hold one flag per image and was left out" in page.text
+    assert "flatness.json is damaged and was left out" in page.text
+
+
+def test_what_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RattleError, match="there is no run folder"):
+        build([tmp_path / "nowhere"])
+    with pytest.raises(RattleError, match=r"it has no recipe\.yaml"):
+        build([tmp_path])
+    with pytest.raises(RattleError, match="at least one"):
+        build([])
+
+
+def test_accuracy_never_rises_with_epsilon_and_its_curve_is_the_flags_mean(tmp_path: Path) -> None:
+    (run,) = see([made.gallery(made.recipe(tmp_path / "a"))])
+    curve = by_epsilon([run])["data"][1]["y"]
+    assert curve == sorted(curve, reverse=True)
+    assert run.gallery is not None
+    assert curve == pytest.approx(100 * run.gallery["robust"].mean(1))
+
+
+def test_the_confusion_matrix_counts_every_image_once(tmp_path: Path) -> None:
+    (run,) = see([made.gallery(made.recipe(tmp_path / "a"))])
+    counts = confusion_counts(run)
+    assert counts.sum() == 30
+    assert run.gallery is not None
+    assert counts.trace() == (run.gallery["y"] == run.gallery["adversarial_predicted"]).sum()
+
+
+def test_surfaces_over_other_planes_are_not_called_comparable(tmp_path: Path) -> None:
+    first, second = (made.landscapes(made.recipe(tmp_path / n), sign=s) for n, s in (("a", 1), ("b", -1)))
+    assert one_plane(see([first]))
+    assert not one_plane(see([first, second]))
+    assert "cannot be compared" in Page(build([first, second])).text
+
+
+def test_all_surfaces_of_a_panel_share_one_height_scale(two: Page) -> None:
+    ranges = {
+        tuple(spec["layout"]["scene"]["zaxis"]["range"])
+        for spec in two.figures
+        if spec.get("gl") and "gradient" in json.dumps(spec["layout"]["scene"]["xaxis"])
+    }
+    assert len(ranges) == 1
+
+
+def test_the_papers_points_come_with_the_recipe_they_belong_to(tmp_path: Path) -> None:
+    folder = made.whole(tmp_path / "a", name="cifar10-linf-preact18-trades-2nd")
+    made.gallery(folder, overrides="epochs 3 (200)")
+    points = published(see([folder]), "pgd20", paper.published)
+    assert points
+    assert all(point.paper and point.label.startswith("paper, Table") for point in points)
+    page = Page(build([folder], published=paper.published))
+    assert "Open diamonds" in page.text
+    assert "is not the published recipe" in page.text
+    assert published(see([made.recipe(tmp_path / "b")]), "pgd20", paper.published) == []
+
+
+def test_perturbations_are_enlarged_ten_times_unless_that_would_leave_the_picture() -> None:
+    assert enlargement(np.full((1, 1, 2, 2), 8 / 255)) == 10
+    assert enlargement(np.full((1, 1, 2, 2), -0.2)) == 2.5
+    assert enlargement(np.zeros((1, 1, 2, 2))) == 10
+
+
+def test_runs_of_one_recipe_and_several_seeds_are_summed_up(tmp_path: Path) -> None:
+    runs = [made.whole(tmp_path / str(seed), seed=seed, right=0.4 + 0.1 * seed) for seed in range(2)]
+    page = Page(build(runs))
+    assert "Over seeds" in page.text
+    assert "45.00 ± 7.07" in page.text
+
+
+def test_ten_runs_fit_on_a_page(tmp_path: Path) -> None:
+    runs = [made.whole(tmp_path / f"run{i}") for i in range(10)]
+    page = Page(build(runs, tmp_path / "page.html"))
+    assert "2 further runs left out of the surfaces" in page.text
+    assert "each is compared with the first" in page.text
+    assert len(page.raw.encode()) < 8e6
+
+
+def test_the_report_room_does_without_torch() -> None:
+    code = "import sys, rattle.report, rattle.report.live, rattle.report.tables; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

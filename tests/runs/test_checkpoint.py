@@ -1,0 +1,172 @@
+"""Checkpoints come back bit for bit, and a file that is none gets one sentence."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+
+from rattle.errors import RattleError
+from rattle.models.registry import build
+from rattle.recipes.catalog import named
+from rattle.runs import checkpoint
+from rattle.runs.checkpoint import read, restore_optimizer, save
+from rattle.runs.io import write_atomically
+from rattle.weights import EMA
+
+RECIPE = named("digits-linf-cnn-trades-2nd")
+PROGRESS = {"epoch": 3, "sums": {"clean": 0.1 + 0.2}, "best": 1 / 3}
+
+
+def trained() -> tuple[nn.Module, torch.optim.SGD, nn.Module]:
+    model = build("cnn", classes=10, channels=1, width=2)
+    optimizer, average = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), EMA().averaged(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.rand(8, 1, 8, 8)), torch.arange(8)).backward()
+        optimizer.step()
+        average.update_parameters(model)
+    return model, optimizer, average
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    model, optimizer, average = trained()
+    path = tmp_path / "last.safetensors"
+    about = {"recipe": RECIPE, "classes": tuple("0123456789"), "shape": (1, 8, 8), "progress": PROGRESS}
+    save(path, **about, model=model, average=average, optimizer=optimizer)
+    return path
+
+
+def test_everything_comes_back_bit_for_bit(saved: Path) -> None:
+    torch.manual_seed(0)
+    model, optimizer, average = trained()  # the same again
+    found = read(saved)
+    assert found.recipe == RECIPE
+    assert found.classes == tuple("0123456789")
+    assert found.shape == (1, 8, 8)
+    assert found.progress == PROGRESS
+    for name, part in (("model", model), ("average", average)):
+        wanted = part.state_dict()
+        assert found.part(name).keys() == wanted.keys()
+        assert all(torch.equal(v, wanted[k]) and v.dtype == wanted[k].dtype for k, v in found.part(name).items())
+    fresh = build("cnn", classes=10, channels=1, width=2)
+    fresh.load_state_dict(found.part("model"))
+    again = torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9)
+    restore_optimizer(again, fresh, found.part("optimizer"))
+    for p, q in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(optimizer.state[p]["momentum_buffer"], again.state[q]["momentum_buffer"])
+
+
+def test_an_optimizer_given_back_goes_on_as_if_never_stopped(saved: Path) -> None:
+    torch.manual_seed(0)
+    model, optimizer, _ = trained()
+    found = read(saved)
+    fresh = build("cnn", classes=10, channels=1, width=2)
+    fresh.load_state_dict(found.part("model"))
+    again = torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9)
+    restore_optimizer(again, fresh, found.part("optimizer"))
+    x, y = torch.rand(8, 1, 8, 8), torch.arange(8)
+    for net, sgd in ((model, optimizer), (fresh, again)):
+        sgd.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        sgd.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), fresh.parameters(), strict=True))
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(RattleError) as caught:
+        read(path)
+    sentence = str(caught.value)
+    assert str(path) in sentence
+    assert "\n" not in sentence
+    return sentence
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1, -1000])
+def test_a_truncated_file_is_refused(saved: Path, kept: int) -> None:
+    saved.write_bytes(saved.read_bytes()[:kept])
+    assert "is not a checkpoint, or is damaged" in refused(saved)
+
+
+@pytest.mark.parametrize("place", [0, 7, 8, 300, -1, -2000])
+def test_a_single_altered_byte_is_noticed(saved: Path, place: int) -> None:
+    content = bytearray(saved.read_bytes())
+    content[place] ^= 0x10
+    saved.write_bytes(content)
+    assert "damaged" in refused(saved)
+
+
+def test_random_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "noise.safetensors"
+    path.write_bytes(torch.randint(256, (5000,), dtype=torch.uint8).numpy().tobytes())
+    assert "is not a checkpoint, or is damaged" in refused(path)
+
+
+def test_a_pickle_is_refused_and_not_opened(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(nn.Linear(2, 2).state_dict(), path)
+    assert "is not a checkpoint, or is damaged" in refused(path)
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"format": "1"}])
+def test_other_programs_weights_are_told_apart(tmp_path: Path, metadata: dict | None) -> None:
+    path = tmp_path / "other.safetensors"
+    save_file({"weight": torch.ones(2)}, path, metadata)
+    assert "holds weights, but is not a RATTLE checkpoint" in refused(path)
+
+
+def test_a_newer_format_asks_for_an_upgrade(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(saved)
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    model = build("cnn", classes=10, channels=1, width=2)
+    save(saved, recipe=RECIPE, classes=found.classes, shape=found.shape, progress={}, model=model)
+    monkeypatch.undo()
+    assert "has checkpoint format 2; this version reads up to 1: upgrade rattle" in refused(saved)
+
+
+def test_a_missing_file_and_a_folder_are_no_checkpoints(tmp_path: Path) -> None:
+    assert refused(tmp_path / "nothing") == f"there is no checkpoint {tmp_path / 'nothing'}"
+    assert "there is no checkpoint" in refused(tmp_path)
+
+
+@pytest.mark.parametrize("broken", ["fsync", "replace"])
+def test_a_write_that_fails_leaves_the_old_file(saved: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    before = saved.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, broken, full)
+    with pytest.raises(RattleError, match=r"No space left on device; what was saved earlier is intact"):
+        write_atomically(saved, b"new")
+    monkeypatch.undo()
+    assert saved.read_bytes() == before
+    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
+    read(saved)
+
+
+def test_a_write_makes_the_folders_it_needs_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "c.json"
+    write_atomically(path, b"1")
+    write_atomically(path, b"22")
+    assert path.read_bytes() == b"22"
+    assert [p.name for p in path.parent.iterdir()] == ["c.json"]
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RattleError, match=r"cannot write .*c.json: File exists"):
+        write_atomically(tmp_path / "file" / "c.json", b"1")
+
+
+def test_the_metadata_are_plain_text_that_anyone_can_read(saved: Path) -> None:
+    content = saved.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["__metadata__"]["format"] == "1"
+    assert "name: digits-linf-cnn-trades-2nd" in header["__metadata__"]["recipe"]

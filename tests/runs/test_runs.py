@@ -1,0 +1,146 @@
+"""Run folders: begin, continue or replace a run; never mix two, never clear what is not ours."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rattle.errors import RattleError
+from rattle.models.registry import build
+from rattle.recipes.catalog import named
+from rattle.recipes.recipe import Recipe
+from rattle.runs.checkpoint import save
+from rattle.runs.environment import environment
+from rattle.runs.load import load, locate, run_of
+from rattle.runs.lock import open_run, record_line, truncate
+from rattle.runs.paths import Run
+from rattle.weights import EMA
+
+RECIPE = replace(named("digits-linf-cnn-trades"), width=2)
+
+
+def put_checkpoint(path: Path, *, scale: float = 1.0, average: bool = False) -> None:
+    model = build("cnn", classes=10, channels=1, width=2)
+    averaged = EMA(decay=0.5).averaged(model) if average else None
+    if averaged:
+        averaged.update_parameters(model)
+    with torch.no_grad():
+        model.head.bias.fill_(scale)
+    save(path, recipe=RECIPE, classes=tuple("0123456789"), shape=(1, 8, 8), progress={}, model=model, average=averaged)
+
+
+def begun(folder: Path, recipe: Recipe, **how: bool) -> Run:
+    """A run opened and closed again."""
+    run = Run(folder)
+    with open_run(run, recipe, **how):
+        return run
+
+
+def test_a_run_begins_in_a_new_or_empty_folder(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "a" / "b"):
+        run = begun(folder, RECIPE)
+        assert Recipe.from_yaml(run.recipe.read_text()) == RECIPE
+        assert json.loads((folder / "environment.json").read_text()).keys() == environment().keys()
+
+
+def test_a_folder_that_holds_a_run_is_refused_resumed_or_replaced(tmp_path: Path) -> None:
+    run = begun(tmp_path, RECIPE)
+    record_line(run.metrics, {"epoch": 1})
+    with pytest.raises(RattleError, match="holds a run already: --resume continues it, --overwrite replaces it"):
+        begun(tmp_path, RECIPE)
+    assert run.metrics.exists()
+    begun(tmp_path, RECIPE, resume=True)
+    assert run.metrics.exists()
+    begun(tmp_path, replace(RECIPE, epochs=3), overwrite=True)
+    assert not run.metrics.exists()
+    assert Recipe.from_yaml(run.recipe.read_text()).epochs == 3
+
+
+def test_resume_refuses_another_recipe_and_changes_nothing(tmp_path: Path) -> None:
+    run = begun(tmp_path, RECIPE)
+    with pytest.raises(RattleError, match=r"holds a run of another recipe: resume it with `rattle train .*recipe.yaml"):
+        begun(tmp_path, replace(RECIPE, epochs=3), resume=True)
+    assert Recipe.from_yaml(run.recipe.read_text()) == RECIPE
+
+
+def test_resume_begins_a_run_where_there_is_none(tmp_path: Path) -> None:
+    assert begun(tmp_path / "new", RECIPE, resume=True).recipe.exists()
+
+
+def test_resume_and_overwrite_exclude_each_other(tmp_path: Path) -> None:
+    with pytest.raises(RattleError, match="--resume continues a run and --overwrite replaces it: choose one"):
+        begun(tmp_path, RECIPE, resume=True, overwrite=True)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_someone_else_is_never_touched(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RattleError, match="is not empty and holds no run: choose another --out"):
+        begun(tmp_path, RECIPE, overwrite=overwrite)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_overwriting_a_run_keeps_files_that_are_not_its_own(tmp_path: Path) -> None:
+    run = begun(tmp_path, RECIPE)
+    put_checkpoint(run.checkpoint("best"))
+    (tmp_path / "notes.txt").write_text("mine")
+    begun(tmp_path, RECIPE, overwrite=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    assert not run.checkpoint("best").exists()
+
+
+def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RattleError, match="is a file, not a folder: choose another --out"):
+        begun(tmp_path / "file", RECIPE)
+
+
+def test_lines_are_appended_and_cut_whole(tmp_path: Path) -> None:
+    run = begun(tmp_path, RECIPE)
+    record_line(run.metrics, {"epoch": 1})
+    size = run.metrics.stat().st_size
+    record_line(run.metrics, {"epoch": 2})
+    truncate(run.metrics, size)
+    assert run.metrics.read_text() == '{"epoch": 1}\n'
+    truncate(tmp_path / "nothing", 0)
+
+
+def test_a_run_means_its_best_checkpoint_else_its_last(tmp_path: Path) -> None:
+    run = begun(tmp_path, RECIPE)
+    with pytest.raises(RattleError, match="holds no checkpoint; train there with"):
+        locate(tmp_path)
+    put_checkpoint(run.checkpoint("last"))
+    assert locate(tmp_path) == run.checkpoint("last")
+    put_checkpoint(run.checkpoint("best"))
+    assert locate(tmp_path) == run.checkpoint("best")
+    assert locate(run.checkpoint("last")) == run.checkpoint("last")
+    with pytest.raises(RattleError, match="there is no run or checkpoint"):
+        locate(tmp_path / "nowhere")
+
+
+def test_a_checkpoint_knows_its_run(tmp_path: Path) -> None:
+    run = begun(tmp_path, RECIPE)
+    assert run_of(run.checkpoint("best")) == run
+    assert run_of(tmp_path / "elsewhere" / "x" / "best.safetensors") is None
+
+
+def test_load_gives_the_model_in_evaluation_mode(tmp_path: Path) -> None:
+    put_checkpoint(tmp_path / "a.safetensors", scale=7.0)
+    model = load(tmp_path / "a.safetensors")
+    assert not any(m.training for m in model.modules())
+    assert model.head.bias.tolist() == [7.0] * 10
+
+
+def test_load_prefers_averaged_weights_unless_told_otherwise(tmp_path: Path) -> None:
+    put_checkpoint(tmp_path / "a.safetensors", scale=7.0, average=True)
+    assert load(tmp_path / "a.safetensors").head.bias.tolist() != [7.0] * 10
+    assert load(tmp_path / "a.safetensors", averaged=False).head.bias.tolist() == [7.0] * 10
+
+
+def test_the_environment_names_versions_and_hardware() -> None:
+    about = environment()
+    assert about["torch"] == torch.__version__
+    assert about["threads"] == 1
+    assert {"rattle", "commit", "python", "numpy", "platform", "device", "cores"} <= about.keys()

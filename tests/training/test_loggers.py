@@ -1,0 +1,73 @@
+"""Trackers: TensorBoard gets the scalars of metrics.jsonl, Weights & Biases stays offline or is missed in words."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rattle.errors import RattleError
+from rattle.recipes.catalog import named
+from rattle.runs.paths import Run
+from rattle.training.loggers import peak_memory_mb, tracking
+
+LINES = [{"epoch": e, "step": 9 * e, "lr": 0.05, "loss": 2.0 / e, "zeroth": 0.5, "val_robust": 0.1 * e} for e in (1, 2)]
+
+
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+def test_tensorboard_shows_the_scalars_that_were_logged(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with tracking("tensorboard", Run(tmp_path), named("digits-linf-cnn-at"), purge_step=1) as log:
+        for line in LINES:
+            log(line)
+    found = EventAccumulator(str(tmp_path / "events"))
+    found.Reload()
+    assert set(found.Tags()["scalars"]) == {"lr", "loss", "zeroth", "val_robust"}
+    assert [(event.step, round(event.value, 4)) for event in found.Scalars("loss")] == [(1, 2.0), (2, 1.0)]
+
+
+def test_wandb_runs_offline_with_the_recipe_and_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {"lines": []}
+
+    class Session:
+        def log(self, values: dict[str, Any], *, step: int) -> None:
+            told["lines"].append((step, values))
+
+        def finish(self) -> None:
+            told["finished"] = True
+
+    def init(**settings: Any) -> Session:
+        told.update(settings)
+        return Session()
+
+    module = types.ModuleType("wandb")
+    module.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    with tracking("wandb", Run(tmp_path / "run"), named("digits-linf-cnn-at"), purge_step=1) as log:
+        log(LINES[0])
+    assert told["mode"] == "offline"
+    assert told["config"]["name"] == "digits-linf-cnn-at"
+    assert told["lines"] == [(1, {"lr": 0.05, "loss": 2.0, "zeroth": 0.5, "val_robust": 0.1})]
+    assert told["finished"]
+
+
+def test_a_missing_or_unknown_tracker_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    recipe = named("digits-linf-cnn-at")
+    with (
+        pytest.raises(RattleError, match=r"rattle-robust\[wandb\]"),
+        tracking("wandb", Run(tmp_path), recipe, purge_step=1),
+    ):
+        pass
+    with pytest.raises(RattleError, match="did you mean 'wandb'"):
+        tracking("wandbb", Run(tmp_path), recipe, purge_step=1)
+    with tracking("none", Run(tmp_path), recipe, purge_step=1) as log:
+        log(LINES[0])
+
+
+def test_peak_memory_is_at_least_what_this_test_holds() -> None:
+    assert (peak_memory_mb() or 0) > 20

@@ -1,0 +1,326 @@
+"""Training is a function of the recipe: twice the same, resumed the same, and stopped in words when it diverges."""
+
+import json
+import math
+import shutil
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rattle.attacks import PGD
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+from rattle.forward import Views
+from rattle.models import find_head
+from rattle.models.registry import build
+from rattle.objectives import AT, Trades
+from rattle.randomness import Streams
+from rattle.recipes.catalog import named
+from rattle.recipes.recipe import Recipe
+from rattle.recipes.schedules import Keep, OneCycle, Piecewise
+from rattle.runs.checkpoint import digest, read
+from rattle.runs.load import load
+from rattle.runs.paths import Run
+from rattle.threat import Threat
+from rattle.training.loop import fit
+from rattle.training.step import step
+from rattle.weights import AWP, SWA, Noise
+from support.training import Interrupting, Stop, content, eventful, tiny
+
+GOLDEN = Path(__file__).with_name("golden_losses.json")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that was never stopped."""
+    return fit(eventful(), tmp_path_factory.mktemp("whole"))
+
+
+def test_the_same_seed_gives_identical_weights(whole: Run, tmp_path: Path) -> None:
+    torch.rand(5)  # torch's own random state plays no part
+    assert content(fit(eventful(), tmp_path)) == content(whole)
+
+
+def test_another_seed_gives_other_weights(whole: Run, tmp_path: Path) -> None:
+    other = fit(eventful(seed=1), tmp_path)
+    assert not torch.equal(load(other.folder).head.weight, load(whole.folder).head.weight)
+
+
+@pytest.mark.parametrize("stop", [{"epochs": 1}, {"steps": 5}, {"steps": 2}])
+def test_a_resumed_run_is_the_run_that_was_never_stopped(whole: Run, tmp_path: Path, stop: dict[str, int]) -> None:
+    with pytest.raises(Stop):
+        fit(eventful(), tmp_path, console=Interrupting(**stop))
+    run = fit(eventful(), tmp_path, resume=True)
+    assert content(run) == content(whole)
+
+
+def test_a_line_written_after_the_last_checkpoint_is_forgotten(whole: Run, tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        fit(eventful(), tmp_path, console=Interrupting(epochs=1))
+    with Run(tmp_path).metrics.open("a") as file:
+        file.write('{"epoch": 2, "lo')  # the machine died between the line and its checkpoint
+    assert content(fit(eventful(), tmp_path, resume=True)) == content(whole)
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Run, tmp_path: Path) -> None:
+    shutil.copytree(whole.folder, tmp_path / "copy")
+    assert content(fit(eventful(), tmp_path / "copy", resume=True)) == content(whole)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-100], lambda b: b[:-50] + b"x" + b[-49:], lambda b: b""])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(whole: Run, tmp_path: Path, damage) -> None:
+    shutil.copytree(whole.folder, tmp_path / "copy")
+    last = Run(tmp_path / "copy").checkpoint("last")
+    last.write_bytes(damage(last.read_bytes()))
+    assert content(fit(eventful(), tmp_path / "copy", resume=True)) == content(whole)
+
+
+def test_when_no_checkpoint_can_be_read_the_run_is_refused_and_left_alone(whole: Run, tmp_path: Path) -> None:
+    shutil.copytree(whole.folder, tmp_path / "copy")
+    run = Run(tmp_path / "copy")
+    for name in ("last", "previous"):
+        run.checkpoint(name).write_bytes(b"")
+    with pytest.raises(RattleError, match=r"no checkpoint in .* can be read"):
+        fit(eventful(), run.folder, resume=True)
+    assert run.metrics.read_text() == whole.metrics.read_text()
+
+
+def test_metrics_are_one_json_object_a_line(whole: Run) -> None:
+    lines = [json.loads(line) for line in whole.metrics.read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert [line["step"] for line in lines] == [3, 6]
+    for line in lines:
+        assert line["loss"] == pytest.approx(sum(line[k] for k in ("clean", "zeroth", "first", "second")))
+        assert 0 <= line["val_robust"] <= line["val_clean"] <= 1
+        assert {"val_clean_average", "val_robust_average", "lr"} <= line.keys()
+    assert lines[0]["lr"] == pytest.approx(0.05 * OneCycle()(2 / 6))
+    assert lines[1]["lr"] == pytest.approx(0.05 * OneCycle()(5 / 6))
+
+
+def test_a_run_folder_holds_what_it_promises(whole: Run) -> None:
+    found = {str(p.relative_to(whole.folder)) for p in whole.folder.rglob("*") if p.is_file()}
+    events = {name for name in found if name.startswith("events/")}
+    assert len(events) == 1
+    assert found - events == {
+        "recipe.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "checkpoints/best.safetensors",
+        "checkpoints/last.safetensors",
+        "checkpoints/previous.safetensors",
+        "lock",
+    }
+    assert Recipe.from_yaml(whole.recipe.read_text()) == eventful() == read(whole.checkpoint("best")).recipe
+
+
+def test_the_best_checkpoint_is_that_of_the_best_epoch(whole: Run) -> None:
+    robust = [json.loads(line)["val_robust_average"] for line in whole.metrics.read_text().splitlines()]
+    progress = read(whole.checkpoint("best")).progress
+    assert progress["best"] == max(robust)
+    assert progress["epoch"] == progress["best_epoch"] == robust.index(max(robust)) + 1
+
+
+def test_without_held_out_images_the_last_epoch_is_the_best(tmp_path: Path) -> None:
+    recipe = tiny()
+    run = fit(replace(recipe, data=replace(recipe.data, val_size=0)), tmp_path)
+    assert read(run.checkpoint("best")).progress["epoch"] == 2
+    assert "val_robust" not in run.metrics.read_text()
+
+
+def test_held_out_images_are_judged_every_n_epochs_and_at_the_end(tmp_path: Path) -> None:
+    run = fit(tiny(epochs=3, evaluate_every=2), tmp_path)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert ["val_robust" in line for line in lines] == [False, True, True]
+
+
+def test_a_batch_larger_than_the_data_is_all_of_them(tmp_path: Path) -> None:
+    run = fit(tiny(batch_size=1000, epochs=1), tmp_path)
+    assert read(run.checkpoint("last")).progress["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "objective"),
+    [
+        ("at", AT()),
+        ("at-awp", AT(order=2)),
+        ("trades", Trades()),
+        ("trades-2nd", Trades(order=2, mode="released", clean_weight="one-minus-eta")),
+        ("trades-1st", Trades(order=1, mode="exact")),
+        ("trades-2nd", AT(order=2, mode="exact")),
+        ("trades-2nd", Trades(order=2, mode="sampled")),
+    ],
+)
+def test_every_mode_on_every_base_trains(tmp_path: Path, method: str, objective: AT | Trades) -> None:
+    run = fit(tiny(method, objective=objective, epochs=1, batch_size=96), tmp_path)
+    line = json.loads(run.metrics.read_text())
+    names = ["clean", "zeroth"] if isinstance(objective, Trades) else ["zeroth"]
+    names += ["first", "second"][: objective.order] if objective.mode != "sampled" else []
+    assert list(line)[4:-2] == names
+    assert math.isfinite(line["loss"])
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_both_norms_learn_the_digits(tmp_path: Path, norm: str) -> None:
+    threat = Threat(norm=norm, epsilon=0.05)
+    changes = {"attack": PGD(threat=threat, steps=2, step_size=0.03, loss="kl", start="gaussian"), "noise": Noise()}
+    recipe = tiny(val_attack=PGD(threat=threat, steps=2, step_size=0.03), width=8, epochs=4, **changes)
+    run = fit(replace(recipe, data=replace(recipe.data, train_size=640)), tmp_path)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[-1]["val_clean"] > 0.5  # ten classes: far from chance
+
+
+def test_swa_is_the_mean_of_the_epochs_with_statistics_estimated_afresh(tmp_path: Path) -> None:
+    recipe = tiny(average=SWA(start=0.0))
+    with pytest.raises(Stop):
+        fit(recipe, tmp_path, console=Interrupting(epochs=1))
+    first = load(Run(tmp_path).checkpoint("last"), averaged=False)
+    run = fit(recipe, tmp_path, resume=True)
+    last, average = (load(run.checkpoint("last"), averaged=averaged) for averaged in (False, True))
+    for name, p in average.named_parameters():
+        assert torch.allclose(p, (first.get_parameter(name) + last.get_parameter(name)) / 2, atol=1e-6)
+    assert not torch.equal(average.body[1].running_mean, last.body[1].running_mean)
+    assert int(read(run.checkpoint("last")).part("average")["n_averaged"]) == 2
+
+
+def test_swa_starts_when_it_should(tmp_path: Path) -> None:
+    run = fit(tiny(average=SWA(start=0.5), epochs=2), tmp_path)
+    assert int(read(run.checkpoint("last")).part("average")["n_averaged"]) == 1
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert ["val_robust_average" in line for line in lines] == [False, True]
+
+
+def test_ema_is_saved_beside_the_raw_weights_and_loaded_first(whole: Run) -> None:
+    saved = read(whole.checkpoint("last"))
+    assert int(saved.part("average")["n_averaged"]) == 6
+    average, raw = load(saved.path), load(saved.path, averaged=False)
+    assert torch.equal(average.head.weight, saved.part("average")["module.head.weight"])
+    assert torch.equal(raw.head.weight, saved.part("model")["head.weight"])
+    assert not torch.equal(average.head.weight, raw.head.weight)
+    assert not torch.equal(average.body[1].running_mean, raw.body[1].running_mean)  # statistics are averaged too
+
+
+def test_kept_epochs_are_the_same_in_a_run_that_was_interrupted_and_change_nothing_else(tmp_path: Path) -> None:
+    recipe = tiny(epochs=3, keep=Keep(drops=(0.6,)))
+    plain = fit(replace(recipe, keep=None), tmp_path / "plain")
+    whole = fit(recipe, tmp_path / "whole")
+    with pytest.raises(Stop):
+        fit(recipe, tmp_path / "cut", console=Interrupting(steps=8))
+    cut = fit(recipe, tmp_path / "cut", resume=True)
+    kept = sorted(path.name for path in (whole.folder / "checkpoints").glob("epoch-*"))
+    assert kept == ["epoch-002.safetensors", "epoch-003.safetensors"]
+    for name in ("epoch-002", "epoch-003"):
+        a, b = read(whole.checkpoint(name)), read(cut.checkpoint(name))
+        assert digest(a.tensors, {}) == digest(b.tensors, {})
+        assert a.progress == b.progress
+    assert read(whole.checkpoint("epoch-003")).progress["epoch"] == 3
+    assert plain.metrics.read_bytes() == whole.metrics.read_bytes()
+
+
+def test_a_loss_that_diverges_stops_with_the_step_the_terms_and_the_last_good_checkpoint(tmp_path: Path) -> None:
+    recipe = tiny(schedule=Piecewise(drops=(0.5,), factor=1e25))
+    with pytest.raises(RattleError) as caught:
+        fit(recipe, tmp_path)
+    run = Run(tmp_path)
+    sentence = str(caught.value)
+    assert sentence.startswith("the loss diverged at step 5 (clean nan, zeroth nan, first nan, second nan); ")
+    assert f"the last good checkpoint is {run.checkpoint('last')}; try a smaller optimizer.lr" in sentence
+    assert run.divergence == sentence.split(";")[0]
+    saved = read(run.checkpoint("last"))
+    assert saved.progress["epoch"] == 1
+    assert all(v.isfinite().all() for v in saved.tensors.values())
+
+
+def test_a_loss_that_diverges_at_once_says_that_nothing_was_saved(tmp_path: Path) -> None:
+    recipe = tiny(optimizer=replace(tiny().optimizer, lr=1e25))
+    with pytest.raises(RattleError, match=r"the loss diverged at step 2 \(clean nan.*no checkpoint was written yet"):
+        fit(recipe, tmp_path)
+
+
+def test_weights_that_overflow_in_an_epochs_last_step_are_not_saved(tmp_path: Path) -> None:
+    steep, late = Trades(inv_lambda=1e6), Piecewise(drops=(0.8,), factor=1e44)  # the sixth of six steps
+    recipe = tiny(objective=steep, schedule=late, optimizer=replace(tiny().optimizer, lr=1e-6))
+    with pytest.raises(RattleError, match=r"diverged at step 6 \(.*weights nan\); the last good checkpoint is"):
+        fit(recipe, tmp_path)
+    assert read(Run(tmp_path).checkpoint("last")).progress["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"data": Data(name="digit")}, "unknown dataset 'digit'; did you mean 'digits'"),
+        ({"model": "cnnn"}, "unknown model 'cnnn'; did you mean 'cnn'"),
+        ({"head": "tail"}, "the model has no linear layer named 'tail'"),
+    ],
+)
+def test_a_recipe_that_cannot_run_replaces_nothing(whole: Run, tmp_path: Path, changes: dict, sentence: str) -> None:
+    shutil.copytree(whole.folder, tmp_path / "old")
+    with pytest.raises(RattleError, match=sentence):
+        fit(tiny(**changes), tmp_path / "old", overwrite=True)
+    assert content(Run(tmp_path / "old")) == content(whole)
+    with pytest.raises(RattleError, match=sentence):
+        fit(tiny(**changes), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("awp", [None, AWP(gamma=0.1)])
+def test_a_step_leaves_a_gradient_and_the_weights_where_they_were(awp: AWP | None) -> None:
+    model, objective = build("cnn", classes=10, channels=1, width=2).train(), Trades(order=2)
+    x, y, weights = torch.rand(8, 1, 8, 8), torch.arange(8), [p.detach().clone() for p in model.parameters()]
+    moved = []
+    first = next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d))
+    first.register_forward_hook(lambda *_: moved.append(not torch.equal(model.head.weight, weights[-2])))
+    terms = step(
+        Views(model, objective.need, find_head(model)),
+        x,
+        y,
+        attack=PGD(steps=3, loss="kl"),
+        noise=Noise(sigma=0.1),
+        objective=objective,
+        awp=awp,
+        shared=torch.Generator().manual_seed(0),
+        private=Streams(0, torch.arange(8)),
+    )
+    # attack at w + u: clean target and three steps; then two looks at w, and with AWP two more at w + v
+    assert moved == [True] * 4 + [False] * 2 + [True] * (2 if awp else 0)
+    assert all(torch.equal(p, w) for p, w in zip(model.parameters(), weights, strict=True))
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert list(terms) == ["clean", "zeroth", "first", "second"]
+    assert not any(value.requires_grad for value in terms.values())
+
+
+def first_losses(folder: Path) -> list[dict[str, float]]:
+    """The named terms of the first ten steps of digits-linf-cnn-trades-2nd, as the loop itself reports them."""
+    recipe = replace(named("digits-linf-cnn-trades-2nd"), width=8, epochs=2, evaluate_every=2, threads=1)
+    console = Interrupting(steps=10)
+    with suppress(Stop):
+        fit(recipe, folder, console=console)
+    losses, sums = [], {}
+    for i, means in enumerate(console.losses):
+        steps = i % 9 + 1  # nine steps an epoch; the loop reports means over the epoch so far
+        sums = {} if steps == 1 else sums
+        losses.append({name: mean * steps - sums.get(name, 0) for name, mean in means.items()})
+        sums = {name: mean * steps for name, mean in means.items()}
+    return losses
+
+
+@pytest.mark.usefixtures("double")
+def test_the_first_ten_losses_are_the_golden_ones(tmp_path: Path) -> None:
+    """Catches silent numeric change. After a change that is meant, say so under "numerics" in CHANGELOG and run
+    `PYTHONPATH=src:tests python tests/training/test_loop.py` to write golden_losses.json anew."""
+    golden, found = json.loads(GOLDEN.read_text()), first_losses(tmp_path)
+    assert len(golden) == len(found) == 10
+    for wanted, terms in zip(golden, found, strict=True):
+        assert terms == pytest.approx(wanted, rel=1e-6)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    torch.set_default_dtype(torch.float64)
+    with tempfile.TemporaryDirectory() as place:
+        GOLDEN.write_text("[\n" + ",\n".join(json.dumps(terms) for terms in first_losses(Path(place))) + "\n]\n")

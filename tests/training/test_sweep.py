@@ -1,0 +1,257 @@
+"""A sweep is a grid of run folders that can be started again at any time."""
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rattle import cli
+from rattle.cli.sweep import grid, occurrences
+from rattle.errors import RattleError
+from rattle.recipes.catalog import named, resolve
+from rattle.recipes.recipe import Recipe
+from rattle.runs.lock import open_run
+from rattle.runs.paths import Run
+from rattle.runs.progress import Silent
+from rattle.training import sweep
+from rattle.training.loop import fit
+from rattle.training.sweep import Job, Slurm, folder_name, pending, plan, run_here, submit
+from support.processes import Child, until
+from support.training import tiny
+
+RECIPE = "digits-linf-cnn-trades-2nd"
+START = Path(__file__).with_name("slurm") / "start.sh"
+
+
+def points(*words: str, seeds: tuple[int, ...] = ()) -> list[tuple[dict, Recipe]]:
+    return grid(named(RECIPE), RECIPE, occurrences(list(words)), seeds)
+
+
+def test_settings_with_several_values_and_seeds_make_a_grid() -> None:
+    found = points("--objective.eta", "0.05", "0.1", "--epochs", "3", seeds=(0, 2))
+    assert [(r.objective.eta, r.seed, r.epochs) for _, r in found] == [
+        (0.05, 0, 3),
+        (0.05, 2, 3),
+        (0.1, 0, 3),
+        (0.1, 2, 3),
+    ]
+    assert folder_name(found[1][0]) == "objective.eta=0.05,seed=2"
+
+
+def test_kinds_lists_switches_and_fractions_can_be_swept() -> None:
+    kinds = points("--average.kind", "EMA", "SWA", "--normalise", "true", "false")
+    assert [(type(r.average).__name__, r.normalise) for _, r in kinds] == [
+        ("EMA", True), ("EMA", False), ("SWA", True), ("SWA", False),
+    ]  # fmt: skip
+    lists = points("--schedule.drops", "0.5", "0.75", "--schedule.drops", "0.6")
+    assert [r.schedule.drops for _, r in lists] == [(0.5, 0.75), (0.6,)]  # type: ignore[union-attr]
+    assert len(points("--noise.sigma", "0.01", "1/100", "0.02")) == 3
+
+
+def test_without_several_values_there_is_one_run() -> None:
+    [(label, recipe)] = points("--epochs", "3")
+    assert (folder_name(label), recipe.epochs) == ("run", 3)
+
+
+@pytest.mark.parametrize("value", ["../../etc", "/etc/passwd", "a\nb", "..", "~", "$(rm -rf x)", "-rf", "é" * 300])
+def test_no_value_leads_a_folder_out_of_the_sweep(tmp_path: Path, value: str) -> None:
+    for point in ({"init": value}, {value: "1"}):
+        name = folder_name(point)
+        assert (tmp_path / name).resolve().parent == tmp_path.resolve()
+        assert len(name) <= 120
+        assert not name.startswith((".", "-"))
+        assert not set(name) & set("/\\\n ~$()")
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        RattleError, match=r"two runs of the sweep would be called objective.eta=0.1: give no value twice"
+    ):
+        plan(points("--objective.eta", "0.1", "0.1"), tmp_path)
+
+
+def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
+    [job] = plan(points("--epochs", "3"), tmp_path)
+    pending([job], Silent())
+    with pytest.raises(RattleError, match="run holds a run of another recipe: choose another --out"):
+        plan(points("--epochs", "4"), tmp_path)
+
+
+@pytest.mark.parametrize("words", [["--objective.et", "0.1"], ["--epochs", "3", "many"], ["--epochs", "0", "1"]])
+def test_a_setting_that_cannot_be_is_refused_before_anything_runs(
+    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = cli.main(["sweep", RECIPE, *words])
+    except SystemExit as end:
+        code = end.code
+    assert code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def jobs(folder: Path, *names: str, epochs: int = 1) -> list[Job]:
+    return [Job(folder / name, tiny("trades", epochs=epochs, seed=i)) for i, name in enumerate(names)]
+
+
+def test_finished_runs_are_skipped_running_ones_left_alone_and_broken_ones_go_on(tmp_path: Path) -> None:
+    done, broken, busy, new = todo = jobs(tmp_path, "done", "broken", "busy", "new")
+    fit(done.recipe, done.folder)
+    for job in (broken, busy):
+        job.folder.mkdir()
+        job.run.recipe.write_text(job.recipe.to_yaml())
+    inside = tmp_path / "inside"
+
+    def hold() -> None:
+        with open_run(Run(busy.folder), busy.recipe, resume=True):
+            inside.touch()
+            signal.pause()
+
+    child = Child(hold, tmp_path / "log")
+    until(inside.exists)
+    assert [job.state for job in todo] == ["finished", "broken", "running", "new"]
+    assert pending(todo, Silent()) == [broken, new]
+    assert new.run.recipe.exists()
+    child.send(signal.SIGKILL)
+    child.wait()
+    assert busy.state == "broken"
+
+
+@pytest.fixture
+def pretender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of Python: notes that it runs, then does what the file `behave` says."""
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\ncd {tmp_path}\ntouch "$4.started"\n. ./behave\n')
+    script.chmod(script.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setattr(sweep.sys, "executable", str(script))
+    return tmp_path / "behave"
+
+
+def test_so_many_runs_go_at_once_and_failures_are_reported_at_the_end(tmp_path: Path, pretender: Path) -> None:
+    most = "ls *.live 2>/dev/null | wc -l >> counts"
+    pretender.write_text(
+        f'touch $$.live; {most}; sleep 0.4; rm $$.live; case "$4" in *bad) echo "rattle: no luck"; exit 2;; esac\n'
+    )
+    todo = pending(jobs(tmp_path / "sweep", "a", "bad", "c", "d"), Silent())
+    assert run_here(todo, at_once=2, out=tmp_path, console=Silent()) == {"bad": "rattle: no luck"}
+    assert len((tmp_path / "counts").read_text().split()) == 4
+    assert max(map(int, (tmp_path / "counts").read_text().split())) <= 2
+
+
+def test_the_command_fails_when_a_run_fails(
+    tmp_path: Path, pretender: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretender.write_text("echo 'rattle: no luck'; exit 2\n")
+    assert cli.main(["sweep", RECIPE, "--seeds", "0", "1", "--out", str(tmp_path / "sweep"), "--jobs", "2"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("rattle: 2 of 2 runs failed, the same command again goes on with them: seed=")
+
+
+def test_a_sweep_told_to_stop_tells_its_runs_and_waits_for_them(tmp_path: Path, pretender: Path) -> None:
+    pretender.write_text("trap 'sleep 0.3; touch saved; exit 143' TERM; while :; do sleep 0.05; done\n")
+    out = tmp_path / "sweep"
+    child = Child(lambda: cli.main(["sweep", RECIPE, "--seeds", "0", "1", "--out", str(out)]), tmp_path / "log")
+    until((out / "seed=0.started").exists)
+    import time
+
+    time.sleep(0.3)  # the trap is set
+    child.send(signal.SIGINT)
+    assert child.wait(10) == 130
+    assert (tmp_path / "saved").exists()
+    assert not (out / "seed=1.started").exists()
+
+
+def test_slurm_without_slurm_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RattleError, match="SLURM did not take the sweep: "):
+        submit(jobs(tmp_path, "a"), Slurm(), tmp_path, Silent())
+
+
+def test_slurm_without_submitit_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(RattleError, match=r"the slurm launcher needs submitit: pip install 'rattle-robust\[slurm\]'"):
+        submit(jobs(tmp_path, "a"), Slurm(), tmp_path, Silent())
+    with pytest.raises(RattleError, match=r"slurm.gpus must be >= 0"):
+        Slurm(gpus=-1)
+
+
+SIZES = ["--width", "4", "--data.train-size", "256", "--batch-size", "64", "--attack.steps", "2", "--threads", "1"]
+
+
+def rattle(*args: str) -> subprocess.CompletedProcess:
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    return subprocess.run([sys.executable, "-m", "rattle", *args], env=settings, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_local_sweep_trains_skips_and_goes_on(tmp_path: Path) -> None:
+    command = ["sweep", RECIPE, "--objective.eta", "0.05", "0.1", "--out", str(tmp_path), "--jobs", "2", *SIZES]
+    first = rattle(*command, "--epochs", "2")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == f"2 of 2 runs are finished in {tmp_path}\n"
+    folder = tmp_path / "objective.eta=0.1"
+    for name in ("last", "previous"):
+        Run(folder).checkpoint(name).unlink()
+    weights = Run(tmp_path / "objective.eta=0.05").checkpoint("last")
+    before = weights.stat().st_mtime_ns
+    again = rattle(*command, "--epochs", "2")
+    assert again.returncode == 0, again.stderr
+    assert "objective.eta=0.05: finished" in again.stderr
+    assert weights.stat().st_mtime_ns == before
+    assert Run(folder).checkpoint("last").exists()
+
+
+@pytest.fixture
+def slurm() -> None:
+    """A SLURM of one node, on this machine."""
+    pytest.importorskip("submitit")
+    if os.geteuid() != 0 or shutil.which("slurmctld") is None or shutil.which("munged") is None:
+        pytest.skip("needs root and the Debian packages slurm-wlm and munge")
+    started = subprocess.run(["sh", str(START)], capture_output=True, text=True)
+    if started.returncode:
+        pytest.skip(f"SLURM does not start here: {started.stderr.strip()[-200:]}")
+    yield
+    subprocess.run(["sh", str(START.with_name("stop.sh"))], check=True)
+
+
+@pytest.mark.slow
+def test_a_slurm_sweep_finishes_though_one_of_its_jobs_is_cancelled_and_requeued(slurm: None, tmp_path: Path) -> None:
+    command = ["sweep", RECIPE, "--seeds", "0", "1", "--out", str(tmp_path), "--launcher", "slurm", *SIZES]
+    handed = rattle(*command, "--epochs", "40", "--slurm.time", "30")
+    assert handed.returncode == 0, handed.stderr
+    number = handed.stderr.split("seed=0: SLURM job ")[1].split()[0]
+    run = Run(tmp_path / "seed=0")
+    until(run.checkpoint("previous").exists, 300)
+    subprocess.run(["scontrol", "requeue", number], check=True)
+    todo = [
+        Job(tmp_path / f"seed={i}", Recipe.from_yaml((tmp_path / f"seed={i}" / "recipe.yaml").read_text()))
+        for i in (0, 1)
+    ]
+    until(lambda: all(job.state == "finished" for job in todo), 600)
+    told = subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True).stdout
+    assert "Restarts=1" in told
+    logs = "".join(path.read_text() for path in (tmp_path / "slurm").glob(f"{number}_*_log.*"))
+    assert "stopped by SIGTERM; everything is saved in" in logs
+    one = replace(todo[0].recipe)
+    assert run.metrics.read_bytes() == fit(one, tmp_path / "whole").metrics.read_bytes()
+
+
+@pytest.mark.slow
+def test_slurm_trains_the_runs_of_a_paper_table_and_the_same_command_prints_it(slurm: None, tmp_path: Path) -> None:
+    sizes = ["--epochs", "1", "--train-size", "128", "--n", "20"]
+    command = ["paper", "7", "--scale", "tiny", "--launcher", "slurm", "--out", str(tmp_path), *sizes]
+    handed = rattle(*command)
+    assert handed.returncode == 0, handed.stderr
+    assert handed.stdout == "2 of 2 runs are in the queue; the same command again prints the table\n"
+    runs = [tmp_path / "tiny" / f"recipe=digits-linf-cnn-{method},seed=0" for method in ("trades", "trades-2nd")]
+    until(lambda: all(Job(run, resolve(str(run))).state == "finished" for run in runs), 300)
+    table = rattle(*command, "--format", "markdown")
+    assert table.returncode == 0, table.stderr
+    assert "| TRADES+1st+2nd | ours | 1 |" in table.stdout
