@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from rattle.attacks import PGD
 from rattle.data import Augment, to_float
-from rattle.models.registry import build
-from rattle.randomness import Streams
+from rattle.models.registry import create_model
+from rattle.randomness import ImageStreams
 
 BATCH, CHANNELS, SIDE, CLASSES = 128, 3, 32, 10
 
@@ -45,13 +45,13 @@ def main() -> None:
     stored = torch.randint(0, 256, (10_000, CHANNELS, SIDE, SIDE), dtype=torch.uint8)
     index = torch.randperm(len(stored))[:BATCH]
     y = torch.randint(CLASSES, (BATCH,))
-    model = build("cnn", classes=CLASSES, channels=CHANNELS)
+    model = create_model("cnn", classes=CLASSES, channels=CHANNELS)
     model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, attack = to_float(stored[index]), PGD(steps=10)
 
     def step() -> None:
-        x_adv = attack(model, x, y, generator=Streams(0, index))
+        x_adv = attack(model, x, y, generator=ImageStreams(0, index))
         optimizer.zero_grad()
         F.cross_entropy(model(x_adv), y).backward()
         optimizer.step()
@@ -65,7 +65,7 @@ def main() -> None:
     for name, augment in lines.items():
 
         def prepare(augment: Augment = augment) -> torch.Tensor:
-            return to_float(augment(stored[index], Streams(0, index)))
+            return to_float(augment(stored[index], ImageStreams(0, index)))
 
         rate = images_a_second(prepare, arguments.seconds)
         print(f"{rate:12,.0f} images/s  {name}: {rate / trained:,.0f} times the step, {trained / rate:.2%} of its time")

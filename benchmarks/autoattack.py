@@ -33,8 +33,8 @@ from rattle.attacks import PGD, AutoAttack
 from rattle.attacks.rows import branch
 from rattle.data import to_float
 from rattle.data.registry import Data, batches
-from rattle.models.registry import build
-from rattle.randomness import Streams
+from rattle.models.registry import create_model
+from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 
 EPSILON = {"digits": 0.2, "cifar10": 2 / 255, "cifar10-wide": 6 / 255}
@@ -93,7 +93,7 @@ def digits() -> tuple[nn.Module, Callable[[nn.Module], None], Tensor, Tensor]:
     data = Data().load()
     attack = PGD(threat=Threat(epsilon=0.2), steps=7, step_size=0.05)
     fit = lambda model: train(model, data.train.x, data.train.y, attack, epochs=30, batch=64, rate=0.1)  # noqa: E731
-    return build("cnn", classes=10, channels=1, width=32), fit, data.test.x, data.test.y
+    return create_model("cnn", classes=10, channels=1, width=32), fit, data.test.x, data.test.y
 
 
 def resnet(name: str) -> SmallResNet:
@@ -140,7 +140,7 @@ def reference(model: nn.Module, threat: Threat, seed: int, *, short: bool = Fals
 
 def ours(threat: Threat, seed: int, index: Tensor, model: nn.Module) -> dict[str, Callable[..., Tensor]]:
     def runner(number: int, attack: Any) -> Callable[..., Tensor]:
-        return lambda x, y, rows: attack(model, x, y, generator=branch(Streams(seed, index)[rows], number))
+        return lambda x, y, rows: attack(model, x, y, generator=branch(ImageStreams(seed, index)[rows], number))
 
     return {name: runner(k, attack) for k, (name, attack) in enumerate(AutoAttack(threat=threat).components().items())}
 
@@ -207,7 +207,7 @@ def peak(options: argparse.Namespace) -> None:
     Two images go first: what a first call imports and traces is a few megabytes, however many images follow.
     """
     who, name, component = options.peak
-    model = build("cnn", classes=10, channels=1, width=32) if name == "digits" else resnet(name)
+    model = create_model("cnn", classes=10, channels=1, width=32) if name == "digits" else resnet(name)
     model.eval().load_state_dict(torch.load(options.cache / f"{name}.pt", weights_only=True))
     x, y = torch.load(options.cache / f"{name}-images.pt", weights_only=True)
     threat = Threat(epsilon=EPSILON[name])

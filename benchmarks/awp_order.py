@@ -14,12 +14,12 @@ import torch
 
 from rattle.data import to_float
 from rattle.data.registry import batches
-from rattle.forward import Views
+from rattle.forward import PairedForward
 from rattle.models import find_head
-from rattle.randomness import Streams
-from rattle.recipes.catalog import named
+from rattle.randomness import ImageStreams
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.training.state import begin
+from rattle.training.state import init_state
 from rattle.training.step import total
 from rattle.weights import perturbed
 
@@ -27,19 +27,19 @@ from rattle.weights import perturbed
 def train(recipe: Recipe, steps: int, *, restore_first: bool, nudge: float = 0.0) -> list[torch.Tensor]:
     """The weights after `steps` steps of TRADES-AWP on the digits, from initial weights scaled by 1 + nudge."""
     data = recipe.data.load()
-    learner = begin(recipe, data)
+    learner = init_state(recipe, data)
     with torch.no_grad():
         for p in learner.model.parameters():
             p.mul_(1 + nudge)
     model, optimizer, awp, objective = learner.model, learner.optimizer, recipe.awp, recipe.objective
     assert awp is not None
-    views = Views(model, objective.need, find_head(model))
+    views = PairedForward(model, objective.need, find_head(model))
     done = 0
     while done < steps:
         for index in batches(len(data.train), recipe.batch_size, seed=recipe.seed, epoch=done):
             part = data.train[index]
             x, y = to_float(part.x), part.y
-            x_adv = recipe.attack(model, x, y, generator=Streams(done, index))
+            x_adv = recipe.attack(model, x, y, generator=ImageStreams(done, index))
             v = awp(model, awp.gradients(model, lambda x=x, a=x_adv, y=y: total(objective(views(x, a), y))))
             optimizer.zero_grad()
             stepped: dict[str, torch.Tensor] = {}
@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for seed in options.seeds:
-        recipe = replace(named("digits-linf-cnn-trades-awp-2nd"), seed=seed)
+        recipe = replace(get_recipe("digits-linf-cnn-trades-awp-2nd"), seed=seed)
         for steps in options.steps:
             ours = train(recipe, steps, restore_first=True)
             reference = train(recipe, steps, restore_first=False)

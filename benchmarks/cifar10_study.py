@@ -28,7 +28,7 @@ from rattle.data import Augment, Images, to_float
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.recipes.catalog import named
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
@@ -82,7 +82,7 @@ REGIMES = {
 
 
 def recipe_of(regime: Regime, method: str, seed: int, data: str) -> Recipe:
-    recipe = named(f"cifar10-linf-cnn-slim-{method}")
+    recipe = get_recipe(f"cifar10-linf-cnn-slim-{method}")
     return replace(
         recipe,
         data=Data(name=data, train_size=regime.images, val_size=1000, augment=regime.augment),

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from rattle.attacks.registry import named as attack_named
+from rattle.attacks.registry import get_attack
 from rattle.evaluation.evaluate import evaluate
-from rattle.recipes.catalog import named
+from rattle.recipes.catalog import get_recipe
 from rattle.runs.load import load
 from rattle.stats import summarise
 from rattle.training.loop import fit
@@ -32,10 +32,10 @@ def accuracies(method: str, seed: int, folder: Path) -> dict[str, float]:
     stored = folder / "study.json"
     if stored.exists():
         return json.loads(stored.read_text())
-    recipe = replace(named(f"digits-linf-cnn-{method}"), seed=seed)
+    recipe = replace(get_recipe(f"digits-linf-cnn-{method}"), seed=seed)
     run = fit(recipe, folder, resume=(folder / "recipe.yaml").exists())
     test = recipe.data.load().test
-    attacks = {name: attack_named(name, recipe.attack.threat) for name in ATTACKS}
+    attacks = {name: get_attack(name, recipe.attack.threat) for name in ATTACKS}
     row = {}
     for which in ("best", "last"):
         result = evaluate(load(run.checkpoint(which)), test.x, test.y, attacks)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from rattle.attacks.registry import named as attack_named
+from rattle.attacks.registry import get_attack
 from rattle.evaluation.evaluate import evaluate
-from rattle.recipes.catalog import named
+from rattle.recipes.catalog import get_recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.environment import environment
 from rattle.runs.load import load
@@ -35,12 +35,12 @@ def measured(name: str, seed: int, folder: Path) -> dict[str, float]:
     stored = folder / "time-to-accuracy.json"
     if stored.exists():
         return json.loads(stored.read_text())
-    recipe = replace(named(name), seed=seed)
+    recipe = replace(get_recipe(name), seed=seed)
     begun, begun_wall = time.process_time(), time.perf_counter()
     run = fit(recipe, folder, overwrite=True)
     row = {"processor_seconds": time.process_time() - begun, "wall_seconds": time.perf_counter() - begun_wall}
     test = recipe.data.load().test
-    attack = {"pgd20": attack_named("pgd20", recipe.attack.threat)}
+    attack = {"pgd20": get_attack("pgd20", recipe.attack.threat)}
     result = evaluate(load(run.checkpoint("best")), test.x, test.y, attack)
     row |= {"clean": 100 * result.clean_accuracy, "pgd20": 100 * result.robust_accuracy}
     stored.write_text(json.dumps(row))
@@ -54,7 +54,7 @@ def tune(name: str, out: Path) -> dict[str, float]:
         for decay in (0.97, 0.98, 0.99):
             scores = []
             for seed in TUNING_SEEDS:
-                recipe = replace(named(name), seed=seed, batch_size=batch, average=EMA(decay=decay))
+                recipe = replace(get_recipe(name), seed=seed, batch_size=batch, average=EMA(decay=decay))
                 run = fit(recipe, out / f"batch{batch}-decay{decay}-seed{seed}", overwrite=True)
                 scores.append(100 * read(run.checkpoint("best")).progress["best"])
             found[f"batch {batch}, decay {decay}"] = summarise(scores).mean

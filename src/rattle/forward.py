@@ -28,7 +28,7 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
+class ForwardSpec:
     """What an objective asks to see."""
 
     clean: bool = True  # the logits at x
@@ -37,10 +37,10 @@ class Need:
     sampled: bool = False  # logits at w + u (mode sampled)
 
 
-class Views(nn.Module):
+class PairedForward(nn.Module):
     """Model(x) and model(x'), as one module, so that one forward of a DistributedDataParallel wrapper holds both."""
 
-    def __init__(self, model: nn.Module, need: Need, head: nn.Linear | None = None) -> None:
+    def __init__(self, model: nn.Module, need: ForwardSpec, head: nn.Linear | None = None) -> None:
         super().__init__()
         self.model, self.need = model, need
         self.watched = [head]  # in a list: the head is the model's, not a module of this one

@@ -35,11 +35,11 @@ def mix(z: Tensor) -> Tensor:
     return z ^ shift_right(z, 31)
 
 
-class Streams:
+class ImageStreams:
     """Independent streams, one per image of a batch.
 
-    >>> whole = Streams(seed=0, index=torch.arange(4))
-    >>> part = Streams(seed=0, index=torch.tensor([2]))
+    >>> whole = ImageStreams(seed=0, index=torch.arange(4))
+    >>> part = ImageStreams(seed=0, index=torch.tensor([2]))
     >>> bool((whole.uniform(3)[2] == part.uniform(3)[0]).all())
     True
     """
@@ -52,9 +52,9 @@ class Streams:
     def __len__(self) -> int:
         return len(self.key)
 
-    def __getitem__(self, keep: Tensor) -> Streams:
+    def __getitem__(self, keep: Tensor) -> ImageStreams:
         """The streams of the images that stay, at the same place in their sequence."""
-        some = object.__new__(Streams)
+        some = object.__new__(ImageStreams)
         some.seed, some.key, some.calls = self.seed, self.key[keep], self.calls
         return some
 
@@ -84,21 +84,21 @@ class Streams:
         return (shift_right(self.bits(*shape), 63) * 2 - 1).to(torch.float32)
 
 
-Randomness = Streams | torch.Generator | None
+Randomness = ImageStreams | torch.Generator | None
 
 
-def streams(generator: Randomness, x: Tensor) -> Streams:
+def streams(generator: Randomness, x: Tensor) -> ImageStreams:
     """What an attack draws from: streams as they are, or fresh ones seeded by a torch generator (None: torch's own)."""
-    if isinstance(generator, Streams):
+    if isinstance(generator, ImageStreams):
         if len(generator) != len(x):
             raise ValueError(f"{len(generator)} random streams for {len(x)} images")
         return generator
     device = "cpu" if generator is None else generator.device
     seed = int(torch.randint(2**62, (), generator=generator, device=device))
-    return Streams(seed, torch.arange(len(x), device=x.device))
+    return ImageStreams(seed, torch.arange(len(x), device=x.device))
 
 
-def fork(seed: int, *path: int) -> int:
+def derive_seed(seed: int, *path: int) -> int:
     """A seed for one purpose, place or moment, far from every other: fork(seed, epoch, rank)."""
     for part in path:
         seed = int(mix(torch.tensor(signed(seed * GOLDEN + part + 1))))

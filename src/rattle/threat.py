@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rattle.errors import RattleError
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 
 Norm = Literal["linf", "l2", "l1"]
 SPARSE = 0.01  # the share of coordinates that one l_1 step moves (Tramer and Boneh 2019)
@@ -88,7 +88,7 @@ class Threat:
             )
         return x_adv + step_size * gradient / length(gradient).clamp_min(1e-12)
 
-    def random_start(self, x: Tensor, draws: Streams) -> Tensor:
+    def random_start(self, x: Tensor, draws: ImageStreams) -> Tensor:
         """A point drawn uniformly from the ball around x, clipped to [0, 1]; for l_1 a projected Gaussian."""
         shape = x.shape[1:]
         if self.norm == "linf":

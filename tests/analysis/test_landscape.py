@@ -31,7 +31,7 @@ from rattle.analysis.landscape import (
 )
 from rattle.attacks import PGD
 from rattle.errors import RattleError
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from rattle.threat import Threat
 from rattle.weights import Noise
 
@@ -112,7 +112,7 @@ def test_the_plane_is_the_sign_of_the_gradient_and_fair_signs() -> None:
 
 
 def test_the_same_seed_gives_the_same_plane_and_the_middle_is_the_clean_loss() -> None:
-    model = build("cnn", classes=10, channels=1, width=4)
+    model = create_model("cnn", classes=10, channels=1, width=4)
     x, y = torch.rand(2, 1, 8, 8), torch.tensor([3, 4])
     first, second = (input_plane(model, x, y, points=3, generator=torch.Generator().manual_seed(1)) for _ in range(2))
     assert np.array_equal(first.rademacher, second.rademacher)
@@ -144,7 +144,7 @@ def test_the_weight_surface_of_a_quadratic_is_the_quadratic() -> None:
 
 
 def test_every_filter_of_a_direction_is_as_long_as_the_models() -> None:
-    model = build("cnn", classes=10, channels=1, width=4)
+    model = create_model("cnn", classes=10, channels=1, width=4)
     direction = filter_normalised(model, generator=torch.Generator().manual_seed(0))
     parameters = dict(model.named_parameters())
     assert set(direction) == {name for name, p in parameters.items() if p.ndim > 1}
@@ -153,7 +153,7 @@ def test_every_filter_of_a_direction_is_as_long_as_the_models() -> None:
 
 
 def test_adversarial_loss_lies_above_clean_loss_and_is_the_same_when_run_again() -> None:
-    model = build("cnn", classes=10, channels=1, width=4)
+    model = create_model("cnn", classes=10, channels=1, width=4)
     x, y = torch.rand(6, 1, 8, 8), torch.arange(6)
     attack = PGD(threat=Threat(epsilon=0.1), steps=3, step_size=0.05)
     direction = filter_normalised(model)
@@ -231,7 +231,7 @@ def test_the_mean_rise_under_noise_is_half_sigma_squared_times_the_trace() -> No
 
 
 def test_models_come_back_bit_for_bit() -> None:
-    model = build("cnn", classes=10, channels=1, width=4).train()
+    model = create_model("cnn", classes=10, channels=1, width=4).train()
     model.body[1].eval()  # type: ignore[index]
     x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
     before = state(model)
@@ -245,7 +245,7 @@ def test_models_come_back_bit_for_bit() -> None:
 
 
 def test_weights_come_back_after_an_error_in_the_loss() -> None:
-    model = build("cnn", classes=10, channels=1, width=4).train()
+    model = create_model("cnn", classes=10, channels=1, width=4).train()
     before, (x, y) = state(model), (torch.rand(4, 1, 8, 8), torch.arange(4))
 
     def broken(logits: Tensor, y: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ def test_weights_come_back_after_an_error_in_the_loss() -> None:
 
 
 def test_progress_reaches_its_total_in_every_function() -> None:
-    model = build("cnn", classes=10, channels=1, width=4)
+    model = create_model("cnn", classes=10, channels=1, width=4)
     x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
     plane = input_plane(model, x, y, points=3)
     runs: list[Callable[[Callable[[int, int], None]], object]] = [
@@ -273,7 +273,7 @@ def test_progress_reaches_its_total_in_every_function() -> None:
 
 
 def test_everything_saved_is_loaded_as_it_was(tmp_path: Path) -> None:
-    model = build("cnn", classes=10, channels=1, width=4)
+    model = create_model("cnn", classes=10, channels=1, width=4)
     x, y = torch.rand(2, 1, 8, 8), torch.arange(2)
     plane = input_plane(model, x, y, points=3)
     surface = input_surface(model, x, y, plane)

@@ -14,22 +14,22 @@ import torch
 from rattle import cli
 from rattle.analysis.gallery import Gallery, gallery, overrides
 from rattle.analysis.landscape import InputPlane, InputSurface, WeightSurface
-from rattle.analysis.prepare import Detail, landscapes, looked_at_closely, prepare
+from rattle.analysis.prepare import LandscapeConfig, compute_landscapes, looked_at_closely, prepare
 from rattle.data.registry import Data
 from rattle.errors import RattleError
-from rattle.recipes.catalog import named
+from rattle.recipes.catalog import get_recipe
 from rattle.runs.load import open_checkpoint
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
 
-TINY = Detail(
+TINY = LandscapeConfig(
     images=1, points=5, weight_images=8, line_points=3, surface_points=3, attack_steps=1, iterations=2, draws=2
 )
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    recipe = named("digits-linf-cnn-trades")
+    recipe = get_recipe("digits-linf-cnn-trades")
     data = replace(recipe.data, train_size=256, val_size=20)
     recipe = replace(recipe, epochs=1, width=4, batch_size=64, data=data)
     return fit(recipe, tmp_path_factory.mktemp("trained") / "run").folder
@@ -78,7 +78,7 @@ def test_a_gallery_is_the_same_each_time_and_comes_back_from_its_file(
 
 
 def test_settings_that_differ_from_the_named_recipe_are_told_but_the_seed_is_not() -> None:
-    recipe = named("digits-linf-cnn-trades")
+    recipe = get_recipe("digits-linf-cnn-trades")
     assert overrides(replace(recipe, seed=5)) == ""
     assert overrides(replace(recipe, width=8)) == "width 8 (16)"
     assert overrides(replace(recipe, name="mine", width=8)) == ""
@@ -86,7 +86,7 @@ def test_settings_that_differ_from_the_named_recipe_are_told_but_the_seed_is_not
 
 def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: Path, tmp_path: Path) -> None:
     other = Path(shutil.copytree(run, tmp_path / "other"))
-    pictures = landscapes([run, other], TINY)
+    pictures = compute_landscapes([run, other], TINY)
     assert sorted(path.suffix for path in pictures) == [".png"] * 3 + [".svg"] * 3
     planes = [InputPlane.load(folder / "results" / "landscape-plane.npz") for folder in (run, other)]
     assert np.array_equal(planes[0].gradient, planes[1].gradient)
@@ -102,7 +102,7 @@ def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: P
 
 def test_a_report_never_makes_a_close_look_coarser(run: Path, tmp_path: Path) -> None:
     close, other = (Path(shutil.copytree(run, tmp_path / name)) for name in ("close", "other"))
-    landscapes([close], replace(TINY, surface_attacked=True), pictures=False)
+    compute_landscapes([close], replace(TINY, surface_attacked=True), pictures=False)
     assert looked_at_closely(Run(close))
     assert not looked_at_closely(Run(other))
 
@@ -118,11 +118,11 @@ def test_what_is_stored_and_fresh_is_not_computed_again(run: Path) -> None:
 
 def test_landscapes_refuse_what_cannot_be_compared(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RattleError, match="there is no run folder"):
-        landscapes([tmp_path / "nowhere"], TINY)
+        compute_landscapes([tmp_path / "nowhere"], TINY)
     with pytest.raises(RattleError, match="odd"):
-        landscapes([run], replace(TINY, points=4))
+        compute_landscapes([run], replace(TINY, points=4))
     with pytest.raises(RattleError, match="images must be >= 1"):
-        Detail(images=0)
+        LandscapeConfig(images=0)
 
 
 def test_the_verbs_work_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from rattle import losses
 from rattle.attacks import APGD
 from rattle.attacks.apgd import checkpoints, defined
 from rattle.errors import RattleError
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 from support.attack_cases import NORMS, linear, robust
 
@@ -21,7 +21,7 @@ def test_the_verdict_on_a_linear_model_is_exact(norm, loss, classes) -> None:
     case = linear(classes)
     threat = case.threat(norm)
     attack = APGD(threat=threat, loss=loss, steps=60 if norm == "l1" else 40, shrinking=norm == "l1")
-    x_adv = attack(case.model, case.x, case.y, generator=Streams(0, torch.arange(len(case.x))))
+    x_adv = attack(case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(len(case.x))))
     safe = case.distance[norm] > threat.epsilon
     found = robust(case.model, x_adv, case.y)
     assert not (safe & ~found).any()  # nothing is broken that cannot be
@@ -63,7 +63,7 @@ def test_restarts_break_no_fewer_images() -> None:
         robust(
             case.model,
             APGD(threat=threat, steps=3, restarts=k)(
-                case.model, case.x, case.y, generator=Streams(0, torch.arange(24))
+                case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(24))
             ),
             case.y,
         )

@@ -12,14 +12,14 @@ from pyautoattack.autoattack import AutoAttack as Reference
 from torch import Tensor, nn
 
 from rattle.attacks import APGD, FAB, PGD, AutoAttack, Square
-from rattle.attacks.batchnorm import attacked
-from rattle.attacks.registry import named
+from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import branch
 from rattle.data import to_float
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
-from rattle.models.registry import build
-from rattle.randomness import Streams
+from rattle.models.registry import create_model
+from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 from support.attack_cases import NORMS, linear, robust
 from support.precision import in_double
@@ -55,15 +55,15 @@ def test_components_and_settings_are_the_references(norm, version) -> None:
 def test_brief_is_every_component_with_a_tenth_of_the_steps() -> None:
     brief = AutoAttack(version="brief").components()
     assert list(brief) == list(AutoAttack().components())
-    assert named("autoattack-brief", Threat()) == AutoAttack(version="brief")
+    assert get_attack("autoattack-brief", Threat()) == AutoAttack(version="brief")
 
 
 def test_fast_is_the_first_two_components() -> None:
     threat = Threat(epsilon=0.1)
     whole, fast = (AutoAttack(threat=threat, version=v).components() for v in ("standard", "fast"))
     assert fast == {name: whole[name] for name in ("apgd-ce", "apgd-t")}
-    assert named("autoattack-fast", threat) == AutoAttack(threat=threat, version="fast")
-    assert named("autoattack", threat) == AutoAttack(threat=threat)
+    assert get_attack("autoattack-fast", threat) == AutoAttack(threat=threat, version="fast")
+    assert get_attack("autoattack", threat) == AutoAttack(threat=threat)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -80,7 +80,7 @@ def test_only_unbroken_images_meet_the_next_component() -> None:
     case = linear(4, n=12)
     threat = case.threat("linf")
     attack = AutoAttack(threat=threat, version="fast")
-    draws = Streams(0, torch.arange(12))
+    draws = ImageStreams(0, torch.arange(12))
     flags = torch.ones(12, dtype=torch.bool)
     for number, part in enumerate(attack.components().values()):
         rows = flags.nonzero().squeeze(1)
@@ -100,7 +100,7 @@ def trained(steps: int, width: int) -> tuple[nn.Module, Tensor, Tensor]:
     """A small CNN after a little adversarial training on the digits, the same one on every processor; test images."""
     torch.manual_seed(0)
     with in_double():
-        data, model = Data().load(), build("cnn", classes=10, channels=1, width=width)
+        data, model = Data().load(), create_model("cnn", classes=10, channels=1, width=width)
         optimiser = torch.optim.Adam(model.parameters(), 3e-3)
         attack, done = PGD(threat=Threat(epsilon=0.15), steps=2, step_size=0.1), 0
         while done < steps:
@@ -136,9 +136,9 @@ def verdicts(
         part.n_iter_2, part.n_iter_min, part.size_decr = (max(int(s * steps), 1) for s in (0.22, 0.06, 0.03))
     theirs.apgd_targeted.n_target_classes = theirs.fab.n_target_classes = targets
     theirs.square.n_queries = queries
-    x_adv = mine(model, x, y, generator=Streams(seed, torch.arange(n)))
+    x_adv = mine(model, x, y, generator=ImageStreams(seed, torch.arange(n)))
     assert threat.contains(x_adv, x).all()
-    with attacked(model):
+    with attack_mode(model):
         x_ref, _ = theirs.run_standard_evaluation(x, y, batch_size=n)
     return robust(model, x_adv, y), robust(model, x_ref.detach(), y)
 
@@ -184,8 +184,8 @@ def test_autoattack_agrees_with_the_reference_image_by_image(seed) -> None:
     model, x, y = trained(300, 16)
     x, y = x[:200], y[:200]
     threat = Threat(epsilon=0.15)
-    x_adv = AutoAttack(threat=threat)(model, x, y, generator=Streams(seed, torch.arange(200)))
-    with attacked(model):
+    x_adv = AutoAttack(threat=threat)(model, x, y, generator=ImageStreams(seed, torch.arange(200)))
+    with attack_mode(model):
         x_ref, _ = Reference(model, norm="Linf", eps=0.15, seed=seed).run_standard_evaluation(x, y, batch_size=200)
     mine, theirs = robust(model, x_adv, y), robust(model, x_ref.detach(), y)
     assert (mine == theirs).float().mean() >= 0.99

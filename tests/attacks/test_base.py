@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.registry import named, names
-from rattle.attacks.rows import Victim, accepts_channels_last, branch
+from rattle.attacks.registry import get_attack, list_attacks
+from rattle.attacks.rows import FlatModel, accepts_channels_last, branch
 from rattle.errors import RattleError
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 from support.attack_cases import ATTACKS, NORMS, ROWS, linear, quick, robust, small_case
@@ -22,7 +22,7 @@ from support.attack_cases import ATTACKS, NORMS, ROWS, linear, quick, robust, sm
 def test_points_lie_in_the_ball_and_the_box(name, norm) -> None:
     model, x, y = small_case()
     attack = quick(name, norm)
-    x_adv = attack(model, x, y, generator=Streams(0, torch.arange(len(x))))
+    x_adv = attack(model, x, y, generator=ImageStreams(0, torch.arange(len(x))))
     assert x_adv.shape == x.shape
     assert not x_adv.requires_grad
     assert attack.threat.contains(x_adv, x, slack=1e-6).all()
@@ -55,7 +55,7 @@ def test_the_model_is_left_as_it_was(name, norm) -> None:
 @pytest.mark.parametrize(("name", "norm"), ROWS)
 def test_an_image_does_not_depend_on_its_neighbours(name, norm) -> None:
     model, x, y = small_case()
-    draws = Streams(0, torch.arange(len(x)))
+    draws = ImageStreams(0, torch.arange(len(x)))
     whole = quick(name, norm)(model, x, y, generator=draws[torch.arange(len(x))])
     some = torch.tensor([7, 2, 5])
     part = quick(name, norm)(model, x[some], y[some], generator=draws[some])
@@ -67,7 +67,7 @@ def test_a_larger_ball_breaks_no_fewer_images(name, norm) -> None:
     model, x, y = small_case(n=20)
     counts = []
     for scale in (0.5, 1.0, 2.0, 4.0):
-        x_adv = quick(name, norm, scale=scale)(model, x, y, generator=Streams(0, torch.arange(len(x))))
+        x_adv = quick(name, norm, scale=scale)(model, x, y, generator=ImageStreams(0, torch.arange(len(x))))
         with eval_mode(model):
             counts.append(int(robust(model, x_adv, y).sum()))
     assert counts == sorted(counts, reverse=True)
@@ -165,18 +165,18 @@ def test_names_make_attacks_that_run(name) -> None:
     from dataclasses import replace
 
     case = linear(4, n=4)
-    attack = named(name, Threat(epsilon=0.02))
+    attack = get_attack(name, Threat(epsilon=0.02))
     short = {"queries": 10} if name in ("square", "rays") else {"steps": 3}
     x_adv = replace(attack, **short)(case.model, case.x, case.y)
     assert attack.threat.contains(x_adv, case.x).all()
-    assert name in names()
+    assert name in list_attacks()
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_rows_and_images_are_views_of_each_other(norm, channels_last) -> None:
     x = torch.rand(3, 2, 4, 5)
-    victim = Victim(Returns(lambda z: z), torch.rand(3, 2, 6, 6))
+    victim = FlatModel(Returns(lambda z: z), torch.rand(3, 2, 6, 6))
     victim.shape, victim.channels_last = x.shape[1:], channels_last
     rows = victim.flat(x)
     assert torch.equal(victim.images(rows), x)
@@ -186,7 +186,7 @@ def test_rows_and_images_are_views_of_each_other(norm, channels_last) -> None:
 
 
 def test_branches_are_streams_of_their_own() -> None:
-    draws = Streams(0, torch.arange(3))
+    draws = ImageStreams(0, torch.arange(3))
     numbers = torch.stack([branch(draws, k).uniform(100).flatten() for k in range(4)] + [draws.uniform(100).flatten()])
     assert len(numbers.unique()) > 0.999 * numbers.numel()
     assert (torch.corrcoef(numbers) - torch.eye(5)).abs().max() < 0.25

@@ -11,7 +11,7 @@ from torch import Tensor
 from rattle.attacks import FAB
 from rattle.attacks.fab import to_plane
 from rattle.errors import RattleError
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 from support.attack_cases import NORMS, linear, robust
 
@@ -23,7 +23,7 @@ def test_the_verdict_on_a_linear_model_is_exact(norm, classes, targets) -> None:
     case = linear(classes)
     threat = case.threat(norm, gap=0.06)  # FAB oversteps the boundary by 5 %
     attack = FAB(threat=threat, targets=targets, steps=30)
-    x_adv = attack(case.model, case.x, case.y, generator=Streams(0, torch.arange(len(case.x))))
+    x_adv = attack(case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(len(case.x))))
     assert torch.equal(robust(case.model, x_adv, case.y), case.distance[norm] > threat.epsilon)
 
 

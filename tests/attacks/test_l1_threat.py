@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rattle.errors import RattleError
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 
 
@@ -45,7 +45,7 @@ def test_an_l1_step_moves_few_pixels_by_its_length() -> None:
 
 def test_an_l1_start_lies_in_the_ball() -> None:
     x, threat = torch.rand(5, 3, 4, 4), Threat(norm="l1", epsilon=2.0)
-    start = threat.random_start(x, Streams(0, torch.arange(5)))
+    start = threat.random_start(x, ImageStreams(0, torch.arange(5)))
     assert threat.contains(start, x).all()
     assert (threat.distance(start, x) > 1.9).all()
 

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from rattle import losses
 from rattle.attacks import PGD
-from rattle.attacks.registry import named, names
+from rattle.attacks.registry import get_attack, list_attacks
 from rattle.errors import RattleError
-from rattle.models.registry import build
-from rattle.randomness import Streams
+from rattle.models.registry import create_model
+from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 
 EPSILON = 0.1
@@ -67,25 +67,29 @@ def test_pgd_reaches_the_optimum_where_the_walls_of_the_box_bind() -> None:
 
 
 def test_fgsm_is_one_step_of_the_gradients_sign() -> None:
-    model, y = build("cnn", classes=3, channels=1, width=2).eval(), torch.tensor([0, 1, 2])
+    model, y = create_model("cnn", classes=3, channels=1, width=2).eval(), torch.tensor([0, 1, 2])
     x = torch.rand(3, 1, 8, 8, requires_grad=True)
     (gradient,) = torch.autograd.grad(F.cross_entropy(model(x), y), x)
     wanted = (x + EPSILON * gradient.sign()).clamp(0, 1).detach()
-    fgsm = named("fgsm", Threat(epsilon=EPSILON))
+    fgsm = get_attack("fgsm", Threat(epsilon=EPSILON))
     assert fgsm == PGD(threat=Threat(epsilon=EPSILON), steps=1, step_size=EPSILON, start="none")
     assert torch.allclose(fgsm(model, x.detach(), y), wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["ce", "cw", "kl"])
 def test_restarts_are_never_worse(loss: str) -> None:
-    model, x, y = build("cnn", classes=4, channels=1, width=4).eval(), torch.rand(12, 1, 8, 8), torch.arange(12) % 4
+    model, x, y = (
+        create_model("cnn", classes=4, channels=1, width=4).eval(),
+        torch.rand(12, 1, 8, 8),
+        torch.arange(12) % 4,
+    )
     settings = {"threat": Threat(epsilon=EPSILON), "steps": 2, "step_size": 0.05, "loss": loss}
     heights = []
     with torch.no_grad():
         reference = model(x) if loss == "kl" else y
         for restarts in (1, 2, 6):
             attack = PGD(**settings, restarts=restarts)
-            x_adv = attack(model, x, y, generator=Streams(0, torch.arange(12)))
+            x_adv = attack(model, x, y, generator=ImageStreams(0, torch.arange(12)))
             heights.append(attack.height(model(x_adv), reference))
     assert (heights[1] >= heights[0]).all()
     assert (heights[2] >= heights[1]).all()
@@ -93,7 +97,7 @@ def test_restarts_are_never_worse(loss: str) -> None:
 
 
 def test_the_starts_are_where_they_say() -> None:
-    x, draws = torch.full((200, 1, 4, 4), 0.5), Streams(0, torch.arange(200))
+    x, draws = torch.full((200, 1, 4, 4), 0.5), ImageStreams(0, torch.arange(200))
     threat = Threat(epsilon=EPSILON)
     assert torch.equal(PGD(threat=threat, start="none").first_point(x, draws), x)
     gaussian = PGD(threat=threat, start="gaussian").first_point(x, draws) - x
@@ -163,7 +167,11 @@ def test_an_attack_works_inside_no_grad_and_returns_no_graph() -> None:
 
 
 def test_the_same_generator_gives_the_same_points() -> None:
-    model, x, y = build("cnn", classes=3, channels=1, width=2), torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+    model, x, y = (
+        create_model("cnn", classes=3, channels=1, width=2),
+        torch.rand(4, 1, 8, 8),
+        torch.tensor([0, 1, 2, 0]),
+    )
     attack = PGD(steps=1, restarts=2)
     first, again, other = (attack(model, x, y, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1))
     assert torch.equal(first, again)
@@ -172,12 +180,12 @@ def test_the_same_generator_gives_the_same_points() -> None:
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_an_images_result_does_not_depend_on_its_neighbours(norm: str) -> None:
-    model, x, y = build("cnn", classes=3, channels=1, width=2), torch.rand(6, 1, 8, 8), torch.arange(6) % 3
+    model, x, y = create_model("cnn", classes=3, channels=1, width=2), torch.rand(6, 1, 8, 8), torch.arange(6) % 3
     attack = PGD(threat=Threat(norm=norm, epsilon=EPSILON), steps=3, step_size=0.02, restarts=2)
-    whole = attack(model, x, y, generator=Streams(7, torch.arange(6)))
+    whole = attack(model, x, y, generator=ImageStreams(7, torch.arange(6)))
     for part in ([4], [5, 1], [0, 2, 3]):
         index = torch.tensor(part)
-        alone = attack(model, x[index], y[index], generator=Streams(7, index))
+        alone = attack(model, x[index], y[index], generator=ImageStreams(7, index))
         assert torch.allclose(alone, whole[index], atol=1e-5)
 
 
@@ -249,15 +257,15 @@ def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) ->
 
 def test_a_name_means_an_attack() -> None:
     threat = Threat(epsilon=0.031)
-    assert named("pgd20", threat) == PGD(threat=threat, steps=20, step_size=0.0031)
-    assert named("pgd", threat) == named("pgd20", threat)
-    assert named("cw50", threat) == PGD(threat=threat, steps=50, step_size=0.062 / 50, loss="cw")
-    assert {"fgsm", "pgd20", "cw20"} <= set(names())
+    assert get_attack("pgd20", threat) == PGD(threat=threat, steps=20, step_size=0.0031)
+    assert get_attack("pgd", threat) == get_attack("pgd20", threat)
+    assert get_attack("cw50", threat) == PGD(threat=threat, steps=50, step_size=0.062 / 50, loss="cw")
+    assert {"fgsm", "pgd20", "cw20"} <= set(list_attacks())
 
 
 @pytest.mark.parametrize("name", ["pdg20", "pgd0", "", "PGD", "pgd-20"])
 def test_a_name_that_means_none_is_refused(name: str) -> None:
     with pytest.raises(RattleError, match=f"^unknown attack {name!r}"):
-        named(name, Threat())
+        get_attack(name, Threat())
     with pytest.raises(RattleError, match="did you mean 'pgd20'"):
-        named("pdg20", Threat())
+        get_attack("pdg20", Threat())

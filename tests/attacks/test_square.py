@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rattle.attacks import Square
 from rattle.attacks.square import bump, patch_side
 from rattle.errors import RattleError
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 from support.attack_cases import NORMS, linear, robust
 
@@ -19,7 +19,7 @@ def test_the_linf_verdict_on_a_linear_model_is_exact(classes) -> None:
     case = linear(classes)
     threat = case.threat("linf")
     attack = Square(threat=threat, queries=2000)
-    x_adv = attack(case.model, case.x, case.y, generator=Streams(0, torch.arange(len(case.x))))
+    x_adv = attack(case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(len(case.x))))
     found, safe = robust(case.model, x_adv, case.y), case.distance["linf"] > threat.epsilon
     assert not (safe & ~found).any()
     assert (found == safe).float().mean() >= (1 if classes == 2 else 0.9)
@@ -32,7 +32,7 @@ def test_l2_and_l1_break_what_is_near_and_nothing_that_is_safe(norm) -> None:
     safe, found = case.distance[norm] > epsilon, []
     for scale in (1.0, 4.0):
         attack = Square(threat=Threat(norm=norm, epsilon=scale * epsilon), queries=300)
-        x_adv = attack(case.model, case.x, case.y, generator=Streams(0, torch.arange(24)))
+        x_adv = attack(case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(24)))
         found.append(robust(case.model, x_adv, case.y))
     assert not (safe & ~found[0]).any()
     assert int(found[1].sum()) <= 4
@@ -77,7 +77,7 @@ def test_no_square_is_asked_twice_unless_the_model_is_random() -> None:
     case, threat = linear(3, n=8), Threat(epsilon=1e-4)
     steady, random = Counting(case.model), Counting(case.model, noise=1e-6)
     for model in (steady, random):
-        Square(threat=threat, queries=400)(model, case.x, case.y, generator=Streams(0, torch.arange(8)))
+        Square(threat=threat, queries=400)(model, case.x, case.y, generator=ImageStreams(0, torch.arange(8)))
     assert steady.images < random.images / 2
     assert random.images > 8 * 150
 

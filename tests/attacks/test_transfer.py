@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rattle.attacks import PGD
-from rattle.attacks.registry import named
+from rattle.attacks.registry import get_attack
 from rattle.attacks.transfer import Transfer
 from rattle.cli.main import main
 from rattle.evaluation.evaluate import evaluate
@@ -36,7 +36,7 @@ def test_the_surrogate_is_attacked_and_the_target_never_asked() -> None:
 
 def test_a_surrogate_that_is_the_target_gives_the_white_box_flags() -> None:
     _, _, x, y = digits()
-    model, attack = small_cnn(), named("pgd5", THREAT)
+    model, attack = small_cnn(), get_attack("pgd5", THREAT)
     attacks = {
         "white": attack,
         "itself": Transfer(attack=attack, surrogate=model),
@@ -52,7 +52,7 @@ def test_verdicts_of_another_surrogate_start_afresh(tmp_path: Path) -> None:
     _, _, x, y = digits()
     found = []
     for seed in (1, 2):
-        attacks = {"t": Transfer(attack=named("pgd3", THREAT), surrogate=small_cnn(seed))}
+        attacks = {"t": Transfer(attack=get_attack("pgd3", THREAT), surrogate=small_cnn(seed))}
         found.append(evaluate(linear(), x[:60], y[:60], attacks, store=tmp_path).verdicts["t"].flags)
     assert found[0] != found[1]
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.attacks.batchnorm import affine_norms, attacked
+from rattle.attacks.batchnorm import affine_batchnorm, attack_mode
 from rattle.bench import RATIOS, Setup, bench, prepare, to_plain, trace
 from rattle.bench import reference as twins
 from rattle.bench.cases import AUTHORS, METHODS, PUBLISHED, authors_step, published_step
@@ -24,9 +24,9 @@ from rattle.bench.report import growth_chart
 from rattle.bench.setup import Subject, library_step
 from rattle.cli.main import main
 from rattle.errors import RattleError
-from rattle.models.registry import build
-from rattle.randomness import Streams
-from rattle.recipes.catalog import named
+from rattle.models.registry import create_model
+from rattle.randomness import ImageStreams
+from rattle.recipes.catalog import get_recipe
 from rattle.training.state import optimizer_of
 from rattle.weights import eval_mode
 
@@ -94,7 +94,7 @@ def test_peak_memory_does_not_depend_on_the_inner_steps(subject: Subject) -> Non
 
 def test_our_trades_step_takes_the_published_gradient(subject: Subject) -> None:
     """The cases that are compared do the same work: equal adversarial images, equal loss."""
-    recipe = named("cifar10-linf-cnn-trades")
+    recipe = get_recipe("cifar10-linf-cnn-trades")
     attack = replace(recipe.attack, steps=3)
     model, x, y = subject.plain, subject.x_plain, subject.y
     ours = attack(model, x, y, generator=subject.streams())
@@ -121,11 +121,11 @@ def varied(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("name", ["preact18", "resnet18", "vgg16", "mobilenetv2", "cnn"])
 def test_batch_norm_as_a_multiply_add_gives_the_plain_logits_and_gradient(name: str) -> None:
     torch.manual_seed(0)
-    model = varied(build(name, classes=5, width=4))
+    model = varied(create_model(name, classes=5, width=4))
     x = torch.rand(3, 3, 32, 32, requires_grad=True)
     plain = model(x)
     (gradient,) = torch.autograd.grad(plain.logsumexp(1).sum(), x)
-    with affine_norms(model):
+    with affine_batchnorm(model):
         fast = model(x)
         (fast_gradient,) = torch.autograd.grad(fast.logsumexp(1).sum(), x)
     assert torch.allclose(plain, fast, rtol=1e-4, atol=1e-5)
@@ -148,7 +148,7 @@ def test_every_kind_of_batch_norm_keeps_its_meaning_under_attack(norm: nn.Module
     model = norm.eval() if getattr(norm, "running_mean", None) is None else varied(norm)
     x = torch.rand(shape)
     plain = model(x)
-    with attacked(model):
+    with attack_mode(model):
         assert torch.allclose(model(x), plain, atol=1e-6)
 
 
@@ -158,40 +158,40 @@ def test_a_norm_in_another_precision_and_a_users_own_norm_are_left_alone() -> No
             return super().forward(input) + 1
 
     model, x = Own(2).eval(), torch.rand(3, 2, 4, 4)
-    with affine_norms(model):
+    with affine_batchnorm(model):
         assert torch.equal(model(x), model.forward(x))
         assert "forward" not in vars(model)
     plain = nn.BatchNorm2d(2).eval()
-    with affine_norms(plain), torch.no_grad():
+    with affine_batchnorm(plain), torch.no_grad():
         assert plain(x.bfloat16()).dtype == torch.bfloat16
 
 
 def test_norms_go_back_after_an_error() -> None:
-    model = build("cnn", classes=3, width=2, channels=1).eval()
-    with pytest.raises(ZeroDivisionError), affine_norms(model):
+    model = create_model("cnn", classes=3, width=2, channels=1).eval()
+    with pytest.raises(ZeroDivisionError), affine_batchnorm(model):
         raise ZeroDivisionError
     assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_an_attack_with_multiply_adds_finds_the_points_of_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    model, x = varied(build("cnn", classes=5, width=8)), torch.rand(6, 3, 8, 8)
+    model, x = varied(create_model("cnn", classes=5, width=8)), torch.rand(6, 3, 8, 8)
     y, attack = torch.arange(6) % 5, PGD(steps=5)
-    fast = attack(model, x, y, generator=Streams(0, torch.arange(6)))
+    fast = attack(model, x, y, generator=ImageStreams(0, torch.arange(6)))
     monkeypatch.setattr("rattle.attacks.batchnorm.affine_norms", eval_mode)
-    plain = attack(model, x, y, generator=Streams(0, torch.arange(6)))
+    plain = attack(model, x, y, generator=ImageStreams(0, torch.arange(6)))
     assert float(((fast - plain).abs() > 1e-6).double().mean()) < 0.01
-    exact = attack(model.double(), x.double(), y, generator=Streams(0, torch.arange(6)))
+    exact = attack(model.double(), x.double(), y, generator=ImageStreams(0, torch.arange(6)))
     monkeypatch.undo()  # in double precision no gradient's sign is a matter of rounding
-    assert torch.allclose(attack(model, x.double(), y, generator=Streams(0, torch.arange(6))), exact, atol=1e-12)
+    assert torch.allclose(attack(model, x.double(), y, generator=ImageStreams(0, torch.arange(6))), exact, atol=1e-12)
 
 
 def test_the_fused_optimizer_takes_the_plain_step() -> None:
-    recipe = named("digits-linf-cnn-trades")
+    recipe = get_recipe("digits-linf-cnn-trades")
     weights = []
     for fused in (True, False):
         torch.manual_seed(0)
-        model = build("cnn", classes=3, width=4)
+        model = create_model("cnn", classes=3, width=4)
         optimizer = optimizer_of(recipe, model)
         assert optimizer.defaults["fused"]
         if not fused:
@@ -218,7 +218,7 @@ def test_convolutions_are_counted_with_their_own_shapes() -> None:
 def test_operations_agree_with_torchs_own_count() -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
-    model, x = build("cnn", classes=3, width=4, channels=3), torch.rand(2, 3, 8, 8)
+    model, x = create_model("cnn", classes=3, width=4, channels=3), torch.rand(2, 3, 8, 8)
     limit = Limit(model, x)
     with FlopCounterMode(display=False) as counter:
         model.body(x)[0].sum().backward()  # type: ignore[operator, index]
@@ -233,7 +233,7 @@ def test_passes_that_cannot_be_avoided() -> None:
 
 
 def test_the_limit_counts_rounds_by_their_passes() -> None:
-    limit = Limit(build("cnn", classes=3, width=2, channels=3), torch.rand(2, 3, 8, 8), clock=time.perf_counter)
+    limit = Limit(create_model("cnn", classes=3, width=2, channels=3), torch.rand(2, 3, 8, 8), clock=time.perf_counter)
     limit(), limit()
     one, ten = (limit.timing(Passes(forward=k, by_input=0, full=0), 2) for k in (1, 10))
     assert len(one.seconds) == 2
@@ -287,7 +287,7 @@ def test_a_setup_refuses_what_cannot_be_measured() -> None:
 
 def test_fast_recipes_keep_the_method_and_cut_the_cost() -> None:
     for name in ("cifar10-linf-preact18-trades-awp-2nd", "digits-l2-cnn-at", "svhn-linf-preact18-trades-2nd-released"):
-        usual, fast = named(name), named(f"{name}-fast")
+        usual, fast = get_recipe(name), get_recipe(f"{name}-fast")
         assert fast.name == f"{name}-fast"
         assert (fast.objective, fast.noise, fast.model, fast.data) == (
             usual.objective,

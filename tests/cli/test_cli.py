@@ -9,7 +9,7 @@ import pytest
 
 from rattle import __version__
 from rattle.cli.main import VERBS, main
-from rattle.recipes.catalog import named, names
+from rattle.recipes.catalog import get_recipe, list_recipes
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import OneCycle
 from rattle.weights import EMA
@@ -59,7 +59,7 @@ def helped(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 def test_train_writes_the_recipe_that_ran(run: Path) -> None:
     recipe = Recipe.from_yaml((run / "recipe.yaml").read_text())
     assert (recipe.width, recipe.epochs, recipe.objective.eta) == (4, 1, 0.3)
-    assert recipe.attack == named(RECIPE).attack
+    assert recipe.attack == get_recipe(RECIPE).attack
     assert (run / "checkpoints" / "best.safetensors").is_file()
 
 
@@ -190,14 +190,14 @@ def test_a_setting_that_means_nothing_is_refused_in_its_own_words(capsys: pytest
 def test_recipes_lists_every_name_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == names()
+    assert [line.split()[0] for line in lines] == list_recipes()
     assert main(["recipes", "digits-l2"]) == 0
     assert all(line.startswith("digits-l2-") for line in capsys.readouterr().out.splitlines())
 
 
 def test_recipes_prints_one_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", RECIPE, "--yaml"]) == 0
-    assert Recipe.from_yaml(capsys.readouterr().out) == named(RECIPE)
+    assert Recipe.from_yaml(capsys.readouterr().out) == get_recipe(RECIPE)
 
 
 def test_help_names_every_verb_and_train_explains_the_papers_symbols(capsys: pytest.CaptureFixture[str]) -> None:

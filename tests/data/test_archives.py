@@ -20,7 +20,7 @@ from rattle.data import files as places
 from rattle.data.cifar import CIFAR10, CIFAR100, Layout
 from rattle.data.pickles import load_pickle
 from rattle.data.registry import Data
-from rattle.data.urls import ADDRESSES, Remote
+from rattle.data.urls import URLS, Remote
 from rattle.errors import RattleError
 
 
@@ -176,7 +176,7 @@ def test_an_archive_of_the_official_size_must_have_the_official_checksum(
     path = write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
     for md5, words in ((places.md5(path), None), ("0" * 32, "its MD5 is")):
         official = Remote(f"https://example.org/{path.name}", path.stat().st_size, md5)
-        monkeypatch.setitem(ADDRESSES, "cifar10", (official,))
+        monkeypatch.setitem(URLS, "cifar10", (official,))
         if words is None:
             Data(name="cifar10", root=str(tmp_path)).load()
             continue

@@ -14,7 +14,7 @@ from rattle.data import Augment, Dataset, Images, on_device, to_float
 from rattle.data.dataset import balanced, hold_out
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
-from rattle.randomness import Streams, fork
+from rattle.randomness import ImageStreams, derive_seed
 
 
 def save_npz(path: Path, n: int = 40, classes: int = 4) -> str:
@@ -195,7 +195,7 @@ def test_a_mapped_subset_that_fits_is_read_onto_the_device(tmp_path: Path) -> No
 
 def twin(augment: Augment, x: torch.Tensor, seed: int, index: int) -> torch.Tensor:
     """One image [C, H, W], step by step: pad, crop, flip, cut out."""
-    draws = Streams(seed, torch.tensor([index]))
+    draws = ImageStreams(seed, torch.tensor([index]))
     _, height, width = x.shape
     mirrored = augment.flip and bool(draws.integers(2, 1))
     if augment.pad:
@@ -226,18 +226,18 @@ def test_augmentation_equals_its_plain_twin(
     augment = Augment(pad=pad, flip=flip, cutout=cutout)
     x = torch.randint(1, 256, shape, dtype=torch.uint8)
     index = torch.randperm(1000)[: len(x)]
-    fast = augment(x, Streams(seed, index))
+    fast = augment(x, ImageStreams(seed, index))
     assert fast.dtype == torch.uint8
     for i in range(len(x)):
         assert fast[i].equal(twin(augment, x[i], seed, int(index[i])))
 
 
 def test_augmentation_does_not_depend_on_the_batch() -> None:
-    x, seed = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), fork(0, 5)
-    whole = Augment(cutout=3)(x, Streams(seed, torch.arange(6)))
+    x, seed = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), derive_seed(0, 5)
+    whole = Augment(cutout=3)(x, ImageStreams(seed, torch.arange(6)))
     some = torch.tensor([4, 1])
-    assert Augment(cutout=3)(x[some], Streams(seed, some)).equal(whole[some])
-    assert not Augment(cutout=3)(x, Streams(fork(0, 6), torch.arange(6))).equal(whole)
+    assert Augment(cutout=3)(x[some], ImageStreams(seed, some)).equal(whole[some])
+    assert not Augment(cutout=3)(x, ImageStreams(derive_seed(0, 6), torch.arange(6))).equal(whole)
 
 
 def test_floats_are_in_the_unit_interval_and_channels_last() -> None:

@@ -16,7 +16,7 @@ import torch
 from rattle.data import Dataset, Images, contact_sheet, describe, get
 from rattle.data.registry import Data
 from rattle.data.show import balance
-from rattle.data.urls import ADDRESSES, Remote
+from rattle.data.urls import URLS, Remote
 from rattle.errors import RattleError
 
 BODY = bytes(range(256)) * 40
@@ -141,12 +141,12 @@ def test_an_unknown_name_to_download_is_refused_and_digits_need_none(tmp_path: P
 
 
 def test_the_official_addresses_are_complete() -> None:
-    files = {name: sorted(remote.file for remote in remotes) for name, remotes in ADDRESSES.items()}
+    files = {name: sorted(remote.file for remote in remotes) for name, remotes in URLS.items()}
     assert files["cifar10"] == ["cifar-10-python.tar.gz"]
     assert files["svhn"] == ["test_32x32.mat", "train_32x32.mat"]
     assert files["mnist"] == files["fashion-mnist"]
     assert len(files["mnist"]) == 4
-    assert all(re.fullmatch("[0-9a-f]{32}", remote.md5) for remotes in ADDRESSES.values() for remote in remotes)
+    assert all(re.fullmatch("[0-9a-f]{32}", remote.md5) for remotes in URLS.values() for remote in remotes)
 
 
 def test_a_description_counts_images_and_classes() -> None:

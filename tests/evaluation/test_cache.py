@@ -20,10 +20,10 @@ from rattle.cli.main import main
 from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation import evaluate as evaluation
-from rattle.evaluation.cache import Verdicts
+from rattle.evaluation.cache import ResultCache
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.verify import load_images
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 from support.tiny_runs import digits, linear, save_run, small_cnn
 
@@ -144,15 +144,15 @@ def test_images_kept_for_other_verdicts_are_not_taken_for_these(tmp_path: Path) 
 
 
 def test_names_that_begin_alike_do_not_share_what_is_kept(tmp_path: Path) -> None:
-    Verdicts(tmp_path, "pgd20-1.5", "x").add(0, {"flags": [1]})
-    assert Verdicts(tmp_path, "pgd20-1", "x").done == {}
-    assert list(Verdicts(tmp_path, "pgd20-1.5", "x").done) == [0]
+    ResultCache(tmp_path, "pgd20-1.5", "x").add(0, {"flags": [1]})
+    assert ResultCache(tmp_path, "pgd20-1", "x").done == {}
+    assert list(ResultCache(tmp_path, "pgd20-1.5", "x").done) == [0]
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RattleError, match="cannot keep verdicts in"):
-        Verdicts(tmp_path / "file", "a", "mark")
+        ResultCache(tmp_path / "file", "a", "mark")
 
 
 def test_autoattack_is_the_and_of_its_parts_and_equals_calling_it() -> None:
@@ -165,7 +165,7 @@ def test_autoattack_is_the_and_of_its_parts_and_equals_calling_it() -> None:
     with torch.no_grad():
         right = model(to_float(x)).argmax(1) == y
         live = right.nonzero().squeeze(1)
-        x_adv = attack(model, to_float(x[live]), y[live], generator=Streams(0, live))
+        x_adv = attack(model, to_float(x[live]), y[live], generator=ImageStreams(0, live))
         right[live] = model(x_adv).argmax(1) == y[live]
     assert right.tolist() == verdict.flags
     assert 0 < sum(verdict.flags) < 30

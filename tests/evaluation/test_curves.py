@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.registry import named
+from rattle.attacks.registry import get_attack
 from rattle.cli.main import main
 from rattle.evaluation.evaluate import curve, evaluate
 from rattle.threat import Threat
@@ -24,7 +24,7 @@ class Whimsical:
     threat: Threat
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
-        attack = named("pgd5", self.threat)
+        attack = get_attack("pgd5", self.threat)
         return attack(model, x, y, generator=torch.Generator().manual_seed(0)) if self.threat.epsilon < 0.15 else x
 
 
@@ -41,7 +41,7 @@ def test_a_curve_never_rises_and_begins_with_the_clean_accuracy() -> None:
 
 def test_a_curve_without_zero_begins_with_the_attack() -> None:
     _, _, x, y = digits()
-    points = curve(linear(), x[:30], y[:30], {0.1: named("pgd3", Threat(epsilon=0.1))})
+    points = curve(linear(), x[:30], y[:30], {0.1: get_attack("pgd3", Threat(epsilon=0.1))})
     assert points == {0.1: evaluate(linear(), x[:30], y[:30], ["pgd3"], threat=Threat(epsilon=0.1)).worst_case}
 
 

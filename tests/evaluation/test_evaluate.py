@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.results import Evaluation, Verdict
-from rattle.models.registry import build
+from rattle.evaluation.results import AttackResult, Evaluation
+from rattle.models.registry import create_model
 from rattle.stats import wilson
 from rattle.threat import Threat
 
@@ -100,7 +100,7 @@ def test_images_misclassified_when_clean_are_never_robust_nor_attacked() -> None
 
 def test_the_worst_case_is_an_and() -> None:
     verdicts = {
-        name: Verdict(attack={}, flags=flags, seconds=0.5)
+        name: AttackResult(attack={}, flags=flags, seconds=0.5)
         for name, flags in {"a": [True, True, False, False], "b": [True, False, True, False]}.items()
     }
     result = Evaluation(clean=[True, True, True, False], verdicts=verdicts)
@@ -151,7 +151,11 @@ def test_verdicts_do_not_depend_on_the_batch_size() -> None:
 
 
 def test_the_model_keeps_its_mode() -> None:
-    model, x, y = build("cnn", classes=4, channels=1, width=2).train(), torch.rand(8, 1, 8, 8), torch.arange(8) % 4
+    model, x, y = (
+        create_model("cnn", classes=4, channels=1, width=2).train(),
+        torch.rand(8, 1, 8, 8),
+        torch.arange(8) % 4,
+    )
     model.body[1].eval()
     modes, values = [m.training for m in model.modules()], {k: v.clone() for k, v in model.state_dict().items()}
     evaluate(model, x, y, ["fgsm"])

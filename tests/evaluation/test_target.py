@@ -10,7 +10,7 @@ import torch
 from rattle.attacks import RayS
 from rattle.attacks.registry import FAMILIES
 from rattle.cli.main import main
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from support.tiny_runs import digits, linear, save_files, save_run, small_cnn
 
 
@@ -119,7 +119,7 @@ def test_normalisation_is_given_by_hand_where_the_file_does_not_say(
     other = said(capsys, *words, "--mean", "0.9", "--std", "0.1")
     assert as_is["clean_flags"] == same["clean_flags"] != other["clean_flags"]
     assert "--mean and --std go together" in mistake(capsys, *words, "--mean", "0.5")
-    torch.save(build("cnn", classes=10, channels=1, width=4, activation="silu").state_dict(), files / "silu.pt")
+    torch.save(create_model("cnn", classes=10, channels=1, width=4, activation="silu").state_dict(), files / "silu.pt")
     assert said(capsys, *words[:-1], "silu.pt", "--activation", "silu")["n"] == 60
 
 

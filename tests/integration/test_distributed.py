@@ -80,7 +80,7 @@ def together(count: int, action: Callable[[], object], folder: Path) -> list[Chi
     """Run on so many ranks, inside their process group; all must succeed."""
 
     def joined() -> None:
-        with distributed.joined():
+        with distributed.process_group():
             action()
 
     children = ranks(count, joined, folder)
@@ -129,7 +129,7 @@ def test_parts_of_a_batch_give_the_update_of_the_whole(tmp_path: Path, parts: in
 def gradients(recipe: Recipe) -> torch.Tensor:
     """The first step's gradient, flat."""
     data = recipe.data.load()
-    learner = train.begin(recipe, data)
+    learner = train.init_state(recipe, data)
     learner.train_mode(recipe)
     views, outer = train.looks(learner.model, recipe)
     train.step_on(torch.arange(64), learner, views, outer, recipe, data.train)
@@ -171,7 +171,7 @@ def test_statistics_over_ranks_need_a_gpu_and_say_so(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed, "world", lambda: 3)
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
     with pytest.raises(RattleError, match="a minibatch of 64 images does not divide over 3 ranks: change --batch-size"):
         train.shard(torch.arange(64))
 
@@ -198,7 +198,7 @@ def test_ranks_killed_between_two_steps_go_on_as_if_nothing_had_happened(tmp_pat
             return real(*args, **settings)
 
         train.step = deadly
-        with distributed.joined():
+        with distributed.process_group():
             fit(local_statistics(), tmp_path / "run")
 
     assert [child.wait() for child in ranks(2, killed, tmp_path / "logs")] == [-signal.SIGKILL] * 2

@@ -20,7 +20,7 @@ from rattle.runs.checkpoint import read
 from rattle.runs.load import load
 from rattle.runs.lock import open_run
 from rattle.runs.paths import Run
-from rattle.runs.progress import Silent
+from rattle.runs.progress import NullConsole
 from rattle.training import loop as train
 from rattle.training import state as learner
 from rattle.training.loop import fit
@@ -36,13 +36,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return fit(with_ema(), tmp_path_factory.mktemp("whole"))
 
 
-class Lines(Silent):
+class Lines(NullConsole):
     """Keeps what is said."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self.said.append(line)
 
 
@@ -84,13 +84,13 @@ def test_a_run_folder_of_the_first_format_stays_readable_and_goes_on(tmp_path: P
     assert [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()] == [1, 2, 3]
 
 
-class Filling(Silent):
+class Filling(NullConsole):
     """Takes the space away after the first epoch."""
 
     def __init__(self, fill: Callable[[], object]) -> None:
         self.fill = fill
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self.fill()
 
 
@@ -154,15 +154,15 @@ def check_one_epoch_is_there(folder: Path) -> None:
 
 def diverging(monkeypatch: pytest.MonkeyPatch, at: int, times: int) -> None:
     """The loss of a step is not a number, the first few times it is computed."""
-    real, seen = train.Ledger.add, []
+    real, seen = train.LossMeter.add, []
 
-    def add(self: learner.Ledger, terms: dict[str, torch.Tensor], step: int) -> None:
+    def add(self: learner.LossMeter, terms: dict[str, torch.Tensor], step: int) -> None:
         if step == at and len(seen) < times:
             seen.append(step)
             terms = {name: value * float("nan") for name, value in terms.items()}
         real(self, terms, step)
 
-    monkeypatch.setattr(train.Ledger, "add", add)
+    monkeypatch.setattr(train.LossMeter, "add", add)
 
 
 @pytest.mark.parametrize(("at", "back"), [(5, 3), (2, 0)])

@@ -15,7 +15,7 @@ import torch
 
 from rattle import cli
 from rattle.errors import RattleError
-from rattle.evaluation.cache import Verdicts
+from rattle.evaluation.cache import ResultCache
 from rattle.evaluation.verify import load_images, save_images
 from rattle.models.weight_file import open_weights
 from rattle.recipes.recipe import Recipe
@@ -119,7 +119,7 @@ def test_a_recipe_s_name_cannot_lead_the_run_out_of_its_folder(
 def test_an_attack_s_name_cannot_lead_verdicts_out_of_their_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "results").mkdir()
     with pytest.raises(RattleError, match="is no name for an attack"):
-        Verdicts(tmp_path / "results", name, "mark")
+        ResultCache(tmp_path / "results", name, "mark")
     assert [p.name for p in tmp_path.rglob("*")] == ["results"]
 
 

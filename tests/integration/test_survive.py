@@ -17,10 +17,10 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, io
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
-from rattle.runs.progress import Silent
+from rattle.runs.progress import NullConsole
 from rattle.training import loop as train
 from rattle.training.loop import fit
-from rattle.training.signals import Stopped
+from rattle.training.signals import StoppedBySignal
 from rattle.weights import SWA
 from support.processes import Child, until
 from support.training import Interrupting, Stop, content, dies_at, killed, recipe_of, tiny, with_ema
@@ -116,14 +116,14 @@ def test_a_run_killed_again_and_again_at_random_moments_is_the_same_run(whole: R
     assert content(fit(recipe_of(whole), tmp_path / "run", resume=True)) == content(whole)
 
 
-class Asking(Silent):
+class Asking(NullConsole):
     """Sends this process a signal at some step."""
 
     def __init__(self, number: int, step: int) -> None:
         self.number, self.left = number, step
 
-    def bar(self, title: str, total: int, *, done: int = 0) -> object:
-        return Interrupting.bar(self, title, total, done=done)  # type: ignore[arg-type]
+    def progress(self, title: str, total: int, *, done: int = 0) -> object:
+        return Interrupting.progress(self, title, total, done=done)  # type: ignore[arg-type]
 
     @property
     def losses(self) -> list:
@@ -139,7 +139,9 @@ class Asking(Silent):
 def test_a_signal_saves_within_the_step_and_the_resumed_run_is_the_same(
     whole: Run, tmp_path: Path, number: int, code: int, step: int
 ) -> None:
-    with pytest.raises(Stopped, match=f"stopped by {signal.Signals(number).name}; everything is saved in") as caught:
+    with pytest.raises(
+        StoppedBySignal, match=f"stopped by {signal.Signals(number).name}; everything is saved in"
+    ) as caught:
         fit(recipe_of(whole), tmp_path, console=Asking(number, 2 * step - 1))  # `losses` is asked for twice a step
     assert caught.value.code == code
     assert read(Run(tmp_path).checkpoint("last")).progress["batch"] == step
@@ -160,7 +162,7 @@ def test_a_signal_in_a_validation_breaks_it_off_and_saves_what_precedes_it(
         return real(*args, **settings)
 
     monkeypatch.setattr(train, "evaluate", asked)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedBySignal):
         fit(recipe, tmp_path / "run")
     progress = read(Run(tmp_path / "run").checkpoint("last")).progress
     assert progress["closed"]

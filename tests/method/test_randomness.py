@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rattle.randomness import GOLDEN, MIX_1, MIX_2, Streams, fork, mix, signed, streams
+from rattle.randomness import GOLDEN, MIX_1, MIX_2, ImageStreams, derive_seed, mix, signed, streams
 
 WORD = 2**64 - 1
 
@@ -34,22 +34,22 @@ def test_the_published_splitmix64_sequence_comes_out() -> None:
 @given(st.integers(0, 2**60), st.lists(st.integers(0, 2**40), min_size=1, max_size=6, unique=True), st.data())
 def test_what_an_image_draws_depends_on_seed_and_index_alone(seed: int, index: list[int], data: st.DataObject) -> None:
     chosen = data.draw(st.integers(0, len(index) - 1))
-    whole, alone = Streams(seed, torch.tensor(index)), Streams(seed, torch.tensor([index[chosen]]))
+    whole, alone = ImageStreams(seed, torch.tensor(index)), ImageStreams(seed, torch.tensor([index[chosen]]))
     for draw in ("uniform", "normal", "signs", "bits"):
         assert torch.equal(getattr(whole, draw)(2, 3)[chosen], getattr(alone, draw)(2, 3)[0])
     assert torch.equal(whole.integers(7, 4)[chosen], alone.integers(7, 4)[0])
 
 
 def test_images_seeds_and_calls_draw_differently() -> None:
-    draws = Streams(0, torch.arange(2))
+    draws = ImageStreams(0, torch.arange(2))
     first, second = draws.uniform(50), draws.uniform(50)
-    other = Streams(1, torch.arange(2)).uniform(50)
+    other = ImageStreams(1, torch.arange(2)).uniform(50)
     for a, b in [(first[0], first[1]), (first, second), (first, other)]:
         assert (a == b).float().mean() < 0.05
 
 
 def test_streams_of_the_images_that_stay_go_on_where_they_were() -> None:
-    whole = Streams(3, torch.arange(5))
+    whole = ImageStreams(3, torch.arange(5))
     whole.normal(4)
     some = whole[torch.tensor([True, False, False, True, True])]
     assert len(some) == 3
@@ -57,7 +57,7 @@ def test_streams_of_the_images_that_stay_go_on_where_they_were() -> None:
 
 
 def test_the_draws_have_the_distributions_they_claim() -> None:
-    draws = Streams(0, torch.arange(200))
+    draws = ImageStreams(0, torch.arange(200))
     u, z, k, s = draws.uniform(100), draws.normal(100), draws.integers(5, 100), draws.signs(100)
     assert u.min() >= 0
     assert u.max() < 1
@@ -90,17 +90,17 @@ def test_without_a_generator_torchs_own_state_decides() -> None:
 
 def test_streams_of_another_batch_are_refused() -> None:
     with pytest.raises(ValueError, match="2 random streams for 3 images"):
-        streams(Streams(0, torch.arange(2)), torch.zeros(3, 1, 2, 2))
+        streams(ImageStreams(0, torch.arange(2)), torch.zeros(3, 1, 2, 2))
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 300), st.integers(0, 300)), min_size=2, unique=True))
 def test_fork_keeps_seeds_epochs_and_ranks_apart(paths: list[tuple[int, int, int]]) -> None:
-    forked = [fork(seed, *rest) for seed, *rest in paths]
+    forked = [derive_seed(seed, *rest) for seed, *rest in paths]
     assert len(set(forked)) == len(paths)
     assert all(0 <= seed < 2**62 for seed in forked)
 
 
 def test_fork_is_a_function_and_its_path_has_an_order() -> None:
-    assert fork(0, 1, 2) == fork(0, 1, 2)
-    assert fork(0, 1, 2) != fork(0, 2, 1)
+    assert derive_seed(0, 1, 2) == derive_seed(0, 1, 2)
+    assert derive_seed(0, 1, 2) != derive_seed(0, 2, 1)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from rattle.errors import RattleError
 from rattle.losses import kl_to_target
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from rattle.taylor import directional, head_gradient, soft_targets, target_term
 from rattle.weights import Noise
 
@@ -32,7 +32,7 @@ def test_head_gradient_is_the_row_sum_of_autograds_gradient(n: int, d: int, clas
 
 
 def test_head_gradient_agrees_with_autograd_inside_a_network_in_double_precision() -> None:
-    model = build("cnn", classes=5, channels=1, width=3).double().train()
+    model = create_model("cnn", classes=5, channels=1, width=3).double().train()
     x, y = torch.rand(7, 1, 8, 8, dtype=torch.double), torch.arange(7) % 5
     features = model.features(x)
     logits = model.head(features)
@@ -139,7 +139,7 @@ def test_directional_derivatives_are_differentiable_by_the_weights(order: int) -
 
 @pytest.mark.parametrize("training", [True, False])
 def test_directional_normalises_as_the_mode_says_and_holds_the_statistics(training: bool) -> None:
-    model = build("cnn", classes=3, channels=1, width=2).double()
+    model = create_model("cnn", classes=3, channels=1, width=2).double()
     x = torch.rand(5, 1, 8, 8, dtype=torch.double)
     model.train()(x)  # statistics that differ from the batch's
     model.train(training)

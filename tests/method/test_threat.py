@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rattle.errors import RattleError
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 from rattle.threat import Threat, length
 
 SHAPE = (3, 1, 2, 3)
@@ -78,7 +78,7 @@ def test_ascend_stays_where_the_gradient_is_zero(norm: str) -> None:
 @given(norms, epsilons, seeds)
 def test_random_start_is_inside(norm: str, epsilon: float, seed: int) -> None:
     threat, x = Threat(norm=norm, epsilon=epsilon), images(seed)
-    start = threat.random_start(x, Streams(seed, torch.arange(len(x))))
+    start = threat.random_start(x, ImageStreams(seed, torch.arange(len(x))))
     assert start.dtype == x.dtype
     assert threat.contains(start, x).all()
 
@@ -87,7 +87,7 @@ def test_random_start_is_inside(norm: str, epsilon: float, seed: int) -> None:
 def test_random_start_is_uniform_in_the_ball(norm: str) -> None:
     n, x = 4000, torch.full((4000, 1, 1, 2), 0.5)
     threat = Threat(norm=norm, epsilon=0.4)
-    radius = threat.distance(threat.random_start(x, Streams(0, torch.arange(n))), x) / 0.4
+    radius = threat.distance(threat.random_start(x, ImageStreams(0, torch.arange(n))), x) / 0.4
     # in two dimensions P(radius <= r) = r^2 for both norms
     for r in (0.25, 0.5, 0.75):
         assert abs(float((radius <= r).float().mean()) - r * r) < 0.03

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rattle.attacks.batchnorm import attacked
+from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from rattle.weights import AWP, EMA, SWA, Noise, eval_mode, frozen_bn_stats, perturbed
 
 values = st.floats(width=32, allow_nan=False)
 
 
 def small() -> nn.Module:
-    return build("cnn", classes=3, channels=1, width=2)
+    return create_model("cnn", classes=3, channels=1, width=2)
 
 
 def bits(model: nn.Module) -> list[bytes]:
@@ -99,7 +99,7 @@ def test_attacked_asks_no_weight_for_a_gradient_and_gives_the_wish_back() -> Non
     model.head.bias.requires_grad_(False)
     wishes = [p.requires_grad for p in model.parameters()]
     with pytest.raises(KeyError):
-        fail_inside(attacked(model), lambda: not any(p.requires_grad for p in model.parameters()))
+        fail_inside(attack_mode(model), lambda: not any(p.requires_grad for p in model.parameters()))
     assert [p.requires_grad for p in model.parameters()] == wishes
 
 
@@ -127,7 +127,7 @@ def test_frozen_bn_stats_leaves_evaluation_mode_as_it_is() -> None:
 
 
 def test_noise_has_its_standard_deviation_on_every_matrix_and_nowhere_else() -> None:
-    model = build("cnn", classes=10, channels=1, width=16)
+    model = create_model("cnn", classes=10, channels=1, width=16)
     u = Noise(sigma=0.01)(model, generator=torch.Generator().manual_seed(0))
     assert set(u) == {name for name, p in model.named_parameters() if p.ndim > 1}
     assert "head.weight" in u

@@ -12,14 +12,16 @@ from torch import nn
 from rattle.errors import RattleError
 from rattle.models import load_weights
 from rattle.models.export import difference, export
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 
 X = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 NAMES = ["cnn", "preact18", "resnet18", "wrn10-1", "wrn10-1-dm", "vgg16", "mobilenetv2"]
 
 
 def slim(name: str = "cnn") -> nn.Module:
-    return build(name, classes=4, width=4, normalise=((0.5,) * 3, (0.25,) * 3)).to(memory_format=torch.channels_last)
+    return create_model(name, classes=4, width=4, normalise=((0.5,) * 3, (0.25,) * 3)).to(
+        memory_format=torch.channels_last
+    )
 
 
 @pytest.mark.parametrize(

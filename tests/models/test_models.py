@@ -16,7 +16,7 @@ from torch import nn
 from rattle.errors import RattleError
 from rattle.models import check_width, find_head
 from rattle.models.layers import conv1x1
-from rattle.models.registry import BUILDERS, build
+from rattle.models.registry import BUILDERS, create_model
 
 SLIM = dict.fromkeys(BUILDERS, 4) | {name: 1 for name in BUILDERS if name.startswith("wrn")} | {"wrn10-2-dm": 4}
 SMALL = [name for name in SLIM if name not in ("wrn34-20", "wrn70-16", "wrn34-10")]
@@ -25,7 +25,7 @@ CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
 
 def count(name: str, classes: int = 10) -> int:
     with torch.device("meta"):
-        return sum(p.numel() for p in build(name, classes=classes).parameters())
+        return sum(p.numel() for p in create_model(name, classes=classes).parameters())
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_hundred_classes_change_the_head_alone() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_network_is_its_features_and_then_its_head(name: str) -> None:
-    model = build(name, classes=7, channels=3, width=SLIM[name]).eval()
+    model = create_model(name, classes=7, channels=3, width=SLIM[name]).eval()
     x = torch.rand(2, 3, 16, 16)
     features = model.features(x)
     assert features.shape == (2, model.head.in_features)
@@ -68,7 +68,7 @@ def test_a_network_is_its_features_and_then_its_head(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 32), (3, 64)])
 def test_a_network_takes_images_of_any_usual_size(name: str, channels: int, size: int) -> None:
-    model = build(name, classes=5, channels=channels, width=SLIM[name])
+    model = create_model(name, classes=5, channels=channels, width=SLIM[name])
     with torch.no_grad():
         logits = model(torch.rand(2, channels, size, size))
     assert logits.shape == (2, 5)
@@ -77,7 +77,7 @@ def test_a_network_takes_images_of_any_usual_size(name: str, channels: int, size
 
 @pytest.mark.parametrize("name", SMALL)
 def test_channels_last_gives_the_logits_of_contiguous(name: str) -> None:
-    model = build(name, classes=5, width=SLIM[name], normalise=CIFAR).eval()
+    model = create_model(name, classes=5, width=SLIM[name], normalise=CIFAR).eval()
     x = torch.rand(2, 3, 16, 16)
     with torch.no_grad():
         expected = model(x)
@@ -88,7 +88,7 @@ def test_channels_last_gives_the_logits_of_contiguous(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_silu_leaves_the_weights_alone_and_changes_the_function(name: str) -> None:
-    relu, silu = (build(name, classes=5, width=SLIM[name], activation=a) for a in ("relu", "silu"))
+    relu, silu = (create_model(name, classes=5, width=SLIM[name], activation=a) for a in ("relu", "silu"))
     silu.load_state_dict(relu.state_dict())
     x = torch.rand(2, 3, 16, 16)
     assert not torch.allclose(relu(x), silu(x))
@@ -97,7 +97,7 @@ def test_silu_leaves_the_weights_alone_and_changes_the_function(name: str) -> No
 
 @pytest.mark.parametrize("name", SMALL)
 def test_normalisation_inside_equals_normalisation_outside(name: str) -> None:
-    inside, outside = (build(name, classes=5, width=SLIM[name], normalise=n).eval() for n in (CIFAR, None))
+    inside, outside = (create_model(name, classes=5, width=SLIM[name], normalise=n).eval() for n in (CIFAR, None))
     outside.load_state_dict({k: v for k, v in inside.state_dict().items() if not k.startswith("normalise.")})
     x = torch.rand(2, 3, 16, 16)
     mean, std = (torch.tensor(s).reshape(1, 3, 1, 1) for s in CIFAR)
@@ -106,20 +106,20 @@ def test_normalisation_inside_equals_normalisation_outside(name: str) -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_weight_of_a_network_gets_a_gradient(name: str) -> None:
-    model = build(name, classes=5, width=SLIM[name])
+    model = create_model(name, classes=5, width=SLIM[name])
     model(torch.rand(4, 3, 16, 16)).square().sum().backward()
     assert [n for n, p in model.named_parameters() if p.grad is None] == []
 
 
 def test_a_wide_resnet_starts_from_kaiming_fan_out() -> None:
-    model = build("wrn10-2", classes=10)
+    model = create_model("wrn10-2", classes=10)
     deviation = float(model.block3[0].conv2.weight.detach().std())
     assert deviation == pytest.approx((2 / (9 * 128)) ** 0.5, rel=0.02)
     assert not model.head.bias.any()
 
 
 def test_deepmind_s_padding_is_another_function_of_the_same_weights() -> None:
-    usual, deepmind = (build(name, classes=4, width=4).eval() for name in ("wrn10-1", "wrn10-1-dm"))
+    usual, deepmind = (create_model(name, classes=4, width=4).eval() for name in ("wrn10-1", "wrn10-1-dm"))
     deepmind.load_state_dict(usual.state_dict())
     x = torch.rand(2, 3, 16, 16)
     assert usual(x).shape == deepmind(x).shape
@@ -140,7 +140,7 @@ def test_deepmind_s_padding_is_another_function_of_the_same_weights() -> None:
 )
 def test_a_network_that_cannot_be_is_refused_in_words(options: dict, words: str) -> None:
     with pytest.raises(RattleError, match=words):
-        build(**{"classes": 10} | options)
+        create_model(**{"classes": 10} | options)
 
 
 class Odd(nn.Module):
@@ -198,7 +198,7 @@ def write(folder: Path, text: str, name: str = "mine.py") -> Path:
 
 def test_a_file_s_function_builds_the_user_s_model(tmp_path: Path) -> None:
     path = write(tmp_path, "def build(classes, channels):\n    return nn.Linear(channels, classes)")
-    model = build(f"{path}:build", classes=6, channels=2)
+    model = create_model(f"{path}:build", classes=6, channels=2)
     assert (model.in_features, model.out_features) == (2, 6)
 
 
@@ -213,19 +213,19 @@ def test_a_file_s_class_with_other_keywords_builds_too_and_imports_its_neighbour
                 super().__init__(in_channels * width, num_classes, bias=BIAS)
         """,
     )
-    model = build(f"{path}:Net", classes=6, channels=2, width=4)
+    model = create_model(f"{path}:Net", classes=6, channels=2, width=4)
     assert (model.in_features, model.out_features, model.bias) == (8, 6, None)
 
 
 def test_a_module_s_function_builds_the_user_s_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "def build(classes): return nn.Linear(2, classes)", "my_own_networks.py")
     monkeypatch.chdir(tmp_path)
-    assert build("my_own_networks:build", classes=6).out_features == 6
+    assert create_model("my_own_networks:build", classes=6).out_features == 6
 
 
 def test_normalisation_goes_in_front_of_a_user_s_model(tmp_path: Path) -> None:
     path = write(tmp_path, "def build(): return nn.Sequential(nn.Flatten(), nn.Linear(12, 3))")
-    model = build(f"{path}:build", classes=3, normalise=CIFAR)
+    model = create_model(f"{path}:build", classes=3, normalise=CIFAR)
     x = torch.rand(2, 3, 2, 2)
     mean, std = (torch.tensor(s).reshape(1, 3, 1, 1) for s in CIFAR)
     torch.testing.assert_close(model(x), model[1]((x - mean) / std))
@@ -253,13 +253,13 @@ def test_a_mistake_in_the_user_s_model_ends_in_a_sentence(
     write(tmp_path, text)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RattleError, match=words):
-        build(f"./{spec}" if spec.endswith(".py:build") else spec, classes=3)
+        create_model(f"./{spec}" if spec.endswith(".py:build") else spec, classes=3)
 
 
 def test_an_option_the_user_s_function_does_not_know_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, "def build(classes): return nn.Linear(2, classes)")
     with pytest.raises(RattleError, match="no keyword 'width'"):
-        build(f"{path}:build", classes=3, width=4)
+        create_model(f"{path}:build", classes=3, width=4)
 
 
 @pytest.mark.usefixtures("double")
@@ -287,7 +287,7 @@ def test_a_thin_network_survives_its_backward_pass_with_avx2_kernels() -> None:
 def test_timm_is_named_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(RattleError, match="pip install timm"):
-        build("timm:resnet18", classes=3)
+        create_model("timm:resnet18", classes=3)
 
 
 def test_timm_is_asked_for_the_classes_and_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,19 +297,19 @@ def test_timm_is_asked_for_the_classes_and_the_channels(monkeypatch: pytest.Monk
         create_model=lambda name, num_classes, in_chans: nn.Linear(in_chans, num_classes),
     )
     monkeypatch.setitem(sys.modules, "timm", stand_in)
-    model = build("timm:net", classes=3, channels=2)
+    model = create_model("timm:net", classes=3, channels=2)
     assert (model.in_features, model.out_features) == (2, 3)
     with pytest.raises(RattleError, match="did you mean 'net'"):
-        build("timm:nets", classes=3)
+        create_model("timm:nets", classes=3)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_timm_model_builds_with_its_head_found() -> None:
     pytest.importorskip("timm")
-    model = build("timm:resnet18", classes=3, channels=1)
+    model = create_model("timm:resnet18", classes=3, channels=1)
     x = torch.rand(2, 1, 32, 32)
     check_width(model, x, 3)
     assert find_head(model, example=x) is model.fc
     with pytest.raises(RattleError, match="did you mean 'resnet18"):
-        build("timm:resnet18_", classes=3)
+        create_model("timm:resnet18_", classes=3)

@@ -18,7 +18,7 @@ from rattle.errors import RattleError
 from rattle.models import load_weights
 from rattle.models.layers import Normalise
 from rattle.models.pretrained import adapt, file_normalisation
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 
 State = dict[str, Tensor]
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616))
@@ -28,7 +28,7 @@ X = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 def trained(name: str, **options: object) -> nn.Module:
     """A slim network whose statistics and biases are not the initial ones."""
     torch.manual_seed(1)
-    model = build(name, **{"classes": 4, "width": 4} | options)
+    model = create_model(name, **{"classes": 4, "width": 4} | options)
     for _ in range(2):
         model(torch.rand(8, 3, 16, 16))
     return model.eval()
@@ -86,7 +86,7 @@ def test_a_layout_from_elsewhere_opens_to_equal_logits(layout: str, tmp_path: Pa
     name, theirs = LAYOUTS[layout]
     source = trained(name)
     torch.save(theirs(source.state_dict()), tmp_path / "model.pt")
-    model = build(name, classes=4, width=4).eval()
+    model = create_model(name, classes=4, width=4).eval()
     assert not torch.allclose(model(X), source(X))
     load_weights(tmp_path / "model.pt", model)
     assert torch.equal(model(X), source(X))
@@ -107,16 +107,16 @@ def test_a_layout_from_elsewhere_opens_to_equal_logits(layout: str, tmp_path: Pa
 def test_a_wrapper_around_the_weights_is_taken_off(wrap: Callable, wrapper: str, tmp_path: Path) -> None:
     source = trained("preact18")
     torch.save(wrap(rice_preact(source.state_dict())), tmp_path / "model.pt")
-    model = build("preact18", classes=4, width=4).eval()
+    model = create_model("preact18", classes=4, width=4).eval()
     assert load_weights(tmp_path / "model.pt", model).wrapper == wrapper
     assert torch.equal(model(X), source(X))
 
 
 def test_the_entry_of_a_file_with_several_can_be_named(tmp_path: Path) -> None:
-    plain, averaged = trained("cnn"), build("cnn", classes=4, width=4).eval()
+    plain, averaged = trained("cnn"), create_model("cnn", classes=4, width=4).eval()
     path = tmp_path / "model.pt"
     torch.save({"state_dict": plain.state_dict(), "state_dict_ema": averaged.state_dict()}, path)
-    model = build("cnn", classes=4, width=4).eval()
+    model = create_model("cnn", classes=4, width=4).eval()
     load_weights(path, model, entry="state_dict_ema")
     assert torch.equal(model(X), averaged(X))
     with pytest.raises(RattleError, match=r"no entry 'swa'.*state_dict, state_dict_ema"):
@@ -129,7 +129,7 @@ def test_safetensors_and_the_old_format_of_torch_open_too(tmp_path: Path) -> Non
     save_file({k: v.contiguous() for k, v in theirs.items()}, tmp_path / "model.safetensors")
     torch.save(theirs, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
     for path in tmp_path.iterdir():
-        model = build("wrn10-2", classes=4, width=4).eval()
+        model = create_model("wrn10-2", classes=4, width=4).eval()
         assert load_weights(path, model).ignored
         assert torch.equal(model(X), source(X))
 
@@ -153,22 +153,22 @@ def test_the_file_s_normalisation_is_loaded_or_asked_for_never_dropped(theirs: C
     torch.save(theirs(net), path)
     statistics = file_normalisation(path)
     assert statistics == CIFAR
-    model = build("preact18", classes=4, width=4, normalise=statistics).eval()
+    model = create_model("preact18", classes=4, width=4, normalise=statistics).eval()
     load_weights(path, model)
     torch.testing.assert_close(model(X), net(Normalise(*CIFAR)(X)))
     with pytest.raises(RattleError, match=r"normalise=\(\(0.4914, 0.4822, 0.4465\), \(0.2471"):
-        load_weights(path, build("preact18", classes=4, width=4))
+        load_weights(path, create_model("preact18", classes=4, width=4))
 
 
 def test_a_model_keeps_its_normalisation_when_the_file_has_none() -> None:
     source = trained("preact18")
-    model = build("preact18", classes=4, width=4, normalise=CIFAR)
+    model = create_model("preact18", classes=4, width=4, normalise=CIFAR)
     _, report = adapt(source.state_dict(), model)
     assert report.kept == ("normalise.mean", "normalise.std")
 
 
 def test_statistics_that_change_nothing_are_no_obstacle() -> None:
-    model = build("cnn", classes=4, width=4)
+    model = create_model("cnn", classes=4, width=4)
     state = model.state_dict() | {"mean": torch.zeros(3), "std": torch.ones(3)}
     assert adapt(state, model)[1].ignored == ("mean", "std")
 
@@ -184,7 +184,7 @@ def test_deepmind_s_weights_are_not_put_into_the_usual_network_or_the_reverse() 
 def test_fine_tuning_keeps_a_fresh_head_for_other_classes(tmp_path: Path) -> None:
     source = trained("preact18")
     torch.save(parallel(rice_preact(source.state_dict())), tmp_path / "model.pt")
-    model = build("preact18", classes=7, width=4).eval()
+    model = create_model("preact18", classes=7, width=4).eval()
     head = model.head.weight.clone()
     with pytest.raises(RattleError, match=r"head.weight \[4, 32\] instead of \[7, 32\]"):
         load_weights(tmp_path / "model.pt", model)
@@ -197,14 +197,14 @@ def test_fine_tuning_keeps_a_fresh_head_for_other_classes(tmp_path: Path) -> Non
 def test_a_head_of_as_many_classes_is_loaded_even_when_a_fresh_one_is_allowed(tmp_path: Path) -> None:
     source = trained("preact18")
     torch.save(source.state_dict(), tmp_path / "model.pt")
-    model = build("preact18", classes=4, width=4).eval()
+    model = create_model("preact18", classes=4, width=4).eval()
     assert load_weights(tmp_path / "model.pt", model, fresh_head=True).kept == ()
     assert torch.equal(model(X), source(X))
 
 
 def test_what_does_not_match_is_a_short_list_and_changes_nothing(tmp_path: Path) -> None:
     torch.save(trained("resnet18").state_dict(), tmp_path / "model.pt")
-    model = build("preact18", classes=4, width=4)
+    model = create_model("preact18", classes=4, width=4)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     with pytest.raises(RattleError) as caught:
         load_weights(tmp_path / "model.pt", model)
@@ -246,14 +246,14 @@ def test_a_malicious_file_is_refused_and_nothing_in_it_runs(new: bool, tmp_path:
     mark, path = tmp_path / "ran", tmp_path / "model.pt"
     torch.save({"state_dict": {"a.b": X}, "extra": Malicious(mark)}, path, _use_new_zipfile_serialization=new)
     with pytest.raises(RattleError, match=r"holds more than weights \(it refers to \w+\.mkdir\)"):
-        load_weights(path, build("cnn", classes=4))
+        load_weights(path, create_model("cnn", classes=4))
     assert not mark.exists()
 
 
 def test_a_whole_pickled_model_is_refused_in_words(tmp_path: Path) -> None:
-    torch.save(build("cnn", classes=4), tmp_path / "model.pt")
+    torch.save(create_model("cnn", classes=4), tmp_path / "model.pt")
     with pytest.raises(RattleError, match=r"save model.state_dict\(\)"):
-        load_weights(tmp_path / "model.pt", build("cnn", classes=4))
+        load_weights(tmp_path / "model.pt", create_model("cnn", classes=4))
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
@@ -261,17 +261,17 @@ def test_a_whole_pickled_model_is_refused_in_words(tmp_path: Path) -> None:
 def test_a_broken_file_is_refused_in_words(name: str, content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / name
     if content is None:
-        state = build("cnn", classes=4).state_dict()
+        state = create_model("cnn", classes=4).state_dict()
         torch.save(state, path) if name.endswith("pt") else save_file(state, path)
         content = path.read_bytes()[:-300]
     path.write_bytes(content)
     with pytest.raises(RattleError, match="is not a file of weights"):
-        load_weights(path, build("cnn", classes=4))
+        load_weights(path, create_model("cnn", classes=4))
 
 
 def test_a_missing_file_and_a_file_without_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(RattleError, match="no file of weights at"):
-        load_weights(tmp_path / "absent.pt", build("cnn", classes=4))
+        load_weights(tmp_path / "absent.pt", create_model("cnn", classes=4))
     torch.save({"epoch": 3, "best_acc": 0.5}, tmp_path / "model.pt")
     with pytest.raises(RattleError, match=r"no state dict \(it holds epoch, best_acc\)"):
-        load_weights(tmp_path / "model.pt", build("cnn", classes=4))
+        load_weights(tmp_path / "model.pt", create_model("cnn", classes=4))

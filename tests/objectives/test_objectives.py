@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.errors import RattleError
-from rattle.forward import Need, Outputs, Views
+from rattle.forward import ForwardSpec, Outputs, PairedForward
 from rattle.losses import kl
 from rattle.models import find_head
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from rattle.objectives import AT, Trades
 from rattle.taylor import head_gradient, soft_targets, target_term
 from rattle.training.step import total
@@ -147,10 +147,10 @@ def test_head_gradients_are_averaged_over_ranks_before_abs_and_square() -> None:
         assert torch.allclose(terms[name], wanted)
 
 
-def stepped(objective: AT | Trades, *, sigma: float = 0.1, draws: int = 1) -> tuple[dict[str, Tensor], Views]:
-    model = build("cnn", classes=3, channels=1, width=2).train()
+def stepped(objective: AT | Trades, *, sigma: float = 0.1, draws: int = 1) -> tuple[dict[str, Tensor], PairedForward]:
+    model = create_model("cnn", classes=3, channels=1, width=2).train()
     head = find_head(model) if objective.need.features else None
-    views = Views(model, objective.need, head)
+    views = PairedForward(model, objective.need, head)
     x, x_adv, y = torch.rand(5, 1, 8, 8), torch.rand(5, 1, 8, 8), torch.arange(5) % 3
     u = tuple(Noise(sigma=sigma)(model) for _ in range(draws))
     return objective(views(x, x_adv, u), y), views
@@ -184,11 +184,11 @@ def test_exact_compares_the_softmax_of_the_directional_derivatives() -> None:
 
 
 def test_sampled_averages_the_zeroth_term_over_u() -> None:
-    model = build("cnn", classes=3, channels=1, width=2).train()
+    model = create_model("cnn", classes=3, channels=1, width=2).train()
     x, x_adv, y = torch.rand(5, 1, 8, 8), torch.rand(5, 1, 8, 8), torch.arange(5) % 3
     draws = tuple(Noise(sigma=0.1)(model) for _ in range(3))
     objective = Trades(mode="sampled", order=1)
-    terms = objective(Views(model, objective.need)(x, x_adv, draws), y)
+    terms = objective(PairedForward(model, objective.need)(x, x_adv, draws), y)
     values = []
     for u in draws:
         with perturbed(model, u), torch.no_grad():
@@ -199,7 +199,7 @@ def test_sampled_averages_the_zeroth_term_over_u() -> None:
 def test_views_see_the_head_input_of_a_users_sequential() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     x, x_adv = torch.rand(5, 1, 2, 2), torch.rand(5, 1, 2, 2)
-    views = Views(model, Need(features=True), find_head(model))
+    views = PairedForward(model, ForwardSpec(features=True), find_head(model))
     outputs = views(x, x_adv)
     assert torch.equal(outputs.features, model[:3](x))
     assert torch.equal(outputs.features_adv, model[:3](x_adv))
@@ -212,12 +212,12 @@ def test_views_see_the_head_input_of_a_users_sequential() -> None:
 def test_views_compute_only_what_is_asked_for() -> None:
     model, calls = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), []
     model.register_forward_hook(lambda *_: calls.append(1))
-    outputs = Views(model, AT().need)(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
+    outputs = PairedForward(model, AT().need)(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
     assert outputs.logits is None
     assert outputs.features is None
     assert len(calls) == 1
     calls.clear()
-    Views(model, Trades(order=2).need, model[1])(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
+    PairedForward(model, Trades(order=2).need, model[1])(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
     assert len(calls) == 2  # the Taylor terms of mode head need no pass of their own
 
 
@@ -229,7 +229,7 @@ def test_views_compute_only_what_is_asked_for() -> None:
     ],
 )
 def test_a_head_whose_output_is_not_the_logits_is_refused(model: nn.Sequential, head: int) -> None:
-    views = Views(model, Need(features=True), model[head])
+    views = PairedForward(model, ForwardSpec(features=True), model[head])
     with pytest.raises(RattleError, match=r"needs a linear head whose output is the logits.*set objective.order 0"):
         views(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
 

@@ -13,12 +13,12 @@ from rattle.cli.main import main
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.models import Normalise
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from rattle.paper import tables as paper
 from rattle.paper.rows import Row
-from rattle.recipes.catalog import named
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.training.state import begin
+from rattle.training.state import init_state
 from support.tiny_runs import RECIPE, digits, save_run, small_cnn
 
 ROWS = [(number, row) for number in range(1, 6) for row in paper.table(number).rows if row.recipe]
@@ -54,8 +54,8 @@ def check_row(row: Row, folder: Path, attack: str, capsys: pytest.CaptureFixture
     words = [word for name, value in row.overrides for word in (f"--{name}", str(value))]
     run = two_steps(row.recipe, row.dataset, WIDTHS[row.architecture], folder, *words)
     trained = Recipe.from_yaml((run / "recipe.yaml").read_text())
-    assert trained.objective == replace(named(row.recipe).objective, **dict(eta_of(row)))
-    assert trained.attack.threat == named(row.recipe).attack.threat
+    assert trained.objective == replace(get_recipe(row.recipe).objective, **dict(eta_of(row)))
+    assert trained.attack.threat == get_recipe(row.recipe).attack.threat
     epsilon = ["--threat.epsilon", str(row.cell("pgd20").epsilon)]
     capsys.readouterr()
     assert main(["evaluate", str(run), "--attacks", attack, *epsilon, "--json"]) == 0
@@ -73,11 +73,11 @@ def test_every_row_of_the_first_five_tables_names_a_recipe() -> None:
     assert {row.architecture for _, row in ROWS} == set(WIDTHS)
     assert [f"{dataset}-linf-preact18-at" for dataset in sorted(CLASSES)] == SURROGATES
     for _, row in ROWS:
-        recipe = named(row.recipe or "")
+        recipe = get_recipe(row.recipe or "")
         assert recipe.data.name == row.dataset
         assert replace(recipe.objective, **eta_of(row)).eta == eta_of(row).get("eta", recipe.objective.eta)
-    for model, width in {(named(row.recipe or "").model, WIDTHS[row.architecture]) for _, row in ROWS}:
-        assert build(model, classes=10, width=width).eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10)
+    for model, width in {(get_recipe(row.recipe or "").model, WIDTHS[row.architecture]) for _, row in ROWS}:
+        assert create_model(model, classes=10, width=width).eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10)
 
 
 @pytest.mark.parametrize("architecture", ["VGG16", "MobileNetV2"])  # the deeper ones are among the slow tests
@@ -131,17 +131,17 @@ def test_fine_tuning_starts_from_a_file_a_checkpoint_or_a_run(tmp_path: Path) ->
     torch.save({"state_dict": small_cnn().state_dict()}, tmp_path / "w.pt")
     data = RECIPE.data.load()
     for init in (tmp_path / "w.pt", run / "checkpoints" / "best.safetensors", run):
-        state = begin(replace(RECIPE, init=str(init)), data).model.state_dict()
+        state = init_state(replace(RECIPE, init=str(init)), data).model.state_dict()
         assert all(torch.equal(state[k], v) for k, v in small_cnn().state_dict().items())
     with pytest.raises(RattleError, match="no file of weights at nowhere"):
-        begin(replace(RECIPE, init="nowhere"), data)
+        init_state(replace(RECIPE, init="nowhere"), data)
 
 
 def test_a_checkpoint_with_optimizer_and_average_is_a_start_too(tmp_path: Path) -> None:
     words = ["--width", "4", *TINY, "--average.kind", "EMA"]
     assert main(["train", DIGITS, *words, "--out", str(tmp_path / "a")]) == 0
     last = tmp_path / "a" / "checkpoints" / "last.safetensors"
-    state = begin(replace(RECIPE, init=str(last)), RECIPE.data.load()).model.state_dict()
+    state = init_state(replace(RECIPE, init=str(last)), RECIPE.data.load()).model.state_dict()
     own = rattle.load(last).state_dict()
     assert all(torch.equal(state[k], v) for k, v in own.items())
 
@@ -155,7 +155,7 @@ def test_other_classes_get_a_fresh_head(tmp_path: Path) -> None:
     words = ["--width", "4", *TINY, "--data.name", str(tmp_path / "four.npz"), "--init", str(tmp_path / "w.pt")]
     assert main(["train", DIGITS, *words, "--out", str(tmp_path / "run")]) == 0
     recipe = Recipe.from_yaml((tmp_path / "run" / "recipe.yaml").read_text())
-    fresh = begin(recipe, recipe.data.load()).model
+    fresh = init_state(recipe, recipe.data.load()).model
     assert fresh.head.weight.shape == (4, small_cnn().head.weight.shape[1])
     pairs = [(v, small_cnn().state_dict()[k]) for k, v in fresh.state_dict().items() if not k.startswith("head.")]
     assert all(torch.equal(a, b) for a, b in pairs)

@@ -13,7 +13,7 @@ from rattle.data import Augment
 from rattle.data.registry import Data
 from rattle.errors import RattleError, unknown
 from rattle.objectives import AT, Trades
-from rattle.recipes.catalog import describe, named, names, resolve
+from rattle.recipes.catalog import describe, get_recipe, list_recipes, resolve
 from rattle.recipes.recipe import SGD, Recipe
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, number, to_plain
@@ -178,14 +178,14 @@ THREATS = {
 
 @pytest.mark.parametrize(("dataset", "norm"), list(THREATS))
 def test_a_recipe_is_what_its_name_says(dataset: str, norm: str) -> None:
-    listed = [name for name in names() if name.startswith(f"{dataset}-{norm}-")]
+    listed = [name for name in list_recipes() if name.startswith(f"{dataset}-{norm}-")]
     assert listed
     for name in listed:
         check_recipe(name, dataset, norm)
 
 
 def check_recipe(name: str, dataset: str, norm: str) -> None:
-    recipe = named(name)
+    recipe = get_recipe(name)
     awp, order = "-awp" in name, 1 if name.endswith("-1st") else 2 if name.endswith("-2nd") else 0
     trades = "-trades" in name
     assert recipe.name == name
@@ -209,12 +209,12 @@ def check_recipe(name: str, dataset: str, norm: str) -> None:
 
 
 def test_the_papers_rows_are_listed() -> None:
-    listed = set(names())
+    listed = set(list_recipes())
     assert {tuple(name.split("-")[:2]) for name in listed} == set(THREATS)
-    assert len(listed) == len(names())
+    assert len(listed) == len(list_recipes())
     for name in ("cifar10-linf-preact18-trades-2nd", "cifar10-l2-preact18-trades-awp-1st", "svhn-linf-preact18-at-awp"):
         assert name in listed
-    assert named("cifar10-linf-wrn16-4-trades-2nd").model == "wrn16-4"  # any known model in the same place
+    assert get_recipe("cifar10-linf-wrn16-4-trades-2nd").model == "wrn16-4"  # any known model in the same place
 
 
 def test_a_recipe_is_described_in_one_line() -> None:
@@ -234,14 +234,14 @@ def test_a_recipe_is_described_in_one_line() -> None:
 )
 def test_an_unknown_recipe_names_the_nearest(name: str, nearest: str) -> None:
     with pytest.raises(RattleError, match=f"unknown recipe {name!r}; did you mean '{nearest[:20]}"):
-        named(name)
+        get_recipe(name)
 
 
 def test_a_recipe_comes_from_a_name_a_file_or_a_run_folder(tmp_path) -> None:
-    recipe = replace(named("digits-linf-cnn-trades-2nd"), epochs=3)
+    recipe = replace(get_recipe("digits-linf-cnn-trades-2nd"), epochs=3)
     (tmp_path / "recipe.yaml").write_text(recipe.to_yaml())
     assert resolve(str(tmp_path)) == resolve(str(tmp_path / "recipe.yaml")) == recipe
-    assert resolve("digits-linf-cnn-trades-2nd") == named("digits-linf-cnn-trades-2nd")
+    assert resolve("digits-linf-cnn-trades-2nd") == get_recipe("digits-linf-cnn-trades-2nd")
 
 
 def test_a_recipe_file_that_is_missing_or_wrong_is_named(tmp_path) -> None:

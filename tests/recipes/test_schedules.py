@@ -3,7 +3,7 @@
 import pytest
 
 from rattle.errors import RattleError
-from rattle.recipes.schedules import Cosine, Keep, OneCycle, Piecewise
+from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 
 
 def test_piecewise_divides_by_ten_at_epochs_100_and_150_of_200() -> None:
@@ -43,14 +43,18 @@ def test_settings_that_mean_nothing_are_refused(make, sentence: str) -> None:
 
 def test_checkpoints_are_kept_as_appendix_b_says_and_in_proportion_for_other_lengths() -> None:
     each, every_fifth = [*range(100, 111), *range(150, 161)], [*range(115, 150, 5), *range(165, 201, 5)]
-    assert Keep().epochs(200) == tuple(sorted(each + every_fifth))
-    assert Keep().epochs(30) == tuple(range(15, 31))
-    assert Keep().epochs(1) == (1,)
-    assert Keep().epochs(400)[:2] == (200, 201)
-    assert all(0 < e <= n and Keep().epochs(n)[-1] == n for n in range(1, 60) for e in Keep().epochs(n))
+    assert CheckpointSchedule().epochs(200) == tuple(sorted(each + every_fifth))
+    assert CheckpointSchedule().epochs(30) == tuple(range(15, 31))
+    assert CheckpointSchedule().epochs(1) == (1,)
+    assert CheckpointSchedule().epochs(400)[:2] == (200, 201)
+    assert all(
+        0 < e <= n and CheckpointSchedule().epochs(n)[-1] == n
+        for n in range(1, 60)
+        for e in CheckpointSchedule().epochs(n)
+    )
 
 
 @pytest.mark.parametrize("settings", [{"drops": ()}, {"drops": (1.0,)}, {"sparse": 0.0}, {"dense": -0.1}])
 def test_a_schedule_of_checkpoints_that_cannot_be_is_refused(settings: dict) -> None:
     with pytest.raises(RattleError, match=r"keep\."):
-        Keep(**settings)
+        CheckpointSchedule(**settings)

@@ -12,7 +12,7 @@ from rattle import cli
 from rattle.cli.console import print_table
 from rattle.errors import RattleError
 from rattle.report.compare import over_seeds
-from rattle.report.run_data import see
+from rattle.report.run_data import load_runs
 from rattle.report.tables import compare, written
 from rattle.stats import Sample, differ, difference, holm, welch
 from support import run_folders as made
@@ -25,7 +25,7 @@ def sample(*shares: float, n: int = 100, seeds: tuple[int, ...] | None = None, p
 
 def test_a_row_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     runs = [made.whole(tmp_path / str(seed), seed=seed, right=0.4 + 0.1 * seed) for seed in range(3)]
-    table = over_seeds(see(runs))
+    table = over_seeds(load_runs(runs))
     assert list(table.rows) == ["TRADES"]
     assert table.columns == ("clean", "pgd20", "cw20")
     cell = table.rows["TRADES"][1]
@@ -37,7 +37,7 @@ def test_one_seed_shows_no_deviation_and_a_column_nobody_ran_a_dash(tmp_path: Pa
     first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b", awp={"gamma": 0.005})
     made.verdict(first, "pgd20", [1, 0], [1, 1])
     made.verdict(second, "cw20", [1, 0], [1, 1])
-    text = written(over_seeds(see([first, second])), "markdown")
+    text = written(over_seeds(load_runs([first, second])), "markdown")
     assert "| TRADES | 1 | 100.00 | 50.00 | - |" in text
     assert "| TRADES-AWP | 1 | 100.00 | - | 50.00 |" in text
 

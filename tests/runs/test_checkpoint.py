@@ -12,19 +12,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from rattle.errors import RattleError
-from rattle.models.registry import build
-from rattle.recipes.catalog import named
+from rattle.models.registry import create_model
+from rattle.recipes.catalog import get_recipe
 from rattle.runs import checkpoint
 from rattle.runs.checkpoint import read, restore_optimizer, save
 from rattle.runs.io import write_atomically
 from rattle.weights import EMA
 
-RECIPE = named("digits-linf-cnn-trades-2nd")
+RECIPE = get_recipe("digits-linf-cnn-trades-2nd")
 PROGRESS = {"epoch": 3, "sums": {"clean": 0.1 + 0.2}, "best": 1 / 3}
 
 
 def trained() -> tuple[nn.Module, torch.optim.SGD, nn.Module]:
-    model = build("cnn", classes=10, channels=1, width=2)
+    model = create_model("cnn", classes=10, channels=1, width=2)
     optimizer, average = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), EMA().averaged(model)
     for _ in range(2):
         optimizer.zero_grad()
@@ -55,7 +55,7 @@ def test_everything_comes_back_bit_for_bit(saved: Path) -> None:
         wanted = part.state_dict()
         assert found.part(name).keys() == wanted.keys()
         assert all(torch.equal(v, wanted[k]) and v.dtype == wanted[k].dtype for k, v in found.part(name).items())
-    fresh = build("cnn", classes=10, channels=1, width=2)
+    fresh = create_model("cnn", classes=10, channels=1, width=2)
     fresh.load_state_dict(found.part("model"))
     again = torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9)
     restore_optimizer(again, fresh, found.part("optimizer"))
@@ -67,7 +67,7 @@ def test_an_optimizer_given_back_goes_on_as_if_never_stopped(saved: Path) -> Non
     torch.manual_seed(0)
     model, optimizer, _ = trained()
     found = read(saved)
-    fresh = build("cnn", classes=10, channels=1, width=2)
+    fresh = create_model("cnn", classes=10, channels=1, width=2)
     fresh.load_state_dict(found.part("model"))
     again = torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9)
     restore_optimizer(again, fresh, found.part("optimizer"))
@@ -124,7 +124,7 @@ def test_other_programs_weights_are_told_apart(tmp_path: Path, metadata: dict | 
 def test_a_newer_format_asks_for_an_upgrade(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = read(saved)
     monkeypatch.setattr(checkpoint, "FORMAT", 2)
-    model = build("cnn", classes=10, channels=1, width=2)
+    model = create_model("cnn", classes=10, channels=1, width=2)
     save(saved, recipe=RECIPE, classes=found.classes, shape=found.shape, progress={}, model=model)
     monkeypatch.undo()
     assert "has checkpoint format 2; this version reads up to 1: upgrade rattle" in refused(saved)

@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from rattle.errors import RattleError
-from rattle.models.registry import build
-from rattle.recipes.catalog import named
+from rattle.models.registry import create_model
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import save
 from rattle.runs.environment import environment
-from rattle.runs.load import load, locate, run_of
+from rattle.runs.load import load, resolve_checkpoint, run_of
 from rattle.runs.lock import open_run, record_line, truncate
 from rattle.runs.paths import Run
 from rattle.weights import EMA
 
-RECIPE = replace(named("digits-linf-cnn-trades"), width=2)
+RECIPE = replace(get_recipe("digits-linf-cnn-trades"), width=2)
 
 
 def put_checkpoint(path: Path, *, scale: float = 1.0, average: bool = False) -> None:
-    model = build("cnn", classes=10, channels=1, width=2)
+    model = create_model("cnn", classes=10, channels=1, width=2)
     averaged = EMA(decay=0.5).averaged(model) if average else None
     if averaged:
         averaged.update_parameters(model)
@@ -110,14 +110,14 @@ def test_lines_are_appended_and_cut_whole(tmp_path: Path) -> None:
 def test_a_run_means_its_best_checkpoint_else_its_last(tmp_path: Path) -> None:
     run = begun(tmp_path, RECIPE)
     with pytest.raises(RattleError, match="holds no checkpoint; train there with"):
-        locate(tmp_path)
+        resolve_checkpoint(tmp_path)
     put_checkpoint(run.checkpoint("last"))
-    assert locate(tmp_path) == run.checkpoint("last")
+    assert resolve_checkpoint(tmp_path) == run.checkpoint("last")
     put_checkpoint(run.checkpoint("best"))
-    assert locate(tmp_path) == run.checkpoint("best")
-    assert locate(run.checkpoint("last")) == run.checkpoint("last")
+    assert resolve_checkpoint(tmp_path) == run.checkpoint("best")
+    assert resolve_checkpoint(run.checkpoint("last")) == run.checkpoint("last")
     with pytest.raises(RattleError, match="there is no run or checkpoint"):
-        locate(tmp_path / "nowhere")
+        resolve_checkpoint(tmp_path / "nowhere")
 
 
 def test_a_checkpoint_knows_its_run(tmp_path: Path) -> None:

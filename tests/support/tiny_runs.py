@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from rattle.data import to_float
 from rattle.data.registry import Data
-from rattle.models.registry import build
-from rattle.recipes.catalog import named
+from rattle.models.registry import create_model
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint
 from rattle.runs.paths import Run
 
-RECIPE = replace(named("digits-linf-cnn-trades"), width=4, epochs=1, data=Data(name="digits", val_size=20))
+RECIPE = replace(get_recipe("digits-linf-cnn-trades"), width=4, epochs=1, data=Data(name="digits", val_size=20))
 NET = """
 from torch import nn
 
@@ -51,7 +51,7 @@ def taught(model: nn.Module, *, steps: int = 60) -> nn.Module:
 @cache
 def small_cnn(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return taught(build("cnn", classes=10, channels=1, width=4))
+    return taught(create_model("cnn", classes=10, channels=1, width=4))
 
 
 @cache

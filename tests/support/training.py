@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from rattle.data.registry import Data
-from rattle.recipes.catalog import named
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import OneCycle
 from rattle.runs.checkpoint import digest, read
 from rattle.runs.paths import Run
-from rattle.runs.progress import Silent
+from rattle.runs.progress import NullConsole
 from rattle.training.loop import fit
 from rattle.weights import AWP, EMA
 from support.processes import Child
@@ -23,7 +23,7 @@ THREE_STEPS = {"batch_size": 64, "width": 4, "epochs": 2, "threads": 1}
 
 def tiny(method: str = "trades-2nd", **changes: object) -> Recipe:
     """Two epochs of three steps on digits."""
-    recipe = named(f"digits-linf-cnn-{method}")
+    recipe = get_recipe(f"digits-linf-cnn-{method}")
     data = replace(recipe.data, train_size=192, val_size=20)
     return replace(recipe, **{**THREE_STEPS, "data": data, **changes})
 
@@ -38,20 +38,20 @@ class Stop(Exception):
     """What a power cut looks like from inside."""
 
 
-class Interrupting(Silent):
+class Interrupting(NullConsole):
     """Stops training after some optimizer steps, or after some epochs were recorded."""
 
     def __init__(self, *, steps: int | None = None, epochs: int | None = None) -> None:
         self.steps, self.epochs, self.losses = steps, epochs, []
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         if self.epochs is not None:
             self.epochs -= 1
             if self.epochs == 0:
                 raise Stop
 
     @contextmanager
-    def bar(self, title: str, total: int, *, done: int = 0) -> Iterator:
+    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator:
         def advance(steps: int = 1, **figures: float | str) -> None:
             self.losses.append({k: v for k, v in figures.items() if k not in ("epoch", "best")})
             if len(self.losses) == self.steps:

@@ -12,12 +12,12 @@ from torch import nn
 
 from rattle.attacks import PGD
 from rattle.bench import reference as twins
-from rattle.forward import Views
+from rattle.forward import PairedForward
 from rattle.models import find_head
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from rattle.objectives import AT, Trades
-from rattle.randomness import Streams
-from rattle.recipes.catalog import named
+from rattle.randomness import ImageStreams
+from rattle.recipes.catalog import get_recipe
 from rattle.threat import Threat
 from rattle.training.step import step, total
 from rattle.weights import AWP, Noise
@@ -44,10 +44,10 @@ def test_the_library_takes_the_steps_of_algorithm_1(order: int, gamma: float | N
     theirs = copy.deepcopy(ours)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.02, momentum=0.9) for m in (ours, theirs)]
     objective = Trades(order=order, eta=0.2)
-    views = Views(ours, objective.need, ours.head)
+    views = PairedForward(ours, objective.need, ours.head)
     for i in range(4):
         x, y = minibatch()
-        noise = Streams(i, torch.arange(len(x))).normal(1, 8, 8)
+        noise = ImageStreams(i, torch.arange(len(x))).normal(1, 8, 8)
         expected = algorithm1.step(
             theirs, optimizers[1], x, y, noise, torch.Generator().manual_seed(i), order=order, gamma=gamma,
             epsilon=0.1, step_size=0.03, K=4,
@@ -56,7 +56,7 @@ def test_the_library_takes_the_steps_of_algorithm_1(order: int, gamma: float | N
         terms = step(
             views, x, y, attack=INNER, noise=Noise(sigma=0.01), objective=objective,
             awp=AWP(gamma=gamma, warmup=0) if gamma else None,
-            shared=torch.Generator().manual_seed(i), private=Streams(i, torch.arange(len(x))),
+            shared=torch.Generator().manual_seed(i), private=ImageStreams(i, torch.arange(len(x))),
         )  # fmt: skip
         optimizers[0].step()
         assert {k: float(v) for k, v in terms.items()} == pytest.approx(expected, rel=1e-8, abs=1e-9)
@@ -83,20 +83,20 @@ class Counter:
 
 
 def test_released_mode_is_the_authors_algorithm_in_two_forwards_and_one_backward() -> None:
-    recipe = named("digits-linf-cnn-trades-2nd-released")
-    ours = build("cnn", classes=10, channels=1, width=8).double()
+    recipe = get_recipe("digits-linf-cnn-trades-2nd-released")
+    ours = create_model("cnn", classes=10, channels=1, width=8).double()
     theirs = copy.deepcopy(ours)
     x, y = minibatch(20, 10)
     counters = Counter(ours), Counter(theirs)
     threat = recipe.attack.threat
     expected = twins.released_step(
         theirs, find_head(theirs), x, y, epsilon=threat.epsilon, step_size=recipe.attack.step_size, steps=10,
-        sigma=1e-4, eta=0.2, draws=Streams(5, torch.arange(20)), generator=torch.Generator().manual_seed(1),
+        sigma=1e-4, eta=0.2, draws=ImageStreams(5, torch.arange(20)), generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
-    views = Views(ours, recipe.objective.need, find_head(ours))
+    views = PairedForward(ours, recipe.objective.need, find_head(ours))
     terms = step(
         views, x, y, attack=recipe.attack, noise=recipe.noise, objective=recipe.objective, awp=None,
-        shared=torch.Generator().manual_seed(1), private=Streams(5, torch.arange(20)),
+        shared=torch.Generator().manual_seed(1), private=ImageStreams(5, torch.arange(20)),
     )  # fmt: skip
     torch.testing.assert_close(total(terms), expected, rtol=1e-5, atol=1e-5)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -108,13 +108,13 @@ def test_released_mode_is_the_authors_algorithm_in_two_forwards_and_one_backward
 @pytest.mark.parametrize("mode", ["exact", "sampled"])
 @pytest.mark.parametrize("objective", [Trades, AT])
 def test_every_reading_trains_on_every_base(mode: str, objective: type) -> None:
-    model = build("cnn", classes=4, channels=1, width=4).double()
+    model = create_model("cnn", classes=4, channels=1, width=4).double()
     chosen = objective(order=2, eta=0.2, mode=mode)
     x, y = minibatch()
     terms = step(
-        Views(model, chosen.need, None), x, y, attack=INNER, noise=Noise(sigma=1e-3), objective=chosen,
+        PairedForward(model, chosen.need, None), x, y, attack=INNER, noise=Noise(sigma=1e-3), objective=chosen,
         awp=AWP(gamma=0.01, warmup=0), shared=torch.Generator().manual_seed(0),
-        private=Streams(0, torch.arange(len(x))), draws=2 if mode == "sampled" else 1,
+        private=ImageStreams(0, torch.arange(len(x))), draws=2 if mode == "sampled" else 1,
     )  # fmt: skip
     assert all(torch.isfinite(value) for value in terms.values())
     assert ("second" in terms) == (mode == "exact")
@@ -122,13 +122,13 @@ def test_every_reading_trains_on_every_base(mode: str, objective: type) -> None:
 
 
 def test_awp_adds_one_forward_pair_and_one_backward() -> None:
-    model = build("cnn", classes=4, channels=1, width=4).double()
+    model = create_model("cnn", classes=4, channels=1, width=4).double()
     objective = Trades(order=2, eta=0.2)
     x, y = minibatch()
     counter = Counter(model)
     step(
-        Views(model, objective.need, find_head(model)), x, y, attack=INNER, noise=Noise(), objective=objective,
+        PairedForward(model, objective.need, find_head(model)), x, y, attack=INNER, noise=Noise(), objective=objective,
         awp=AWP(gamma=0.01, warmup=0), shared=torch.Generator().manual_seed(0),
-        private=Streams(0, torch.arange(len(x))),
+        private=ImageStreams(0, torch.arange(len(x))),
     )  # fmt: skip
     assert (counter.forwards, counter.backwards) == (4, 2)

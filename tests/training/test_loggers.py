@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rattle.errors import RattleError
-from rattle.recipes.catalog import named
+from rattle.recipes.catalog import get_recipe
 from rattle.runs.paths import Run
 from rattle.training.loggers import peak_memory_mb, tracking
 
@@ -21,7 +21,7 @@ LINES = [{"epoch": e, "step": 9 * e, "lr": 0.05, "loss": 2.0 / e, "zeroth": 0.5,
 def test_tensorboard_shows_the_scalars_that_were_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with tracking("tensorboard", Run(tmp_path), named("digits-linf-cnn-at"), purge_step=1) as log:
+    with tracking("tensorboard", Run(tmp_path), get_recipe("digits-linf-cnn-at"), purge_step=1) as log:
         for line in LINES:
             log(line)
     found = EventAccumulator(str(tmp_path / "events"))
@@ -47,7 +47,7 @@ def test_wandb_runs_offline_with_the_recipe_and_is_finished(tmp_path: Path, monk
     module = types.ModuleType("wandb")
     module.init = init  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", module)
-    with tracking("wandb", Run(tmp_path / "run"), named("digits-linf-cnn-at"), purge_step=1) as log:
+    with tracking("wandb", Run(tmp_path / "run"), get_recipe("digits-linf-cnn-at"), purge_step=1) as log:
         log(LINES[0])
     assert told["mode"] == "offline"
     assert told["config"]["name"] == "digits-linf-cnn-at"
@@ -57,7 +57,7 @@ def test_wandb_runs_offline_with_the_recipe_and_is_finished(tmp_path: Path, monk
 
 def test_a_missing_or_unknown_tracker_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    recipe = named("digits-linf-cnn-at")
+    recipe = get_recipe("digits-linf-cnn-at")
     with (
         pytest.raises(RattleError, match=r"rattle-robust\[wandb\]"),
         tracking("wandb", Run(tmp_path), recipe, purge_step=1),

@@ -13,14 +13,14 @@ import torch
 from rattle.attacks import PGD
 from rattle.data.registry import Data
 from rattle.errors import RattleError
-from rattle.forward import Views
+from rattle.forward import PairedForward
 from rattle.models import find_head
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from rattle.objectives import AT, Trades
-from rattle.randomness import Streams
-from rattle.recipes.catalog import named
+from rattle.randomness import ImageStreams
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schedules import Keep, OneCycle, Piecewise
+from rattle.recipes.schedules import CheckpointSchedule, OneCycle, Piecewise
 from rattle.runs.checkpoint import digest, read
 from rattle.runs.load import load
 from rattle.runs.paths import Run
@@ -205,7 +205,7 @@ def test_ema_is_saved_beside_the_raw_weights_and_loaded_first(whole: Run) -> Non
 
 
 def test_kept_epochs_are_the_same_in_a_run_that_was_interrupted_and_change_nothing_else(tmp_path: Path) -> None:
-    recipe = tiny(epochs=3, keep=Keep(drops=(0.6,)))
+    recipe = tiny(epochs=3, keep=CheckpointSchedule(drops=(0.6,)))
     plain = fit(replace(recipe, keep=None), tmp_path / "plain")
     whole = fit(recipe, tmp_path / "whole")
     with pytest.raises(Stop):
@@ -269,13 +269,13 @@ def test_a_recipe_that_cannot_run_replaces_nothing(whole: Run, tmp_path: Path, c
 
 @pytest.mark.parametrize("awp", [None, AWP(gamma=0.1)])
 def test_a_step_leaves_a_gradient_and_the_weights_where_they_were(awp: AWP | None) -> None:
-    model, objective = build("cnn", classes=10, channels=1, width=2).train(), Trades(order=2)
+    model, objective = create_model("cnn", classes=10, channels=1, width=2).train(), Trades(order=2)
     x, y, weights = torch.rand(8, 1, 8, 8), torch.arange(8), [p.detach().clone() for p in model.parameters()]
     moved = []
     first = next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d))
     first.register_forward_hook(lambda *_: moved.append(not torch.equal(model.head.weight, weights[-2])))
     terms = step(
-        Views(model, objective.need, find_head(model)),
+        PairedForward(model, objective.need, find_head(model)),
         x,
         y,
         attack=PGD(steps=3, loss="kl"),
@@ -283,7 +283,7 @@ def test_a_step_leaves_a_gradient_and_the_weights_where_they_were(awp: AWP | Non
         objective=objective,
         awp=awp,
         shared=torch.Generator().manual_seed(0),
-        private=Streams(0, torch.arange(8)),
+        private=ImageStreams(0, torch.arange(8)),
     )
     # attack at w + u: clean target and three steps; then two looks at w, and with AWP two more at w + v
     assert moved == [True] * 4 + [False] * 2 + [True] * (2 if awp else 0)
@@ -295,7 +295,7 @@ def test_a_step_leaves_a_gradient_and_the_weights_where_they_were(awp: AWP | Non
 
 def first_losses(folder: Path) -> list[dict[str, float]]:
     """The named terms of the first ten steps of digits-linf-cnn-trades-2nd, as the loop itself reports them."""
-    recipe = replace(named("digits-linf-cnn-trades-2nd"), width=8, epochs=2, evaluate_every=2, threads=1)
+    recipe = replace(get_recipe("digits-linf-cnn-trades-2nd"), width=8, epochs=2, evaluate_every=2, threads=1)
     console = Interrupting(steps=10)
     with suppress(Stop):
         fit(recipe, folder, console=console)

@@ -14,11 +14,11 @@ import pytest
 from rattle import cli
 from rattle.cli.sweep import grid, occurrences
 from rattle.errors import RattleError
-from rattle.recipes.catalog import named, resolve
+from rattle.recipes.catalog import get_recipe, resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.lock import open_run
 from rattle.runs.paths import Run
-from rattle.runs.progress import Silent
+from rattle.runs.progress import NullConsole
 from rattle.training import sweep
 from rattle.training.loop import fit
 from rattle.training.sweep import Job, Slurm, folder_name, pending, plan, run_here, submit
@@ -30,7 +30,7 @@ START = Path(__file__).with_name("slurm") / "start.sh"
 
 
 def points(*words: str, seeds: tuple[int, ...] = ()) -> list[tuple[dict, Recipe]]:
-    return grid(named(RECIPE), RECIPE, occurrences(list(words)), seeds)
+    return grid(get_recipe(RECIPE), RECIPE, occurrences(list(words)), seeds)
 
 
 def test_settings_with_several_values_and_seeds_make_a_grid() -> None:
@@ -78,7 +78,7 @@ def test_two_runs_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
     [job] = plan(points("--epochs", "3"), tmp_path)
-    pending([job], Silent())
+    pending([job], NullConsole())
     with pytest.raises(RattleError, match="run holds a run of another recipe: choose another --out"):
         plan(points("--epochs", "4"), tmp_path)
 
@@ -116,7 +116,7 @@ def test_finished_runs_are_skipped_running_ones_left_alone_and_broken_ones_go_on
     child = Child(hold, tmp_path / "log")
     until(inside.exists)
     assert [job.state for job in todo] == ["finished", "broken", "running", "new"]
-    assert pending(todo, Silent()) == [broken, new]
+    assert pending(todo, NullConsole()) == [broken, new]
     assert new.run.recipe.exists()
     child.send(signal.SIGKILL)
     child.wait()
@@ -138,8 +138,8 @@ def test_so_many_runs_go_at_once_and_failures_are_reported_at_the_end(tmp_path: 
     pretender.write_text(
         f'touch $$.live; {most}; sleep 0.4; rm $$.live; case "$4" in *bad) echo "rattle: no luck"; exit 2;; esac\n'
     )
-    todo = pending(jobs(tmp_path / "sweep", "a", "bad", "c", "d"), Silent())
-    assert run_here(todo, at_once=2, out=tmp_path, console=Silent()) == {"bad": "rattle: no luck"}
+    todo = pending(jobs(tmp_path / "sweep", "a", "bad", "c", "d"), NullConsole())
+    assert run_here(todo, at_once=2, out=tmp_path, console=NullConsole()) == {"bad": "rattle: no luck"}
     assert len((tmp_path / "counts").read_text().split()) == 4
     assert max(map(int, (tmp_path / "counts").read_text().split())) <= 2
 
@@ -171,13 +171,13 @@ def test_slurm_without_slurm_is_a_sentence(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RattleError, match="SLURM did not take the sweep: "):
-        submit(jobs(tmp_path, "a"), Slurm(), tmp_path, Silent())
+        submit(jobs(tmp_path, "a"), Slurm(), tmp_path, NullConsole())
 
 
 def test_slurm_without_submitit_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(RattleError, match=r"the slurm launcher needs submitit: pip install 'rattle-robust\[slurm\]'"):
-        submit(jobs(tmp_path, "a"), Slurm(), tmp_path, Silent())
+        submit(jobs(tmp_path, "a"), Slurm(), tmp_path, NullConsole())
     with pytest.raises(RattleError, match=r"slurm.gpus must be >= 0"):
         Slurm(gpus=-1)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rattle import losses
 from rattle.analysis.landscape import Array, Loss, Progress, as_array, check_batch_size, input_gradient, mean_loss
 from rattle.attacks.base import check_batch, check_labels, logits_of
-from rattle.attacks.batchnorm import attacked
+from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.randomness import Randomness, streams
 from rattle.runs import io
@@ -94,7 +94,7 @@ def local_lipschitz(
     draws = streams(generator, x)
     step_size = 2 * threat.epsilon / max(steps, 1)
     largest = x.new_zeros(len(x))
-    with attacked(model):
+    with attack_mode(model):
         for start in range(starts):
             point = x if start == 0 else threat.random_start(x, draws)
             for step in range(steps + 1):
@@ -178,7 +178,7 @@ def input_curvature(
     check_iterations(iterations, tolerance)
     start = streams(generator, x).normal(*x.shape[1:]).to(x)
     found: list[tuple[Tensor, Tensor]] = []
-    with attacked(model):
+    with attack_mode(model):
         for xs, ys, vs in zip(x.split(batch_size), y.split(batch_size), start.split(batch_size), strict=True):
             point = xs.detach().requires_grad_()
             logits = logits_of(model, point)
@@ -262,7 +262,7 @@ def noise_rise(
         raise RattleError(f"draws must be >= 2, or there is no standard error, got {draws}")
     noise = noise or Noise()
     rises = np.zeros(draws)
-    with attacked(model):
+    with attack_mode(model):
         at_w = mean_loss(model, x, y, batch_size=batch_size, loss=loss)
         for draw in range(draws):
             with perturbed(model, noise(model, generator=generator)):

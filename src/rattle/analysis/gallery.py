@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from rattle.analysis.landscape import Array, as_array
 from rattle.attacks import Attack
 from rattle.attacks.base import logits_of
-from rattle.attacks.registry import named
+from rattle.attacks.registry import get_attack
 from rattle.data import Images, to_float
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import image_batches
-from rattle.randomness import Streams
-from rattle.recipes.catalog import named as named_recipe
+from rattle.randomness import ImageStreams
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import to_plain
 from rattle.runs import io
 from rattle.runs.checkpoint import Checkpoint
-from rattle.runs.load import model_of
-from rattle.runs.progress import Console, Silent
+from rattle.runs.load import load_model
+from rattle.runs.progress import Console, NullConsole
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
@@ -88,11 +88,11 @@ def flat(plain: Any, prefix: str = "") -> dict[str, Any]:
 def overrides(recipe: Recipe) -> str:
     """How a recipe differs from the one its name spells out, in words; empty when it does not or names none.
 
-    >>> overrides(replace(named_recipe("digits-linf-cnn-at"), epochs=3))
+    >>> overrides(replace(get_recipe("digits-linf-cnn-at"), epochs=3))
     'epochs 3 (30)'
     """
     try:
-        published = flat(to_plain(named_recipe(recipe.name)))
+        published = flat(to_plain(get_recipe(recipe.name)))
     except RattleError:
         return ""
     ours = flat(to_plain(recipe))
@@ -122,7 +122,7 @@ def radius_flags(
     rows, standing = [], torch.ones(len(test), dtype=torch.bool)
     for radius in sorted(radii):
         at = replace(threat, epsilon=radius)
-        fierce = named(attack, at) if radius > 0 else None
+        fierce = get_attack(attack, at) if radius > 0 else None
         for index, x, y in image_batches(test.x, test.y, 250):
             keep = standing[index]
             if bool(keep.any()):
@@ -137,7 +137,7 @@ def withstands(model: nn.Module, attack: Attack | None, x: Tensor, y: Tensor, in
     right = predict(model, x)[0] == y
     if attack is None:
         return right
-    x_adv = attack(model, x, y, generator=Streams(seed, index))
+    x_adv = attack(model, x, y, generator=ImageStreams(seed, index))
     return right & ((predict(model, x_adv)[0] == y) | ~attack.threat.contains(x_adv, x))
 
 
@@ -147,7 +147,7 @@ def attacked(
     """Predictions before and after, [n] each; confidences and the label after, [3, n]; chosen pictures [m, ...]."""
     clean, adversarial, confidences, pictures = [], [], [], []
     for index, x, y in image_batches(test.x, test.y, 250):
-        x_adv = attack(model, x, y, generator=Streams(seed, index))
+        x_adv = attack(model, x, y, generator=ImageStreams(seed, index))
         (before, sure), (after, sure_adv) = predict(model, x), predict(model, x_adv)
         clean.append(before)
         adversarial.append(torch.where(before == y, after, before))
@@ -160,13 +160,13 @@ def attacked(
 
 def gallery(saved: Checkpoint, *, most: int = MOST_IMAGES, seed: int = 0, console: Console | None = None) -> Gallery:
     """Attack the first `most` test images of a checkpoint's dataset with PGD-20 at several radii."""
-    data, threat, model = saved.recipe.data.load(), saved.recipe.attack.threat, model_of(saved)
+    data, threat, model = saved.recipe.data.load(), saved.recipe.attack.threat, load_model(saved)
     rows = torch.arange(min(most, len(data.test)))
     test = data.test[rows]
-    attack, radii = named(ATTACK, threat), [r * threat.epsilon for r in RADII]
+    attack, radii = get_attack(ATTACK, threat), [r * threat.epsilon for r in RADII]
     chosen = first_of_each_class(test.y)
     title = f"gallery of {saved.recipe.name}"
-    with (console or Silent()).bar(title, len(test) * (len(radii) + 1)) as advance, eval_mode(model):
+    with (console or NullConsole()).progress(title, len(test) * (len(radii) + 1)) as advance, eval_mode(model):
         clean, adversarial, confidences, pictures = attacked(model, test, attack, chosen, seed=seed, advance=advance)
         robust = radius_flags(model, test, ATTACK, threat, radii, seed=seed, advance=advance)
     sure, sure_adv, label_adv = confidences[:, chosen]

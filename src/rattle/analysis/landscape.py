@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import Attack, check_batch, check_labels, logits_of
-from rattle.attacks.batchnorm import attacked
+from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
-from rattle.randomness import Randomness, Streams, streams
+from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.runs import io
 from rattle.weights import Delta, perturbed
 
@@ -112,7 +112,7 @@ def input_plane(
     check_batch(x, y)
     steps = axis(radius, points)
     rademacher = streams(generator, x).signs(*x.shape[1:])
-    with attacked(model):
+    with attack_mode(model):
         gradient = input_gradient(model, x, y, loss).sign()
     if progress:
         progress(1, 1)
@@ -140,7 +140,7 @@ def input_surface(
     grid, total = (len(x), len(a), len(b)), len(x) * len(a) * len(b)
     heights, right = [], []
     scalar = [-1] + [1] * (x.ndim - 1)
-    with attacked(model), torch.no_grad():
+    with attack_mode(model), torch.no_grad():
         for first in range(0, total, batch_size):
             point = torch.arange(first, min(first + batch_size, total), device=x.device)
             image, step_a, step_b = torch.unravel_index(point, grid)
@@ -197,7 +197,7 @@ def adversarial_loss(
     index = torch.arange(len(x), device=x.device)
     x_adv = torch.cat(
         [
-            attack(model, xs, ys, generator=Streams(seed, i))
+            attack(model, xs, ys, generator=ImageStreams(seed, i))
             for xs, ys, i in zip(x.split(batch_size), y.split(batch_size), index.split(batch_size), strict=True)
         ]
     )
@@ -229,7 +229,7 @@ def weight_surface(
     a = axis(radius, points)
     b = a.copy() if len(directions) == 2 else np.zeros(1)
     clean, adversarial = np.full((len(a), len(b)), np.nan), np.full((len(a), len(b)), np.nan)
-    with attacked(model):
+    with attack_mode(model):
         for done, (i, j) in enumerate(np.ndindex(clean.shape), start=1):
             with perturbed(model, combined(directions, (float(a[i]), float(b[j])))):
                 clean[i, j] = mean_loss(model, x, y, batch_size=batch_size, loss=loss)

@@ -26,9 +26,9 @@ from rattle.data import Images, to_float
 from rattle.errors import RattleError
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.io import write_atomically
-from rattle.runs.load import model_of, open_checkpoint
+from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run
-from rattle.runs.progress import Advance, Console, Silent
+from rattle.runs.progress import Advance, Console, NullConsole
 from rattle.threat import Threat
 
 GALLERY, FLATNESS, PLANE = "gallery.npz", "flatness.json", "landscape-plane.npz"
@@ -36,7 +36,7 @@ INPUT, LINE, SURFACE = "landscape-input.npz", "landscape-weight-1d.npz", "landsc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Detail:
+class LandscapeConfig:
     """How closely to look."""
 
     images: int = 3  # images whose input space is drawn: the first of each class
@@ -58,7 +58,9 @@ class Detail:
                 raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
 
 
-QUICK = Detail(weight_images=64, line_points=15, surface_points=11, surface_attacked=False, iterations=20, draws=8)
+QUICK = LandscapeConfig(
+    weight_images=64, line_points=15, surface_points=11, surface_attacked=False, iterations=20, draws=8
+)
 
 
 def telling(advance: Advance) -> Progress:
@@ -109,9 +111,9 @@ def reach(threat: Threat, x: Tensor, radius: float) -> float:
     return max(radius * threat.epsilon, 1e-3) / side
 
 
-def landscapes(
+def compute_landscapes(
     folders: Sequence[Path | str],
-    detail: Detail | None = None,
+    detail: LandscapeConfig | None = None,
     *,
     pictures: bool = True,
     console: Console | None = None,
@@ -121,13 +123,13 @@ def landscapes(
     The first run is the reference: its gradient spans every run's input plane, as one plane is what makes two
     surfaces comparable.
     """
-    detail, console, runs = detail or Detail(), console or Silent(), opened(folders)
+    detail, console, runs = detail or LandscapeConfig(), console or NullConsole(), opened(folders)
     reference = runs[0][1]
     test, threat = reference.recipe.data.load().test, reference.recipe.attack.threat
     chosen = test[first_of_each_class(test.y, detail.images)]
     x, y = to_float(chosen.x), chosen.y
     plane = landscape.input_plane(
-        model_of(reference),
+        load_model(reference),
         x,
         y,
         radius=reach(threat, x, detail.radius),
@@ -146,19 +148,19 @@ def portrait(
     shown: tuple[Tensor, Tensor],
     plane: InputPlane,
     test: Images,
-    detail: Detail,
+    detail: LandscapeConfig,
     label: str,
     console: Console,
 ) -> list[Any]:
     """One run's arrays, computed and stored."""
-    model, threat = model_of(saved), saved.recipe.attack.threat
+    model, threat = load_model(saved), saved.recipe.attack.threat
     some = test[torch.arange(min(detail.weight_images, len(test)))]
     x, y = to_float(some.x), some.y
-    with console.bar(f"input landscape of {label}", 100) as advance:
+    with console.progress(f"input landscape of {label}", 100) as advance:
         inputs = landscape.input_surface(model, *shown, plane, progress=telling(advance))
-    with console.bar(f"weight landscape of {label}", 200) as advance:
+    with console.progress(f"weight landscape of {label}", 200) as advance:
         line, surface = walks(model, x, y, threat, detail, advance)
-    with console.bar(f"flatness of {label}", 100) as advance:
+    with console.progress(f"flatness of {label}", 100) as advance:
         flat = flatness(
             model,
             x,
@@ -177,7 +179,7 @@ def portrait(
 
 
 def walks(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, detail: Detail, advance: Advance
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, detail: LandscapeConfig, advance: Advance
 ) -> tuple[WeightSurface, WeightSurface]:
     """Along one filter-normalised direction, and over the plane of two; the same draws for every run."""
     generator = torch.Generator().manual_seed(detail.seed)
@@ -266,7 +268,7 @@ def looked_at_closely(run: Run) -> bool:
 
 
 def prepare(
-    folders: Sequence[Path | str] | Path | str, detail: Detail = QUICK, *, console: Console | None = None
+    folders: Sequence[Path | str] | Path | str, detail: LandscapeConfig = QUICK, *, console: Console | None = None
 ) -> list[Path]:
     """Compute what a report of these runs still lacks or holds of older weights; returns the files written."""
     folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
@@ -278,6 +280,8 @@ def prepare(
     fresh = all(stored_step(run.results / FLATNESS) == saved.progress.get("step", 0) for run, saved in runs)
     if not (fresh and alike([run for run, _ in runs])):
         closely = any(looked_at_closely(run) for run, _ in runs)  # what `rattle landscape` drew is not made coarser
-        landscapes(folders, Detail(seed=detail.seed) if closely else detail, pictures=closely, console=console)
+        compute_landscapes(
+            folders, LandscapeConfig(seed=detail.seed) if closely else detail, pictures=closely, console=console
+        )
         written += [run.results / INPUT for run, _ in runs]
     return written

@@ -6,7 +6,7 @@ from rattle.attacks.base import Attack
 from rattle.attacks.fab import FAB
 from rattle.attacks.pgd import PGD
 from rattle.attacks.rays import RayS
-from rattle.attacks.registry import named, names
+from rattle.attacks.registry import get_attack, list_attacks
 from rattle.attacks.square import Square
 
-__all__ = ["APGD", "FAB", "PGD", "Attack", "AutoAttack", "RayS", "Square", "named", "names"]
+__all__ = ["APGD", "FAB", "PGD", "Attack", "AutoAttack", "RayS", "Square", "get_attack", "list_attacks"]

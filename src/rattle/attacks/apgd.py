@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import check_batch
-from rattle.attacks.batchnorm import attacked
-from rattle.attacks.rows import Live, Victim, best_of_runs
+from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.rows import ActiveRows, FlatModel, best_of_runs
 from rattle.errors import RattleError
-from rattle.randomness import Randomness, Streams
+from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Threat
 
 Loss = Literal["ce", "dlr", "dlr-targeted"]
@@ -85,10 +85,10 @@ class APGD:
         if self.threat.epsilon == 0:
             return x.clone()
         targets = self.targets if self.loss == "dlr-targeted" else 0
-        with attacked(model):  # a row of a climb takes more memory than an image of the reference's: hold fewer
+        with attack_mode(model):  # a row of a climb takes more memory than an image of the reference's: hold fewer
             return best_of_runs(self.run, model, x, y, generator, targets=targets, restarts=self.restarts, share=0.75)
 
-    def run(self, victim: Victim, rows: Live, draws: Streams, *, restart: int) -> tuple[Tensor, Tensor]:
+    def run(self, victim: FlatModel, rows: ActiveRows, draws: ImageStreams, *, restart: int) -> tuple[Tensor, Tensor]:
         """One start; with `shrinking`, through balls of falling radius, of which only the last counts."""
         if not self.shrinking:
             return self.climb(victim, self.threat, rows, self.threat.random_start(rows.x, draws), self.steps)
@@ -105,9 +105,9 @@ class APGD:
 
     def climb(
         self,
-        victim: Victim,
+        victim: FlatModel,
         threat: Threat,
-        rows: Live,
+        rows: ActiveRows,
         start: Tensor,
         steps: int,
         *,
@@ -116,7 +116,7 @@ class APGD:
     ) -> tuple[Tensor, Tensor]:
         """Algorithm 1 from `start`: the highest point of each row and its loss, inf where it is misclassified."""
         points, heights = start.clone(), start.new_full((len(start),), -torch.inf)
-        live = Live(**vars(rows), row=torch.arange(len(start), device=start.device), x_adv=start, x_old=start)
+        live = ActiveRows(**vars(rows), row=torch.arange(len(start), device=start.device), x_adv=start, x_old=start)
         logits, live.loss, live.gradient = self.look(victim, live, gradient=True)
         live.best, live.best_gradient, live.best_loss = live.x_adv.clone(), live.gradient.clone(), live.loss
         schedule = (
@@ -142,7 +142,7 @@ class APGD:
         points[live.row], heights[live.row] = live.best, live.best_loss
         return points, heights
 
-    def look(self, victim: Victim, live: Live, *, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def look(self, victim: FlatModel, live: ActiveRows, *, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, loss [n] and its gradient [n, d] at x_adv; the gradient averaged over `eot` draws of the model."""
         total, times = live.x_adv.new_zeros(()), self.eot if gradient else 1
         while True:
@@ -160,7 +160,7 @@ class APGD:
 class Halving:
     """The step-size rule for l_inf and l_2 (Sec. 3, conditions 1 and 2)."""
 
-    def __init__(self, threat: Threat, steps: int, live: Live, rho: float) -> None:
+    def __init__(self, threat: Threat, steps: int, live: ActiveRows, rho: float) -> None:
         self.threat, self.rho, self.checks, self.last_check = threat, rho, checkpoints(steps), 0
         live.step_size = torch.full_like(live.loss, 2 * threat.epsilon)
         live.rises = torch.zeros_like(live.loss)
@@ -168,7 +168,7 @@ class Halving:
         if threat.norm == "linf":  # here the projection is a clamp, whose bounds stay
             live.low, live.high = (live.x - threat.epsilon).clamp_(0, 1), (live.x + threat.epsilon).clamp_(0, 1)
 
-    def step(self, live: Live, *, first: bool) -> Tensor:
+    def step(self, live: ActiveRows, *, first: bool) -> Tensor:
         """Eq. (4): a projected step, then momentum, projected again."""
         z = self.inside(live, self.threat.ascend(live.x_adv, live.gradient, live.step_size[:, None]))
         if first:
@@ -176,12 +176,12 @@ class Halving:
         a = MOMENTUM  # x' + a (z - x') + (1 - a) (x' - x'_old), in place
         return self.inside(live, z.mul_(a).add_(live.x_adv, alpha=2 - 2 * a).sub_(live.x_old, alpha=1 - a))
 
-    def inside(self, live: Live, z: Tensor) -> Tensor:
+    def inside(self, live: ActiveRows, z: Tensor) -> Tensor:
         if self.threat.norm == "linf":
             return torch.clamp(z, live.low, live.high, out=z)
         return self.threat.project(z, live.x)
 
-    def after(self, live: Live, step: int, rose: Tensor) -> None:
+    def after(self, live: ActiveRows, step: int, rose: Tensor) -> None:
         """At a checkpoint, halve the step and go back to the best point where the loss has stalled."""
         live.rises = live.rises + rose
         if step not in self.checks:
@@ -198,7 +198,7 @@ class Halving:
 class Sparsity:
     """The rule for l_1 (Croce and Hein 2021, Algorithm 1): how many coordinates move, and how far."""
 
-    def __init__(self, threat: Threat, steps: int, live: Live, warm: bool) -> None:
+    def __init__(self, threat: Threat, steps: int, live: ActiveRows, warm: bool) -> None:
         self.threat, self.every = threat, max(int(0.04 * steps), 1)
         d = live.x.shape[1]
         moved = (live.x_adv != live.x).sum(1).to(live.x.dtype)
@@ -206,7 +206,7 @@ class Sparsity:
         live.share = moved / d / 1.5 if warm else torch.full_like(moved, 0.2)
         live.step_size = torch.full_like(moved, threat.epsilon)
 
-    def step(self, live: Live, *, first: bool) -> Tensor:
+    def step(self, live: ActiveRows, *, first: bool) -> Tensor:
         """Move the coordinates of largest gradient by the same amount, the step's l_1 length in all, and project."""
         size = live.gradient.abs()
         d = size.shape[1]
@@ -216,7 +216,7 @@ class Sparsity:
         length = direction.abs().sum(1, keepdim=True).clamp_min(1e-10)
         return self.threat.project(live.x_adv + live.step_size[:, None] * direction / length, live.x)
 
-    def after(self, live: Live, step: int, rose: Tensor) -> None:
+    def after(self, live: ActiveRows, step: int, rose: Tensor) -> None:
         if step % self.every:
             return
         epsilon = self.threat.epsilon

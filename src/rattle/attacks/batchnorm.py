@@ -19,10 +19,10 @@ from rattle.weights import eval_mode
 
 
 @contextmanager
-def attacked(model: nn.Module) -> Iterator[None]:
+def attack_mode(model: nn.Module) -> Iterator[None]:
     """What every attack runs in: evaluation mode, no weight asks for a gradient, BatchNorm is one multiply-add."""
     wanted = [p for p in model.parameters() if p.requires_grad]
-    with eval_mode(model), affine_norms(model):
+    with eval_mode(model), affine_batchnorm(model):
         for p in wanted:
             p.requires_grad_(False)
         try:
@@ -34,7 +34,7 @@ def attacked(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def affine_norms(model: nn.Module) -> Iterator[None]:
+def affine_batchnorm(model: nn.Module) -> Iterator[None]:
     """Evaluation-mode BatchNorm as the multiply-add it then is; equal to float rounding, and no input is kept for it.
 
     torch's own backward sums gradients for weight and bias whether anybody asks or not: an eighth of an attack's time

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rattle import losses
 from rattle.attacks.apgd import FEWEST_CLASSES, defined
 from rattle.attacks.base import check_batch, check_labels, finite, logits_of
-from rattle.attacks.batchnorm import attacked
+from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.rows import accepts_channels_last
 
 SAMPLE = 250  # images looked at
@@ -30,7 +30,7 @@ def advice(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
     """
     check_batch(x, y)
     x, y = x[:SAMPLE], y[:SAMPLE]
-    with attacked(model):
+    with attack_mode(model):
         with torch.no_grad():
             logits = finite(logits_of(model, x))
         check_labels(logits, y)

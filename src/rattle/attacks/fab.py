@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import check_batch
-from rattle.attacks.batchnorm import attacked
-from rattle.attacks.rows import Live, Victim, best_of_runs
+from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.rows import ActiveRows, FlatModel, best_of_runs
 from rattle.errors import RattleError
-from rattle.randomness import Randomness, Streams
+from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Norm, Threat
 
 DUAL: dict[Norm, float] = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}  # the norm that measures a plane's distance
@@ -96,14 +96,14 @@ class FAB:
         check_batch(x, y)
         if self.threat.epsilon == 0:
             return x.clone()
-        with attacked(model):
+        with attack_mode(model):
             return best_of_runs(self.run, model, x, y, generator, targets=self.targets, restarts=self.restarts)
 
-    def run(self, victim: Victim, rows: Live, draws: Streams, *, restart: int) -> tuple[Tensor, Tensor]:
+    def run(self, victim: FlatModel, rows: ActiveRows, draws: ImageStreams, *, restart: int) -> tuple[Tensor, Tensor]:
         """One walk: the nearest adversarial point of each row, moved into the ball, and minus its distance."""
         points, heights = rows.x.clone(), rows.x.new_full((len(rows.x),), -torch.inf)
         start = rows.x if restart == 0 else (rows.x + self.threat.random_start(rows.x, draws)) / 2
-        live = Live(**vars(rows), row=torch.arange(len(start), device=start.device), x_adv=start)
+        live = ActiveRows(**vars(rows), row=torch.arange(len(start), device=start.device), x_adv=start)
         live.nearest, live.distance = live.x.clone(), torch.full_like(heights, torch.inf)
         for _ in range(self.steps):
             margin, w = self.boundary(victim, live)
@@ -124,7 +124,7 @@ class FAB:
         points[live.row], heights[live.row] = self.threat.project(live.nearest, live.x), -live.distance
         return points, heights
 
-    def step(self, live: Live, margin: Tensor, w: Tensor) -> Tensor:
+    def step(self, live: ActiveRows, margin: Tensor, w: Tensor) -> Tensor:
         """Eq. (9): project x' and x on the plane, overshoot, and mix the two by their distances to it."""
         norm, threat = self.threat.norm, self.threat
         here = to_plane(live.x_adv, w, margin, norm)
@@ -136,7 +136,7 @@ class FAB:
             live.x_adv.add(here, alpha=self.overshoot), live.x.add(there, alpha=self.overshoot), alpha
         ).clamp_(0, 1)
 
-    def boundary(self, victim: Victim, live: Live) -> tuple[Tensor, Tensor]:
+    def boundary(self, victim: FlatModel, live: ActiveRows) -> tuple[Tensor, Tensor]:
         """The margin f [n, 1] to the wrong class and its gradient w [n, d]: f + <w, z - x'> = 0 is the boundary.
 
         Targeted, the class is given; otherwise it is the one whose linearised boundary is nearest (eq. 8).

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import check_batch, logits_of
-from rattle.attacks.batchnorm import attacked
+from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
-from rattle.randomness import Randomness, Streams, streams
+from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 
 
@@ -49,7 +49,7 @@ class PGD:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         check_batch(x, y)
         draws = streams(generator, x)
-        with attacked(model):
+        with attack_mode(model):
             with torch.no_grad():  # the clean target does not move while x' does: once, not at every step
                 reference = logits_of(model, x) if self.loss == "kl" else y
             best = self.climb(model, x, reference, draws)
@@ -64,7 +64,7 @@ class PGD:
                     best[higher], highest[higher] = x_adv[higher], height[higher]
             return best
 
-    def climb(self, model: nn.Module, x: Tensor, reference: Tensor, draws: Streams) -> Tensor:
+    def climb(self, model: nn.Module, x: Tensor, reference: Tensor, draws: ImageStreams) -> Tensor:
         """One run of `steps` steps."""
         x_adv = self.first_point(x, draws)
         for _ in range(self.steps):
@@ -75,7 +75,7 @@ class PGD:
             x_adv = self.threat.project(self.threat.ascend(x_adv.detach(), gradient, self.step_size), x)
         return x_adv.detach()
 
-    def first_point(self, x: Tensor, draws: Streams) -> Tensor:
+    def first_point(self, x: Tensor, draws: ImageStreams) -> Tensor:
         if self.start == "gaussian":
             return x + 0.001 * draws.normal(*x.shape[1:]).to(x.dtype)
         return self.threat.random_start(x, draws) if self.start == "uniform" else x

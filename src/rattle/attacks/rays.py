@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import check_batch
-from rattle.attacks.batchnorm import attacked
-from rattle.attacks.rows import Live, Victim
+from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.rows import ActiveRows, FlatModel
 from rattle.errors import RattleError
 from rattle.randomness import Randomness
 from rattle.threat import Threat
@@ -67,8 +67,8 @@ class RayS:
     def search(self, model: nn.Module, x: Tensor, y: Tensor, *, until: float = 0.0) -> Rays:
         """The nearest points that the queries lead to; images within `until` are not searched further."""
         check_batch(x, y)
-        with attacked(model), torch.no_grad():
-            victim = Victim(model, x)
+        with attack_mode(model), torch.no_grad():
+            victim = FlatModel(model, x)
             wrong = victim.clean(victim.flat(x), y).argmax(1) != y
             rows = x.reshape(len(x), -1)  # blocks are counted in the images' own order, whatever the model's layout
             x_adv, queries = rows.clone(), torch.zeros_like(y)
@@ -88,10 +88,10 @@ class RayS:
         return Rays(x_adv.view_as(x), distance, queries)
 
     @staticmethod
-    def first(rows: Tensor, y: Tensor, correct: Tensor) -> Live:
+    def first(rows: Tensor, y: Tensor, correct: Tensor) -> ActiveRows:
         """Every ray begins with plus signs and an unknown radius, taken to be the box's width."""
         x = rows[correct]
-        return Live(
+        return ActiveRows(
             row=correct,
             x=x,
             y=y[correct],
@@ -103,7 +103,7 @@ class RayS:
             queries=torch.zeros_like(correct),
         )
 
-    def attempt(self, victim: Victim, live: Live, block: slice) -> None:
+    def attempt(self, victim: FlatModel, live: ActiveRows, block: slice) -> None:
         """Flip one block: first ask whether the boundary is met at the present radius at all, then bisect."""
         live.signs[:, block] *= -1
         better = self.crosses(victim, live, torch.arange(len(live.y), device=live.y.device), live.radius)
@@ -128,7 +128,7 @@ class RayS:
         live.radius[rows], live.met[rows], live.x_adv[rows] = high, True, x_adv
         live.distance[rows] = (x_adv - live.x[rows]).abs().amax(1)
 
-    def crosses(self, victim: Victim, live: Live, rows: Tensor, radius: Tensor) -> Tensor:
+    def crosses(self, victim: FlatModel, live: ActiveRows, rows: Tensor, radius: Tensor) -> Tensor:
         """Whether the label changes at a radius along the present ray: one query for each of the rows."""
         live.queries[rows] += 1
         points = (live.x[rows] + radius[:, None] * live.signs[rows]).clamp_(0, 1)

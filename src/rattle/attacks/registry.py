@@ -34,15 +34,15 @@ FAMILIES: dict[str, Callable[[Threat, int], Attack]] = {
 COUNTED = {"pgd": 20, "cw": 20}  # families whose name takes a number of steps, and the usual number
 
 
-def names() -> list[str]:
+def list_attacks() -> list[str]:
     """What `--attacks` takes; pgd and cw take any number of steps."""
     return [f"{family}{COUNTED.get(family, '')}" for family in FAMILIES]
 
 
-def named(name: str, threat: Threat) -> Attack:
+def get_attack(name: str, threat: Threat) -> Attack:
     """The attack people mean by a name, on this threat.
 
-    >>> named("cw20", Threat(epsilon=0.1)).steps
+    >>> get_attack("cw20", Threat(epsilon=0.1)).steps
     20
     """
     match = re.fullmatch(r"([a-z]+)(\d*)", name)
@@ -50,5 +50,5 @@ def named(name: str, threat: Threat) -> Attack:
     if name in FAMILIES and name not in COUNTED:
         return FAMILIES[name](threat, 1)
     if family not in COUNTED or (digits and int(digits) < 1):
-        raise unknown("attack", name, names())
+        raise unknown("attack", name, list_attacks())
     return FAMILIES[family](threat, int(digits or COUNTED[family]))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rattle.attacks.base import check_labels, finite, logits_of
 from rattle.attacks.batchnorm import folded
-from rattle.randomness import GOLDEN, Randomness, Streams, mix, signed, streams
+from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 
 log = logging.getLogger("rattle")
 
@@ -35,7 +35,7 @@ def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
     return CHANNELS_LAST[model]
 
 
-class Victim:
+class FlatModel:
     """A model under attack, seen through flat images [n, d] in the memory layout it runs fastest in.
 
     Made inside `attacked(model)`. Flat rows make per-image reductions, packing and projections free of copies.
@@ -68,7 +68,7 @@ class Victim:
         return logits
 
 
-class Live(SimpleNamespace):
+class ActiveRows(SimpleNamespace):
     """Per-row tensors of what is still being attacked; `keep` packs all of them."""
 
     def keep(self, rows: Tensor) -> None:
@@ -76,14 +76,14 @@ class Live(SimpleNamespace):
             setattr(self, name, value[rows])
 
 
-def branch(draws: Streams, number: Tensor | int) -> Streams:
+def branch(draws: ImageStreams, number: Tensor | int) -> ImageStreams:
     """Further streams, independent of the given ones and of every other number's: one per restart, target or part."""
     child = draws[torch.arange(len(draws), device=draws.key.device)]
     child.key, child.calls = mix(child.key ^ mix(torch.as_tensor(number, device=child.key.device) + signed(GOLDEN))), 0
     return child
 
 
-def runner_ups(logits: Tensor, y: Tensor, count: int) -> Tensor:
+def top_wrong_classes(logits: Tensor, y: Tensor, count: int) -> Tensor:
     """The `count` most likely wrong classes, most likely first, [n, min(count, C - 1)]."""
     wrong = logits.scatter(1, y[:, None], float("-inf"))
     return wrong.topk(min(count, logits.shape[1] - 1), dim=1).indices
@@ -92,7 +92,9 @@ def runner_ups(logits: Tensor, y: Tensor, count: int) -> Tensor:
 class Run(Protocol):
     """One run of an attack from one start on rows [r, d]: a point for each row and its height, inf where it broke."""
 
-    def __call__(self, victim: Victim, rows: Live, draws: Streams, *, restart: int) -> tuple[Tensor, Tensor]: ...
+    def __call__(
+        self, victim: FlatModel, rows: ActiveRows, draws: ImageStreams, *, restart: int
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 def best_of_runs(
@@ -113,10 +115,10 @@ def best_of_runs(
     `rows` has image (its place in the group), x, y and target.
     """
     draws = streams(generator, x)
-    victim = Victim(model, x)
+    victim = FlatModel(model, x)
     flat = victim.flat(x)
     logits = victim.clean(flat, y)
-    aims = runner_ups(logits, y, targets) if targets else y[:, None]
+    aims = top_wrong_classes(logits, y, targets) if targets else y[:, None]
     height = torch.full(y.shape, -torch.inf, device=x.device, dtype=logits.dtype)
     points = flat.clone()
     count = aims.shape[1]
@@ -126,7 +128,7 @@ def best_of_runs(
             image = live.repeat_interleave(count)
             number = torch.arange(count, device=x.device).repeat(len(live)) + restart * count
             place = torch.arange(len(live), device=x.device).repeat_interleave(count)
-            rows = Live(image=place, x=flat[image], y=y[image], target=aims[live].flatten())
+            rows = ActiveRows(image=place, x=flat[image], y=y[image], target=aims[live].flatten())
             found, heights = run(victim, rows, branch(draws[image], number), restart=restart)
             top, which = heights.view(-1, count).max(1)
             higher = top > height[live]

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import check_batch
-from rattle.attacks.batchnorm import attacked
-from rattle.attacks.rows import Live, Victim, branch
+from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.rows import ActiveRows, FlatModel, branch
 from rattle.errors import RattleError
-from rattle.randomness import Randomness, Streams, streams
+from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 
 MOST_PLACES = 2**16  # pixels painted at once: their indices are eight bytes each
@@ -80,8 +80,8 @@ class Square:
         if self.threat.epsilon == 0:
             return x.clone()
         draws = streams(generator, x)
-        with attacked(model), torch.no_grad():
-            victim = Victim(model, x)
+        with attack_mode(model), torch.no_grad():
+            victim = FlatModel(model, x)
             flat = victim.flat(x)
             logits = victim.clean(flat, y)
             points, live = flat.clone(), (logits.argmax(1) == y).nonzero().squeeze(1)
@@ -96,7 +96,7 @@ class Square:
 class Search:
     """One random search on the rows of unbroken images; each image draws its own patches."""
 
-    def __init__(self, attack: Square, victim: Victim, x: Tensor, y: Tensor, draws: Streams) -> None:
+    def __init__(self, attack: Square, victim: FlatModel, x: Tensor, y: Tensor, draws: ImageStreams) -> None:
         self.attack, self.victim, self.threat = attack, victim, attack.threat
         self.channels, self.height, self.width = victim.shape
         self.strides = victim.images(x).stride()[1:]
@@ -108,7 +108,7 @@ class Search:
     def run(self) -> tuple[Tensor, Tensor]:
         """The point of lowest margin of each image, and which images it breaks."""
         points, broken = torch.empty_like(self.x), torch.zeros_like(self.y, dtype=torch.bool)
-        live = Live(row=torch.arange(len(self.y), device=self.y.device), x=self.x, y=self.y, draws=self.draws)
+        live = ActiveRows(row=torch.arange(len(self.y), device=self.y.device), x=self.x, y=self.y, draws=self.draws)
         live.best = self.stripes(live) if self.threat.norm == "linf" else self.tiles(live)
         live.height = losses.cw(self.victim.logits(live.best), live.y)
         if self.remembers:  # a flag for each corner and combination of signs
@@ -135,7 +135,7 @@ class Search:
         points[live.row] = live.best
         return points, broken
 
-    def resize(self, live: Live, side: int) -> None:
+    def resize(self, live: ActiveRows, side: int) -> None:
         """Patches of another size from here on; what was refused was of the former."""
         self.side, self.patch = side, self.offsets(side)
         self.span = self.x.new_tensor([self.height - side, self.width - side])
@@ -157,12 +157,12 @@ class Search:
         _, along_h, along_w = self.strides
         return (corner[:, :1] * along_h + corner[:, 1:] * along_w) + self.patch
 
-    def stripes(self, live: Live) -> Tensor:
+    def stripes(self, live: ActiveRows) -> Tensor:
         """l_inf starts from vertical stripes of x +- epsilon."""
         signs = live.draws.signs(self.channels, 1, self.width).to(live.x.dtype)
         return self.victim.flat((self.victim.images(live.x) + self.threat.epsilon * signs).clamp_(0, 1))
 
-    def paint(self, live: Live, places: Tensor, signs: Tensor, bits: Tensor) -> None:
+    def paint(self, live: ActiveRows, places: Tensor, signs: Tensor, bits: Tensor) -> None:
         """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2).
 
         The model is not asked about a square that changes nothing, nor again about one that it has refused since
@@ -186,7 +186,7 @@ class Search:
         if self.remembers:
             live.refused[rows] = False
 
-    def painted(self, live: Live, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    def painted(self, live: ActiveRows, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """The rows' points with their squares painted, and which of them that changes; few places are held at once."""
         x_new, changed = live.best[rows], torch.empty_like(rows, dtype=torch.bool)
         count = max(1, MOST_PLACES // len(self.patch))
@@ -199,7 +199,7 @@ class Search:
             changed[here] = (new - old).abs_().amax(1) > 0
         return x_new, changed
 
-    def unknown(self, live: Live, corner: Tensor, bits: Tensor) -> Tensor:
+    def unknown(self, live: ActiveRows, corner: Tensor, bits: Tensor) -> Tensor:
         """Rows whose square of this query has not been refused yet; they are noted as asked. The bits are its signs."""
         if not self.remembers:
             return torch.arange(len(live.y), device=self.x.device)
@@ -208,7 +208,7 @@ class Search:
         live.refused[rows, square[rows]] = True
         return rows
 
-    def tiles(self, live: Live) -> Tensor:
+    def tiles(self, live: ActiveRows) -> Tensor:
         """l_2 and l_1 start from a grid of bumps of random sign and orientation (Sec. 3.3)."""
         side, x = max(self.height // 5, 1), self.victim.images(live.x)
         begin = (self.height - 5 * side) // 2 if self.height >= 5 else 0
@@ -225,13 +225,13 @@ class Search:
         upright = bump(side, self.threat.norm).to(self.x)
         return torch.where(uniform[:, :, None] > 0.5, upright.T.flatten(), upright.flatten())
 
-    def inside(self, live: Live, delta: Tensor) -> Tensor:
+    def inside(self, live: ActiveRows, delta: Tensor) -> Tensor:
         """l_2: the perturbation stretched or shrunk to epsilon, then clipped; l_1: projected on ball and box."""
         if self.threat.norm == "l1":
             return self.threat.project(live.x + delta, live.x)
         return (live.x + delta * (self.threat.epsilon / delta.norm(dim=1, keepdim=True).clamp_min(1e-12))).clamp_(0, 1)
 
-    def reshape(self, live: Live, places: Tensor, signs: Tensor) -> None:
+    def reshape(self, live: ActiveRows, places: Tensor, signs: Tensor) -> None:
         """l_2 and l_1: the mass of one square moves to another, whose bump is renewed (Algorithm 3)."""
         p, n, side = (2 if self.threat.norm == "l2" else 1), len(live.y), self.side
         area = side * side

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from rattle.bench.measure import interleaved, peak_memory
 from rattle.bench.run import fair_clock
 from rattle.bench.setup import Setup, library_step, prepare
-from rattle.runs.progress import Console, Silent
+from rattle.runs.progress import Console, NullConsole
 
 Axes = Mapping[str, tuple[str, tuple[int, ...]]]
 AXES: Axes = {  # field of Setup -> (its title, values)
@@ -54,7 +54,7 @@ def growth(
     """Measure every axis from the setup given; the values of an axis take turns, so that load falls on all alike."""
     found = []
     total = sum((rounds + 1) * len(values) for _, values in axes.values())
-    with (console or Silent()).bar("growth", total) as advance:
+    with (console or NullConsole()).progress("growth", total) as advance:
         for field, (title, values) in axes.items():
             cases, memory = {}, []
             for value in values:

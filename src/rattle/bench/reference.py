@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 
 
 def kl_batchmean(log_q: Tensor, p: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def kl_batchmean(log_q: Tensor, p: Tensor) -> Tensor:
 
 
 def published_inner_loop(
-    model: nn.Module, x: Tensor, *, epsilon: float, step_size: float, steps: int, draws: Streams
+    model: nn.Module, x: Tensor, *, epsilon: float, step_size: float, steps: int, draws: ImageStreams
 ) -> Tensor:
     """TRADES' inner maximisation (l_inf) as published: the clean forward is made again at every step."""
     model.eval()
@@ -105,7 +105,7 @@ def released_step(
     steps: int,
     sigma: float,
     eta: float,
-    draws: Streams,
+    draws: ImageStreams,
     generator: torch.Generator,
 ) -> Tensor:
     """One step of the authors' algorithm up to the gradient: 2 K inner and 8 outer forwards, K + 3 backwards."""

@@ -16,9 +16,9 @@ from rattle.bench.limit import Limit, Passes
 from rattle.bench.measure import Ratio, Timing, interleaved, peak_memory, ratio
 from rattle.bench.setup import Setup, Subject, prepare, recipe_of
 from rattle.errors import RattleError
-from rattle.forward import Views
+from rattle.forward import PairedForward
 from rattle.models import find_head
-from rattle.runs.progress import Console, Silent
+from rattle.runs.progress import Console, NullConsole
 from rattle.training.state import optimizer_of
 from rattle.training.step import step
 
@@ -69,7 +69,7 @@ def bench(
     if "training" in groups:
         timed[LIMIT] = limit
     total = sum(case.short is not None for case in cases.values()) + rounds * len(timed)
-    with (console or Silent()).bar(f"bench {setup.model}", total) as advance:
+    with (console or NullConsole()).progress(f"bench {setup.model}", total) as advance:
         memory = peaks(setup, cases, advance)
         seconds = interleaved(timed, rounds=rounds, warmup=0, advance=advance)  # warmed up by `peaks`
     seconds.pop(LIMIT, None)
@@ -123,7 +123,7 @@ def trace(setup: Setup, path: Path, *, method: str = "TRADES 1st+2nd") -> None:
     """Write a chrome trace of one step, its parts marked by name."""
     subject = prepare(setup)
     recipe, model = recipe_of(setup, METHODS[method]), subject.fast.train()
-    optimizer, views = optimizer_of(recipe, model), Views(model, recipe.objective.need, find_head(model))
+    optimizer, views = optimizer_of(recipe, model), PairedForward(model, recipe.objective.need, find_head(model))
     attack, mark = recipe.attack, torch.profiler.record_function
 
     def marked_attack(*args: object, **settings: object) -> Tensor:

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rattle.errors import RattleError
-from rattle.forward import Views
+from rattle.forward import PairedForward
 from rattle.models import find_head
-from rattle.models.registry import build
-from rattle.randomness import Streams
-from rattle.recipes.catalog import named
+from rattle.models.registry import create_model
+from rattle.randomness import ImageStreams
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.training.state import optimizer_of
@@ -85,8 +85,8 @@ class Subject:
             return nullcontext()
         return torch.autocast(self.x_plain.device.type, torch.bfloat16)
 
-    def streams(self) -> Streams:
-        return Streams(0, torch.arange(len(self.y), device=self.y.device))
+    def streams(self) -> ImageStreams:
+        return ImageStreams(0, torch.arange(len(self.y), device=self.y.device))
 
     def resident(self) -> int:
         """Bytes that weights and momentum take all the time."""
@@ -98,7 +98,7 @@ def prepare(setup: Setup) -> Subject:
     device = setup.where
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = build(setup.model, classes=setup.classes, width=setup.width).to(device)
+        model = create_model(setup.model, classes=setup.classes, width=setup.width).to(device)
         patterns = torch.rand(setup.classes, 3, setup.side // 4, setup.side // 4)
         patterns = F.interpolate(patterns, (setup.side, setup.side), mode="bilinear")
         y = torch.arange(setup.batch) % setup.classes
@@ -127,7 +127,7 @@ def settle_statistics(model: nn.Module, x: Tensor) -> None:
 
 def recipe_of(setup: Setup, method: str, *, steps: int | None = None) -> Recipe:
     """The recipe of a method on CIFAR-10 images, l_inf 8/255, with K as the setup says."""
-    recipe = named(f"cifar10-linf-{setup.model}-{method}")
+    recipe = get_recipe(f"cifar10-linf-{setup.model}-{method}")
     still = replace(recipe.optimizer, lr=1e-6)  # every round starts from the same weights, but for rounding
     return replace(recipe, attack=replace(recipe.attack, steps=steps or setup.steps), optimizer=still)
 
@@ -137,7 +137,7 @@ def library_step(subject: Subject, method: str, *, steps: int | None = None) -> 
     recipe, model = recipe_of(subject.setup, method, steps=steps), subject.fast
     optimizer = optimizer_of(recipe, model)
     need = recipe.objective.need
-    views = Views(model, need, find_head(model) if need.features else None)
+    views = PairedForward(model, need, find_head(model) if need.features else None)
     if subject.setup.compile:
         model.compile()
         views.compile()

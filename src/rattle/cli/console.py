@@ -25,13 +25,13 @@ class Console:
         self.rich, self.seconds = Rich(stderr=True), seconds
         self.live = self.rich.is_terminal
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         if self.live:
             self.rich.print(line, highlight=False, markup=False)
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def bar(self, title: str, total: int, *, done: int = 0):
+    def progress(self, title: str, total: int, *, done: int = 0):
         return self.drawn(title, total, done) if self.live else self.lines(title, total, done)
 
     @contextmanager
@@ -77,7 +77,7 @@ class Console:
             if now - said >= self.seconds or (at >= total and now - begun >= self.seconds):
                 said = now
                 left = (now - begun) / max(at - first, 1) * (total - at)
-                self.say(f"{title}: {at}/{total}  {written(figures)}  {left:.0f} s left")
+                self.log(f"{title}: {at}/{total}  {written(figures)}  {left:.0f} s left")
 
         yield advance
 

@@ -58,7 +58,7 @@ def get(options: Get) -> None:
         def progress(file: str, done: int, total: int) -> None:
             if file != at["file"]:
                 shown.close()
-                at.update(file=file, done=0, advance=shown.enter_context(console.bar(file, total)))
+                at.update(file=file, done=0, advance=shown.enter_context(console.progress(file, total)))
             at["advance"](done - at["done"])
             at["done"] = done
 

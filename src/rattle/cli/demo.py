@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rattle.attacks.registry import named as attack_named
+from rattle.attacks.registry import get_attack
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.cli.report import report
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.results import store
-from rattle.evaluation.target import saved_target
-from rattle.recipes.catalog import named
+from rattle.evaluation.results import save_results
+from rattle.evaluation.target import target_from_checkpoint
+from rattle.recipes.catalog import get_recipe
 from rattle.report.tables import accuracy_row
 from rattle.training.loop import fit
 
@@ -31,17 +31,17 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "demo")
-    console, rows, folders, n, recipe = Console(), [], [], 0, named("digits-linf-cnn-trades")
+    console, rows, folders, n, recipe = Console(), [], [], 0, get_recipe("digits-linf-cnn-trades")
     threat = recipe.attack.threat
-    attacks = {name: attack_named(name, threat) for name in ATTACKS}
+    attacks = {name: get_attack(name, threat) for name in ATTACKS}
     for method, label in METHODS.items():
-        recipe = replace(named(f"digits-linf-cnn-{method}"), seed=options.seed, epochs=options.epochs)
-        console.say(f"{label}: training {recipe.epochs} epochs on {recipe.data.name}")
+        recipe = replace(get_recipe(f"digits-linf-cnn-{method}"), seed=options.seed, epochs=options.epochs)
+        console.log(f"{label}: training {recipe.epochs} epochs on {recipe.data.name}")
         run = fit(recipe, Path(options.out) / method, overwrite=True, console=console)
-        target = saved_target(str(run.folder))
+        target = target_from_checkpoint(str(run.folder))
         images = target.images(None)
         result = evaluate(target.model, images.x, images.y, attacks, seed=options.seed, console=console)
-        store(result, target.about | {"seed": options.seed}, run.results)
+        save_results(result, target.about | {"seed": options.seed}, run.results)
         rows.append(accuracy_row(label, result))
         folders.append(run.folder)
         n = result.n

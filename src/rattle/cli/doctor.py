@@ -10,7 +10,7 @@ import torch
 
 from rattle.attacks import PGD
 from rattle.cli.options import parse
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from rattle.runs.environment import environment
 
 EXTRAS = {"hub": "datasets", "slurm": "submitit", "wandb": "wandb", "onnx": "onnx", "dev": "pyautoattack"}
@@ -31,5 +31,5 @@ def main(args: list[str]) -> None:
         print(f"{extra:<10} {'installed' if there else f'not installed: pip install rattle-robust[{extra}]'}")
     x, y = torch.rand(32, 1, 8, 8), torch.arange(32) % 10
     begun = time.perf_counter()
-    moved = float((PGD(steps=20)(build("cnn", classes=10, channels=1), x, y) - x).abs().max())
+    moved = float((PGD(steps=20)(create_model("cnn", classes=10, channels=1), x, y) - x).abs().max())
     print(f"{'attack':<10} works: PGD-20 moved 32 images by {moved:.4f} in {time.perf_counter() - begun:.2f} s")

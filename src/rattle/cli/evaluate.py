@@ -11,18 +11,18 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from rattle.attacks import Attack
-from rattle.attacks.registry import named
+from rattle.attacks.registry import get_attack
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import curve, curve_name, evaluate
-from rattle.evaluation.results import Evaluation, clear, ints, share, store
-from rattle.evaluation.target import Network, Target, foreign_target, saved_target
+from rattle.evaluation.results import Evaluation, clear, ints, save_results, share
+from rattle.evaluation.target import Network, Target, target_from_checkpoint, target_from_weights
 from rattle.evaluation.verify import load_images, verify
 from rattle.report.tables import accuracy_row, percent
 from rattle.runs import distributed
 from rattle.runs.io import write_atomically
-from rattle.runs.progress import Silent
+from rattle.runs.progress import NullConsole
 from rattle.threat import Norm, Threat
 
 
@@ -68,7 +68,7 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "evaluate")
-    with distributed.joined():
+    with distributed.process_group():
         target = target_of(options)
         if options.verify:
             check_saved(options, target)
@@ -76,7 +76,7 @@ def main(args: list[str]) -> None:
         threat = options.threat.over(target.threat)
         if not options.attacks:
             raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
-        attack_target(options, target, {name: named(name, threat) for name in options.attacks})
+        attack_target(options, target, {name: get_attack(name, threat) for name in options.attacks})
 
 
 def target_of(options: Options) -> Target:
@@ -86,26 +86,28 @@ def target_of(options: Options) -> Target:
         for name in ("weights", "width", "classes", "mean", "std"):
             if getattr(options, name):
                 raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
-        return saved_target(options.path, data=options.data, root=options.data_root, averaged=not options.raw)
+        return target_from_checkpoint(options.path, data=options.data, root=options.data_root, averaged=not options.raw)
     given = {field.name: getattr(options, field.name) for field in fields(Network)}
-    return foreign_target(Network(**given), options.data or "cifar10", root=options.data_root)
+    return target_from_weights(Network(**given), options.data or "cifar10", root=options.data_root)
 
 
 def attack_target(options: Options, target: Target, attacks: dict[str, Attack]) -> None:
     """Evaluate, store, print."""
     images, folder = target.images(options.n), Path(options.out) if options.out else target.results
     first, attack = next(iter(attacks.items()))
-    along = {e: named(first, replace(attack.threat, epsilon=e)) for e in options.epsilons}  # refused before the work
-    console = Console() if distributed.main() else Silent()
+    along = {
+        e: get_attack(first, replace(attack.threat, epsilon=e)) for e in options.epsilons
+    }  # refused before the work
+    console = Console() if distributed.is_main() else NullConsole()
     settings = {"batch_size": options.batch_size, "seed": options.seed, "store": folder, "console": console}
     result = evaluate(
         target.model, images.x, images.y, attacks, advise=True, save_adversarial=options.save_adversarial, **settings
     )
     points = curve(target.model, images.x, images.y, along, name=first, **settings)
-    if not distributed.main():
+    if not distributed.is_main():
         return
     told = target.about | {"seed": options.seed}
-    store(result, told, folder)
+    save_results(result, told, folder)
     for sentence in result.advice:
         print(f"advice: {sentence}", file=sys.stderr)
     drawn = {"curve": store_curve(first, points, told, folder)} if points else {}

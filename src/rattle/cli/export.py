@@ -12,7 +12,7 @@ import tyro
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.models.export import Format, difference, export
-from rattle.runs.load import model_of, open_checkpoint, run_of
+from rattle.runs.load import load_model, open_checkpoint, run_of
 
 SUFFIXES = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
 
@@ -34,7 +34,7 @@ def main(args: list[str]) -> None:
     out = Path(options.out) if options.out else (run.folder if run else saved.path.parent) / name
     if out.resolve() == saved.path.resolve():
         raise RattleError(f"{out} is the checkpoint itself: choose another --out")
-    model = model_of(saved, averaged=not options.raw)
+    model = load_model(saved, averaged=not options.raw)
     x = torch.rand(8, *saved.shape, generator=torch.Generator().manual_seed(0))  # the data need not be at hand
     path = export(model, x, out, options.format)
     apart = difference(model, x, path, options.format)

@@ -14,8 +14,8 @@ from rattle.analysis.taylor_error import SIGMAS, fidelity, plot, to_plain
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.data import to_float
-from rattle.evaluation.target import saved_target
-from rattle.randomness import Streams
+from rattle.evaluation.target import target_from_checkpoint
+from rattle.randomness import ImageStreams
 from rattle.runs.io import write_atomically
 from rattle.runs.load import open_checkpoint
 
@@ -37,11 +37,11 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "fidelity")
-    target, recipe, console = saved_target(options.path), open_checkpoint(options.path).recipe, Console()
+    target, recipe, console = target_from_checkpoint(options.path), open_checkpoint(options.path).recipe, Console()
     model, images = target.model, target.images(options.n)
     x, y = to_float(images.x), images.y
-    x_adv = recipe.attack(model, x, y, generator=Streams(options.seed, torch.arange(len(y), device=y.device)))
-    with console.bar("fidelity", 2 * options.draws * len(options.sigmas)) as advance:
+    x_adv = recipe.attack(model, x, y, generator=ImageStreams(options.seed, torch.arange(len(y), device=y.device)))
+    with console.progress("fidelity", 2 * options.draws * len(options.sigmas)) as advance:
         found = fidelity(
             model,
             x,

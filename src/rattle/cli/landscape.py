@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from rattle.analysis.prepare import FLATNESS, Detail, landscapes
+from rattle.analysis.prepare import FLATNESS, LandscapeConfig, compute_landscapes
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 
@@ -22,12 +22,12 @@ class Options:
     Several runs share images, directions and height scale; the first gives the gradient direction."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, the reference first
-    detail: Annotated[Detail, tyro.conf.arg(name="")] = field(default_factory=Detail)
+    detail: Annotated[LandscapeConfig, tyro.conf.arg(name="")] = field(default_factory=LandscapeConfig)
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "landscape")
-    pictures = landscapes(options.runs, options.detail, console=Console())
+    pictures = compute_landscapes(options.runs, options.detail, console=Console())
     rows = []
     for run in options.runs:
         flat = json.loads((Path(run) / "results" / FLATNESS).read_text(encoding="utf-8"))

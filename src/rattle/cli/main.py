@@ -11,7 +11,7 @@ import os
 import sys
 
 from rattle.errors import RattleError
-from rattle.training.signals import Stopped
+from rattle.training.signals import StoppedBySignal
 
 VERBS = {
     "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:
         return fail(str(mistake))
-    except Stopped as stop:
+    except StoppedBySignal as stop:
         print(f"rattle: {stop}", file=sys.stderr)
         return stop.code
     except KeyboardInterrupt:

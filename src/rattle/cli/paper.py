@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from rattle.analysis.prepare import landscapes
+from rattle.analysis.prepare import compute_landscapes
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.data.registry import SOURCES
@@ -24,7 +24,7 @@ from rattle.paper.plan import Plan, States, plan
 from rattle.paper.protocols import PROTOCOLS, Judge, Protocol
 from rattle.paper.scales import SCALES, Scale
 from rattle.report.page import duration
-from rattle.runs.progress import Bars
+from rattle.runs.progress import ProgressOnly
 from rattle.training.loop import fit
 from rattle.training.sweep import Job, Slurm, pending, run_here, submit
 
@@ -122,9 +122,9 @@ def print_plan(planned: Plan, states: States, left: Cost, console: Console) -> N
         ["run", "state", "epochs", "training, about"], rows, title=f"Table {planned.number}: the plan", stderr=True
     )
     training = duration(sum(left.training.values()))
-    console.say(f"about {training} of training and {duration(left.evaluation)} of attacks are left on this machine")
+    console.log(f"about {training} of training and {duration(left.evaluation)} of attacks are left on this machine")
     if left.bytes > 1e9:
-        console.say(f"the kept checkpoints will take about {left.bytes / 1e9:.0f} GB")
+        console.log(f"the kept checkpoints will take about {left.bytes / 1e9:.0f} GB")
 
 
 def agree(seconds: float, what: str, yes: bool) -> None:
@@ -143,7 +143,7 @@ def agree(seconds: float, what: str, yes: bool) -> None:
 def train(planned: Plan, options: Options, out: Path, console: Console) -> dict[str, str] | None:
     """Train what is missing; what failed, and why. None when SLURM has the runs now."""
     jobs = [job for job in planned.jobs.values() if not job.run.divergence]
-    todo = pending(jobs, Bars(console))
+    todo = pending(jobs, ProgressOnly(console))
     place = out / planned.scale.name
     if options.launcher == "slurm" and todo:
         submit(todo, options.slurm, place, console, Console)
@@ -159,9 +159,9 @@ def one_by_one(todo: Sequence[Job], console: Console) -> dict[str, str]:
     """Train in this process; a run that fails does not stop the others."""
     failed = {}
     for i, job in enumerate(todo):
-        console.say(f"{job.folder.name}: training, {i + 1} of {len(todo)}")
+        console.log(f"{job.folder.name}: training, {i + 1} of {len(todo)}")
         try:
-            fit(job.recipe, job.folder, resume=True, console=Bars(console))
+            fit(job.recipe, job.folder, resume=True, console=ProgressOnly(console))
         except RattleError as reason:
             failed[job.folder.name] = str(reason)
     return failed
@@ -171,7 +171,7 @@ def print_cost(options: Options, scale: Scale, out: Path, title: str, stem: str,
     """Table 6: nothing is trained; steps are timed."""
     path = out / scale.name / "cost.json"
     seconds = 0.0 if path.exists() else cost.estimated_seconds(scale)
-    console.say(f"Table 6 times single steps of {scale.cost.model}: about {duration(seconds)} are left")
+    console.log(f"Table 6 times single steps of {scale.cost.model}: about {duration(seconds)} are left")
     if options.plan:
         return
     agree(seconds, f"Table 6 at scale {scale.name}", options.yes)
@@ -182,7 +182,7 @@ def finish(found: sheet.Sheet, options: Options, out: Path, stem: str, console: 
     """Print the table and write it in every format."""
     paths = sheet.write(found, out, stem)
     show(found, options.format)
-    console.say("written: " + ", ".join(map(str, paths)))
+    console.log("written: " + ", ".join(map(str, paths)))
 
 
 def show(found: sheet.Sheet, form: sheet.Format) -> None:
@@ -203,7 +203,7 @@ def figures(planned: Plan, draw: bool, console: Console) -> None:
             continue
         folders = [str(job.folder) for job in jobs]
         if draw:
-            for path in landscapes(folders, console=console):
+            for path in compute_landscapes(folders, console=console):
                 print(path)
         else:
-            console.say(f"Figures 2 and 3 for these two: rattle landscape {' '.join(folders)}")
+            console.log(f"Figures 2 and 3 for these two: rattle landscape {' '.join(folders)}")

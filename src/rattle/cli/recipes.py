@@ -9,7 +9,7 @@ import tyro
 
 from rattle.cli.options import parse
 from rattle.errors import RattleError
-from rattle.recipes.catalog import describe, named, names
+from rattle.recipes.catalog import describe, get_recipe, list_recipes
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Options:
 def main(args: list[str]) -> None:
     options = parse(Options, args, "recipes")
     if options.yaml:
-        print(named(options.filter).to_yaml(), end="")
+        print(get_recipe(options.filter).to_yaml(), end="")
         return
-    found = [name for name in names() if options.filter in name]
+    found = [name for name in list_recipes() if options.filter in name]
     if not found:
         raise RattleError(f"no recipe's name contains {options.filter!r}; `rattle recipes` lists all")
     width = max(map(len, found))

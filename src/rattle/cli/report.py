@@ -16,7 +16,7 @@ from rattle.errors import RattleError
 from rattle.paper.tables import published
 from rattle.report import build
 from rattle.runs import progress
-from rattle.runs.progress import Silent
+from rattle.runs.progress import NullConsole
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def report(
     console: progress.Console | None = None,
 ) -> Path:
     """Compute what the page lacks, as far as there are checkpoints, and write it."""
-    console = console or Silent()
+    console = console or NullConsole()
     if compute:
         ready = [run for run in runs if any((Path(run) / "checkpoints").glob("*.safetensors"))]
         for group in together(ready, console):
             try:
                 prepare(group, console=console)
             except RattleError as reason:
-                console.say(f"not computed for {', '.join(map(str, group))}: {reason}")
+                console.log(f"not computed for {', '.join(map(str, group))}: {reason}")
     return build(runs, out, published=published)
 
 
@@ -63,7 +63,7 @@ def together(runs: Sequence[Path | str], console: progress.Console) -> list[list
         try:
             saved = open_checkpoint(run)
         except RattleError as reason:
-            console.say(f"not computed for {run}: {reason}")
+            console.log(f"not computed for {run}: {reason}")
             continue
         groups.setdefault((saved.recipe.data.name, *saved.classes, str(saved.shape)), []).append(run)
     return list(groups.values())

@@ -11,7 +11,7 @@ import tyro
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.report.compare import over_seeds
-from rattle.report.run_data import see
+from rattle.report.run_data import load_runs
 from rattle.report.tables import Format, written
 
 
@@ -27,7 +27,7 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "table")
-    text = written(over_seeds(see(options.runs)), options.format)
+    text = written(over_seeds(load_runs(options.runs)), options.format)
     if not options.out:
         print(text, end="")
         return

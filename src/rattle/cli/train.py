@@ -14,7 +14,7 @@ from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import alternatives, dataclass_members
 from rattle.runs import distributed
-from rattle.runs.paths import plain_name
+from rattle.runs.paths import slugify
 from rattle.training.loggers import Tracker
 from rattle.training.loop import fit
 
@@ -70,11 +70,13 @@ def main(args: list[str]) -> None:
     recipe = options.recipe
     if ":" in recipe.model and not any(word.partition("=")[0] == "--width" for word in args[1:]):
         recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
-    out = options.out or f"runs/{plain_name(recipe.name)}-seed{recipe.seed}"
-    with distributed.joined():
-        again = distributed.attempt() > 0  # torchrun --max-restarts: go on from the last checkpoint, replace nothing
+    out = options.out or f"runs/{slugify(recipe.name)}-seed{recipe.seed}"
+    with distributed.process_group():
+        again = (
+            distributed.restart_count() > 0
+        )  # torchrun --max-restarts: go on from the last checkpoint, replace nothing
         how = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
         run = fit(recipe, out, **how, log=options.log, console=Console())
-        if not distributed.main():
+        if not distributed.is_main():
             return
     print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20")

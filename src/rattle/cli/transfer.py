@@ -9,15 +9,15 @@ from typing import Annotated
 
 import tyro
 
-from rattle.attacks.registry import named
+from rattle.attacks.registry import get_attack
 from rattle.attacks.transfer import Transfer
 from rattle.cli.console import Console, print_table
 from rattle.cli.evaluate import ThreatOptions
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.results import store
-from rattle.evaluation.target import saved_target
+from rattle.evaluation.results import save_results
+from rattle.evaluation.target import target_from_checkpoint
 from rattle.report.tables import accuracy_row
 
 
@@ -40,19 +40,19 @@ def main(args: list[str]) -> None:
     options = parse(Options, args, "transfer")
     if not options.attacks:
         raise RattleError("--attacks needs at least one name, such as pgd20 or cw20")
-    surrogate, target = saved_target(options.from_), saved_target(options.to)
+    surrogate, target = target_from_checkpoint(options.from_), target_from_checkpoint(options.to)
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")
     threat, images = options.threat.over(target.threat), target.images(options.n)
     attacks = {
-        f"transfer-{name}": Transfer(attack=named(name, threat), surrogate=surrogate.model, name=surrogate.name)
+        f"transfer-{name}": Transfer(attack=get_attack(name, threat), surrogate=surrogate.model, name=surrogate.name)
         for name in options.attacks
     }
     folder = Path(options.out) if options.out else target.results
     settings = {"batch_size": options.batch_size, "seed": options.seed, "store": folder}
     result = evaluate(target.model, images.x, images.y, attacks, console=Console(), **settings)
     told = target.about | {"surrogate": surrogate.about["checkpoint"], "seed": options.seed}
-    store(result, told, folder)
+    save_results(result, told, folder)
     if options.json:
         print(json.dumps(told | result.to_plain()))
         return

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rattle.errors import RattleError
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 
 
 def to_float(x: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ class Augment:
         if self.pad < 0 or self.cutout < 0:
             raise RattleError(f"augment.pad and augment.cutout must be >= 0, got {self.pad} and {self.cutout}")
 
-    def __call__(self, x: Tensor, draws: Streams) -> Tensor:
+    def __call__(self, x: Tensor, draws: ImageStreams) -> Tensor:
         """uint8 or float [n, C, H, W] to the same type and shape."""
         n, channels, height, width = x.shape
         columns = torch.arange(width, device=x.device).expand(n, width)

@@ -14,7 +14,7 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import MEMBER_LIMIT, check_size, find, readable
-from rattle.data.mmap_cache import Store, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, fingerprint, stamp
 from rattle.data.pickles import as_text, load_pickle
 from rattle.errors import RattleError
 
@@ -59,7 +59,7 @@ CIFAR100 = Layout(
 )
 
 
-def cifar(layout: Layout, root: Path, store: Store) -> Dataset:
+def cifar(layout: Layout, root: Path, store: MmapCache) -> Dataset:
     place = find(layout.name, root, (layout.folder, layout.archive))
     raw = read_folder(place, layout) if place.is_dir() else read_archive(place, layout)
     missing = [file for file in layout.files if file not in raw]
@@ -128,9 +128,9 @@ def read_archive(place: Path, layout: Layout) -> dict[str, bytes]:
     return raw
 
 
-def cifar10(root: Path, store: Store) -> Dataset:
+def cifar10(root: Path, store: MmapCache) -> Dataset:
     return cifar(CIFAR10, root, store)
 
 
-def cifar100(root: Path, store: Store) -> Dataset:
+def cifar100(root: Path, store: MmapCache) -> Dataset:
     return cifar(CIFAR100, root, store)

@@ -131,7 +131,7 @@ def hold_out(data: Dataset, n: int, seed: int) -> Dataset:
     return replace(data, train=train, val=val[torch.arange(len(val))] if val.mapped else val)
 
 
-def in_two(name: str, images: Images, classes: tuple[str, ...], seed: int) -> Dataset:
+def train_test_split(name: str, images: Images, classes: tuple[str, ...], seed: int) -> Dataset:
     """A set that comes in one piece, with a balanced fifth of it as the test part."""
     if len(images) < 2:
         raise RattleError(f"{name} holds {len(images)} images, too few for a training and a test part")

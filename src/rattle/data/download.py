@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rattle.data.files import data_root, md5
-from rattle.data.urls import ADDRESSES, Remote
+from rattle.data.urls import URLS, Remote
 from rattle.errors import RattleError, unknown
 
 Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
@@ -22,7 +22,7 @@ def get(
     root: str | Path | None = None,
     *,
     progress: Progress | None = None,
-    addresses: Mapping[str, tuple[Remote, ...]] = ADDRESSES,
+    addresses: Mapping[str, tuple[Remote, ...]] = URLS,
 ) -> list[Path]:
     """The files of a dataset in root/name, downloaded from the official addresses unless they are there and right."""
     if name == "digits":

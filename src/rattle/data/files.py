@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rattle.data.urls import ADDRESSES
+from rattle.data.urls import URLS
 from rattle.errors import RattleError
 
 MEMBER_LIMIT = 2**30  # bytes of one file of a known dataset, unpacked; the largest, CIFAR-100's train, has 155 MB
@@ -42,7 +42,7 @@ def find(name: str, root: Path, files: Sequence[str]) -> Path:
 
 def check_official(name: str, path: Path) -> None:
     """A file with the name and size of the official one has to be the official one."""
-    for remote in ADDRESSES[name]:
+    for remote in URLS[name]:
         if (
             path.is_file()
             and (path.name, path.stat().st_size) == (remote.file, remote.size)

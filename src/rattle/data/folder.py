@@ -9,20 +9,20 @@ import numpy as np
 import torch
 
 from rattle.data import pictures
-from rattle.data.dataset import Dataset, Images, in_two
-from rattle.data.mmap_cache import Shape, Store, fingerprint, stamp
+from rattle.data.dataset import Dataset, Images, train_test_split
+from rattle.data.mmap_cache import MmapCache, Shape, fingerprint, stamp
 from rattle.errors import RattleError, unknown
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 Labelled = list[tuple[Path, int]]
 
 
-def folder(path: Path, store: Store, seed: int, resize: int | None = None) -> Dataset:
+def folder(path: Path, store: MmapCache, seed: int, resize: int | None = None) -> Dataset:
     """Classes are the sub-folders of the training part, in alphabetical order; pictures may lie deeper in them."""
     halves = [path / "train", path / "test"]
     if not any(half.is_dir() for half in halves):
         classes = class_names(path)
-        return in_two(path.name, kept(files_of(path, classes), path, store, resize), classes, seed)
+        return train_test_split(path.name, kept(files_of(path, classes), path, store, resize), classes, seed)
     for half in halves:
         if not half.is_dir():
             raise RattleError(f"{path} has no {half.name}/ beside {'test' if half.name == 'train' else 'train'}/")
@@ -51,7 +51,7 @@ def files_of(path: Path, classes: tuple[str, ...]) -> Labelled:
     return found
 
 
-def kept(files: Labelled, path: Path, store: Store, resize: int | None) -> Images:
+def kept(files: Labelled, path: Path, store: MmapCache, resize: int | None) -> Images:
     """Decoded one by one, straight to where they are kept: a large folder is never whole in memory."""
     y = torch.tensor([label for _, label in files], dtype=torch.int64)
     key = fingerprint("folder", path.resolve(), resize, *(stamp(file) for file, _ in files))

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from rattle.data import pictures
-from rattle.data.dataset import Dataset, Images, in_two
-from rattle.data.mmap_cache import Store, fingerprint
+from rattle.data.dataset import Dataset, Images, train_test_split
+from rattle.data.mmap_cache import MmapCache, fingerprint
 from rattle.errors import RattleError
 
 
-def hub(name: str, store: Store, seed: int, resize: int | None = None) -> Dataset:
+def hub(name: str, store: MmapCache, seed: int, resize: int | None = None) -> Dataset:
     """`owner/name`, or `owner/name:config`: its splits train and test (or validation); train alone is divided."""
     splits = fetch(name)
     test = next((key for key in ("test", "validation", "valid") if key in splits), None)
@@ -29,7 +29,7 @@ def hub(name: str, store: Store, seed: int, resize: int | None = None) -> Datase
         return kept(splits[key], image, y, store, resize, f"hub:{name}, split {key}")
 
     if test is None:
-        return in_two(name, part("train"), classes, seed)
+        return train_test_split(name, part("train"), classes, seed)
     return Dataset(name=name, train=part("train"), test=part(test), classes=classes)
 
 
@@ -80,7 +80,7 @@ def labels(split: Any, label: str, classes: tuple[str, ...], where: str) -> torc
     return torch.tensor(values, dtype=torch.int64)
 
 
-def kept(split: Any, image: str, y: torch.Tensor, store: Store, resize: int | None, where: str) -> Images:
+def kept(split: Any, image: str, y: torch.Tensor, store: MmapCache, resize: int | None, where: str) -> Images:
     first = split[0][image]
     count, size = pictures.channels(first, where), first.size
     width, height = (resize, resize) if resize else size

@@ -13,21 +13,21 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import check_size, find, readable
-from rattle.data.mmap_cache import Store, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, fingerprint, stamp
 from rattle.errors import RattleError
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def mnist(root: Path, store: Store) -> Dataset:
+def mnist(root: Path, store: MmapCache) -> Dataset:
     return idx_pairs("mnist", tuple(str(d) for d in range(10)), root, store)
 
 
-def fashion_mnist(root: Path, store: Store) -> Dataset:
+def fashion_mnist(root: Path, store: MmapCache) -> Dataset:
     return idx_pairs("fashion-mnist", FASHION, root, store)
 
 
-def idx_pairs(name: str, classes: tuple[str, ...], root: Path, store: Store) -> Dataset:
+def idx_pairs(name: str, classes: tuple[str, ...], root: Path, store: MmapCache) -> Dataset:
     def part(prefix: str) -> Images:
         stems = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
         images, labels = (find(name, root, (f"{stem}.gz", stem)) for stem in stems)

@@ -22,7 +22,7 @@ Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class MmapCache:
     """Keeps uint8 [n, C, H, W]: sets over `limit` bytes as `folder`/KEY.npy, written once, block by block."""
 
     folder: Path

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rattle.data.dataset import Dataset, Images, in_two
+from rattle.data.dataset import Dataset, Images, train_test_split
 from rattle.data.files import check_size, readable
-from rattle.data.mmap_cache import Shape, Store, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, Shape, fingerprint, stamp
 from rattle.errors import RattleError
 
 ARRAY_LIMIT = 64 * 2**30  # bytes of one array of images, unpacked
@@ -37,7 +37,7 @@ class Member(NamedTuple):
         return f"{self.path}: {self.name}"
 
 
-def npz(path: Path, store: Store, seed: int) -> Dataset:
+def npz(path: Path, store: MmapCache, seed: int) -> Dataset:
     """Images uint8 [n, H, W, C], [n, C, H, W] or [n, H, W], labels [n]; `classes` (texts) names them. No pickles."""
     damages = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)
     with readable(path, *damages), zipfile.ZipFile(path) as archive:
@@ -53,7 +53,7 @@ def npz(path: Path, store: Store, seed: int) -> Dataset:
         parts = {part: read_images(members[f"x{part}"], y[part], store) for part in pairs}
     name = path.stem
     if "_test" not in parts:
-        return in_two(name, parts[""], names, seed)
+        return train_test_split(name, parts[""], names, seed)
     test = parts["_test"]
     nothing = Images(torch.empty(0, *test.shape[1:], dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
     return Dataset(name=name, train=parts.get("_train", nothing), test=test, classes=names)
@@ -112,7 +112,7 @@ def read_classes(m: Member | None, highest: int) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
-def read_images(m: Member, y: Tensor, store: Store) -> Images:
+def read_images(m: Member, y: Tensor, store: MmapCache) -> Images:
     if m.shape and m.shape[0] != len(y):
         raise RattleError(f"{m.where} has {m.shape[0]} images, but there are {len(y)} labels")
     axes, shape = layout(m)
@@ -135,7 +135,7 @@ def layout(m: Member) -> tuple[tuple[int, ...], Shape]:
     )
 
 
-def blocks(m: Member, axes: tuple[int, ...], store: Store) -> Iterator[np.ndarray]:
+def blocks(m: Member, axes: tuple[int, ...], store: MmapCache) -> Iterator[np.ndarray]:
     """uint8 [k, C, H, W], a part of the array at a time."""
     if m.fortran:
         check_size(math.prod(m.shape) * m.dtype.itemsize, f"{m.where} (in Fortran order)", store.limit)

@@ -17,13 +17,13 @@ from rattle.data.files import data_root
 from rattle.data.folder import folder
 from rattle.data.hub import hub
 from rattle.data.idx import fashion_mnist, mnist
-from rattle.data.mmap_cache import Store
+from rattle.data.mmap_cache import MmapCache
 from rattle.data.npz import npz
 from rattle.data.svhn import svhn
 from rattle.errors import RattleError, unknown
-from rattle.randomness import fork
+from rattle.randomness import derive_seed
 
-SOURCES: dict[str, Callable[[Path, Store], Dataset]] = {
+SOURCES: dict[str, Callable[[Path, MmapCache], Dataset]] = {
     "digits": lambda root, store: digits(),
     "cifar10": cifar10,
     "cifar100": cifar100,
@@ -87,7 +87,7 @@ class Data:
     def source(self) -> Dataset:
         """The data as they come, nothing held out."""
         root, path = data_root(self.root), Path(self.name).expanduser()
-        store = Store(root / "cache", int(self.in_memory_limit * 1e9))
+        store = MmapCache(root / "cache", int(self.in_memory_limit * 1e9))
         if self.name.startswith("hub:"):
             return hub(self.name.removeprefix("hub:"), store, self.split_seed, self.resize)
         if self.name not in SOURCES and path.is_dir():
@@ -108,6 +108,6 @@ def batches(n: int, batch_size: int, *, seed: int, epoch: int) -> Iterator[Tenso
     """Shuffled index batches of one epoch, the same for the same (seed, epoch); a short last batch is left out."""
     if n < 1:
         raise RattleError("there are no training images to draw batches from")
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(fork(seed, epoch)))
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, epoch)))
     size = min(batch_size, n)
     yield from (order[i : i + size] for i in range(0, n - size + 1, size))

@@ -10,16 +10,16 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import check_size, find
-from rattle.data.mmap_cache import Store, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, fingerprint, stamp
 from rattle.errors import RattleError
 
 
-def svhn(root: Path, store: Store) -> Dataset:
+def svhn(root: Path, store: MmapCache) -> Dataset:
     train, test = (read(find("svhn", root, (f"{part}_32x32.mat",)), store) for part in ("train", "test"))
     return Dataset(name="svhn", train=train, test=test, classes=tuple(str(d) for d in range(10)))
 
 
-def read(path: Path, store: Store) -> Images:
+def read(path: Path, store: MmapCache) -> Images:
     """X uint8 [32, 32, 3, n] and y [n, 1], where label 10 means the digit 0."""
     from scipy.io import loadmat, whosmat
 

@@ -23,7 +23,7 @@ STANFORD = "http://ufldl.stanford.edu/housenumbers"
 OSSCI = "https://ossci-datasets.s3.amazonaws.com/mnist"
 ZALANDO = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 
-ADDRESSES: dict[str, tuple[Remote, ...]] = {
+URLS: dict[str, tuple[Remote, ...]] = {
     "cifar10": (Remote(f"{TORONTO}/cifar-10-python.tar.gz", 170498071, "c58f30108f718f92721af3b95e74349a"),),
     "cifar100": (Remote(f"{TORONTO}/cifar-100-python.tar.gz", 169001437, "eb9058c3a382ffc7106e4002c42a8d85"),),
     "svhn": (

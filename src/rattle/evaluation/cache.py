@@ -22,7 +22,7 @@ from rattle.runs.checkpoint import digest
 from rattle.runs.io import append_line, write_atomically
 
 
-def fingerprint(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, Any]) -> str:
+def cache_key(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, Any]) -> str:
     """What the verdicts depend on: layers, weights, images, labels and settings. Anything else: they start afresh."""
     tensors = {f"model.{key}": value.detach().cpu() for key, value in model.state_dict().items()}
     settings = {**settings, "layers": repr(model)}
@@ -30,7 +30,7 @@ def fingerprint(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, A
     return digest({**tensors, "x": x.detach().cpu(), "y": y.detach().cpu()}, {"settings": text})
 
 
-class Verdicts:
+class ResultCache:
     """Batches of verdicts that are on disk already, and the file that the next ones go to; one file a rank."""
 
     def __init__(self, folder: Path, name: str, mark: str) -> None:
@@ -52,7 +52,7 @@ class Verdicts:
             else:
                 self.path.unlink(missing_ok=True)
                 append_line(self.path, {"mark": mark})
-            if not self.done and distributed.main():  # images of other verdicts
+            if not self.done and distributed.is_main():  # images of other verdicts
                 for path in kept_files(folder, name, "images.npy"):
                     path.unlink()
             distributed.barrier()

@@ -18,17 +18,17 @@ from rattle.attacks import Attack, RayS
 from rattle.attacks.base import check_batch
 from rattle.attacks.diagnostics import advice as find_advice
 from rattle.attacks.diagnostics import rises, square_helped
-from rattle.attacks.registry import named
+from rattle.attacks.registry import get_attack
 from rattle.attacks.transfer import Transfer
 from rattle.data import to_float
 from rattle.errors import RattleError
-from rattle.evaluation.cache import Verdicts, fingerprint
-from rattle.evaluation.results import Evaluation, Verdict, ints
-from rattle.evaluation.verify import Ensemble, classified, judge, save_images
-from rattle.randomness import Streams
+from rattle.evaluation.cache import ResultCache, cache_key
+from rattle.evaluation.results import AttackResult, Evaluation, ints
+from rattle.evaluation.verify import Ensemble, is_correct, run_and_verify, save_images
+from rattle.randomness import ImageStreams
 from rattle.recipes.schema import to_plain
 from rattle.runs import distributed
-from rattle.runs.progress import Console, Silent
+from rattle.runs.progress import Console, NullConsole
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
@@ -47,7 +47,7 @@ def describe(attack: Attack) -> dict[str, Any]:
 
 def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(index, images in [0, 1], labels), in order; of several ranks each takes its share of the same batches."""
-    for index in torch.arange(len(x), device=y.device).split(size)[distributed.rank() :: distributed.world()]:
+    for index in torch.arange(len(x), device=y.device).split(size)[distributed.rank() :: distributed.world_size()]:
         part = x[index]
         yield index, part if part.is_floating_point() else to_float(part), y[index]
 
@@ -79,8 +79,10 @@ def evaluate(
     >>> result.robust_accuracy <= result.clean_accuracy
     True
     """
-    console = console or Silent()
-    chosen = attacks if isinstance(attacks, Mapping) else {name: named(name, threat or Threat()) for name in attacks}
+    console = console or NullConsole()
+    chosen = (
+        attacks if isinstance(attacks, Mapping) else {name: get_attack(name, threat or Threat()) for name in attacks}
+    )
     if batch_size < 1:
         raise RattleError(f"batch-size must be >= 1, got {batch_size}")
     if len(x) != len(y):
@@ -91,14 +93,14 @@ def evaluate(
     with eval_mode(model):
         clean = torch.zeros(len(x), dtype=torch.bool, device=y.device)
         for index, part, label in image_batches(x, y, batch_size):
-            clean[index] = classified(model, part, label)
+            clean[index] = is_correct(model, part, label)
         clean = distributed.total(clean.int()).bool()
         sentences = find_advice(model, sample, y[:some]) if advise else []
         start = clean if among is None else clean & torch.tensor(list(among), device=clean.device)
         verdicts = {}
         for name, attack in chosen.items():
-            kept = Verdicts(store, name, mark(model, x, y, attack, seed, batch_size, start)) if store else None
-            with console.bar(name, len(x)) as advance:
+            kept = ResultCache(store, name, mark(model, x, y, attack, seed, batch_size, start)) if store else None
+            with console.progress(name, len(x)) as advance:
                 verdicts[name] = verdict(model, x, y, attack, start, batch_size, seed, kept, save_adversarial, advance)
             if kept is not None and store is not None and save_adversarial:
                 gather_images(kept, store / f"{name}-adversarial.npz", x, y, batch_size, start, verdicts[name], attack)
@@ -111,8 +113,8 @@ def mark(model: nn.Module, x: Tensor, y: Tensor, attack: Attack, seed: int, batc
     """What verdicts on these images depend on; a surrogate's weights are among it."""
     settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": ints(start.tolist())}
     if isinstance(attack, Transfer):
-        settings["surrogate"] = fingerprint(attack.surrogate, x[:0], y[:0], {})
-    return fingerprint(model, x, y, settings)
+        settings["surrogate"] = cache_key(attack.surrogate, x[:0], y[:0], {})
+    return cache_key(model, x, y, settings)
 
 
 def verdict(
@@ -123,10 +125,10 @@ def verdict(
     start: Tensor,
     batch_size: int,
     seed: int,
-    kept: Verdicts | None,
+    kept: ResultCache | None,
     save_adversarial: bool,
     advance: Any,
-) -> Verdict:
+) -> AttackResult:
     """One attack on all images, batch by batch; those already judged are taken from the store."""
     parts = list(attack.components()) if isinstance(attack, Ensemble) else []
     rows = torch.zeros(1 + len(parts), len(x), dtype=torch.bool, device=y.device)
@@ -146,7 +148,7 @@ def verdict(
         seconds += row["seconds"]
         advance(len(index), robust=float(rows[0, : int(index[-1]) + 1].float().mean()))
     rows, distances = distributed.total(rows.int()).bool(), distributed.total(distances)
-    return Verdict(
+    return AttackResult(
         attack=describe(attack),
         flags=rows[0].tolist(),
         seconds=float(distributed.total(torch.tensor(seconds, device=y.device))),
@@ -166,7 +168,7 @@ def judged_row(
     live = keep.nonzero().squeeze(1)
     distance = torch.zeros(len(x))
     if len(live):
-        found = judge(model, attack, x[live], y[live], Streams(seed, index[live].to(x.device)))
+        found = run_and_verify(model, attack, x[live], y[live], ImageStreams(seed, index[live].to(x.device)))
         x_adv[live] = found.x_adv.to(x_adv)
         for i, robust in enumerate([found.robust, *found.parts.values()]):
             flags[i, live.cpu()] = robust.cpu().to(torch.int8)
@@ -179,11 +181,18 @@ def judged_row(
 
 
 def gather_images(
-    kept: Verdicts, path: Path, x: Tensor, y: Tensor, batch_size: int, start: Tensor, found: Verdict, attack: Attack
+    kept: ResultCache,
+    path: Path,
+    x: Tensor,
+    y: Tensor,
+    batch_size: int,
+    start: Tensor,
+    found: AttackResult,
+    attack: Attack,
 ) -> None:
     """The adversarial images of every broken image, in one file."""
     distributed.barrier()
-    if not distributed.main():
+    if not distributed.is_main():
         return
     broken = start.cpu() & ~torch.tensor(found.flags)
     parts = [np.empty((0, *x.shape[1:]), np.float32)]
@@ -195,7 +204,7 @@ def gather_images(
     save_images(path, index, np.concatenate(parts), y.cpu()[index], attack.threat)
 
 
-def afterthoughts(clean: list[bool], verdicts: Mapping[str, Verdict]) -> list[str]:
+def afterthoughts(clean: list[bool], verdicts: Mapping[str, AttackResult]) -> list[str]:
     """What the accuracies themselves say about gradients."""
     order = [name for name in ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack") if name in verdicts]
     found = rises({name: verdicts[name].accuracy for name in order})
@@ -221,7 +230,7 @@ def curve(
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     >>> x, y = torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
-    >>> flags = curve(model, x, y, {e: named("pgd5", Threat(epsilon=e)) for e in (0, 0.1, 0.2)})
+    >>> flags = curve(model, x, y, {e: get_attack("pgd5", Threat(epsilon=e)) for e in (0, 0.1, 0.2)})
     >>> sum(flags[0.2]) <= sum(flags[0.1]) <= sum(flags[0])
     True
     """

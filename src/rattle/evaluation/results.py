@@ -14,7 +14,7 @@ from rattle.stats import wilson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class AttackResult:
     """What one attack did to n images."""
 
     attack: dict[str, Any]  # its full settings
@@ -46,7 +46,7 @@ class Evaluation:
     """What every attack did to the same n images."""
 
     clean: list[bool]  # classified rightly, image by image
-    verdicts: dict[str, Verdict]
+    verdicts: dict[str, AttackResult]
     advice: tuple[str, ...] = ()  # what may make these numbers unreliable
 
     @property
@@ -89,7 +89,7 @@ def ints(flags: Sequence[bool]) -> list[int]:
     return [int(flag) for flag in flags]
 
 
-def store(result: Evaluation, told: dict[str, Any], folder: Path) -> Path:
+def save_results(result: Evaluation, told: dict[str, Any], folder: Path) -> Path:
     """One file an attack: the same object as for all of them, with that attack alone."""
     for name, verdict in result.verdicts.items():
         alone = replace(result, verdicts={name: verdict})

@@ -15,9 +15,9 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.models import check_width, load_weights
 from rattle.models.pretrained import file_normalisation
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from rattle.runs import distributed
-from rattle.runs.load import model_of, open_checkpoint, run_of
+from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.threat import Threat
 
 
@@ -53,7 +53,9 @@ def checked(model: nn.Module, test: Images, classes: int, data: str) -> nn.Modul
     return model.to(distributed.choose_device())
 
 
-def saved_target(path: str, *, data: str | None = None, root: str | None = None, averaged: bool = True) -> Target:
+def target_from_checkpoint(
+    path: str, *, data: str | None = None, root: str | None = None, averaged: bool = True
+) -> Target:
     """A run folder or a checkpoint; on its own data unless others are named."""
     saved = open_checkpoint(path)
     recipe, run = saved.recipe, run_of(saved.path)
@@ -63,7 +65,7 @@ def saved_target(path: str, *, data: str | None = None, root: str | None = None,
     source = other.source()
     return Target(
         name=recipe.name,
-        model=checked(model_of(saved, averaged=averaged), source.test, len(saved.classes), other.name),
+        model=checked(load_model(saved, averaged=averaged), source.test, len(saved.classes), other.name),
         test=source.test,
         classes=saved.classes,
         threat=recipe.attack.threat,
@@ -89,7 +91,7 @@ class Network:
             raise RattleError("--mean and --std go together: a number for each channel")
         given = (tuple(self.mean), tuple(self.std)) if self.mean else None
         normalise = given or (file_normalisation(self.weights) if self.weights else None)
-        network = build(
+        network = create_model(
             self.model,
             classes=classes,
             channels=channels,
@@ -102,7 +104,7 @@ class Network:
         return network.eval()
 
 
-def foreign_target(network: Network, data: str, *, root: str | None = None) -> Target:
+def target_from_weights(network: Network, data: str, *, root: str | None = None) -> Target:
     """Any network on any data."""
     if not network.weights and ":" not in network.model:
         raise RattleError(f"--model {network.model} has no trained weights of its own: give them with --weights")

@@ -21,7 +21,7 @@ from rattle.attacks.base import check_labels, finite, logits_of
 from rattle.attacks.rows import branch
 from rattle.data import to_float
 from rattle.errors import RattleError
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 from rattle.runs.io import write_atomically
 from rattle.threat import Threat
 from rattle.weights import eval_mode
@@ -34,7 +34,7 @@ class Ensemble(Protocol):
     def components(self) -> dict[str, Attack]: ...
 
 
-def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Which images the model classifies rightly, [n] bool, in one fresh forward pass."""
     with torch.no_grad():
         logits = finite(logits_of(model, x))
@@ -42,14 +42,14 @@ def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return logits.argmax(1) == y
 
 
-def survives(model: nn.Module, attack: Attack, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def still_correct(model: nn.Module, attack: Attack, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Which images an attack's points leave robust: a point counts inside the ball and the box, and misclassified."""
     counts = attack.threat.contains(x_adv, x)
-    return classified(model, torch.where(counts.view(-1, *[1] * (x.ndim - 1)), x_adv, x), y) | ~counts
+    return is_correct(model, torch.where(counts.view(-1, *[1] * (x.ndim - 1)), x_adv, x), y) | ~counts
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class AttackOutcome:
     """An attack on one batch of rightly classified images."""
 
     robust: Tensor  # [n] bool
@@ -58,24 +58,24 @@ class Judged:
     distance: Tensor | None = None
 
 
-def judge(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: Streams) -> Judged:
+def run_and_verify(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: ImageStreams) -> AttackOutcome:
     """Run an attack and check every point it returns."""
     kept = x.clone()  # attacks that write into their input are measured from the image as it was
     if isinstance(attack, RayS):
         found = attack.search(model, kept, y)
-        robust = survives(model, attack, found.x_adv, x, y)
-        return Judged(robust, found.x_adv, {}, found.distance)
+        robust = still_correct(model, attack, found.x_adv, x, y)
+        return AttackOutcome(robust, found.x_adv, {}, found.distance)
     if not isinstance(attack, Ensemble):
         x_adv = attack(model, kept, y, generator=draws)
-        return Judged(survives(model, attack, x_adv, x, y), x_adv, {})
+        return AttackOutcome(still_correct(model, attack, x_adv, x, y), x_adv, {})
     robust, x_adv, parts = torch.ones(len(x), dtype=torch.bool, device=x.device), x.clone(), {}
     for number, (name, component) in enumerate(attack.components().items()):
         live = robust.nonzero().squeeze(1)
         if len(live):
-            part = judge(model, component, x[live], y[live], branch(draws[live], number))
+            part = run_and_verify(model, component, x[live], y[live], branch(draws[live], number))
             x_adv[live], robust[live] = part.x_adv.to(x_adv), part.robust
         parts[name] = robust.clone()
-    return Judged(robust, x_adv, parts)
+    return AttackOutcome(robust, x_adv, parts)
 
 
 def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat) -> Tensor:
@@ -89,7 +89,7 @@ def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat
         for part in torch.arange(len(x), device=x.device).split(250):
             here = part[sound[part]]
             if len(here):
-                wrong[here] = ~classified(model, x_adv[here], y[here])
+                wrong[here] = ~is_correct(model, x_adv[here], y[here])
     return wrong & sound
 
 

@@ -3,7 +3,7 @@
 from rattle.models.head import check_width, find_head
 from rattle.models.layers import Normalise
 from rattle.models.pretrained import Loaded, load_weights
-from rattle.models.registry import BUILDERS, build
+from rattle.models.registry import BUILDERS, create_model
 from rattle.models.small import SmallCNN
 from rattle.models.user import resolve
 
@@ -12,8 +12,8 @@ __all__ = [
     "Loaded",
     "Normalise",
     "SmallCNN",
-    "build",
     "check_width",
+    "create_model",
     "find_head",
     "load_weights",
     "resolve",

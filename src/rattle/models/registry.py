@@ -44,7 +44,7 @@ def builder(name: str) -> Callable[..., nn.Module]:
     raise unknown("model", name, BUILDERS)
 
 
-def build(
+def create_model(
     name: str,
     *,
     classes: int,
@@ -58,7 +58,7 @@ def build(
     A name with a colon is the user's own: `path/to/file.py:build`, `package.module:build` or `timm:resnet18`.
 
     >>> import torch
-    >>> build("cnn", classes=10, channels=1)(torch.rand(2, 1, 8, 8)).shape
+    >>> create_model("cnn", classes=10, channels=1)(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
     if classes < 2:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rattle.forward import Need, Outputs
+from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives import taylor_terms as terms
 from rattle.objectives.base import Reduce, unreduced
@@ -32,7 +32,7 @@ class AT:
         terms.check(self)
 
     @property
-    def need(self) -> Need:
+    def need(self) -> ForwardSpec:
         return terms.need(self, clean=False)
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:

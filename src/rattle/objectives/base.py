@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from rattle.forward import Need, Outputs
+from rattle.forward import ForwardSpec, Outputs
 
 Reduce = Callable[[Tensor], Tensor]
 
@@ -21,6 +21,6 @@ class Objective(Protocol):
     """(outputs, y, *, reduce) -> named terms whose sum is the loss; `reduce` averages head gradients over ranks."""
 
     @property
-    def need(self) -> Need: ...
+    def need(self) -> ForwardSpec: ...
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]: ...

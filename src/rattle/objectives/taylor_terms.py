@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rattle.errors import RattleError
-from rattle.forward import Need, Outputs
+from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import kl
 from rattle.objectives.base import Reduce
 from rattle.taylor import head_gradient, soft_targets, target_term
@@ -41,10 +41,10 @@ def check(settings: Taylor) -> None:
         raise RattleError(f"objective.second_factor must be >= 0, got {settings.second_factor}")
 
 
-def need(settings: Taylor, *, clean: bool) -> Need:
+def need(settings: Taylor, *, clean: bool) -> ForwardSpec:
     """What has to be looked at; `clean` says whether the objective uses x without any Taylor term."""
     taylor = settings.order > 0
-    return Need(
+    return ForwardSpec(
         clean=clean or (taylor and settings.mode in ("head", "released")),
         features=taylor and settings.mode in ("head", "released"),
         derivatives=settings.order if settings.mode == "exact" else 0,

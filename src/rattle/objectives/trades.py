@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rattle.errors import RattleError
-from rattle.forward import Need, Outputs
+from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
 from rattle.objectives import taylor_terms as terms
 from rattle.objectives.base import Reduce, unreduced
@@ -41,7 +41,7 @@ class Trades:
             raise RattleError(f"objective.clean_weight must be one or one-minus-eta, got {self.clean_weight!r}")
 
     @property
-    def need(self) -> Need:
+    def need(self) -> ForwardSpec:
         return terms.need(self, clean=True)
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:

@@ -61,7 +61,7 @@ def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement
         return kept
     setup = scale.cost
     cases = {name: case for name, case in training(prepare(setup)).items() if name in (*OURS, *THEIRS.values())}
-    with console.bar(f"Table 6, {setup.model}", len(cases) * (1 + scale.rounds)) as advance:
+    with console.progress(f"Table 6, {setup.model}", len(cases) * (1 + scale.rounds)) as advance:
         memory = peaks(setup, cases, advance)
         found = interleaved({n: c.run for n, c in cases.items()}, rounds=scale.rounds, warmup=0, advance=advance)
     clock = fair_clock(setup)

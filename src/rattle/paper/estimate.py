@@ -20,7 +20,7 @@ from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.runs.progress import Console
 from rattle.training.loop import looks, step_on
-from rattle.training.state import begin
+from rattle.training.state import init_state
 from rattle.training.sweep import Job
 
 BACKWARD = 2  # a backward pass costs about two forward ones
@@ -64,7 +64,7 @@ def kind_of(recipe: Recipe) -> Recipe:
 
 def pace(recipe: Recipe, data: Dataset) -> Pace:
     """A few steps, on ever larger batches up to the whole one, or until a step takes long."""
-    learner = begin(recipe, data)
+    learner = init_state(recipe, data)
     learner.progress.epoch = recipe.awp.warmup if recipe.awp else 0
     learner.train_mode(recipe)
     (views, outer), images = looks(learner.model, recipe), on_device(data.train, learner.device)
@@ -135,7 +135,7 @@ def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console:
     rows: dict[str, list[Entry]] = {}
     for entry in plan.entries:
         rows.setdefault(entry.key, []).append(entry)
-    with console.bar("measuring", len(plan.jobs)) as advance:
+    with console.progress("measuring", len(plan.jobs)) as advance:
         for (key, seed), job in plan.jobs.items():
             advance()
             if job.run.divergence:

@@ -22,14 +22,14 @@ from rattle.attacks.transfer import Transfer
 from rattle.data import Images
 from rattle.data.registry import Data
 from rattle.evaluation.evaluate import evaluate, mark
-from rattle.evaluation.results import store
+from rattle.evaluation.results import save_results
 from rattle.paper.rows import Cell, Row, read_cell
 from rattle.paper.scales import COSTLY, Scale
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.checkpoint import read
 from rattle.runs.io import write_atomically
-from rattle.runs.load import model_of
+from rattle.runs.load import load_model
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Console
 
@@ -142,13 +142,13 @@ class Judge:
         recipe: Recipe,
     ) -> dict[str, Any]:
         folder = result_file(run, checkpoint, "").parent
-        self.console.say(f"{run.folder.name}, {checkpoint}: {', '.join(attacks)} on {len(images)} images")
+        self.console.log(f"{run.folder.name}, {checkpoint}: {', '.join(attacks)} on {len(images)} images")
         device = distributed.choose_device(recipe.device)
         model, images = model.to(device), images.to(device)
         settings = {"batch_size": self.batch_size, "seed": SEED, "store": folder, "console": self.console}
         result = evaluate(model, images.x, images.y, attacks, **settings)
         told = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
-        store(result, {**told, "seed": SEED, "mark": marked}, folder)
+        save_results(result, {**told, "seed": SEED, "mark": marked}, folder)
         return {**told, **result.to_plain()}
 
     def images(self, recipe: Recipe, n: int | None) -> Images:
@@ -162,7 +162,7 @@ class Judge:
 @lru_cache(maxsize=3)
 def opened(path: Path, stamp: int) -> nn.Module:
     """The model of a checkpoint; the next attack on it finds it open. The stamp tells a file that was replaced."""
-    return model_of(read(path))
+    return load_model(read(path))
 
 
 def model_at(path: Path) -> nn.Module:

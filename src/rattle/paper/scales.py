@@ -8,13 +8,13 @@ from typing import Any
 
 from rattle.attacks import Attack
 from rattle.attacks.rays import RayS
-from rattle.attacks.registry import named
+from rattle.attacks.registry import get_attack
 from rattle.bench.setup import Setup
 from rattle.errors import RattleError
 from rattle.paper.rows import ARCHITECTURES, Cell
-from rattle.recipes.catalog import named as recipe_named
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schedules import Keep
+from rattle.recipes.schedules import CheckpointSchedule
 from rattle.threat import Threat
 from rattle.weights import SWA
 
@@ -63,8 +63,8 @@ class Scale:
         dataset, norm, rest = name.split("-", 2)
         model = next(known for known in ARCHITECTURES if rest.startswith(known))
         stand_in, width = self.models.get(model, (model, None))
-        recipe = recipe_named(f"{self.dataset or dataset}-{norm}-{stand_in}-{rest.removeprefix(f'{model}-')}")
-        recipe = replace(recipe, width=width or recipe.width, keep=Keep())
+        recipe = get_recipe(f"{self.dataset or dataset}-{norm}-{stand_in}-{rest.removeprefix(f'{model}-')}")
+        recipe = replace(recipe, width=width or recipe.width, keep=CheckpointSchedule())
         images = replace(recipe.data, root=self.root, train_size=self.train_size)
         recipe = replace(recipe, data=replace(images, name=self.sources.get(images.name, images.name)))
         if self.epochs is not None:
@@ -78,7 +78,7 @@ class Scale:
         if self.published_epsilon and cell.epsilon is not None:
             threat = Threat(norm=threat.norm, epsilon=cell.epsilon)
         name = self.name_of(cell.attack)
-        return RayS(threat=threat, queries=self.queries) if name == "rays" else named(name, threat)
+        return RayS(threat=threat, queries=self.queries) if name == "rays" else get_attack(name, threat)
 
     def name_of(self, attack: str) -> str:
         """What is run for an attack of the paper."""

@@ -73,15 +73,15 @@ ORDERS = {"": (0, 0.3), "-1st": (1, 0.3), "-2nd": (2, 0.2)}  # suffix -> (order,
 NAME = re.compile(r"([a-z0-9]+)-(linf|l2)-(.+?)-(at|trades)(-awp)?(-1st|-2nd)?(-released)?(-fast)?")
 
 
-def named(name: str) -> Recipe:
+def get_recipe(name: str) -> Recipe:
     """The recipe that a name spells out.
 
-    >>> named("cifar10-l2-preact18-trades-awp-2nd").objective.eta
+    >>> get_recipe("cifar10-l2-preact18-trades-awp-2nd").objective.eta
     0.2
     """
     match = NAME.fullmatch(name)
     if match is None or match[1] not in SETTINGS:
-        raise unknown("recipe", name, names())
+        raise unknown("recipe", name, list_recipes())
     dataset, _, model, base, awp, suffix, as_released, quickly = match.groups()
     norm: Norm = "linf" if match[2] == "linf" else "l2"
     setting = SETTINGS[dataset]
@@ -139,7 +139,7 @@ def released(recipe: Recipe) -> Recipe:
     return replace(recipe, objective=objective, noise=Noise(sigma=0 if awp else 1e-4, where="convolutions"))
 
 
-def names() -> list[str]:
+def list_recipes() -> list[str]:
     """The recipes that are listed; any other known model may stand in the same place."""
     return [
         f"{dataset}-{norm}-{model}-{method}{suffix}"
@@ -153,7 +153,7 @@ def names() -> list[str]:
 
 def describe(name: str) -> str:
     """One line about a recipe."""
-    recipe = named(name)
+    recipe = get_recipe(name)
     base = "trades" if isinstance(recipe.objective, Trades) else "at"
     extra = ("", ", first-order Taylor term", ", first- and second-order Taylor terms")[recipe.objective.order]
     threat, epsilon = recipe.attack.threat, f"{recipe.attack.threat.epsilon:.4g}"
@@ -172,4 +172,4 @@ def resolve(text: str) -> Recipe:
             return Recipe.from_yaml(path.read_text(encoding="utf-8"))
         except RattleError as reason:
             raise RattleError(f"{path}: {reason}") from reason
-    return named(text)
+    return get_recipe(text)

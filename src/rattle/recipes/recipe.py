@@ -11,7 +11,7 @@ from rattle.attacks import PGD
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.objectives import AT, Trades
-from rattle.recipes.schedules import Cosine, Keep, OneCycle, Piecewise
+from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, to_plain
 from rattle.weights import AWP, EMA, SWA, Noise
 
@@ -57,7 +57,7 @@ class Recipe:
     seed: int = 0  # decides initial weights, order of images, augmentation, u and attack noise
     evaluate_every: int = 1  # epochs between evaluations on the held-out images
     val_attack: PGD = field(default_factory=PGD)  # the short attack that chooses the best checkpoint
-    keep: Keep | None = None  # also keep checkpoints/epoch-NNN of some epochs (the paper's choice: --keep.kind Keep)
+    keep: CheckpointSchedule | None = None  # also keep checkpoints/epoch-NNN of some epochs as the paper does
     accumulate: int = 1  # parts a minibatch is worked off in, to save memory; the update is the whole batch's
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: forward passes under autocast
     compile: bool = False  # torch.compile the network

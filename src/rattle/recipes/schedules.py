@@ -59,10 +59,10 @@ class OneCycle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class CheckpointSchedule:
     """The paper's (Appendix B): of 200 epochs, each in 100-110 and 150-160 and every 5th between and after.
 
-    >>> kept = Keep().epochs(200)
+    >>> kept = CheckpointSchedule().epochs(200)
     >>> kept[:3], kept[10:13], kept[-1], len(kept)
     ((100, 101, 102), (110, 115, 120), 200, 37)
     """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from rattle.report.run_data import Plain, Seen, Verdict
+from rattle.report.run_data import Plain, RunData, Verdict
 from rattle.report.tables import ORDER, Comparison, compare, title_of
 from rattle.stats import LEVEL, McNemar, Sample, holm, mcnemar
 
@@ -36,7 +36,7 @@ class Paired:
         return f"{self.second if self.test.difference > 0 else self.first} is better"
 
 
-def flags_of(run: Seen) -> dict[str, tuple[str, tuple[int, ...]]]:
+def flags_of(run: RunData) -> dict[str, tuple[str, tuple[int, ...]]]:
     """{column: (protocol, flags)}, clean first."""
     found = {name: (verdict.protocol, verdict.flags) for name, verdict in run.verdicts.items()}
     if not run.verdicts:
@@ -50,10 +50,10 @@ def clean_protocol(verdict: Verdict) -> str:
     return json.dumps([verdict.data, len(verdict.clean), "clean"])
 
 
-def pairs(runs: Sequence[Seen]) -> tuple[list[Paired], list[str]]:
+def pairs(runs: Sequence[RunData]) -> tuple[list[Paired], list[str]]:
     """The tests, adjusted together, and a sentence for each that could not be made."""
     chosen = list(combinations(runs, 2)) if len(runs) <= ALL_PAIRS else [(runs[0], other) for other in runs[1:]]
-    tests: list[tuple[Seen, Seen, str, McNemar]] = []
+    tests: list[tuple[RunData, RunData, str, McNemar]] = []
     refused = []
     for first, second in chosen:
         ours, theirs = flags_of(first), flags_of(second)
@@ -76,9 +76,9 @@ def recipe_key(recipe: Plain) -> str:
     return json.dumps(kept, sort_keys=True, default=str)
 
 
-def by_method(runs: Sequence[Seen]) -> dict[str, list[Seen]]:
+def by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     """Runs that differ in their seed alone, under the name they share."""
-    groups: dict[str, list[Seen]] = {}
+    groups: dict[str, list[RunData]] = {}
     for run in runs:
         groups.setdefault(recipe_key(run.recipe), []).append(run)
     methods = [members[0].method for members in groups.values()]
@@ -88,7 +88,7 @@ def by_method(runs: Sequence[Seen]) -> dict[str, list[Seen]]:
     }
 
 
-def samples(members: Sequence[Seen]) -> dict[str, Sample]:
+def samples(members: Sequence[RunData]) -> dict[str, Sample]:
     """{column: flags over seeds}; only verdicts under the first run's protocol count."""
     found: dict[str, list[tuple[int, str, tuple[int, ...]]]] = {}
     for run in members:
@@ -106,6 +106,6 @@ def samples(members: Sequence[Seen]) -> dict[str, Sample]:
     }
 
 
-def over_seeds(runs: Sequence[Seen]) -> Comparison:
+def over_seeds(runs: Sequence[RunData]) -> Comparison:
     """Methods by columns, mean and deviation over seeds."""
     return compare({method: samples(members) for method, members in by_method(runs).items()})

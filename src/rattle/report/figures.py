@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rattle.report.run_data import Seen, finite
+from rattle.report.run_data import RunData, finite
 from rattle.report.trade_off import Point
 from rattle.stats import wilson
 
@@ -57,23 +57,23 @@ def line(x: list[Any], y: list[Any], name: str, ink: str, **more: Any) -> Spec:
     }
 
 
-def column(run: Seen, name: str, scale: float = 1.0) -> list[float | None]:
+def column(run: RunData, name: str, scale: float = 1.0) -> list[float | None]:
     values = [finite(entry.get(name)) for entry in run.metrics]
     return [None if value is None else scale * value for value in values]
 
 
-def epochs(run: Seen) -> list[int]:
+def epochs(run: RunData) -> list[int]:
     return [int(entry["epoch"]) for entry in run.metrics]
 
 
-def terms(run: Seen) -> list[str]:
+def terms(run: RunData) -> list[str]:
     """The names of the loss's terms, in the order they were logged."""
     names = dict.fromkeys(name for entry in run.metrics for name in entry)
     kept = (n for n in names if n not in NOT_TERMS and not n.startswith("val_"))
     return [n for n in kept if any(value is not None for value in column(run, n))]
 
 
-def accuracy_curves(runs: Sequence[Seen]) -> Spec:
+def accuracy_curves(runs: Sequence[RunData]) -> Spec:
     """Held-out accuracy by epoch: robust solid, clean dashed; averaged weights dotted."""
     traces = []
     for i, run in enumerate(runs):
@@ -90,7 +90,7 @@ def accuracy_curves(runs: Sequence[Seen]) -> Spec:
     return figure(traces, axis("epoch", rangemode="tozero"), axis("held-out accuracy, %", rangemode="tozero"))
 
 
-def loss_terms(run: Seen, top: float | None) -> Spec:
+def loss_terms(run: RunData, top: float | None) -> Spec:
     """The loss and its named terms by epoch."""
     x = epochs(run)
     traces = [line(x, column(run, "loss"), "loss", "var(--ink)", width=2.6)]
@@ -99,13 +99,13 @@ def loss_terms(run: Seen, top: float | None) -> Spec:
     return figure(traces, axis("epoch", rangemode="tozero"), y) | {"rows": 2}  # of the legend, the same in every panel
 
 
-def highest_loss(runs: Sequence[Seen]) -> float | None:
+def highest_loss(runs: Sequence[RunData]) -> float | None:
     """The top of the loss axis that all runs share; None when a term is negative and each scale is its own."""
     values = [v for run in runs for name in ("loss", *terms(run)) for v in column(run, name) if v is not None]
     return 1.06 * max(values) if values and min(values) >= 0 and max(values) > 0 else None
 
 
-def learning_rates(runs: Sequence[Seen]) -> Spec:
+def learning_rates(runs: Sequence[RunData]) -> Spec:
     shape = {"shape": "hv"}
     traces = []
     for i, run in enumerate(runs):
@@ -146,7 +146,7 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {safe(robust_title)}, %"))
 
 
-def by_epsilon(runs: Sequence[Seen]) -> Spec:
+def by_epsilon(runs: Sequence[RunData]) -> Spec:
     """Accuracy against the attack's radius, with bands of 95 %."""
     traces, marks = [], []
     for i, run in enumerate(runs):
@@ -172,7 +172,7 @@ def by_epsilon(runs: Sequence[Seen]) -> Spec:
     return figure(traces, x_axis, axis("accuracy, %", range=[0, 101]), shapes=lines)
 
 
-def class_shares(run: Seen) -> tuple[list[str], list[float | None], list[float | None]]:
+def class_shares(run: RunData) -> tuple[list[str], list[float | None], list[float | None]]:
     """Each class's name, clean and robust accuracy in %; None for a class without images."""
     gallery = run.gallery or {}
     y, before, after = (np.asarray(gallery[key]) for key in ("y", "clean_predicted", "adversarial_predicted"))
@@ -186,7 +186,7 @@ def class_shares(run: Seen) -> tuple[list[str], list[float | None], list[float |
     return names, clean, robust
 
 
-def per_class(run: Seen, i: int) -> Spec:
+def per_class(run: RunData, i: int) -> Spec:
     """Bars of robust accuracy in front of bars of clean accuracy."""
     names, clean, robust = class_shares(run)
     ticks = [safe(shorten(name)) for name in names]
@@ -205,7 +205,7 @@ def shorten(name: str, most: int = 14) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
-def confusion_counts(run: Seen) -> np.ndarray:
+def confusion_counts(run: RunData) -> np.ndarray:
     """[true, predicted] counts under attack."""
     gallery = run.gallery or {}
     size = len(gallery["classes"])
@@ -214,7 +214,7 @@ def confusion_counts(run: Seen) -> np.ndarray:
     return counts
 
 
-def confusion(run: Seen) -> Spec:
+def confusion(run: RunData) -> Spec:
     """Which class each class is taken for under attack, in % of its images."""
     counts = confusion_counts(run)
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)

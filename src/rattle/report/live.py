@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rattle.errors import RattleError
 from rattle.report.naming import method_of
 from rattle.report.page import duration
-from rattle.report.run_data import Plain, Seen, finite, lines, read_recipe
+from rattle.report.run_data import Plain, RunData, finite, read_jsonl, read_recipe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -66,14 +66,14 @@ class Progress:
 
 def progress(folder: Path | str, *, now: float | None = None) -> Progress:
     """Read a run that may still be going."""
-    run = Seen(Path(folder))
+    run = RunData(Path(folder))
     if not run.folder.is_dir():
         raise RattleError(f"there is no run folder {folder}")
     if not (run.folder / "recipe.yaml").is_file():
         raise RattleError(f"{folder} holds no run: it has no recipe.yaml")
     read_recipe(run)
     path = run.folder / "metrics.jsonl"
-    metrics, timing = lines(path, run.notes), lines(run.folder / "timing.jsonl", [])
+    metrics, timing = read_jsonl(path, run.notes), read_jsonl(run.folder / "timing.jsonl", [])
     seconds = [s for entry in timing[-10:] if (s := finite(entry.get("seconds"))) is not None]
     epochs = run.recipe.get("epochs")
     return Progress(

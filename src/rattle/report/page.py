@@ -20,7 +20,7 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 from rattle import __version__
 from rattle.errors import RattleError
 from rattle.report import compare, sections
-from rattle.report.run_data import Seen, see
+from rattle.report.run_data import RunData, load_runs
 from rattle.report.tables import NOTE, title_of
 from rattle.report.trade_off import PublishedRows
 
@@ -91,7 +91,7 @@ def shared(values: Sequence[str]) -> str | None:
     return values[0] if len(set(values)) == 1 else None
 
 
-def context(runs: Sequence[Seen], published: PublishedRows) -> dict[str, Any]:
+def context(runs: Sequence[RunData], published: PublishedRows) -> dict[str, Any]:
     """Everything the template needs."""
     figure = Figures()
     found = {
@@ -119,7 +119,7 @@ def context(runs: Sequence[Seen], published: PublishedRows) -> dict[str, Any]:
     return found
 
 
-def render(runs: Sequence[Seen], published: PublishedRows) -> str:
+def render(runs: Sequence[RunData], published: PublishedRows) -> str:
     """The page as text."""
     environment = Environment(
         loader=DictLoader({"page.html": text("page.html")}),
@@ -154,7 +154,7 @@ def build(
 
     `published` gives the rows of the paper that a recipe's name stands for, to draw beside ours.
     """
-    runs = see([folders] if isinstance(folders, (str, Path)) else folders)
+    runs = load_runs([folders] if isinstance(folders, (str, Path)) else folders)
     path = Path(out) if out else runs[0].folder / "report.html"
     page = render(runs, published)
     part = path.with_name(f".{path.name}.part")

@@ -51,7 +51,7 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Seen:
+class RunData:
     """One run, read."""
 
     folder: Path
@@ -88,7 +88,7 @@ class Seen:
         return found
 
 
-def see(folders: Sequence[Path | str]) -> list[Seen]:
+def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
     """Read runs, and give each a label of its own."""
     if not folders:
         raise RattleError("name at least one run folder")
@@ -98,19 +98,19 @@ def see(folders: Sequence[Path | str]) -> list[Seen]:
     return runs
 
 
-def see_one(folder: Path) -> Seen:
+def see_one(folder: Path) -> RunData:
     if not folder.is_dir():
         raise RattleError(f"there is no run folder {folder}")
     if not (folder / "recipe.yaml").is_file():
         raise RattleError(f"{folder} holds no run: it has no recipe.yaml")
-    run = Seen(folder)
+    run = RunData(folder)
     read_recipe(run)
-    run.environment = whole(folder / "environment.json", run.notes) or {}
-    run.metrics = lines(folder / "metrics.jsonl", run.notes)
-    run.timing = lines(folder / "timing.jsonl", run.notes)
+    run.environment = read_json(folder / "environment.json", run.notes) or {}
+    run.metrics = read_jsonl(folder / "metrics.jsonl", run.notes)
+    run.timing = read_jsonl(folder / "timing.jsonl", run.notes)
     read_verdicts(run)
     results = folder / "results"
-    run.flatness = whole(results / "flatness.json", run.notes)
+    run.flatness = read_json(results / "flatness.json", run.notes)
     run.gallery = arrays(results / "gallery.npz", "Gallery", run.notes)
     run.plane = arrays(results / "landscape-plane.npz", "InputPlane", run.notes)
     for part in LANDSCAPES:
@@ -121,7 +121,7 @@ def see_one(folder: Path) -> Seen:
     return run
 
 
-def read_recipe(run: Seen) -> None:
+def read_recipe(run: RunData) -> None:
     try:
         run.recipe_text = (run.folder / "recipe.yaml").read_text(encoding="utf-8", errors="replace")
         plain = yaml.safe_load(run.recipe_text)
@@ -133,7 +133,7 @@ def read_recipe(run: Seen) -> None:
         run.notes.append("recipe.yaml is not readable as a recipe")
 
 
-def whole(path: Path, notes: list[str]) -> Plain | None:
+def read_json(path: Path, notes: list[str]) -> Plain | None:
     """One JSON object; None, with a note unless it is simply absent."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ def whole(path: Path, notes: list[str]) -> Plain | None:
     return found
 
 
-def lines(path: Path, notes: list[str]) -> list[Plain]:
+def read_jsonl(path: Path, notes: list[str]) -> list[Plain]:
     """One JSON object a line; lines that are none are counted and left out, a repeated epoch keeps its last line."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -170,12 +170,12 @@ def lines(path: Path, notes: list[str]) -> list[Plain]:
     return [found[epoch] for epoch in sorted(found)]
 
 
-def read_verdicts(run: Seen) -> None:
+def read_verdicts(run: RunData) -> None:
     """Every results/*.json that holds flags; other files there are somebody else's."""
     for path in sorted((run.folder / "results").glob("*.json")):
         if path.name == "flatness.json":
             continue
-        plain = whole(path, run.notes)
+        plain = read_json(path, run.notes)
         if plain is None or not isinstance(plain.get("attacks"), dict):
             continue
         try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rattle.report import compare, figures, surfaces, thumbnails, trade_off
 from rattle.report.naming import epsilon_in_words, threat_of
-from rattle.report.run_data import Seen, Verdict, finite
+from rattle.report.run_data import RunData, Verdict, finite
 from rattle.report.tables import ORDER, Comparison, title_of
 from rattle.stats import wilson
 
@@ -19,7 +19,7 @@ NORMS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082"}
 MOST_SURFACES = 8  # a browser keeps few WebGL contexts
 
 
-def threat_in_words(run: Seen) -> str:
+def threat_in_words(run: RunData) -> str:
     threat = threat_of(run.recipe)
     return f"{NORMS.get(threat[0], threat[0])}, epsilon {epsilon_in_words(threat[1])}" if threat else "unknown threat"
 
@@ -36,7 +36,7 @@ def accuracy(flags: Sequence[int]) -> Plain:
     }
 
 
-def attack_columns(runs: Sequence[Seen]) -> list[str]:
+def attack_columns(runs: Sequence[RunData]) -> list[str]:
     """The attacks that any run has met, the usual ones first; AutoAttack always has its place."""
     met = dict.fromkeys(name for run in runs for name in run.verdicts)
     if not met.keys() & {"autoattack", "aa"}:
@@ -44,7 +44,7 @@ def attack_columns(runs: Sequence[Seen]) -> list[str]:
     return sorted(met, key=lambda name: (ORDER.index(name) if name in ORDER else 1.5, name))
 
 
-def headline(runs: Sequence[Seen]) -> Plain:
+def headline(runs: Sequence[RunData]) -> Plain:
     columns = attack_columns(runs)
     rows = []
     for i, run in enumerate(runs):
@@ -57,7 +57,7 @@ def headline(runs: Sequence[Seen]) -> Plain:
     return {"columns": ["Clean", *map(title_of, columns)], "rows": rows, "missing": missing}
 
 
-def attacked(run: Seen, verdict: Verdict | None) -> Plain | None:
+def attacked(run: RunData, verdict: Verdict | None) -> Plain | None:
     """Accuracy under an attack, with its radius where that is not the one trained for."""
     if verdict is None:
         return None
@@ -66,7 +66,7 @@ def attacked(run: Seen, verdict: Verdict | None) -> Plain | None:
     return accuracy(verdict.flags) | {"epsilon": epsilon_in_words(verdict.epsilon or 0.0) if other else ""}
 
 
-def training(runs: Sequence[Seen], figure: Any) -> Plain:
+def training(runs: Sequence[RunData], figure: Any) -> Plain:
     """Curves of the runs that have any."""
     trained = [run for run in runs if run.metrics]
     validated = [run for run in trained if any("val_robust" in entry for entry in run.metrics)]
@@ -94,12 +94,12 @@ def training(runs: Sequence[Seen], figure: Any) -> Plain:
     return found
 
 
-def last_terms(run: Seen) -> dict[str, float]:
+def last_terms(run: RunData) -> dict[str, float]:
     last = {name: finite(run.metrics[-1].get(name)) for name in ("loss", *figures.terms(run))}
     return {name: value for name, value in last.items() if value is not None}
 
 
-def last_accuracies(runs: Sequence[Seen]) -> str:
+def last_accuracies(runs: Sequence[RunData]) -> str:
     """The last figures of each run in a sentence, for those who cannot see the curves."""
     said = []
     for run in runs:
@@ -109,7 +109,7 @@ def last_accuracies(runs: Sequence[Seen]) -> str:
     return "; ".join(said) + "."
 
 
-def scatter(runs: Sequence[Seen], figure: Any, rows_of: trade_off.PublishedRows) -> Plain:
+def scatter(runs: Sequence[RunData], figure: Any, rows_of: trade_off.PublishedRows) -> Plain:
     attack = trade_off.robust_attack(runs)
     if attack is None:
         return {}
@@ -126,7 +126,7 @@ def scatter(runs: Sequence[Seen], figure: Any, rows_of: trade_off.PublishedRows)
     return {"figure": figure(spec, f"{alt}."), "attack": title_of(attack), "paper": theirs, "changed": changed}
 
 
-def epsilons(runs: Sequence[Seen], figure: Any) -> Plain:
+def epsilons(runs: Sequence[RunData], figure: Any) -> Plain:
     """Accuracy against the radius, as a figure and in numbers."""
     seen = [run for run in runs if run.gallery is not None]
     if not seen:
@@ -151,7 +151,7 @@ def epsilons(runs: Sequence[Seen], figure: Any) -> Plain:
     }
 
 
-def examples(run: Seen) -> Plain | None:
+def examples(run: RunData) -> Plain | None:
     """The gallery of one run: pictures with what the network takes them for."""
     g = run.gallery
     if g is None:
@@ -182,7 +182,7 @@ def examples(run: Seen) -> Plain | None:
     return {"shown": shown, "factor": f"{factor:g}", "attack": title_of(str(g["attack"]))}
 
 
-def by_class(run: Seen, i: int, figure: Any) -> Plain | None:
+def by_class(run: RunData, i: int, figure: Any) -> Plain | None:
     """Accuracy class by class and the confusion matrix of one run."""
     if run.gallery is None:
         return None
@@ -210,7 +210,7 @@ def by_class(run: Seen, i: int, figure: Any) -> Plain | None:
     }
 
 
-def landscape(runs: Sequence[Seen], figure: Any) -> Plain:
+def landscape(runs: Sequence[RunData], figure: Any) -> Plain:
     """Surfaces over the input plane, image by image, and over the weights, all on one scale a panel."""
     drawn = [(i, run) for i, run in enumerate(runs) if "input" in run.landscapes][:MOST_SURFACES]
     walked = [(i, run) for i, run in enumerate(runs) if "weight-2d" in run.landscapes][:MOST_SURFACES]
@@ -235,12 +235,12 @@ def landscape(runs: Sequence[Seen], figure: Any) -> Plain:
     return found
 
 
-def rise(run: Seen, height: np.ndarray) -> str:
+def rise(run: RunData, height: np.ndarray) -> str:
     values = height[np.isfinite(height)]
     return f"{run.label}: loss between {values.min():.2f} and {values.max():.2f}" if values.size else run.label
 
 
-def image_panel(runs: list[tuple[int, Seen]], image: int, scale: tuple[float, float], figure: Any) -> Plain:
+def image_panel(runs: list[tuple[int, RunData]], image: int, scale: tuple[float, float], figure: Any) -> Plain:
     """One image's loss for every run."""
     cells = []
     for i, run in runs:
@@ -256,7 +256,7 @@ def image_panel(runs: list[tuple[int, Seen]], image: int, scale: tuple[float, fl
     return {"title": f"Image {image + 1}: {name}", "name": name, "picture": picture, "cells": cells, "space": "input"}
 
 
-def weight_panel(runs: list[tuple[int, Seen]], kind: str, figure: Any) -> Plain | None:
+def weight_panel(runs: list[tuple[int, RunData]], kind: str, figure: Any) -> Plain | None:
     """The mean loss around the weights for every run that has it."""
     having = [(i, run) for i, run in runs if np.isfinite(run.landscapes["weight-2d"][kind]).any()]
     scale = surfaces.common_range([run.landscapes["weight-2d"][kind] for _, run in having])
@@ -271,7 +271,7 @@ def weight_panel(runs: list[tuple[int, Seen]], kind: str, figure: Any) -> Plain 
     return {"title": f"Weights, {kind}", "cells": cells, "space": "weight"}
 
 
-def cost(runs: Sequence[Seen]) -> list[Plain]:
+def cost(runs: Sequence[RunData]) -> list[Plain]:
     """Time, throughput and memory of each run, from what it logged."""
     rows = []
     for i, run in enumerate(runs):
@@ -305,7 +305,7 @@ def flat(plain: Any, prefix: str = "") -> dict[str, str]:
     return {k: v for key, value in plain.items() for k, v in flat(value, f"{prefix}.{key}".lstrip(".")).items()}
 
 
-def differences(runs: Sequence[Seen]) -> list[tuple[str, list[str]]]:
+def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """Settings in which the recipes differ."""
     settings = [flat(run.recipe) for run in runs]
     names = dict.fromkeys(name for found in settings for name in found)
@@ -313,7 +313,7 @@ def differences(runs: Sequence[Seen]) -> list[tuple[str, list[str]]]:
     return [(name, values) for name, values in rows if len(set(values)) > 1]
 
 
-def seeds(runs: Sequence[Seen]) -> Comparison | None:
+def seeds(runs: Sequence[RunData]) -> Comparison | None:
     """The table over seeds, when there is a method with several."""
     groups = compare.by_method(runs)
     if all(len(members) < 2 for members in groups.values()) or not any(run.verdicts for run in runs):

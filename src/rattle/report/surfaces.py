@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rattle.report.figures import Spec, axis, colour, figure, line
-from rattle.report.run_data import Seen, finite
+from rattle.report.run_data import RunData, finite
 
 CAMERA = {"eye": {"x": -1.38, "y": -1.38, "z": 0.84}, "center": {"x": 0, "y": 0, "z": -0.12}}
 
@@ -70,7 +70,7 @@ def surface(
     return {"data": [mesh, dot], "layout": {"scene": scene, "margin": margin, "showlegend": False}, "gl": True}
 
 
-def weight_lines(runs: Sequence[Seen]) -> Spec:
+def weight_lines(runs: Sequence[RunData]) -> Spec:
     """Mean loss along one direction: adversarial solid, clean dashed."""
     traces = []
     for i, run in enumerate(runs):
@@ -87,7 +87,7 @@ def weight_lines(runs: Sequence[Seen]) -> Spec:
     return figure(traces, axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero"))
 
 
-def one_plane(runs: Sequence[Seen]) -> bool:
+def one_plane(runs: Sequence[RunData]) -> bool:
     """Whether the runs' input surfaces were taken over the same plane of the same images."""
     planes = [run.plane for run in runs]
     if len(runs) < 2:

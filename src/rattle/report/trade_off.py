@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rattle.report.run_data import Seen
+from rattle.report.run_data import RunData
 from rattle.stats import wilson
 
 PREFERRED = ("autoattack", "aa", "pgd20", "cw20")  # the strongest that the runs have in common counts
@@ -27,7 +27,7 @@ class Point:
     paper: bool = False
 
 
-def robust_attack(runs: Sequence[Seen]) -> str | None:
+def robust_attack(runs: Sequence[RunData]) -> str | None:
     """The attack that most runs have a verdict of; the strongest of those."""
     counts: dict[str, int] = {}
     for run in runs:
@@ -44,7 +44,7 @@ def bounds(flags: Sequence[int]) -> Bounds:
     return 100 * interval.low, 100 * interval.high
 
 
-def measured(runs: Sequence[Seen], attack: str) -> list[Point]:
+def measured(runs: Sequence[RunData], attack: str) -> list[Point]:
     points = []
     for i, run in enumerate(runs):
         verdict = run.verdicts.get(attack)
@@ -63,7 +63,7 @@ def measured(runs: Sequence[Seen], attack: str) -> list[Point]:
     return points
 
 
-def published(runs: Sequence[Seen], attack: str, rows_of: PublishedRows) -> list[Point]:
+def published(runs: Sequence[RunData], attack: str, rows_of: PublishedRows) -> list[Point]:
     """The published points for the runs' recipes, each once."""
     points: dict[tuple[str, float, float], Point] = {}
     for i, run in enumerate(runs):

@@ -39,22 +39,22 @@ def choose_device(name: str = "auto") -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def attempt() -> int:
+def restart_count() -> int:
     """How often torchrun has started these processes again because one of them died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
-def world() -> int:
+def world_size() -> int:
     return dist.get_world_size() if active() else 1
 
 
-def main() -> bool:
+def is_main() -> bool:
     """Is this the process that writes?"""
     return rank() == 0
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """Inside, the processes that torchrun started know each other: NCCL on GPUs, gloo on CPUs."""
     if active() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
@@ -64,7 +64,7 @@ def joined() -> Iterator[None]:
         torch.cuda.set_device(local_rank())
     # After a restart the store still holds the addresses of the dead: each attempt has its own part of it.
     store, me, count = next(dist.rendezvous("env://"))
-    mine = dist.PrefixStore(f"attempt{attempt()}", store)
+    mine = dist.PrefixStore(f"attempt{restart_count()}", store)
     backends = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # with both, flags travel without waiting for a GPU
     dist.init_process_group(backends, store=mine, rank=me, world_size=count)
     GROUPS.append(dist.group.WORLD)
@@ -80,7 +80,7 @@ def mean(values: Tensor) -> Tensor:
         return values
     total = values.clone()
     dist.all_reduce(total)
-    return total / world()
+    return total / world_size()
 
 
 def mean_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -109,13 +109,13 @@ def any_rank(flag: int) -> int:
     return int(value)
 
 
-def by_main(action: Callable[[], object]) -> None:
+def on_main(action: Callable[[], object]) -> None:
     """Let the main rank do it; all wait for it, and what it refuses every rank refuses."""
     if not active():
         action()
         return
     refusal: list[str | None] = [None]
-    if main():
+    if is_main():
         try:
             action()
         except RattleError as mistake:

@@ -7,13 +7,13 @@ from pathlib import Path
 from torch import nn
 
 from rattle.errors import RattleError
-from rattle.models.registry import build
+from rattle.models.registry import create_model
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.paths import Run
 
 
-def locate(path: Path | str) -> Path:
+def resolve_checkpoint(path: Path | str) -> Path:
     """The checkpoint that a path means: itself, or the best (else the last) one of a run folder."""
     path = Path(path)
     if path.is_dir():
@@ -34,7 +34,7 @@ def run_of(checkpoint: Path) -> Run | None:
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    return read(locate(path))
+    return read(resolve_checkpoint(path))
 
 
 def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
@@ -42,14 +42,14 @@ def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
 
     Averaged weights come first when the run has them; `averaged=False` asks for the raw ones.
     """
-    return model_of(open_checkpoint(path), averaged=averaged)
+    return load_model(open_checkpoint(path), averaged=averaged)
 
 
-def network(
+def build_model(
     recipe: Recipe, *, classes: int, channels: int, statistics: tuple[list[float], list[float]] | None = None
 ) -> nn.Module:
     """The recipe's network, freshly initialised from torch's random state."""
-    return build(
+    return create_model(
         recipe.model,
         classes=classes,
         channels=channels,
@@ -59,11 +59,11 @@ def network(
     )
 
 
-def model_of(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
+def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
     """The network of a checkpoint with its weights."""
     unit = ([0.0] * saved.shape[0], [1.0] * saved.shape[0])  # the true statistics are among the weights
     statistics = unit if saved.recipe.normalise else None
-    model = network(saved.recipe, classes=len(saved.classes), channels=saved.shape[0], statistics=statistics)
+    model = build_model(saved.recipe, classes=len(saved.classes), channels=saved.shape[0], statistics=statistics)
     average = saved.part("average")
     if averaged and average and int(average["n_averaged"]) > 0:
         weights = {key.removeprefix("module."): value for key, value in average.items() if key != "n_averaged"}

@@ -74,7 +74,7 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
     if resume and overwrite:
         raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
     with ExitStack() as lock:
-        distributed.by_main(lambda: acquire(run, recipe, resume, overwrite, lock))
+        distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
         yield
 
 
@@ -117,10 +117,10 @@ def note_divergence(run: Run, sentence: str) -> None:
 
 def record_line(path: Path, line: Mapping[str, Any]) -> None:
     """One JSON object a line, on disk before we go on; the main rank writes."""
-    distributed.by_main(lambda: append_line(path, line))
+    distributed.on_main(lambda: append_line(path, line))
 
 
 def truncate(path: Path, size: int) -> None:
     """Forget the lines written after the checkpoint that we resume from."""
-    if distributed.main() and path.exists() and path.stat().st_size > size:
+    if distributed.is_main() and path.exists() and path.stat().st_size > size:
         os.truncate(path, size)

@@ -62,10 +62,10 @@ def epoch_name(epoch: int) -> str:
     return f"epoch-{epoch:03d}"
 
 
-def plain_name(text: str, longest: int = 120) -> str:
+def slugify(text: str, longest: int = 120) -> str:
     """A folder's name made of a text, in characters that no file system or shell minds; it leads nowhere else.
 
-    >>> plain_name("../../epsilon=8/255")
+    >>> slugify("../../epsilon=8/255")
     '_.._epsilon=8_255'
     """
     name = re.sub(r"[^A-Za-z0-9.,=+_-]", "_", text).lstrip(".-") or "run"

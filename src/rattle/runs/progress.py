@@ -21,25 +21,25 @@ class Console(Protocol):
         """Whether bars are redrawn in place, so that lines between them are not needed."""
         ...
 
-    def say(self, line: str) -> None: ...
+    def log(self, line: str) -> None: ...
 
-    def bar(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]: ...
+    def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]: ...
 
 
-class Silent:
+class NullConsole:
     """For use as a library: says nothing."""
 
     live = False
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         pass
 
     @contextmanager
-    def bar(self, title: str, total: int, *, done: int = 0) -> Iterator[Advance]:
+    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Advance]:
         yield lambda steps=1, **figures: None
 
 
-class Bars:
+class ProgressOnly:
     """Another console's bars, without the lines between them."""
 
     live = True
@@ -47,8 +47,8 @@ class Bars:
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         pass
 
-    def bar(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
-        return self.console.bar(title, total, done=done)
+    def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
+        return self.console.progress(title, total, done=done)

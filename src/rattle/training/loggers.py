@@ -75,7 +75,7 @@ def peak_memory_mb() -> float | None:
 @contextmanager
 def events(run: Run, *, purge_step: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """A function that writes an epoch's figures as TensorBoard scalars; events from purge_step on are hidden."""
-    if not distributed.main():
+    if not distributed.is_main():
         yield lambda metrics: None
         return
     from torch.utils.tensorboard import SummaryWriter

@@ -21,22 +21,22 @@ from rattle.data import Dataset, Images, on_device, to_float
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.forward import Views
+from rattle.forward import PairedForward
 from rattle.models import find_head
-from rattle.randomness import Streams, fork
+from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
-from rattle.runs.progress import Console, Silent
+from rattle.runs.progress import Console, NullConsole
 from rattle.training.loggers import Tracker, peak_memory_mb, tracking
-from rattle.training.signals import HEEDED, Asked, Attentive, Stopped, listening
+from rattle.training.signals import HANDLED, CancellableProgress, Interrupted, StoppedBySignal, listening
 from rattle.training.state import (
     Diverged,
-    Learner,
-    Ledger,
+    LossMeter,
     Progress,
-    begin,
+    TrainState,
+    init_state,
     plain_metrics,
     refuse_non_finite,
     restore,
@@ -61,18 +61,18 @@ def fit(
 ) -> Run:
     """Train a recipe into a run folder; `rattle.load(out)` then opens its best model.
 
-    >>> from rattle.recipes.catalog import named
+    >>> from rattle.recipes.catalog import get_recipe
     >>> import dataclasses, tempfile
-    >>> recipe = dataclasses.replace(named("digits-linf-cnn-trades"), epochs=1, width=4)
+    >>> recipe = dataclasses.replace(get_recipe("digits-linf-cnn-trades"), epochs=1, width=4)
     >>> run = fit(recipe, tempfile.mkdtemp())
     >>> run.checkpoint("best").exists()
     True
     """
-    console = console if console is not None and distributed.main() else Silent()
+    console = console if console is not None and distributed.is_main() else NullConsole()
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     data = recipe.data.load()
-    learner, run = begin(recipe, data), Run(Path(out))
+    learner, run = init_state(recipe, data), Run(Path(out))
     with open_run(
         run, recipe, resume=resume, overwrite=overwrite
     ):  # only now: a recipe that cannot run replaces nothing
@@ -83,27 +83,27 @@ def fit(
                 return train(learner, recipe, data, run, log, console)
             except Diverged as diverged:
                 if recipe.on_divergence == "stop" or attempt == MOST_ROLLBACKS:
-                    distributed.by_main(lambda diverged=diverged: note_divergence(run, str(diverged)))
+                    distributed.on_main(lambda diverged=diverged: note_divergence(run, str(diverged)))
                     raise RattleError(f"{diverged}; {what_is_left(run)}") from diverged
                 learner = roll_back(learner, recipe, data, run, console, diverged)
     raise AssertionError("the loop above returns or raises")
 
 
-def train(learner: Learner, recipe: Recipe, data: Dataset, run: Run, log: Tracker, console: Console) -> Run:
+def train(learner: TrainState, recipe: Recipe, data: Dataset, run: Run, log: Tracker, console: Console) -> Run:
     """All epochs that are left."""
     images, progress = on_device(data.train, learner.device), learner.progress
     steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
     views, outer = looks(learner.model, recipe)
     with (
         listening() as request,
-        console.bar(recipe.name, recipe.epochs * steps, done=progress.step) as advance,
-        tracking(log if distributed.main() else "none", run, recipe, purge_step=progress.epoch + 1) as note,
+        console.progress(recipe.name, recipe.epochs * steps, done=progress.step) as advance,
+        tracking(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1) as note,
     ):
-        saved, patience = time.monotonic(), Silent() if distributed.active() else Attentive(request)
+        saved, patience = time.monotonic(), NullConsole() if distributed.active() else CancellableProgress(request)
         while progress.epoch < recipe.epochs:
             begun = time.monotonic()
             for ledger in train_epoch(learner, views, outer, recipe, images, steps, advance):
-                due = distributed.main() and time.monotonic() - saved > 60 * recipe.save_minutes
+                due = distributed.is_main() and time.monotonic() - saved > 60 * recipe.save_minutes
                 if asked := distributed.any_rank(request.number or int(due)):  # no signal we heed has number 1
                     progress.sums = ledger.read()
                     save_midway(learner, recipe, data, run, asked)
@@ -111,7 +111,7 @@ def train(learner: Learner, recipe: Recipe, data: Dataset, run: Run, log: Tracke
             close_epoch(learner, recipe, data)
             try:
                 metrics = judge_epoch(learner, recipe, data, steps, patience)
-            except Asked:
+            except Interrupted:
                 save_midway(learner, recipe, data, run, request.number)
                 raise
             record(learner, recipe, data, run, metrics)
@@ -121,14 +121,14 @@ def train(learner: Learner, recipe: Recipe, data: Dataset, run: Run, log: Tracke
             )
             note(metrics)
             if not getattr(console, "live", False):
-                console.say(summary(metrics, recipe.epochs, saved - begun))
+                console.log(summary(metrics, recipe.epochs, saved - begun))
     return run
 
 
-def looks(model: nn.Module, recipe: Recipe) -> tuple[Views, nn.Module]:
+def looks(model: nn.Module, recipe: Recipe) -> tuple[PairedForward, nn.Module]:
     """The model as the step looks at it, and the same inside the wrapper that averages gradients over ranks."""
     head = find_head(model, recipe.head) if recipe.objective.need.features else None
-    views = Views(model, recipe.objective.need, head)
+    views = PairedForward(model, recipe.objective.need, head)
     if recipe.compile:
         model.compile()
         views.compile()
@@ -146,17 +146,17 @@ def rate_at(recipe: Recipe, progress: Progress, step: int, steps: int) -> float:
 
 
 def train_epoch(
-    learner: Learner,
-    views: Views,
+    learner: TrainState,
+    views: PairedForward,
     outer: nn.Module,
     recipe: Recipe,
     images: Images,
     steps: int,
     advance: Callable[..., None],
-) -> Iterator[Ledger]:
+) -> Iterator[LossMeter]:
     """The steps of one epoch, from where the last one stopped; yields after each, when everything may be saved."""
-    progress, ledger = learner.progress, Ledger(learner.progress.sums, learner.device)
-    order = list(batches(len(images), recipe.batch_size, seed=fork(recipe.seed, ORDER), epoch=progress.epoch))
+    progress, ledger = learner.progress, LossMeter(learner.progress.sums, learner.device)
+    order = list(batches(len(images), recipe.batch_size, seed=derive_seed(recipe.seed, ORDER), epoch=progress.epoch))
     learner.train_mode(recipe)
     for index in order[progress.batch :]:
         for group in learner.optimizer.param_groups:
@@ -182,13 +182,13 @@ def train_epoch(
 
 
 def step_on(
-    index: Tensor, learner: Learner, views: Views, outer: nn.Module, recipe: Recipe, images: Images
+    index: Tensor, learner: TrainState, views: PairedForward, outer: nn.Module, recipe: Recipe, images: Images
 ) -> dict[str, Tensor]:
     """One step on the training images of an index, with everything random a function of seed, epoch, image and step."""
     progress, seed, device = learner.progress, recipe.seed, learner.device
     index, epoch = index.to(device), learner.progress.epoch
     part = images[index.to(images.y.device)].to(device)
-    x = to_float(recipe.data.augment(part.x, Streams(fork(seed, PIXELS, epoch), index)))
+    x = to_float(recipe.data.augment(part.x, ImageStreams(derive_seed(seed, PIXELS, epoch), index)))
     # No cache: the step moves weights in place, and a kept copy in bfloat16 would not move along.
     with torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False):
         return step(
@@ -199,8 +199,8 @@ def step_on(
             noise=recipe.noise,
             objective=recipe.objective,
             awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
-            shared=torch.Generator().manual_seed(fork(seed, WEIGHTS, progress.step)),
-            private=Streams(fork(seed, ATTACK, epoch), index),
+            shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
+            private=ImageStreams(derive_seed(seed, ATTACK, epoch), index),
             draws=recipe.draws,
             accumulate=recipe.accumulate,
             outer=outer,
@@ -209,7 +209,7 @@ def step_on(
 
 def shard(index: Tensor) -> Tensor:
     """This rank's part of a minibatch; the parts, joined in order of rank, are the minibatch."""
-    ranks = distributed.world()
+    ranks = distributed.world_size()
     if len(index) % ranks:
         raise RattleError(f"a minibatch of {len(index)} images does not divide over {ranks} ranks: change --batch-size")
     return index.chunk(ranks)[distributed.rank()]
@@ -223,15 +223,15 @@ def share_statistics(model: nn.Module, recipe: Recipe) -> None:
             found[name].copy_(value)
 
 
-def save_midway(learner: Learner, recipe: Recipe, data: Dataset, run: Run, asked: int) -> None:
+def save_midway(learner: TrainState, recipe: Recipe, data: Dataset, run: Run, asked: int) -> None:
     """Save inside an epoch; then stop, if a signal asked for it."""
     refuse_non_finite(learner)
     save(learner, recipe, data, run, "last")
-    if asked in HEEDED:
-        raise Stopped(asked, str(run.folder))
+    if asked in HANDLED:
+        raise StoppedBySignal(asked, str(run.folder))
 
 
-def close_epoch(learner: Learner, recipe: Recipe, data: Dataset) -> None:
+def close_epoch(learner: TrainState, recipe: Recipe, data: Dataset) -> None:
     """What follows an epoch's steps and may happen but once: averaging its weights."""
     progress, swa = learner.progress, recipe.average if isinstance(recipe.average, SWA) else None
     refuse_non_finite(learner)
@@ -241,7 +241,7 @@ def close_epoch(learner: Learner, recipe: Recipe, data: Dataset) -> None:
     progress.closed = True
 
 
-def judge_epoch(learner: Learner, recipe: Recipe, data: Dataset, steps: int, console: Silent) -> dict[str, Any]:
+def judge_epoch(learner: TrainState, recipe: Recipe, data: Dataset, steps: int, console: NullConsole) -> dict[str, Any]:
     """The epoch's figures, with those on the held-out images when they are due."""
     progress = learner.progress
     metrics = plain_metrics(progress, rate_at(recipe, progress, progress.step - 1, steps), steps)
@@ -254,7 +254,9 @@ def judge_epoch(learner: Learner, recipe: Recipe, data: Dataset, steps: int, con
     return metrics
 
 
-def validate(learner: Learner, model: nn.Module, data: Dataset, recipe: Recipe, console: Silent) -> dict[str, float]:
+def validate(
+    learner: TrainState, model: nn.Module, data: Dataset, recipe: Recipe, console: NullConsole
+) -> dict[str, float]:
     assert data.val is not None
     val = data.val.to(learner.device)
     try:
@@ -271,12 +273,12 @@ def reestimate_statistics(model: nn.Module, train: Images, recipe: Recipe, devic
     torch.optim.swa_utils.update_bn(parts, model)
 
 
-def record(learner: Learner, recipe: Recipe, data: Dataset, run: Run, metrics: dict[str, Any]) -> None:
+def record(learner: TrainState, recipe: Recipe, data: Dataset, run: Run, metrics: dict[str, Any]) -> None:
     """Close the epoch: write its line and its checkpoints, best when it is, last always; `last` comes last."""
     progress = learner.progress
     progress.epoch, progress.batch, progress.sums, progress.closed = progress.epoch + 1, 0, {}, False
     record_line(run.metrics, metrics)
-    progress.metrics_size = run.metrics.stat().st_size if distributed.main() else 0
+    progress.metrics_size = run.metrics.stat().st_size if distributed.is_main() else 0
     robust = metrics.get("val_robust_average", metrics.get("val_robust"))
     if (robust is not None and robust > progress.best) or data.val is None:
         progress.best, progress.best_epoch = robust or 0.0, metrics["epoch"]
@@ -287,14 +289,14 @@ def record(learner: Learner, recipe: Recipe, data: Dataset, run: Run, metrics: d
 
 
 def roll_back(
-    learner: Learner, recipe: Recipe, data: Dataset, run: Run, console: Console, diverged: Diverged
-) -> Learner:
+    learner: TrainState, recipe: Recipe, data: Dataset, run: Run, console: Console, diverged: Diverged
+) -> TrainState:
     """The last good state again, with half the learning rate from there on."""
     rate = learner.progress.rate / 2
-    learner = begin(recipe, data)
+    learner = init_state(recipe, data)
     restore(learner, run, console)
     learner.progress.rate = min(learner.progress.rate, 2 * rate) / 2
-    console.say(f"{diverged}: back to step {learner.progress.step}, learning rate times {learner.progress.rate:g}")
+    console.log(f"{diverged}: back to step {learner.progress.step}, learning rate times {learner.progress.rate:g}")
     return learner
 
 

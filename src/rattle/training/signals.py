@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rattle.runs.progress import Advance, Silent
+from rattle.runs.progress import Advance, NullConsole
 
-HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)  # SIGUSR2 is SLURM's warning, where somebody listens for it
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)  # SIGUSR2 is SLURM's warning, where somebody listens for it
 
 
-class Stopped(Exception):
+class StoppedBySignal(Exception):
     """The work was saved because somebody asked it to stop; `code` is the exit code that says so."""
 
     def __init__(self, number: int, where: str) -> None:
@@ -22,7 +22,7 @@ class Stopped(Exception):
         super().__init__(f"stopped by {signal.Signals(number).name}; everything is saved in {where}")
 
 
-class Asked(Exception):
+class Interrupted(Exception):
     """Somebody asked while work was under way that can be done again."""
 
 
@@ -44,7 +44,7 @@ def listening() -> Iterator[Request]:
             signal.signal(each, handler)
 
     if threading.current_thread() is threading.main_thread():
-        for number in HEEDED:
+        for number in HANDLED:
             if number != signal.SIGUSR2 or callable(signal.getsignal(number)):
                 former[number] = signal.signal(number, note)
     try:
@@ -54,16 +54,16 @@ def listening() -> Iterator[Request]:
             signal.signal(number, handler)
 
 
-class Attentive(Silent):
+class CancellableProgress(NullConsole):
     """Given to work of one process in place of a console: breaks it off when somebody asks."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
 
     @contextmanager
-    def bar(self, title: str, total: int, *, done: int = 0) -> Iterator[Advance]:
+    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Advance]:
         def advance(steps: int = 1, **figures: float | str) -> None:
             if self.request.number:
-                raise Asked
+                raise Interrupted
 
         yield advance

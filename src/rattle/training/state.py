@@ -16,10 +16,10 @@ from torch.optim.swa_utils import AveragedModel
 from rattle.data import Dataset, to_float
 from rattle.errors import RattleError
 from rattle.models import check_width, find_head, load_weights
-from rattle.randomness import fork
+from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, distributed
-from rattle.runs.load import locate, network
+from rattle.runs.load import build_model, resolve_checkpoint
 from rattle.runs.lock import truncate
 from rattle.runs.paths import Run
 from rattle.runs.progress import Console
@@ -42,7 +42,7 @@ class Progress:
     closed: bool = False  # all batches of the epoch begun are done and averaged: what is missing is its validation
 
 
-class Ledger:
+class LossMeter:
     """Sums of the terms over an epoch, kept on the device; remembers the first step whose loss was not finite.
 
     On a CPU every step is looked at; on a GPU only every 50th, so that the loop does not wait for the device.
@@ -86,7 +86,7 @@ class Diverged(RattleError):
 
 
 @dataclass(slots=True)
-class Learner:
+class TrainState:
     """Everything that changes while training."""
 
     model: nn.Module
@@ -113,13 +113,17 @@ class Learner:
                     module.eval()
 
 
-def begin(recipe: Recipe, data: Dataset) -> Learner:
+def init_state(recipe: Recipe, data: Dataset) -> TrainState:
     """A new learner: initial weights are a function of the seed, or come from `init`."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(fork(recipe.seed, INIT))
-        model = network(recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data))
+        torch.manual_seed(derive_seed(recipe.seed, INIT))
+        model = build_model(
+            recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data)
+        )
     if recipe.init:
-        load_weights(locate(recipe.init) if Path(recipe.init).is_dir() else recipe.init, model, fresh_head=True)
+        load_weights(
+            resolve_checkpoint(recipe.init) if Path(recipe.init).is_dir() else recipe.init, model, fresh_head=True
+        )
     check_width(model, to_float(data.train[torch.arange(1)].x), len(data.classes))
     if recipe.objective.need.features:
         find_head(model, recipe.head)  # refuse a model without one before anything is written
@@ -130,7 +134,7 @@ def begin(recipe: Recipe, data: Dataset) -> Learner:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     average = recipe.average.averaged(model) if recipe.average else None
-    return Learner(model, optimizer_of(recipe, model), average, Progress())
+    return TrainState(model, optimizer_of(recipe, model), average, Progress())
 
 
 def optimizer_of(recipe: Recipe, model: nn.Module) -> torch.optim.SGD:
@@ -155,9 +159,9 @@ def statistics(recipe: Recipe, data: Dataset) -> tuple[list[float], list[float]]
     return x.mean((0, 2, 3)).tolist(), x.std((0, 2, 3)).clamp_min(1e-3).tolist()
 
 
-def save(learner: Learner, recipe: Recipe, data: Dataset, run: Run, name: str) -> None:
+def save(learner: TrainState, recipe: Recipe, data: Dataset, run: Run, name: str) -> None:
     """Write a checkpoint of the run; `last` holds the optimizer too, and the one before it is kept."""
-    distributed.by_main(
+    distributed.on_main(
         lambda: checkpoint.save(
             run.checkpoint(name),
             recipe=recipe,
@@ -172,7 +176,7 @@ def save(learner: Learner, recipe: Recipe, data: Dataset, run: Run, name: str) -
     )
 
 
-def restore(learner: Learner, run: Run, console: Console) -> bool:
+def restore(learner: TrainState, run: Run, console: Console) -> bool:
     """Go on from the last good checkpoint, if there is one; lines written after it are forgotten, they come again."""
     saved = newest(run, console)
     if saved is None:
@@ -198,11 +202,11 @@ def newest(run: Run, console: Console) -> checkpoint.Checkpoint | None:
         try:
             found = checkpoint.read(path)
         except checkpoint.Damaged as damage:
-            console.say(f"{damage}; trying the checkpoint before it" if path == last else str(damage))
+            console.log(f"{damage}; trying the checkpoint before it" if path == last else str(damage))
             reason = damage
             continue
         distributed.barrier()  # everybody has read
-        if reason is not None and distributed.main():
+        if reason is not None and distributed.is_main():
             os.replace(previous, last)  # or the next save would put the damaged one in its place
         distributed.barrier()
         return found
@@ -211,7 +215,7 @@ def newest(run: Run, console: Console) -> checkpoint.Checkpoint | None:
     return None
 
 
-def refuse_non_finite(learner: Learner) -> None:
+def refuse_non_finite(learner: TrainState) -> None:
     """Weights or statistics that overflowed are never saved, nor judged."""
     state = learner.model.state_dict().values()
     if not all(bool(torch.isfinite(value).all()) for value in state):

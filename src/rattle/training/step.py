@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rattle.attacks import PGD
-from rattle.forward import Views
+from rattle.forward import PairedForward
 from rattle.objectives import Objective
 from rattle.objectives.taylor_terms import head_rows
-from rattle.randomness import Streams
+from rattle.randomness import ImageStreams
 from rattle.runs import distributed
 from rattle.weights import AWP, Noise, frozen_bn_stats, perturbed
 
 
 def step(
-    views: Views,
+    views: PairedForward,
     x: Tensor,
     y: Tensor,
     *,
@@ -29,7 +29,7 @@ def step(
     objective: Objective,
     awp: AWP | None,
     shared: torch.Generator,
-    private: Streams,
+    private: ImageStreams,
     draws: int = 1,
     accumulate: int = 1,
     outer: Callable[..., Any] | None = None,
@@ -79,7 +79,7 @@ def ascent(awp: AWP, model: nn.Module, parts: Iterator[dict[str, Tensor]], count
     return gradients
 
 
-def whole_rows(views: Views, x: Tensor, x_adv: Tensor, y: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+def whole_rows(views: PairedForward, x: Tensor, x_adv: Tensor, y: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
     """The head gradients of the whole minibatch, before any part of it is differentiated."""
     with torch.no_grad(), frozen_bn_stats(views.model):
         each = [head_rows(views(x[part], x_adv[part]), y[part]) * (len(part) / len(x)) for part in parts]

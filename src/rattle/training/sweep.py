@@ -26,10 +26,10 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.io import write_atomically
 from rattle.runs.lock import LOCK, owner
-from rattle.runs.paths import Run, plain_name
-from rattle.runs.progress import Advance, Console, Silent
+from rattle.runs.paths import Run, slugify
+from rattle.runs.progress import Advance, Console, NullConsole
 from rattle.training.loop import fit
-from rattle.training.signals import Stopped, listening
+from rattle.training.signals import StoppedBySignal, listening
 from rattle.training.state import newest
 
 State = Literal["new", "broken", "running", "finished"]
@@ -52,7 +52,7 @@ class Job:
             return "new"
         if owner(self.folder / LOCK):
             return "running"
-        saved = newest(self.run, Silent())
+        saved = newest(self.run, NullConsole())
         return "finished" if saved and saved.progress["epoch"] >= self.recipe.epochs else "broken"
 
     @property
@@ -79,7 +79,7 @@ def folder_name(point: Mapping[str, Any]) -> str:
     >>> folder_name({"objective.eta": "0.1", "attack.threat.epsilon": "8/255", "seed": 2})
     'objective.eta=0.1,attack.threat.epsilon=8_255,seed=2'
     """
-    return plain_name(",".join(f"{axis}={value}" for axis, value in point.items()) or "run")
+    return slugify(",".join(f"{axis}={value}" for axis, value in point.items()) or "run")
 
 
 def plan(points: Sequence[tuple[Mapping[str, Any], Recipe]], out: Path) -> list[Job]:
@@ -104,14 +104,14 @@ def pending(jobs: Sequence[Job], console: Console) -> list[Job]:
     for job in jobs:
         state = job.state
         if state in ("finished", "running"):
-            console.say(
+            console.log(
                 f"{job.folder.name}: {state}" + (f" ({owner(job.folder / LOCK)})" if state == "running" else "")
             )
             continue
         if state == "new":
             write_atomically(job.run.recipe, job.recipe.to_yaml().encode())
         else:
-            console.say(f"{job.folder.name}: goes on after {job.epochs} of {job.recipe.epochs} epochs")
+            console.log(f"{job.folder.name}: goes on after {job.epochs} of {job.recipe.epochs} epochs")
         left.append(job)
     return left
 
@@ -172,7 +172,7 @@ def run_here(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console) 
     epochs = sum(job.recipe.epochs for job in jobs)
     with (
         listening() as request,
-        console.bar("sweep", epochs, done=sum(job.epochs for job in jobs)) as advance,
+        console.progress("sweep", epochs, done=sum(job.epochs for job in jobs)) as advance,
         slots(at_once) as here,
     ):
         watched = Watched(jobs, advance)
@@ -184,14 +184,14 @@ def run_here(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console) 
             for job, code in here.ended():
                 if code and not request.number:
                     failed[job.folder.name] = last_words(job.folder / "train.log") or f"exit code {code}"
-                console.say(f"{job.folder.name}: {'finished' if not code else f'ended with exit code {code}'}")
+                console.log(f"{job.folder.name}: {'finished' if not code else f'ended with exit code {code}'}")
             if request.number:
                 here.tell(signal.SIGTERM)
                 waiting.clear()
                 while here.live:
                     time.sleep(0.05)
                     here.ended()
-                raise Stopped(request.number, str(out))
+                raise StoppedBySignal(request.number, str(out))
     return failed
 
 
@@ -243,9 +243,9 @@ class Trained:
         if self.ranks > 1:
             TorchDistributedEnvironment().export()
         try:
-            with distributed.joined():
+            with distributed.process_group():
                 fit(resolve(self.folder), self.folder, resume=True, console=self.make_console())
-        except Stopped as stop:
+        except StoppedBySignal as stop:
             if stop.number == signal.SIGUSR2:
                 signal.raise_signal(signal.SIGUSR2)  # saved; submitit, which listens again, requeues
             raise
@@ -259,7 +259,7 @@ class Trained:
 
 
 def submit(
-    jobs: Sequence[Job], slurm: Slurm, out: Path, console: Console, make_console: Callable[[], Console] = Silent
+    jobs: Sequence[Job], slurm: Slurm, out: Path, console: Console, make_console: Callable[[], Console] = NullConsole
 ) -> list[str]:
     """Hand every run to SLURM; the numbers of its jobs. `make_console` makes the console that a job writes to."""
     try:
@@ -284,7 +284,7 @@ def submit(
         numbers = []
         for job in jobs:
             handed = there.submit(Trained(str(job.folder.absolute()), max(slurm.gpus, 1), make_console))
-            console.say(f"{job.folder.name}: SLURM job {handed.job_id}")
+            console.log(f"{job.folder.name}: SLURM job {handed.job_id}")
             numbers.append(str(handed.job_id))
     except (RuntimeError, OSError, FailedJobError) as reason:
         raise RattleError(f"SLURM did not take the sweep: {' '.join(str(reason).split())}") from reason
