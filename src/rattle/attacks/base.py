@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,47 @@ class Attack(Protocol):
     def threat(self) -> Threat: ...
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor: ...
+
+
+# What an attack may offer besides. Whoever runs attacks asks for these, never for a class by name.
+
+
+@runtime_checkable
+class Ensemble(Protocol):
+    """An attack made of others, each run on the images that the ones before it left (AutoAttack)."""
+
+    def components(self) -> dict[str, Attack]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The nearest misclassified points that a search found."""
+
+    x_adv: Tensor  # x itself where x is misclassified already, or where nothing was found
+    distance: (
+        Tensor  # [n], in the threat's norm: 0 where x is misclassified, the largest possible where nothing was found
+    )
+
+
+@runtime_checkable
+class DistanceAttack(Protocol):
+    """An attack that measures how far the decision boundary is (RayS)."""
+
+    def search(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Nearest: ...
+
+
+@runtime_checkable
+class UsesModels(Protocol):
+    """An attack whose result depends on other models than the attacked one (transfer): their names and modules."""
+
+    def models(self) -> Mapping[str, nn.Module]: ...
+
+
+@runtime_checkable
+class HasMetadata(Protocol):
+    """An attack that says itself what a result file records of it; others are recorded by their fields."""
+
+    def metadata(self) -> dict[str, Any]: ...
 
 
 def check_batch(x: Tensor, y: Tensor) -> None:

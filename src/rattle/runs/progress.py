@@ -7,6 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 
+class Interrupted(Exception):
+    """Work that can be done again was broken off because its caller asked it to stop."""
+
+
 class Advance(Protocol):
     """Say that `steps` more are done, and what the figures are now."""
 

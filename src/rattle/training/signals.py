@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rattle.runs.progress import Advance, NullConsole
+from rattle.runs.progress import Advance, Interrupted, NullConsole
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)  # SIGUSR2 is SLURM's warning, where somebody listens for it
 
@@ -20,10 +20,6 @@ class StoppedBySignal(Exception):
     def __init__(self, number: int, where: str) -> None:
         self.number, self.code = number, 128 + number
         super().__init__(f"stopped by {signal.Signals(number).name}; everything is saved in {where}")
-
-
-class Interrupted(Exception):
-    """Somebody asked while work was under way that can be done again."""
 
 
 class Request:
