@@ -273,8 +273,8 @@ def test_a_thin_shortcut_gives_the_numbers_of_its_stride(size: int) -> None:
 def test_a_thin_network_survives_its_backward_pass_with_avx2_kernels() -> None:
     code = """
         import torch
-        from rattle.models import build
-        model = build("preact18", classes=10, width=4).to(memory_format=torch.channels_last)
+        from rattle.models import create_model
+        model = create_model("preact18", classes=10, width=4).to(memory_format=torch.channels_last)
         x = torch.rand(64, 3, 32, 32).to(memory_format=torch.channels_last)
         for _ in range(3):
             model(x).sum().backward()
