@@ -33,7 +33,7 @@ def train(recipe: Recipe, steps: int, *, restore_first: bool, nudge: float = 0.0
             p.mul_(1 + nudge)
     model, optimizer, awp, objective = learner.model, learner.optimizer, recipe.awp, recipe.objective
     assert awp is not None
-    views = PairedForward(model, objective.need, find_head(model))
+    views = PairedForward(model, objective.needs, find_head(model))
     done = 0
     while done < steps:
         for index in batches(len(data.train), recipe.batch_size, seed=recipe.seed, epoch=done):

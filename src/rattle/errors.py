@@ -1,9 +1,9 @@
 """Mistakes a user can mend: one exception, whose text is the whole message."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 class RattleError(ValueError):
@@ -17,3 +17,12 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> RattleError:
     hint = f"; did you mean {close[0]!r}?" if close else ""
     listing = f" (one of {', '.join(names)})" if len(names) <= 12 else ""
     return RattleError(f"unknown {kind} {name!r}{hint}{listing}")
+
+
+def check_choices(settings: Any, where: str) -> None:
+    """Refuse a dataclass in which a field typed as a Literal holds another value; `where` precedes the field's name."""
+    hints = get_type_hints(type(settings))
+    for field in fields(settings):
+        value, hint = getattr(settings, field.name), hints[field.name]
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise RattleError(f"{where}.{field.name} must be one of {', '.join(get_args(hint))}, got {value!r}")

@@ -1,9 +1,9 @@
-"""The two looks at the model that an objective is made of: at x and at x', with what the Taylor terms need of each."""
+"""The forward passes that an objective is computed from: at x and at x', with what the Taylor terms need of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -14,88 +14,95 @@ from rattle.errors import RattleError
 from rattle.taylor import directional
 from rattle.weights import frozen_bn_stats
 
+Pairs = tuple[tuple[Tensor, Tensor], ...]  # (at x, at x'), each [n, C]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardSpec:
+    """What an objective needs of the model."""
+
+    clean: bool = True  # the logits at x
+    features: bool = False  # the inputs of the linear head (readings head and released)
+    derivatives: int = 0  # directional derivatives of the logits along u, up to this order (reading exact)
+    sampled: bool = False  # the logits at w + u (reading sampled)
+
+    @property
+    def noise(self) -> bool:
+        """Whether the outer step draws u."""
+        return self.derivatives > 0 or self.sampled
+
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What an objective sees. Pairs are (at x, at x'); an empty tuple or None is something it did not ask for."""
+    """What an objective gets; None or empty where it did not ask for it."""
 
     logits: Tensor | None  # [n, C]; None when only x' counts (plain AT)
     logits_adv: Tensor  # [n, C]
     features: Tensor | None = None  # [n, d], the input of the head
     features_adv: Tensor | None = None
-    derivatives: tuple[tuple[Tensor, Tensor], ...] = ()  # g'^T u and u^T g'' u, up to the order
-    sampled: tuple[tuple[Tensor, Tensor], ...] = field(default=())  # logits at w + u, one pair a draw
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardSpec:
-    """What an objective asks to see."""
-
-    clean: bool = True  # the logits at x
-    features: bool = False  # the head's inputs (modes head and released)
-    derivatives: int = 0  # directional derivatives along u up to this order (mode exact)
-    sampled: bool = False  # logits at w + u (mode sampled)
+    derivatives: Pairs = ()  # g'^T u and u^T g'' u, up to the order asked for
+    sampled: Pairs = ()  # logits at w + u, one pair for each draw of u
 
 
 class PairedForward(nn.Module):
-    """Model(x) and model(x'), as one module, so that one forward of a DistributedDataParallel wrapper holds both."""
+    """model(x) and model(x') as one module, so that one forward of a DistributedDataParallel wrapper holds both."""
 
-    def __init__(self, model: nn.Module, need: ForwardSpec, head: nn.Linear | None = None) -> None:
+    def __init__(self, model: nn.Module, spec: ForwardSpec, head: nn.Linear | None = None) -> None:
         super().__init__()
-        self.model, self.need = model, need
-        self.watched = [head]  # in a list: the head is the model's, not a module of this one
+        self.model, self.spec = model, spec
+        self.head = [head]  # in a list, so that it is not registered a second time as a submodule
 
-    def forward(self, x: Tensor, x_adv: Tensor, draws: tuple[Mapping[str, Tensor], ...] = ()) -> Outputs:
-        """`draws` are samples of u, for the modes that average over u in the outer step."""
-        need = self.need
-        features, logits = self.look(x) if need.clean else (None, None)
-        features_adv, logits_adv = self.look(x_adv)
+    def forward(self, x: Tensor, x_adv: Tensor, u: tuple[Mapping[str, Tensor], ...] = ()) -> Outputs:
+        """`u` are draws of the weight noise, for the readings that average over it in the outer step."""
+        spec = self.spec
+        features, logits = self.features_and_logits(x) if spec.clean else (None, None)
+        features_adv, logits_adv = self.features_and_logits(x_adv)
         derivatives, sampled = (), ()
-        if need.derivatives:
-            at_x, at_x_adv = (directional(self.model, part, draws[0], need.derivatives) for part in (x, x_adv))
+        if spec.derivatives:
+            at_x, at_x_adv = (directional(self.model, part, u[0], spec.derivatives) for part in (x, x_adv))
             derivatives = tuple(zip(at_x, at_x_adv, strict=True))
-        if need.sampled:
-            sampled = tuple((self.at(x, u), self.at(x_adv, u)) for u in draws)
+        if spec.sampled:
+            sampled = tuple((self.logits_at(x, draw), self.logits_at(x_adv, draw)) for draw in u)
         return Outputs(logits, logits_adv, features, features_adv, derivatives, sampled)
 
-    def look(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """The head's input, when asked for, and the logits."""
-        head = self.watched[0]
-        if not self.need.features or head is None:
-            return None, wide(self.model(x))
+    def features_and_logits(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The head's input (None unless the objective needs it) and the logits."""
+        head = self.head[0]
+        if not self.spec.features or head is None:
+            return None, at_least_float32(self.model(x))
         if isinstance(self.model, HasHead) and self.model.head is head:
             features = self.model.features(x)
-            return features, wide(self.model.head(features))
-        seen: list[Tensor] = []
-        handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+            return features, at_least_float32(self.model.head(features))
+        inputs: list[Tensor] = []
+        hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
             logits = self.model(x)
         finally:
-            handle.remove()
-        if len(seen) != 1 or seen[0].ndim != 2 or logits.shape != (len(x), head.out_features):
+            hook.remove()
+        if len(inputs) != 1 or inputs[0].ndim != 2 or logits.shape != (len(x), head.out_features):
             raise RattleError(
-                "objective.order >= 1 needs a linear head whose output is the logits, run once on [n, d] features; "
-                "name it with head, or set objective.order 0"
+                "the Taylor terms need a linear head whose output is the logits, run once on [n, d] features; "
+                "name it with head, or set objective.taylor.order 0"
             )
-        return seen[0], wide(logits)
+        return inputs[0], at_least_float32(logits)
 
-    def at(self, x: Tensor, u: Mapping[str, Tensor]) -> Tensor:
-        """Logits at w + u, differentiable by w, statistics held."""
+    def logits_at(self, x: Tensor, u: Mapping[str, Tensor]) -> Tensor:
+        """Logits at w + u, differentiable by w; BatchNorm's running statistics do not move."""
         parameters = dict(self.model.named_parameters())
         with frozen_bn_stats(self.model):
-            moved = {name: parameters[name] + delta for name, delta in u.items()}
-            return wide(functional_call(self.model, moved, (x,)))
+            perturbed = {name: parameters[name] + delta for name, delta in u.items()}
+            return at_least_float32(functional_call(self.model, perturbed, (x,)))
 
 
 @runtime_checkable
 class HasHead(Protocol):
-    """Our own networks: model(x) is head(features(x)); a head inside any other model is watched by a hook."""
+    """The library's own networks: model(x) is head(features(x)). In any other model a hook reads the head's input."""
 
     head: nn.Module
 
     def features(self, x: Tensor) -> Tensor: ...
 
 
-def wide(logits: Tensor) -> Tensor:
+def at_least_float32(logits: Tensor) -> Tensor:
     """Losses are computed in single precision at least, whatever autocast made of the logits."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -17,7 +17,6 @@ from torch.func import functional_call, jvp
 from torch.nn import functional as F
 
 from rattle.errors import RattleError
-from rattle.losses import kl_to_target
 from rattle.weights import frozen_bn_stats
 
 
@@ -50,11 +49,6 @@ def soft_targets(gap: Tensor) -> Tensor:
     return rows.fill_diagonal_(1 - c)
 
 
-def target_term(targets: Tensor, targets_adv: Tensor, logits: Tensor, logits_adv: Tensor, y: Tensor) -> Tensor:
-    """1/2 [KL(T_adv[y] || p(x')) + KL(T[y] || p(x))], averaged over the batch (App. D)."""
-    return 0.5 * (kl_to_target(targets_adv[y], logits_adv) + kl_to_target(targets[y], logits)).mean()
-
-
 def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int) -> list[Tensor]:
     """[g'(w)^T u] or, for order 2, [g'(w)^T u, u^T g''(w) u], each [n, C]; differentiable by w (Section 4).
 
@@ -81,5 +75,5 @@ def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int
     except Exception as reason:  # whatever a model does that forward-mode differentiation does not know
         summary = str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__
         raise RattleError(
-            f"objective.mode exact: torch.func cannot differentiate this model ({summary}); use objective.mode head"
+            f"objective.taylor.mode exact: torch.func cannot differentiate this model ({summary}); use mode head"
         ) from reason

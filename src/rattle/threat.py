@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, check_choices
 from rattle.randomness import ImageStreams
 
 Norm = Literal["linf", "l2", "l1"]
@@ -59,8 +59,7 @@ class Threat:
     epsilon: float = 8 / 255  # radius of the ball, images being in [0, 1]
 
     def __post_init__(self) -> None:
-        if self.norm not in ("linf", "l2", "l1"):
-            raise RattleError(f"threat.norm must be linf, l2 or l1, got {self.norm!r}")
+        check_choices(self, "threat")
         if not self.epsilon >= 0:
             raise RattleError(f"threat.epsilon must be >= 0, got {self.epsilon}")
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, check_choices
 
 Delta = Mapping[str, Tensor]
 
@@ -75,10 +75,9 @@ class Noise:
     where: Literal["matrices", "convolutions"] = "matrices"  # which weights get it: all with ndim > 1 | only ndim 4
 
     def __post_init__(self) -> None:
+        check_choices(self, "noise")
         if not self.sigma >= 0:
             raise RattleError(f"noise.sigma must be >= 0, got {self.sigma}")
-        if self.where not in ("matrices", "convolutions"):
-            raise RattleError(f"noise.where must be matrices or convolutions, got {self.where!r}")
 
     def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """One draw of u, made where the generator lives; biases and normalisation layers stay put."""

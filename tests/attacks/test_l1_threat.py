@@ -51,5 +51,5 @@ def test_an_l1_start_lies_in_the_ball() -> None:
 
 
 def test_unknown_norms_are_refused() -> None:
-    with pytest.raises(RattleError, match="linf, l2 or l1"):
+    with pytest.raises(RattleError, match="linf, l2, l1"):
         Threat(norm="l0")  # type: ignore[arg-type]

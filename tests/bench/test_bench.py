@@ -27,7 +27,7 @@ from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
-from rattle.training.state import optimizer_of
+from rattle.training.state import make_optimizer
 from rattle.weights import eval_mode
 
 SLIM = Setup(model="cnn", width=4, batch=12, side=8, steps=2, device="cpu")
@@ -192,7 +192,7 @@ def test_the_fused_optimizer_takes_the_plain_step() -> None:
     for fused in (True, False):
         torch.manual_seed(0)
         model = create_model("cnn", classes=3, width=4)
-        optimizer = optimizer_of(recipe, model)
+        optimizer = make_optimizer(recipe, model)
         assert optimizer.defaults["fused"]
         if not fused:
             o = recipe.optimizer

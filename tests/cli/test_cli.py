@@ -22,7 +22,7 @@ RECIPE = "digits-linf-cnn-trades-2nd"
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run trained from the command line."""
     folder = tmp_path_factory.mktemp("cli") / "run"
-    assert main(["train", RECIPE, *TINY, "--objective.eta", "0.3", "--out", str(folder)]) == 0
+    assert main(["train", RECIPE, *TINY, "--objective.taylor.eta", "0.3", "--out", str(folder)]) == 0
     return folder
 
 
@@ -58,7 +58,7 @@ def helped(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 def test_train_writes_the_recipe_that_ran(run: Path) -> None:
     recipe = Recipe.from_yaml((run / "recipe.yaml").read_text())
-    assert (recipe.width, recipe.epochs, recipe.objective.eta) == (4, 1, 0.3)
+    assert (recipe.width, recipe.epochs, recipe.objective.taylor.eta) == (4, 1, 0.3)
     assert recipe.attack == get_recipe(RECIPE).attack
     assert (run / "checkpoints" / "best.safetensors").is_file()
 
@@ -167,7 +167,7 @@ def test_evaluate_of_a_file_that_is_no_checkpoint(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("args", "nearest"),
     [
-        (["train", RECIPE, "--objective.etta", "0.3"], "--objective.eta"),
+        (["train", RECIPE, "--objective.taylor.etta", "0.3"], "--objective.taylor.eta"),
         (["train", RECIPE, "--epoch", "3"], "--epochs"),
         (["evaluate", "runs/a", "--atacks", "pgd20"], "--attacks"),
     ],
@@ -178,12 +178,14 @@ def test_a_mistyped_option_names_the_nearest(args: list[str], nearest: str, caps
 
 def test_a_value_of_the_wrong_type_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--epochs" in misread(capsys, "train", RECIPE, "--epochs", "many")
-    assert "--objective.mode" in misread(capsys, "train", RECIPE, "--objective.mode", "literal")
-    assert "must be a number such as 0.03 or 8/255" in misread(capsys, "train", RECIPE, "--objective.eta", "8/x")
+    assert "--objective.taylor.mode" in misread(capsys, "train", RECIPE, "--objective.taylor.mode", "literal")
+    assert "must be a number such as 0.03 or 8/255" in misread(capsys, "train", RECIPE, "--objective.taylor.eta", "8/x")
 
 
 def test_a_setting_that_means_nothing_is_refused_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "objective.eta must be >= 0, got -1.0" in misread(capsys, "train", RECIPE, "--objective.eta", "-1")
+    assert "objective.taylor.eta must be >= 0, got -1.0" in misread(
+        capsys, "train", RECIPE, "--objective.taylor.eta", "-1"
+    )
     assert "noise.sigma must be >= 0, got -1.0" in misread(capsys, "train", RECIPE, "--noise.sigma", "-1")
 
 
@@ -209,7 +211,7 @@ def test_help_names_every_verb_and_train_explains_the_papers_symbols(capsys: pyt
     assert main(["train", "--help"]) == 0
     assert "rattle train RECIPE" in capsys.readouterr().out
     text = helped(capsys, "train", RECIPE, "--help")
-    assert all(word in text for word in ("--objective.eta", "1/lambda", "--attack.threat.epsilon", "--resume"))
+    assert all(word in text for word in ("--objective.taylor.eta", "1/lambda", "--attack.threat.epsilon", "--resume"))
 
 
 @pytest.mark.parametrize("verb", ["demo", "evaluate", "recipes", "doctor"])

@@ -21,14 +21,14 @@ from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
-from rattle.objectives import Trades
+from rattle.objectives import Taylor, Trades
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training import loop as train
-from rattle.training import state as learner
+from rattle.training import state as training_state
 from rattle.training.loop import fit
 from rattle.weights import AWP, EMA
 from support.processes import Child, ranks, until
@@ -41,7 +41,7 @@ def five_steps(order: int, **changes: object) -> Recipe:
     """One epoch of five steps, without a statistic that depends on how a batch is split."""
     short = PGD(threat=Threat(epsilon=0.2), steps=2, step_size=0.05, loss="kl", start="gaussian")
     recipe = tiny("trades-2nd", epochs=1, attack=short, val_attack=replace(short, loss="ce"), model="cnn-plain")
-    recipe = replace(recipe, objective=Trades(order=order), data=replace(recipe.data, train_size=320))
+    recipe = replace(recipe, objective=Trades(taylor=Taylor(order=order)), data=replace(recipe.data, train_size=320))
     return replace(recipe, **changes)
 
 
@@ -54,7 +54,7 @@ CASES = {
     "held order 1": five_steps(1, model="cnn", batch_norm="held"),
     "held order 2": five_steps(2, model="cnn", batch_norm="held", average=EMA(decay=0.5)),
     "held AWP order 2": five_steps(2, model="cnn", batch_norm="held", awp=AWP(gamma=0.02, warmup=0)),
-    "in parts": five_steps(2, accumulate=2, awp=AWP(gamma=0.02, warmup=0)),
+    "micro-batches": five_steps(0, accumulate=2),
 }
 
 
@@ -63,7 +63,7 @@ def in_double_precision() -> Iterator[None]:
     """sign() and the shares in Taylor targets make 1e-3 of a rounding error of 1e-7: let it be one of 1e-16."""
     torch.set_default_dtype(torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (train, learner, evaluation):
+        for module in (train, training_state, evaluation):
             patch.setattr(module, "to_float", lambda x: to_float(x).double())
         try:
             yield
@@ -120,20 +120,28 @@ def test_two_ranks_equal_one_process_on_the_joined_batch(on_two_ranks: Path, tmp
 
 
 @pytest.mark.parametrize("parts", [2, 3])
-def test_parts_of_a_batch_give_the_update_of_the_whole(tmp_path: Path, parts: int) -> None:
-    recipe = five_steps(2, awp=AWP(gamma=0.02, warmup=0))
+def test_micro_batches_of_trades_give_the_update_of_the_whole_batch(tmp_path: Path, parts: int) -> None:
+    recipe = five_steps(0)
     parted = precisely(replace(recipe, accumulate=parts), tmp_path / "parts")
     check_equal(precisely(recipe, tmp_path / "whole"), parted)
 
 
-def gradients(recipe: Recipe) -> torch.Tensor:
+def test_each_micro_batch_has_its_own_head_gradients_and_awp_direction_and_all_share_u() -> None:
+    recipe = five_steps(2, awp=AWP(gamma=0.02, warmup=0))
+    with in_double_precision():
+        together = gradients(replace(recipe, accumulate=2))
+        first, second = (gradients(recipe, half) for half in torch.arange(64).chunk(2))
+    torch.testing.assert_close(together, 0.5 * first + 0.5 * second)
+
+
+def gradients(recipe: Recipe, index: torch.Tensor | None = None) -> torch.Tensor:
     """The first step's gradient, flat."""
     data = recipe.data.load()
-    learner = train.init_state(recipe, data)
-    learner.train_mode(recipe)
-    views, outer = train.looks(learner.model, recipe)
-    train.step_on(torch.arange(64), learner, views, outer, recipe, data.train)
-    return torch.cat([p.grad.flatten() for p in learner.model.parameters() if p.grad is not None])
+    state = train.init_state(recipe, data)
+    state.train_mode()
+    forward, ddp_forward = train.wrap_model(state.model, recipe)
+    train.train_step(state, forward, ddp_forward, data.train, torch.arange(64) if index is None else index)
+    return torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None])
 
 
 @pytest.mark.parametrize("parts", [1, 2])

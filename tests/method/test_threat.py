@@ -119,7 +119,7 @@ def test_distance_is_the_norm_of_the_difference() -> None:
 @pytest.mark.parametrize(
     ("given_settings", "sentence"),
     [
-        ({"norm": "l7"}, "threat.norm must be linf, l2 or l1, got 'l7'"),
+        ({"norm": "l7"}, "threat.norm must be one of linf, l2, l1, got 'l7'"),
         ({"epsilon": -0.1}, "threat.epsilon must be >= 0, got -0.1"),
         ({"epsilon": float("nan")}, "threat.epsilon must be >= 0, got nan"),
     ],

@@ -225,7 +225,7 @@ def test_ema_is_the_moving_average_and_swa_the_mean() -> None:
     [
         (lambda: Noise(sigma=-1), "noise.sigma must be >= 0, got -1"),
         (lambda: Noise(sigma=math.nan), "noise.sigma must be >= 0, got nan"),
-        (lambda: Noise(where="biases"), "noise.where must be matrices or convolutions, got 'biases'"),
+        (lambda: Noise(where="biases"), "noise.where must be one of matrices, convolutions, got 'biases'"),
         (lambda: AWP(gamma=0), "awp.gamma must be > 0, got 0; leave awp out to train without it"),
         (lambda: AWP(warmup=-1), "awp.warmup must be >= 0, got -1"),
         (lambda: SWA(start=1.0), "average.start is a fraction of the run, from 0 to below 1, got 1.0"),

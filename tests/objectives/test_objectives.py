@@ -1,4 +1,4 @@
-"""AT and TRADES by hand, the Taylor terms of each mode, and the views they are made from."""
+"""AT and TRADES by hand, the Taylor terms of each mode, and the forward they are made from."""
 
 import math
 from itertools import product
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rattle.bench.reference import rows_of_targets
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, PairedForward
 from rattle.losses import kl
 from rattle.models import find_head
 from rattle.models.registry import create_model
-from rattle.objectives import AT, Trades
-from rattle.taylor import head_gradient, soft_targets, target_term
+from rattle.objectives import AT, Taylor, Trades
+from rattle.taylor import head_gradient, soft_targets
 from rattle.training.step import total
 from rattle.weights import Noise, perturbed
 
@@ -26,7 +27,7 @@ CE_ADV = (math.log(math.exp(2) + 2) + (math.log(math.exp(1) + 2) - 1)) / 2
 KL = (math.exp(2) - 1) / (math.exp(2) + 2) * 2 / 2
 
 
-def looks(classes: int = 4, n: int = 6) -> tuple[Outputs, Tensor]:
+def random_outputs(classes: int = 4, n: int = 6) -> tuple[Outputs, Tensor]:
     """Random logits and features of x and x', asking for gradients."""
     z, z_adv = (torch.randn(n, classes, requires_grad=True) for _ in range(2))
     h, h_adv = (torch.randn(n, 5, requires_grad=True) for _ in range(2))
@@ -44,7 +45,7 @@ def test_at_by_hand_never_looks_at_x() -> None:
     terms = AT()(Outputs(None, Z_ADV), Y)
     assert list(terms) == ["zeroth"]
     assert float(terms["zeroth"]) == pytest.approx(CE_ADV, rel=1e-6)
-    assert not AT().need.clean
+    assert not AT().needs.clean
 
 
 def test_the_head_terms_by_hand() -> None:
@@ -66,22 +67,28 @@ def test_the_head_terms_by_hand() -> None:
     for value in (abs, lambda v: v * v):
         gap = [value(a) - value(b) for a, b in zip(r, r_adv, strict=True)]
         wanted.append((divergence(row(gap), q) + divergence(row([-g for g in gap]), p)) / 2)
-    terms = Trades(order=2, eta=0.2)(outputs, torch.tensor([0]))
+    terms = Trades(taylor=Taylor(order=2, eta=0.2))(outputs, torch.tensor([0]))
     assert list(terms) == ["clean", "zeroth", "first", "second"]
     assert float(terms["first"]) == pytest.approx(0.2 * wanted[0], rel=1e-5)
     assert float(terms["second"]) == pytest.approx(0.1 * wanted[1], rel=1e-5)
 
 
 def test_the_loss_is_the_sum_of_its_terms() -> None:
-    outputs, y = looks()
-    terms = {name: value.detach() for name, value in Trades(order=2)(outputs, y).items()}
+    outputs, y = random_outputs()
+    terms = {name: value.detach() for name, value in Trades(taylor=Taylor(order=2, eta=0.3))(outputs, y).items()}
     assert float(total(terms)) == pytest.approx(sum(map(float, terms.values())), rel=1e-6)
+
+
+def mean_kl(*pairs: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean over (target rows, logits) of KL(target || softmax(logits)), by torch's own function."""
+    each = [F.kl_div(logits.log_softmax(1), target, reduction="batchmean") for target, logits in pairs]
+    return torch.stack(each).mean()
 
 
 @pytest.mark.parametrize("base", [AT, Trades])
 def test_released_differs_from_head_exactly_in_the_second_order_target(base: type) -> None:
-    outputs, y = looks()
-    head, released = (base(order=2, mode=mode)(outputs, y) for mode in ("head", "released"))
+    outputs, y = random_outputs()
+    head, released = (base(taylor=Taylor(order=2, eta=0.3, mode=mode))(outputs, y) for mode in ("head", "released"))
     assert list(head) == list(released)
     for name in head:
         assert torch.equal(head[name], released[name]) == (name != "second")
@@ -89,33 +96,34 @@ def test_released_differs_from_head_exactly_in_the_second_order_target(base: typ
         head_gradient(outputs.features, outputs.logits, y),
         head_gradient(outputs.features_adv, outputs.logits_adv, y),
     )
-    minus = soft_targets(r_adv.square() - r.square())
-    wanted = 0.15 * target_term(minus, minus, outputs.logits, outputs.logits_adv, y)
-    assert torch.allclose(released["second"], wanted)
+    slip = rows_of_targets(r_adv.square() - r.square())[y]
+    assert torch.allclose(released["second"], 0.15 * mean_kl((slip, outputs.logits_adv), (slip, outputs.logits)))
 
 
 def test_one_minus_eta_weighs_the_clean_term_and_no_other() -> None:
-    outputs, y = looks()
-    paper, release = (Trades(order=2, eta=0.2, clean_weight=w)(outputs, y) for w in ("one", "one-minus-eta"))
+    outputs, y = random_outputs()
+    paper, release = (
+        Trades(taylor=Taylor(order=2, eta=0.2), clean_weight=w)(outputs, y) for w in ("one", "one-minus-eta")
+    )
     assert torch.allclose(release["clean"], 0.8 * paper["clean"])
     assert all(torch.equal(paper[name], release[name]) for name in ("zeroth", "first", "second"))
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.4])
 def test_eta_and_second_factor_weigh_the_taylor_terms(factor: float) -> None:
-    outputs, y = looks()
-    unit = Trades(order=2, eta=1.0, second_factor=1.0)(outputs, y)
-    terms = Trades(order=2, eta=0.2, second_factor=factor)(outputs, y)
+    outputs, y = random_outputs()
+    unit = Trades(taylor=Taylor(order=2, eta=1.0, second_factor=1.0))(outputs, y)
+    terms = Trades(taylor=Taylor(order=2, eta=0.2, second_factor=factor))(outputs, y)
     assert torch.allclose(terms["first"], 0.2 * unit["first"])
     assert torch.allclose(terms["second"], 0.2 * factor * unit["second"])
-    none = Trades(order=2, eta=0)(outputs, y)
+    none = Trades(taylor=Taylor(order=2, eta=0))(outputs, y)
     assert float(none["first"].detach()) == float(none["second"].detach()) == 0
 
 
 @pytest.mark.parametrize(("base", "mode"), list(product([AT, Trades], ["head", "released"])))
 def test_targets_carry_no_gradient(base: type, mode: str) -> None:
-    outputs, y = looks()
-    terms = base(order=2, mode=mode)(outputs, y)
+    outputs, y = random_outputs()
+    terms = base(taylor=Taylor(order=2, eta=0.3, mode=mode))(outputs, y)
     taylor = terms["first"] + terms["second"]
     inputs = [outputs.features, outputs.features_adv, outputs.logits, outputs.logits_adv]
     by_h, by_h_adv, by_z, _ = torch.autograd.grad(taylor, inputs, allow_unused=True)
@@ -130,53 +138,51 @@ def test_targets_carry_no_gradient(base: type, mode: str) -> None:
 
 
 def test_head_gradients_are_averaged_over_ranks_before_abs_and_square() -> None:
-    outputs, y = looks()
+    outputs, y = random_outputs()
     seen = []
 
     def reduce(rows: Tensor) -> Tensor:
         seen.append(rows)
         return rows - 1.0  # what other ranks might bring
 
-    terms = Trades(order=2)(outputs, y, reduce=reduce)
+    terms = Trades(taylor=Taylor(order=2, eta=0.3))(outputs, y, reduce=reduce)
     (rows,) = seen
     assert rows.shape == (2, 4)
     r, r_adv = rows - 1.0
     for name, weight, value in (("first", 0.3, torch.abs), ("second", 0.15, torch.square)):
         gap = value(r) - value(r_adv)
-        wanted = weight * target_term(soft_targets(-gap), soft_targets(gap), outputs.logits, outputs.logits_adv, y)
-        assert torch.allclose(terms[name], wanted)
+        plus, minus = rows_of_targets(gap)[y], rows_of_targets(-gap)[y]
+        assert torch.allclose(terms[name], weight * mean_kl((plus, outputs.logits_adv), (minus, outputs.logits)))
 
 
 def stepped(objective: AT | Trades, *, sigma: float = 0.1, draws: int = 1) -> tuple[dict[str, Tensor], PairedForward]:
     model = create_model("cnn", classes=3, channels=1, width=2).train()
-    head = find_head(model) if objective.need.features else None
-    views = PairedForward(model, objective.need, head)
+    head = find_head(model) if objective.needs.features else None
+    forward = PairedForward(model, objective.needs, head)
     x, x_adv, y = torch.rand(5, 1, 8, 8), torch.rand(5, 1, 8, 8), torch.arange(5) % 3
     u = tuple(Noise(sigma=sigma)(model) for _ in range(draws))
-    return objective(views(x, x_adv, u), y), views
+    return objective(forward(x, x_adv, u), y), forward
 
 
-@pytest.mark.parametrize(
-    ("base", "mode", "order"), list(product([AT, Trades], ["head", "released", "exact"], [0, 1, 2]))
-)
+@pytest.mark.parametrize(("base", "mode", "order"), list(product([AT, Trades], ["head", "released", "exact"], [1, 2])))
 def test_each_mode_names_the_terms_of_its_order(base: type, mode: str, order: int) -> None:
-    terms, views = stepped(base(mode=mode, order=order))
+    terms, forward = stepped(base(taylor=Taylor(mode=mode, order=order)))
     first = ["clean"] if base is Trades else []
     assert list(terms) == [*first, "zeroth", "first", "second"][: len(first) + 1 + order]
     total(terms).backward()
-    gradients = [p.grad for p in views.model.parameters()]
+    gradients = [p.grad for p in forward.model.parameters()]
     assert all(g is not None and g.isfinite().all() for g in gradients)
 
 
-@pytest.mark.parametrize(("base", "order"), list(product([AT, Trades], [0, 1, 2])))
+@pytest.mark.parametrize(("base", "order"), list(product([AT, Trades], [1, 2])))
 def test_sampled_needs_no_expansion(base: type, order: int) -> None:
-    terms, _ = stepped(base(mode="sampled", order=order), draws=2)
+    terms, _ = stepped(base(taylor=Taylor(mode="sampled", order=order)), draws=2)
     assert list(terms) == (["clean", "zeroth"] if base is Trades else ["zeroth"])
 
 
 def test_exact_compares_the_softmax_of_the_directional_derivatives() -> None:
     pairs = tuple((torch.randn(4, 3), torch.randn(4, 3)) for _ in range(2))
-    terms = Trades(mode="exact", order=2, eta=0.2)(
+    terms = Trades(taylor=Taylor(mode="exact", order=2, eta=0.2))(
         Outputs(Z[:1].expand(4, 3), Z[:1].expand(4, 3), derivatives=pairs), torch.zeros(4, dtype=torch.long)
     )
     assert torch.allclose(terms["first"], 0.2 * kl(*pairs[0]).mean())
@@ -187,8 +193,8 @@ def test_sampled_averages_the_zeroth_term_over_u() -> None:
     model = create_model("cnn", classes=3, channels=1, width=2).train()
     x, x_adv, y = torch.rand(5, 1, 8, 8), torch.rand(5, 1, 8, 8), torch.arange(5) % 3
     draws = tuple(Noise(sigma=0.1)(model) for _ in range(3))
-    objective = Trades(mode="sampled", order=1)
-    terms = objective(PairedForward(model, objective.need)(x, x_adv, draws), y)
+    objective = Trades(taylor=Taylor(mode="sampled", order=1))
+    terms = objective(PairedForward(model, objective.needs)(x, x_adv, draws), y)
     values = []
     for u in draws:
         with perturbed(model, u), torch.no_grad():
@@ -196,28 +202,28 @@ def test_sampled_averages_the_zeroth_term_over_u() -> None:
     assert torch.allclose(terms["zeroth"], torch.stack(values).mean(), rtol=1e-4)
 
 
-def test_views_see_the_head_input_of_a_users_sequential() -> None:
+def test_the_head_input_is_read_from_a_users_sequential() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     x, x_adv = torch.rand(5, 1, 2, 2), torch.rand(5, 1, 2, 2)
-    views = PairedForward(model, ForwardSpec(features=True), find_head(model))
-    outputs = views(x, x_adv)
+    forward = PairedForward(model, ForwardSpec(features=True), find_head(model))
+    outputs = forward(x, x_adv)
     assert torch.equal(outputs.features, model[:3](x))
     assert torch.equal(outputs.features_adv, model[:3](x_adv))
     assert torch.equal(outputs.logits, model(x))
     assert torch.equal(outputs.logits_adv, model(x_adv))
     assert not model[3]._forward_pre_hooks  # nothing stays behind
-    assert [name for name, _ in views.named_parameters()] == [f"model.{n}" for n, _ in model.named_parameters()]
+    assert [name for name, _ in forward.named_parameters()] == [f"model.{n}" for n, _ in model.named_parameters()]
 
 
-def test_views_compute_only_what_is_asked_for() -> None:
+def test_no_forward_pass_is_made_that_nobody_asked_for() -> None:
     model, calls = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), []
     model.register_forward_hook(lambda *_: calls.append(1))
-    outputs = PairedForward(model, AT().need)(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
+    outputs = PairedForward(model, AT().needs)(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
     assert outputs.logits is None
     assert outputs.features is None
     assert len(calls) == 1
     calls.clear()
-    PairedForward(model, Trades(order=2).need, model[1])(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
+    PairedForward(model, Trades(taylor=Taylor(order=2)).needs, model[1])(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
     assert len(calls) == 2  # the Taylor terms of mode head need no pass of their own
 
 
@@ -229,9 +235,11 @@ def test_views_compute_only_what_is_asked_for() -> None:
     ],
 )
 def test_a_head_whose_output_is_not_the_logits_is_refused(model: nn.Sequential, head: int) -> None:
-    views = PairedForward(model, ForwardSpec(features=True), model[head])
-    with pytest.raises(RattleError, match=r"needs a linear head whose output is the logits.*set objective.order 0"):
-        views(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
+    forward = PairedForward(model, ForwardSpec(features=True), model[head])
+    with pytest.raises(
+        RattleError, match=r"need a linear head whose output is the logits.*set objective.taylor.order 0"
+    ):
+        forward(torch.rand(2, 1, 2, 2), torch.rand(2, 1, 2, 2))
 
 
 def test_taylor_terms_without_a_linear_layer_are_refused() -> None:
@@ -241,32 +249,41 @@ def test_taylor_terms_without_a_linear_layer_are_refused() -> None:
 
 
 def test_taylor_terms_without_features_are_refused() -> None:
-    with pytest.raises(RattleError, match=r"in modes head and released needs logits and features of x and x'"):
-        AT(order=1)(Outputs(None, Z_ADV), Y)
+    with pytest.raises(RattleError, match=r"the Taylor terms head and released need logits and features of x and x'"):
+        AT(taylor=Taylor(order=1))(Outputs(None, Z_ADV), Y)
 
 
-@pytest.mark.parametrize("base", [AT, Trades])
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ({"order": 3}, "objective.order must be 0, 1 or 2, got 3"),
-        ({"order": -1}, "objective.order must be 0, 1 or 2, got -1"),
-        ({"eta": -0.1}, "objective.eta must be >= 0, got -0.1"),
-        ({"eta": math.nan}, "objective.eta must be >= 0, got nan"),
-        ({"mode": "literal"}, "objective.mode must be head, released, exact or sampled, got 'literal'"),
-        ({"second_factor": -1.0}, "objective.second_factor must be >= 0, got -1.0"),
+        ({"order": 3}, "objective.taylor.order must be 0, 1 or 2, got 3"),
+        ({"order": -1}, "objective.taylor.order must be 0, 1 or 2, got -1"),
+        ({"order": 1, "eta": -0.1}, "objective.taylor.eta must be >= 0, got -0.1"),
+        ({"order": 1, "eta": math.nan}, "objective.taylor.eta must be >= 0, got nan"),
+        ({"mode": "literal"}, "objective.taylor.mode must be one of head, released, exact, sampled, got 'literal'"),
+        ({"second_factor": -1.0}, "objective.taylor.second_factor must be >= 0, got -1.0"),
+        ({"eta": 0.3}, "objective.taylor.eta 0.3 does nothing at order 0: set objective.taylor.order to 1 or 2"),
+        (
+            {"mode": "exact"},
+            "objective.taylor.mode exact does nothing at order 0: set objective.taylor.order to 1 or 2",
+        ),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(base: type, setting: dict, sentence: str) -> None:
+def test_taylor_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
     with pytest.raises(RattleError, match=f"^{sentence}$"):
-        base(**setting)
+        Taylor(**setting)
+
+
+def test_eta_is_the_papers_best_for_the_order_when_not_given() -> None:
+    assert [Taylor(order=order).weight for order in (0, 1, 2)] == [0, 0.3, 0.2]
 
 
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
         ({"inv_lambda": -6.0}, "objective.inv_lambda must be >= 0, got -6.0"),
-        ({"clean_weight": "none"}, "objective.clean_weight must be one or one-minus-eta, got 'none'"),
+        ({"clean_weight": "none"}, "objective.clean_weight must be one of one, one-minus-eta, got 'none'"),
+        ({"clean_weight": "one-minus-eta"}, "objective.clean_weight one-minus-eta does nothing without Taylor terms"),
     ],
 )
 def test_trades_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
@@ -275,8 +292,8 @@ def test_trades_settings_that_mean_nothing_are_refused(setting: dict, sentence: 
 
 
 def test_two_classes_turn_the_taylor_terms_into_cross_entropies() -> None:
-    outputs, y = looks(classes=2)
-    terms = Trades(order=2, eta=1.0, second_factor=1.0)(outputs, y)
+    outputs, y = random_outputs(classes=2)
+    terms = Trades(taylor=Taylor(order=2, eta=1.0, second_factor=1.0))(outputs, y)
     wanted = 0.5 * (F.cross_entropy(outputs.logits, y) + F.cross_entropy(outputs.logits_adv, y))
     assert torch.allclose(terms["first"], wanted)
     assert torch.allclose(terms["second"], wanted)

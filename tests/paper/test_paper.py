@@ -174,7 +174,9 @@ def test_a_run_that_diverged_is_shown_as_such_and_not_tried_again(
 ) -> None:
     def steep(recipe: Any, overrides: Any) -> Any:
         recipe = overridden(recipe, overrides)
-        return replace(recipe, optimizer=replace(recipe.optimizer, lr=1e25)) if recipe.objective.order else recipe
+        return (
+            replace(recipe, optimizer=replace(recipe.optimizer, lr=1e25)) if recipe.objective.taylor.order else recipe
+        )
 
     overridden = scales.overridden
     monkeypatch.setattr(scales, "overridden", steep)
@@ -310,7 +312,7 @@ def test_a_folder_of_another_recipe_or_version_is_refused(
 def test_full_scale_is_the_recipes_as_named_and_small_keeps_their_shape() -> None:
     found = planning.entries(1, SCALES["full"])
     assert [entry.recipe.name for entry in found if entry.recipe][1] == "cifar10-linf-preact18-trades-1st"
-    etas = [entry.recipe.objective.eta for entry in found if entry.recipe]
+    etas = [entry.recipe.objective.taylor.eta for entry in found if entry.recipe]
     assert etas[1:] == [0.05, 0.1, 0.2, 0.3, 0.4] * 2
     recipe = found[1].recipe
     assert recipe is not None

@@ -18,6 +18,7 @@ from rattle.paper import tables as paper
 from rattle.paper.rows import Row
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
+from rattle.recipes.schema import replace_at
 from rattle.training.state import init_state
 from support.tiny_runs import RECIPE, digits, save_run, small_cnn
 
@@ -54,7 +55,7 @@ def check_row(row: Row, folder: Path, attack: str, capsys: pytest.CaptureFixture
     words = [word for name, value in row.overrides for word in (f"--{name}", str(value))]
     run = two_steps(row.recipe, row.dataset, WIDTHS[row.architecture], folder, *words)
     trained = Recipe.from_yaml((run / "recipe.yaml").read_text())
-    assert trained.objective == replace(get_recipe(row.recipe).objective, **dict(eta_of(row)))
+    assert trained.objective == as_in_the_table(row).objective
     assert trained.attack.threat == get_recipe(row.recipe).attack.threat
     epsilon = ["--threat.epsilon", str(row.cell("pgd20").epsilon)]
     capsys.readouterr()
@@ -64,8 +65,11 @@ def check_row(row: Row, folder: Path, attack: str, capsys: pytest.CaptureFixture
     assert result["attacks"][attack]["settings"]["threat"]["norm"] == row.norm
 
 
-def eta_of(row: Row) -> dict[str, float]:
-    return {name.removeprefix("objective."): value for name, value in row.overrides}
+def as_in_the_table(row: Row) -> Recipe:
+    recipe = get_recipe(row.recipe or "")
+    for name, value in row.overrides:
+        recipe = replace_at(recipe, name, value)
+    return recipe
 
 
 def test_every_row_of_the_first_five_tables_names_a_recipe() -> None:
@@ -73,9 +77,9 @@ def test_every_row_of_the_first_five_tables_names_a_recipe() -> None:
     assert {row.architecture for _, row in ROWS} == set(WIDTHS)
     assert [f"{dataset}-linf-preact18-at" for dataset in sorted(CLASSES)] == SURROGATES
     for _, row in ROWS:
-        recipe = get_recipe(row.recipe or "")
+        recipe, overrides = as_in_the_table(row), dict(row.overrides)
         assert recipe.data.name == row.dataset
-        assert replace(recipe.objective, **eta_of(row)).eta == eta_of(row).get("eta", recipe.objective.eta)
+        assert recipe.objective.taylor.eta == overrides.get("objective.taylor.eta", recipe.objective.taylor.eta)
     for model, width in {(get_recipe(row.recipe or "").model, WIDTHS[row.architecture]) for _, row in ROWS}:
         assert create_model(model, classes=10, width=width).eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10)
 

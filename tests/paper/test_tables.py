@@ -101,7 +101,7 @@ def test_a_recipe_name_says_what_its_row_says() -> None:
 
 def test_table_1_sets_eta_and_the_attacks_use_the_two_radii_of_the_paper() -> None:
     rows = paper.table(1).rows
-    assert [dict(row.overrides)["objective.eta"] for row in rows] == [0.05, 0.1, 0.2, 0.3, 0.4] * 2
+    assert [dict(row.overrides)["objective.taylor.eta"] for row in rows] == [0.05, 0.1, 0.2, 0.3, 0.4] * 2
     assert [cell.epsilon for cell in rows[0].cells] == [None, 0.031, 0.031, 8 / 255]
     assert [cell.epsilon for cell in paper.table(3).rows[0].cells] == [None, 128 / 255, 128 / 255]
 

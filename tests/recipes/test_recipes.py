@@ -12,7 +12,7 @@ from rattle.attacks import PGD
 from rattle.data import Augment
 from rattle.data.registry import Data
 from rattle.errors import RattleError, unknown
-from rattle.objectives import AT, Trades
+from rattle.objectives import AT, Taylor, Trades
 from rattle.recipes.catalog import describe, get_recipe, list_recipes, resolve
 from rattle.recipes.recipe import SGD, Recipe
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
@@ -24,12 +24,13 @@ positive = st.floats(1e-9, 1e6)
 not_negative = st.floats(0, 1e6)
 fraction = st.floats(0.01, 0.99)
 counts = st.integers(1, 10**6)
-taylor = {
-    "order": st.sampled_from([0, 1, 2]),
-    "eta": not_negative,
-    "mode": st.sampled_from(["head", "released"]),
-    "second_factor": not_negative,
-}
+taylor = st.builds(
+    Taylor,
+    order=st.sampled_from([1, 2]),
+    eta=st.none() | not_negative,
+    mode=st.sampled_from(["head", "released"]),
+    second_factor=not_negative,
+)
 attacks = st.builds(
     PGD,
     threat=st.builds(Threat, norm=st.sampled_from(["linf", "l2"]), epsilon=not_negative),
@@ -52,8 +53,9 @@ recipes = st.builds(
     head=st.none() | st.text(max_size=8),
     attack=attacks,
     noise=st.builds(Noise, sigma=not_negative, where=st.sampled_from(["matrices", "convolutions"])),
-    objective=st.builds(AT, **taylor)
-    | st.builds(Trades, inv_lambda=not_negative, clean_weight=st.sampled_from(["one", "one-minus-eta"]), **taylor),
+    objective=st.builds(AT, taylor=taylor | st.just(Taylor()))
+    | st.builds(Trades, inv_lambda=not_negative)
+    | st.builds(Trades, taylor=taylor, clean_weight=st.sampled_from(["one", "one-minus-eta"])),
     awp=st.none() | st.builds(AWP, gamma=positive, warmup=st.integers(0, 20)),
     average=st.none() | st.builds(SWA, start=fraction) | st.builds(EMA, decay=fraction),
     optimizer=st.builds(SGD, lr=positive, momentum=fraction, weight_decay=not_negative, nesterov=st.booleans()),
@@ -73,7 +75,7 @@ def test_a_recipe_survives_yaml(recipe: Recipe) -> None:
 
 
 def test_yaml_says_which_kind_where_several_are_possible() -> None:
-    plain = yaml.safe_load(Recipe(objective=AT(order=1), average=EMA(), awp=AWP()).to_yaml())
+    plain = yaml.safe_load(Recipe(objective=AT(taylor=Taylor(order=1)), average=EMA(), awp=AWP()).to_yaml())
     assert plain["objective"]["kind"] == "AT"
     assert plain["average"]["kind"] == "EMA"
     assert plain["schedule"]["kind"] == "Piecewise"
@@ -83,7 +85,8 @@ def test_yaml_says_which_kind_where_several_are_possible() -> None:
 
 
 def edited(**changes: object) -> str:
-    plain = yaml.safe_load(Recipe(awp=AWP(), average=SWA()).to_yaml())
+    objective = Trades(taylor=Taylor(order=1, eta=0.3))
+    plain = yaml.safe_load(Recipe(objective=objective, awp=AWP(), average=SWA()).to_yaml())
     for path, value in changes.items():
         *groups, last = path.split("__")
         place = plain
@@ -97,7 +100,8 @@ def edited(**changes: object) -> str:
     ("changes", "sentence"),
     [
         ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'?"),
-        ({"objective__etta": 3}, "unknown setting 'objective.etta'; did you mean 'objective.eta'?"),
+        ({"objective__taylor__etta": 3}, "'objective.taylor.etta'; did you mean 'objective.taylor.eta'?"),
+        ({"objective__eta": 3}, "unknown setting 'objective.eta'"),
         ({"attack__threat__eps": 0.1}, "did you mean 'attack.threat.epsilon'?"),
         ({"objective__kind": "Trade"}, "unknown objective.kind 'Trade'; did you mean 'Trades'?"),
         ({"average__kind": "None"}, "unknown average.kind 'None'"),
@@ -105,17 +109,18 @@ def edited(**changes: object) -> str:
         ({"epochs": 2.5}, "epochs must be int, got 2.5"),
         ({"epochs": True}, "epochs must be int, got True"),
         ({"data__augment__flip": 1}, "data.augment.flip must be bool, got 1"),
-        ({"objective__eta": "much"}, "objective.eta must be a number such as 0.03 or 8/255, got 'much'"),
-        ({"objective__eta": True}, "objective.eta must be float, got True"),
-        ({"objective__eta": None}, "objective.eta must be float, got None"),
-        ({"objective__mode": "literal"}, "objective.mode must be one of head, released, exact, sampled, got 'literal'"),
+        ({"objective__taylor__eta": "much"}, "taylor.eta must be a number such as 0.03 or 8/255, got 'much'"),
+        ({"objective__taylor__eta": True}, "objective.taylor.eta must be float or null, got True"),
+        ({"objective__inv_lambda": None}, "objective.inv_lambda must be float, got None"),
+        ({"objective__taylor__mode": "x"}, "taylor.mode must be one of head, released, exact, sampled, got 'x'"),
         ({"attack": 3}, "attack: expected settings, got 3"),
         ({"schedule": "Cosine"}, "schedule: expected settings, got 'Cosine'"),
         ({"schedule__drops": ["early"]}, "schedule.drops[0] must be a number such as 0.03 or 8/255, got 'early'"),
         ({"width": "wide"}, "width must be int or null, got 'wide'"),
-        ({"objective__order": 7}, "objective.order must be 0, 1 or 2, got 7"),
+        ({"objective__taylor__order": 7}, "objective.taylor.order must be 0, 1 or 2, got 7"),
+        ({"objective__taylor__order": 0}, "objective.taylor.eta 0.3 does nothing at order 0"),
         ({"epochs": 0}, "epochs must be >= 1, got 0"),
-        ({"draws": 2}, "draws > 1 counts only with objective.mode sampled"),
+        ({"noise_samples": 2}, "noise-samples > 1 does nothing without objective.taylor.mode sampled"),
         ({"optimizer__lr": 0}, "optimizer.lr must be > 0, got 0"),
     ],
 )
@@ -137,11 +142,13 @@ def test_text_that_is_no_yaml_is_refused_in_one_line() -> None:
 
 
 def test_numbers_may_be_fractions_and_whole_numbers() -> None:
-    recipe = Recipe.from_yaml(edited(attack__threat__epsilon="8/255", attack__step_size="1e-2", objective__eta=1))
+    recipe = Recipe.from_yaml(
+        edited(attack__threat__epsilon="8/255", attack__step_size="1e-2", objective__taylor__eta=1)
+    )
     assert recipe.attack.threat.epsilon == 8 / 255
     assert recipe.attack.step_size == 0.01
-    assert recipe.objective.eta == 1.0
-    assert isinstance(recipe.objective.eta, float)
+    assert recipe.objective.taylor.eta == 1.0
+    assert isinstance(recipe.objective.taylor.eta, float)
 
 
 @pytest.mark.parametrize("text", ["8/0", "8/", "/255", "1/2/3", "eight", ""])
@@ -196,9 +203,9 @@ def check_recipe(name: str, dataset: str, norm: str) -> None:
     assert recipe.val_attack.threat == threat
     assert (recipe.attack.steps, recipe.attack.loss) == (10, "kl" if trades else "ce")
     assert isinstance(recipe.objective, Trades if trades else AT)
-    assert recipe.objective.order == order
-    assert recipe.objective.mode == "head"
-    assert not order or recipe.objective.eta == {1: 0.3, 2: 0.2}[order]  # the paper's best
+    assert recipe.objective.taylor.order == order
+    assert recipe.objective.taylor.mode == "head"
+    assert not order or recipe.objective.taylor.eta == {1: 0.3, 2: 0.2}[order]  # the paper's best
     assert not trades or recipe.objective.inv_lambda == 6
     assert recipe.noise.sigma == (0.01 if order else 0)
     warmup = 5 if dataset == "digits" else 10
@@ -219,9 +226,7 @@ def test_the_papers_rows_are_listed() -> None:
 
 def test_a_recipe_is_described_in_one_line() -> None:
     line = describe("cifar10-l2-preact18-at-awp-1st")
-    assert line.startswith("AT with adversarial weight perturbation")
-    assert "first-order Taylor term" in line
-    assert "l2 0.502, 200 epochs" in line
+    assert line == "AT-AWP + 1st (Madry et al. 2018, Wu et al. 2020); l2 0.502, 200 epochs"
 
 
 @pytest.mark.parametrize(
@@ -253,10 +258,10 @@ def test_a_recipe_file_that_is_missing_or_wrong_is_named(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["exact", "sampled"])
-def test_modes_that_look_along_u_need_noise(mode: str) -> None:
-    with pytest.raises(RattleError, match=f"objective.mode {mode} looks along u: it needs noise.sigma > 0"):
-        Recipe(objective=Trades(order=1, mode=mode), noise=Noise(sigma=0))
-    assert Recipe(objective=Trades(order=0, mode=mode), noise=Noise(sigma=0)).noise.sigma == 0
+def test_readings_that_are_taken_along_u_need_noise(mode: str) -> None:
+    with pytest.raises(RattleError, match=r"are taken along u: they need noise.sigma > 0"):
+        Recipe(objective=Trades(taylor=Taylor(order=1, mode=mode)), noise=Noise(sigma=0))
+    assert Recipe(objective=Trades(taylor=Taylor(order=1, mode=mode)), noise=Noise(sigma=0.1)).noise.sigma == 0.1
 
 
 def test_a_recipe_is_frozen() -> None:

@@ -15,7 +15,7 @@ from rattle.bench import reference as twins
 from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.models.registry import create_model
-from rattle.objectives import AT, Trades
+from rattle.objectives import AT, Taylor, Trades
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.threat import Threat
@@ -43,8 +43,8 @@ def test_the_library_takes_the_steps_of_algorithm_1(order: int, gamma: float | N
     ours = algorithm1.Network().double()
     theirs = copy.deepcopy(ours)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.02, momentum=0.9) for m in (ours, theirs)]
-    objective = Trades(order=order, eta=0.2)
-    views = PairedForward(ours, objective.need, ours.head)
+    objective = Trades(taylor=Taylor(order=order, eta=0.2 if order else None))
+    forward = PairedForward(ours, objective.needs, ours.head)
     for i in range(4):
         x, y = minibatch()
         noise = ImageStreams(i, torch.arange(len(x))).normal(1, 8, 8)
@@ -54,7 +54,7 @@ def test_the_library_takes_the_steps_of_algorithm_1(order: int, gamma: float | N
         )  # fmt: skip
         optimizers[0].zero_grad()
         terms = step(
-            views, x, y, attack=INNER, noise=Noise(sigma=0.01), objective=objective,
+            forward, x, y, attack=INNER, noise=Noise(sigma=0.01), objective=objective,
             awp=AWP(gamma=gamma, warmup=0) if gamma else None,
             shared=torch.Generator().manual_seed(i), private=ImageStreams(i, torch.arange(len(x))),
         )  # fmt: skip
@@ -93,9 +93,9 @@ def test_released_mode_is_the_authors_algorithm_in_two_forwards_and_one_backward
         theirs, find_head(theirs), x, y, epsilon=threat.epsilon, step_size=recipe.attack.step_size, steps=10,
         sigma=1e-4, eta=0.2, draws=ImageStreams(5, torch.arange(20)), generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
-    views = PairedForward(ours, recipe.objective.need, find_head(ours))
+    forward = PairedForward(ours, recipe.objective.needs, find_head(ours))
     terms = step(
-        views, x, y, attack=recipe.attack, noise=recipe.noise, objective=recipe.objective, awp=None,
+        forward, x, y, attack=recipe.attack, noise=recipe.noise, objective=recipe.objective, awp=None,
         shared=torch.Generator().manual_seed(1), private=ImageStreams(5, torch.arange(20)),
     )  # fmt: skip
     torch.testing.assert_close(total(terms), expected, rtol=1e-5, atol=1e-5)
@@ -109,12 +109,12 @@ def test_released_mode_is_the_authors_algorithm_in_two_forwards_and_one_backward
 @pytest.mark.parametrize("objective", [Trades, AT])
 def test_every_reading_trains_on_every_base(mode: str, objective: type) -> None:
     model = create_model("cnn", classes=4, channels=1, width=4).double()
-    chosen = objective(order=2, eta=0.2, mode=mode)
+    chosen = objective(taylor=Taylor(order=2, eta=0.2, mode=mode))
     x, y = minibatch()
     terms = step(
-        PairedForward(model, chosen.need, None), x, y, attack=INNER, noise=Noise(sigma=1e-3), objective=chosen,
+        PairedForward(model, chosen.needs, None), x, y, attack=INNER, noise=Noise(sigma=1e-3), objective=chosen,
         awp=AWP(gamma=0.01, warmup=0), shared=torch.Generator().manual_seed(0),
-        private=ImageStreams(0, torch.arange(len(x))), draws=2 if mode == "sampled" else 1,
+        private=ImageStreams(0, torch.arange(len(x))), noise_samples=2 if mode == "sampled" else 1,
     )  # fmt: skip
     assert all(torch.isfinite(value) for value in terms.values())
     assert ("second" in terms) == (mode == "exact")
@@ -123,11 +123,11 @@ def test_every_reading_trains_on_every_base(mode: str, objective: type) -> None:
 
 def test_awp_adds_one_forward_pair_and_one_backward() -> None:
     model = create_model("cnn", classes=4, channels=1, width=4).double()
-    objective = Trades(order=2, eta=0.2)
+    objective = Trades(taylor=Taylor(order=2, eta=0.2))
     x, y = minibatch()
     counter = Counter(model)
     step(
-        PairedForward(model, objective.need, find_head(model)), x, y, attack=INNER, noise=Noise(), objective=objective,
+        PairedForward(model, objective.needs, find_head(model)), x, y, attack=INNER, noise=Noise(), objective=objective,
         awp=AWP(gamma=0.01, warmup=0), shared=torch.Generator().manual_seed(0),
         private=ImageStreams(0, torch.arange(len(x))),
     )  # fmt: skip

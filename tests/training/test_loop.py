@@ -16,7 +16,7 @@ from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.models.registry import create_model
-from rattle.objectives import AT, Trades
+from rattle.objectives import AT, Taylor, Trades
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
@@ -146,19 +146,19 @@ def test_a_batch_larger_than_the_data_is_all_of_them(tmp_path: Path) -> None:
     ("method", "objective"),
     [
         ("at", AT()),
-        ("at-awp", AT(order=2)),
+        ("at-awp", AT(taylor=Taylor(order=2))),
         ("trades", Trades()),
-        ("trades-2nd", Trades(order=2, mode="released", clean_weight="one-minus-eta")),
-        ("trades-1st", Trades(order=1, mode="exact")),
-        ("trades-2nd", AT(order=2, mode="exact")),
-        ("trades-2nd", Trades(order=2, mode="sampled")),
+        ("trades-2nd", Trades(taylor=Taylor(order=2, mode="released"), clean_weight="one-minus-eta")),
+        ("trades-1st", Trades(taylor=Taylor(order=1, mode="exact"))),
+        ("trades-2nd", AT(taylor=Taylor(order=2, mode="exact"))),
+        ("trades-2nd", Trades(taylor=Taylor(order=2, mode="sampled"))),
     ],
 )
 def test_every_mode_on_every_base_trains(tmp_path: Path, method: str, objective: AT | Trades) -> None:
     run = fit(tiny(method, objective=objective, epochs=1, batch_size=96), tmp_path)
     line = json.loads(run.metrics.read_text())
     names = ["clean", "zeroth"] if isinstance(objective, Trades) else ["zeroth"]
-    names += ["first", "second"][: objective.order] if objective.mode != "sampled" else []
+    names += ["first", "second"][: objective.taylor.order] if objective.taylor.mode != "sampled" else []
     assert list(line)[4:-2] == names
     assert math.isfinite(line["loss"])
 
@@ -205,8 +205,8 @@ def test_ema_is_saved_beside_the_raw_weights_and_loaded_first(whole: Run) -> Non
 
 
 def test_kept_epochs_are_the_same_in_a_run_that_was_interrupted_and_change_nothing_else(tmp_path: Path) -> None:
-    recipe = tiny(epochs=3, keep=CheckpointSchedule(drops=(0.6,)))
-    plain = fit(replace(recipe, keep=None), tmp_path / "plain")
+    recipe = tiny(epochs=3, keep_checkpoints=CheckpointSchedule(drops=(0.6,)))
+    plain = fit(replace(recipe, keep_checkpoints=None), tmp_path / "plain")
     whole = fit(recipe, tmp_path / "whole")
     with pytest.raises(Stop):
         fit(recipe, tmp_path / "cut", console=Interrupting(steps=8))
@@ -269,13 +269,13 @@ def test_a_recipe_that_cannot_run_replaces_nothing(whole: Run, tmp_path: Path, c
 
 @pytest.mark.parametrize("awp", [None, AWP(gamma=0.1)])
 def test_a_step_leaves_a_gradient_and_the_weights_where_they_were(awp: AWP | None) -> None:
-    model, objective = create_model("cnn", classes=10, channels=1, width=2).train(), Trades(order=2)
+    model, objective = create_model("cnn", classes=10, channels=1, width=2).train(), Trades(taylor=Taylor(order=2))
     x, y, weights = torch.rand(8, 1, 8, 8), torch.arange(8), [p.detach().clone() for p in model.parameters()]
     moved = []
     first = next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d))
     first.register_forward_hook(lambda *_: moved.append(not torch.equal(model.head.weight, weights[-2])))
     terms = step(
-        PairedForward(model, objective.need, find_head(model)),
+        PairedForward(model, objective.needs, find_head(model)),
         x,
         y,
         attack=PGD(steps=3, loss="kl"),

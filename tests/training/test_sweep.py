@@ -34,14 +34,14 @@ def points(*words: str, seeds: tuple[int, ...] = ()) -> list[tuple[dict, Recipe]
 
 
 def test_settings_with_several_values_and_seeds_make_a_grid() -> None:
-    found = points("--objective.eta", "0.05", "0.1", "--epochs", "3", seeds=(0, 2))
-    assert [(r.objective.eta, r.seed, r.epochs) for _, r in found] == [
+    found = points("--objective.taylor.eta", "0.05", "0.1", "--epochs", "3", seeds=(0, 2))
+    assert [(r.objective.taylor.eta, r.seed, r.epochs) for _, r in found] == [
         (0.05, 0, 3),
         (0.05, 2, 3),
         (0.1, 0, 3),
         (0.1, 2, 3),
     ]
-    assert folder_name(found[1][0]) == "objective.eta=0.05,seed=2"
+    assert folder_name(found[1][0]) == "objective.taylor.eta=0.05,seed=2"
 
 
 def test_kinds_lists_switches_and_fractions_can_be_swept() -> None:
@@ -71,9 +71,9 @@ def test_no_value_leads_a_folder_out_of_the_sweep(tmp_path: Path, value: str) ->
 
 def test_two_runs_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        RattleError, match=r"two runs of the sweep would be called objective.eta=0.1: give no value twice"
+        RattleError, match=r"two runs of the sweep would be called objective.taylor.eta=0.1: give no value twice"
     ):
-        plan(points("--objective.eta", "0.1", "0.1"), tmp_path)
+        plan(points("--objective.taylor.eta", "0.1", "0.1"), tmp_path)
 
 
 def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
@@ -192,18 +192,18 @@ def rattle(*args: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_a_local_sweep_trains_skips_and_goes_on(tmp_path: Path) -> None:
-    command = ["sweep", RECIPE, "--objective.eta", "0.05", "0.1", "--out", str(tmp_path), "--jobs", "2", *SIZES]
+    command = ["sweep", RECIPE, "--objective.taylor.eta", "0.05", "0.1", "--out", str(tmp_path), "--jobs", "2", *SIZES]
     first = rattle(*command, "--epochs", "2")
     assert first.returncode == 0, first.stderr
     assert first.stdout == f"2 of 2 runs are finished in {tmp_path}\n"
-    folder = tmp_path / "objective.eta=0.1"
+    folder = tmp_path / "objective.taylor.eta=0.1"
     for name in ("last", "previous"):
         Run(folder).checkpoint(name).unlink()
-    weights = Run(tmp_path / "objective.eta=0.05").checkpoint("last")
+    weights = Run(tmp_path / "objective.taylor.eta=0.05").checkpoint("last")
     before = weights.stat().st_mtime_ns
     again = rattle(*command, "--epochs", "2")
     assert again.returncode == 0, again.stderr
-    assert "objective.eta=0.05: finished" in again.stderr
+    assert "objective.taylor.eta=0.05: finished" in again.stderr
     assert weights.stat().st_mtime_ns == before
     assert Run(folder).checkpoint("last").exists()
 

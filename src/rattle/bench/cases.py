@@ -97,7 +97,7 @@ def authors_step(subject: Subject, *, steps: int | None = None) -> Callable[[], 
                 step_size=attack.step_size,
                 steps=attack.steps,
                 sigma=recipe.noise.sigma,
-                eta=recipe.objective.eta,
+                eta=0.2,
                 draws=subject.streams(),
                 generator=torch.Generator().manual_seed(0),
             )

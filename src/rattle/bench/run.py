@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +17,10 @@ from rattle.bench.limit import Limit, Passes
 from rattle.bench.measure import Ratio, Timing, interleaved, peak_memory, ratio
 from rattle.bench.setup import Setup, Subject, prepare, recipe_of
 from rattle.errors import RattleError
-from rattle.forward import PairedForward
+from rattle.forward import Outputs, PairedForward
 from rattle.models import find_head
 from rattle.runs.progress import Console, NullConsole
-from rattle.training.state import optimizer_of
+from rattle.training.state import make_optimizer
 from rattle.training.step import step
 
 GROUPS: tuple[Group, ...] = ("training", "evaluation", "autoattack")
@@ -114,7 +115,7 @@ def passes_of(subject: Subject, name: str) -> Passes:
     return Passes.of(
         steps=recipe.attack.steps,
         clean_target=recipe.attack.loss == "kl",
-        looks=2 if recipe.objective.need.clean else 1,
+        looks=2 if recipe.objective.needs.clean else 1,
         awp=recipe.awp is not None,
     )
 
@@ -123,14 +124,14 @@ def trace(setup: Setup, path: Path, *, method: str = "TRADES 1st+2nd") -> None:
     """Write a chrome trace of one step, its parts marked by name."""
     subject = prepare(setup)
     recipe, model = recipe_of(setup, METHODS[method]), subject.fast.train()
-    optimizer, views = optimizer_of(recipe, model), PairedForward(model, recipe.objective.need, find_head(model))
+    optimizer, views = make_optimizer(recipe, model), PairedForward(model, recipe.objective.needs, find_head(model))
     attack, mark = recipe.attack, torch.profiler.record_function
 
     def marked_attack(*args: object, **settings: object) -> Tensor:
         with mark("rattle: inner maximisation"):
             return attack(*args, **settings)  # type: ignore[arg-type]
 
-    def marked_views(*args: object) -> object:
+    def marked_views(*args: Any) -> Outputs:
         with mark("rattle: outer forwards at x and x'"):
             return views(*args)
 
@@ -147,7 +148,7 @@ def trace(setup: Setup, path: Path, *, method: str = "TRADES 1st+2nd") -> None:
                 awp=recipe.awp,
                 shared=torch.Generator().manual_seed(0),
                 private=subject.streams(),
-                outer=marked_views,
+                ddp_forward=marked_views,
             )
         optimizer.step()
 

@@ -21,7 +21,7 @@ from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
-from rattle.training.state import optimizer_of
+from rattle.training.state import make_optimizer
 from rattle.training.step import step
 
 LESSONS = 12  # plain training steps before anything is measured
@@ -135,9 +135,9 @@ def recipe_of(setup: Setup, method: str, *, steps: int | None = None) -> Recipe:
 def library_step(subject: Subject, method: str, *, steps: int | None = None) -> Callable[[], dict[str, Tensor]]:
     """A whole step of a recipe: attack, terms, gradient, optimizer."""
     recipe, model = recipe_of(subject.setup, method, steps=steps), subject.fast
-    optimizer = optimizer_of(recipe, model)
-    need = recipe.objective.need
-    views = PairedForward(model, need, find_head(model) if need.features else None)
+    optimizer = make_optimizer(recipe, model)
+    needs = recipe.objective.needs
+    views = PairedForward(model, needs, find_head(model) if needs.features else None)
     if subject.setup.compile:
         model.compile()
         views.compile()

@@ -54,5 +54,5 @@ def main(args: list[str]) -> None:
     print(f"\nThe page to look at: {page.resolve()}")
     print("\nWhat to try next:")
     print(f"  rattle evaluate {folders[1]} --attacks autoattack --n 200")
-    print("  rattle train digits-linf-cnn-trades-awp-2nd --objective.eta 0.3 --epochs 10 --out runs/awp")
+    print("  rattle train digits-linf-cnn-trades-awp-2nd --objective.taylor.eta 0.3 --epochs 10 --out runs/awp")
     print("  rattle recipes")

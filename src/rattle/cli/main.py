@@ -16,7 +16,7 @@ from rattle.training.signals import StoppedBySignal
 VERBS = {
     "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
     "train": "train a recipe: rattle train digits-linf-cnn-trades --epochs 5 --out runs/a",
-    "sweep": "train a grid of settings and seeds: rattle sweep RECIPE --objective.eta 0.1 0.2 --seeds 0 1 --jobs 2",
+    "sweep": "train a grid of settings and seeds: rattle sweep RECIPE --objective.taylor.eta 0.1 0.2 --seeds 0 1",
     "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
     "transfer": "attack one model with another's adversarial examples: rattle transfer --from runs/at --to runs/a",
     "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",

@@ -40,8 +40,8 @@ def take_kinds(args: list[str], choices: dict[str, dict[str, type | None]]) -> t
     rest, chosen, words = [], {}, iter(args)
     for word in words:
         option, _, value = word.partition("=")
-        name = option.removeprefix("--").removesuffix(".kind")
-        if not (option == f"--{name}.kind" and name in choices):
+        name = option.removeprefix("--").removesuffix(".kind").replace("-", "_")
+        if not (option.endswith(".kind") and name in choices):
             rest.append(word)
             continue
         value = value or next(words, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, get_type_hints
 
@@ -12,7 +14,7 @@ from rattle.cli.options import parse, take_kinds
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import alternatives, dataclass_members
+from rattle.recipes.schema import alternatives, dataclass_members, has_kinds
 from rattle.runs import distributed
 from rattle.runs.paths import slugify
 from rattle.training.loggers import Tracker
@@ -44,7 +46,7 @@ def kinds() -> dict[str, dict[str, type | None]]:
     for field in fields(Recipe):
         members = dataclass_members(hints[field.name])
         optional = type(None) in alternatives(hints[field.name])
-        if members and len(members) + optional > 1:
+        if has_kinds(hints[field.name]) or (members and optional):
             found[field.name] = {m.__name__: m for m in members} | ({"none": None} if optional else {})
     return found
 
@@ -52,7 +54,19 @@ def kinds() -> dict[str, dict[str, type | None]]:
 def options_of(recipe: Recipe, text: str, args: list[str], verb: str = "train") -> Options:
     rest, chosen = take_kinds(args, kinds())
     recipe = replace(recipe, **{name: kind() if kind else None for name, kind in chosen.items()})
-    return parse(Options, rest, f"{verb} {text}", default=Options(recipe=recipe))
+    with typed_as(Recipe, "objective", type(recipe.objective)):
+        return parse(Options, rest, f"{verb} {text}", default=Options(recipe=recipe))
+
+
+@contextmanager
+def typed_as(settings: type, field: str, kind: type) -> Iterator[None]:
+    """Let the parser see the class that an open field holds now: its fields are the options."""
+    declared = settings.__annotations__[field]
+    settings.__annotations__[field] = kind
+    try:
+        yield
+    finally:
+        settings.__annotations__[field] = declared
 
 
 def recipe_with(recipe: Recipe, text: str, args: list[str], verb: str) -> Recipe:

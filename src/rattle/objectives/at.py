@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives import taylor_terms as terms
-from rattle.objectives.base import Reduce, unreduced
-from rattle.objectives.taylor_terms import Mode
+from rattle.objectives.base import Method, Reduce, unreduced
+from rattle.objectives.taylor_terms import Taylor
+from rattle.weights import AWP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AT:
-    """CE(f(x'), y) + eta first + (eta/2) second; order 0 never looks at x.
+    """CE(f(x'), y) + Taylor terms; without them the model never sees x.
 
-    >>> parts = AT()(Outputs(None, torch.tensor([[2.0, 0.0, 0.0]])), torch.tensor([0]))
-    >>> {name: round(float(value), 3) for name, value in parts.items()}
+    >>> terms = AT()(Outputs(None, torch.tensor([[2.0, 0.0, 0.0]])), torch.tensor([0]))
+    >>> {name: round(float(value), 3) for name, value in terms.items()}
     {'zeroth': 0.24}
     """
 
-    order: int = 0  # Taylor terms used: 0 (plain AT), 1 (+ first), 2 (+ first + second)
-    eta: float = 0.3  # eta, weight of the first term; the paper's best: 0.3 for order 1, 0.2 for order 2
-    mode: Mode = "head"  # reading of the Taylor terms: head | released | exact | sampled (docs/method.md)
-    second_factor: float = 0.5  # second term's weight over eta; 0.4 in the release's ResNet-18 AWP script
-
-    def __post_init__(self) -> None:
-        terms.check(self)
+    title: ClassVar[str] = "AT"
+    taylor: Taylor = Taylor()  # the paper's first- and second-order terms
 
     @property
-    def need(self) -> ForwardSpec:
-        return terms.need(self, clean=False)
+    def needs(self) -> ForwardSpec:
+        return self.taylor.needs(clean=False)
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        looks = [z_adv for _, z_adv in outputs.sampled] or [outputs.logits_adv]  # E_u by Monte Carlo, or at w alone
-        named = {"zeroth": torch.stack([ce(z_adv, y).mean() for z_adv in looks]).mean()}
-        return named | terms.taylor_terms(self, outputs, y, reduce)
+        draws = [z_adv for _, z_adv in outputs.sampled] or [outputs.logits_adv]  # E_u by Monte Carlo, or at w alone
+        zeroth = torch.stack([ce(z_adv, y).mean() for z_adv in draws]).mean()
+        return {"zeroth": zeroth} | self.taylor(outputs, y, reduce=reduce)
+
+
+METHOD = Method(
+    name="at",
+    objective=AT(),
+    attack=PGD(loss="ce", start="uniform"),
+    paper="Madry et al. 2018",
+    awp=AWP(gamma=0.01, warmup=0),
+)

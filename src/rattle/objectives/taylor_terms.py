@@ -1,86 +1,84 @@
-"""The Taylor terms that AT and TRADES share: settings checked, names given, one function for every mode."""
+"""The paper's contribution as settings of an objective: the first- and second-order Taylor terms, in every reading."""
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, check_choices
 from rattle.forward import ForwardSpec, Outputs
-from rattle.losses import kl
-from rattle.objectives.base import Reduce
-from rattle.taylor import head_gradient, soft_targets, target_term
+from rattle.losses import kl, kl_to_target
+from rattle.objectives.base import Reduce, unreduced
+from rattle.taylor import head_gradient, soft_targets
 
 Mode = Literal["head", "released", "exact", "sampled"]
+PUBLISHED_ETA = {1: 0.3, 2: 0.2}  # the paper's best for each order (Table 1)
 
 
-class Taylor(Protocol):
-    """The settings the terms are made from (fields of AT and of Trades)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taylor:
+    """eta first + (eta/2) second (Algorithm 1, outer minimisation); order 0 adds nothing."""
+
+    order: int = 0  # terms used: 0 (none), 1 (first), 2 (first and second)
+    eta: float | None = None  # eta, weight of the first term; the paper's best when not given: 0.3 at order 1, 0.2 at 2
+    mode: Mode = "head"  # reading of the terms: head | released | exact | sampled (docs/method.md)
+    second_factor: float = 0.5  # second term's weight over eta; 0.4 in the release's ResNet-18 AWP script
+
+    def __post_init__(self) -> None:
+        check_choices(self, "objective.taylor")
+        if self.order not in (0, 1, 2):
+            raise RattleError(f"objective.taylor.order must be 0, 1 or 2, got {self.order}")
+        if self.order == 0 and (self.eta is not None or self.mode != "head"):
+            setting = f"eta {self.eta:g}" if self.eta is not None else f"mode {self.mode}"
+            raise RattleError(
+                f"objective.taylor.{setting} does nothing at order 0: set objective.taylor.order to 1 or 2"
+            )
+        if self.eta is not None and not self.eta >= 0:
+            raise RattleError(f"objective.taylor.eta must be >= 0, got {self.eta}")
+        if not self.second_factor >= 0:
+            raise RattleError(f"objective.taylor.second_factor must be >= 0, got {self.second_factor}")
 
     @property
-    def order(self) -> int: ...
-    @property
-    def eta(self) -> float: ...
-    @property
-    def mode(self) -> Mode: ...
-    @property
-    def second_factor(self) -> float: ...
+    def weight(self) -> float:
+        """eta, with the paper's value filled in."""
+        return PUBLISHED_ETA.get(self.order, 0.0) if self.eta is None else self.eta
 
+    def needs(self, *, clean: bool) -> ForwardSpec:
+        """What the forward passes have to provide; `clean` says whether the objective itself uses the logits at x."""
+        head = self.order > 0 and self.mode in ("head", "released")
+        return ForwardSpec(
+            clean=clean or head,
+            features=head,
+            derivatives=self.order if self.mode == "exact" else 0,
+            sampled=self.mode == "sampled",
+        )
 
-def check(settings: Taylor) -> None:
-    """Refuse settings that mean nothing."""
-    if settings.order not in (0, 1, 2):
-        raise RattleError(f"objective.order must be 0, 1 or 2, got {settings.order}")
-    if settings.mode not in ("head", "released", "exact", "sampled"):
-        raise RattleError(f"objective.mode must be head, released, exact or sampled, got {settings.mode!r}")
-    if not settings.eta >= 0:
-        raise RattleError(f"objective.eta must be >= 0, got {settings.eta}")
-    if not settings.second_factor >= 0:
-        raise RattleError(f"objective.second_factor must be >= 0, got {settings.second_factor}")
+    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+        """The terms by name, weighted."""
+        if self.order == 0 or self.mode == "sampled":
+            return {}  # sampled: the zeroth term itself is averaged over u
+        weights = {"first": self.weight, "second": self.weight * self.second_factor}
+        if self.mode == "exact":
+            values = [kl(at_x, at_x_adv).mean() for at_x, at_x_adv in outputs.derivatives]
+        else:
+            values = self.head_terms(outputs, y, reduce)
+        return {name: weights[name] * value for name, value in zip(weights, values, strict=False)}
 
-
-def need(settings: Taylor, *, clean: bool) -> ForwardSpec:
-    """What has to be looked at; `clean` says whether the objective uses x without any Taylor term."""
-    taylor = settings.order > 0
-    return ForwardSpec(
-        clean=clean or (taylor and settings.mode in ("head", "released")),
-        features=taylor and settings.mode in ("head", "released"),
-        derivatives=settings.order if settings.mode == "exact" else 0,
-        sampled=taylor and settings.mode == "sampled",
-    )
-
-
-def taylor_terms(settings: Taylor, outputs: Outputs, y: Tensor, reduce: Reduce) -> dict[str, Tensor]:
-    """eta * first and (eta / 2) * second, as far as the order goes (Algorithm 1)."""
-    weights = (settings.eta, settings.eta * settings.second_factor)
-    if settings.mode == "exact":
-        values = [kl(at_x, at_x_adv).mean() for at_x, at_x_adv in outputs.derivatives]
-    elif settings.order == 0 or settings.mode == "sampled":
-        values = []
-    else:
-        values = head_terms(settings, outputs, y, reduce)
-    return {name: w * value for name, w, value in zip(("first", "second"), weights, values, strict=False)}
-
-
-def head_rows(outputs: Outputs, y: Tensor) -> Tensor:
-    """The head gradient's row sums at x and at x', [2, C]."""
-    if outputs.logits is None or outputs.features is None or outputs.features_adv is None:
-        raise RattleError("objective.order >= 1 in modes head and released needs logits and features of x and x'")
-    clean = head_gradient(outputs.features, outputs.logits, y)
-    return torch.stack([clean, head_gradient(outputs.features_adv, outputs.logits_adv, y)])
-
-
-def head_terms(settings: Taylor, outputs: Outputs, y: Tensor, reduce: Reduce) -> list[Tensor]:
-    """The closed forms: |r| for the first order, r^2 for the second, r being the head gradient's row sums."""
-    r, r_adv = reduce(head_rows(outputs, y))  # averaged over ranks before abs and square
-    assert outputs.logits is not None, "head_rows has looked"
-    terms = []
-    for value in (torch.abs, torch.square)[: settings.order]:
-        gap = value(r) - value(r_adv)
-        minus, plus = soft_targets(-gap), soft_targets(gap)
-        if settings.mode == "released" and value is torch.square:
-            plus = minus  # the release's slip: its second-order target for x' comes from the (adv - clean) gap too
-        terms.append(target_term(minus, plus, outputs.logits, outputs.logits_adv, y))
-    return terms
+    def head_terms(self, outputs: Outputs, y: Tensor, reduce: Reduce) -> list[Tensor]:
+        """1/2 [KL(T+[y] || p(x')) + KL(T-[y] || p(x))] for |r| and for r^2, r the head gradient's row sums (App. D)."""
+        z, z_adv, h, h_adv = outputs.logits, outputs.logits_adv, outputs.features, outputs.features_adv
+        if z is None or h is None or h_adv is None:
+            raise RattleError("the Taylor terms head and released need logits and features of x and x'")
+        # Averaged over ranks before abs and square, so that N ranks compute what one process would.
+        r, r_adv = reduce(torch.stack([head_gradient(h, z, y), head_gradient(h_adv, z_adv, y)]))
+        terms = []
+        for value in (torch.abs, torch.square)[: self.order]:
+            gap = value(r) - value(r_adv)
+            minus, plus = soft_targets(-gap), soft_targets(gap)
+            if self.mode == "released" and value is torch.square:
+                plus = minus  # the release's slip: its second-order target for x' comes from the (adv - clean) gap too
+            terms.append(0.5 * (kl_to_target(plus[y], z_adv) + kl_to_target(minus[y], z)).mean())
+        return terms

@@ -1,19 +1,20 @@
-"""TRADES (Zhang et al. 2019) and the paper's extension of it: order 0 is TRADES itself."""
+"""TRADES (Zhang et al. 2019), and the paper's extension of it (Algorithm 1): TRADES itself without Taylor terms."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from rattle.errors import RattleError
+from rattle.attacks import PGD
+from rattle.errors import RattleError, check_choices
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
-from rattle.objectives import taylor_terms as terms
-from rattle.objectives.base import Reduce, unreduced
-from rattle.objectives.taylor_terms import Mode
+from rattle.objectives.base import Method, Reduce, unreduced
+from rattle.objectives.taylor_terms import Taylor
+from rattle.weights import AWP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,33 +22,39 @@ class Trades:
     """clean + (1/lambda) zeroth + eta first + (eta/2) second (Algorithm 1, outer minimisation).
 
     >>> z, z_adv = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[0.0, 2.0, 0.0]])
-    >>> parts = Trades()(Outputs(z, z_adv), torch.tensor([0]))
-    >>> {name: round(float(value), 3) for name, value in parts.items()}
+    >>> terms = Trades()(Outputs(z, z_adv), torch.tensor([0]))
+    >>> {name: round(float(value), 3) for name, value in terms.items()}
     {'clean': 0.24, 'zeroth': 8.166}
     """
 
-    order: int = 0  # Taylor terms used: 0 (TRADES), 1 (+ first), 2 (+ first + second)
-    eta: float = 0.3  # eta, weight of the first term; the paper's best: 0.3 for order 1, 0.2 for order 2
+    title: ClassVar[str] = "TRADES"
+    taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     inv_lambda: float = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
-    mode: Mode = "head"  # reading of the Taylor terms: head | released | exact | sampled (docs/method.md)
     clean_weight: Literal["one", "one-minus-eta"] = "one"  # weight of the clean term: the paper's | the release's
-    second_factor: float = 0.5  # second term's weight over eta; 0.4 in the release's ResNet-18 AWP script
 
     def __post_init__(self) -> None:
-        terms.check(self)
+        check_choices(self, "objective")
         if not self.inv_lambda >= 0:
             raise RattleError(f"objective.inv_lambda must be >= 0, got {self.inv_lambda}")
-        if self.clean_weight not in ("one", "one-minus-eta"):
-            raise RattleError(f"objective.clean_weight must be one or one-minus-eta, got {self.clean_weight!r}")
+        if self.clean_weight == "one-minus-eta" and self.taylor.order == 0:
+            raise RattleError("objective.clean_weight one-minus-eta does nothing without Taylor terms")
 
     @property
-    def need(self) -> ForwardSpec:
-        return terms.need(self, clean=True)
+    def needs(self) -> ForwardSpec:
+        return self.taylor.needs(clean=True)
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        assert outputs.logits is not None, "need() asks for the logits at x"
-        clean = ce(outputs.logits, y).mean() * (1 if self.clean_weight == "one" else 1 - self.eta)
+        assert outputs.logits is not None, "needs() asks for the logits at x"
+        clean = ce(outputs.logits, y).mean() * (1 if self.clean_weight == "one" else 1 - self.taylor.weight)
         pairs = outputs.sampled or ((outputs.logits, outputs.logits_adv),)  # E_u by Monte Carlo, or at w alone
         zeroth = torch.stack([kl(z, z_adv).mean() for z, z_adv in pairs]).mean()
-        named = {"clean": clean, "zeroth": self.inv_lambda * zeroth}
-        return named | terms.taylor_terms(self, outputs, y, reduce)
+        return {"clean": clean, "zeroth": self.inv_lambda * zeroth} | self.taylor(outputs, y, reduce=reduce)
+
+
+METHOD = Method(
+    name="trades",
+    objective=Trades(),
+    attack=PGD(loss="kl", start="gaussian"),
+    paper="Zhang et al. 2019",
+    awp=AWP(gamma=0.005, warmup=10),
+)

@@ -18,8 +18,9 @@ from rattle.paper.protocols import Protocol, checkpoints, looked_at, result_file
 from rattle.paper.rows import Row
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
+from rattle.recipes.schema import replace_at
 from rattle.runs.progress import Console
-from rattle.training.loop import looks, step_on
+from rattle.training.loop import train_step, wrap_model
 from rattle.training.state import init_state
 from rattle.training.sweep import Job
 
@@ -59,19 +60,21 @@ def passes(recipe: Recipe) -> int:
 
 def kind_of(recipe: Recipe) -> Recipe:
     """Runs that cost the same: seed, eta and name do not matter."""
-    return replace(recipe, name="", seed=0, objective=replace(recipe.objective, eta=0.1), average=None)
+    recipe = replace(recipe, name="", seed=0, average=None)
+    taylor = getattr(recipe.objective, "taylor", None)
+    return replace_at(recipe, "objective.taylor.eta", None) if taylor else recipe
 
 
 def pace(recipe: Recipe, data: Dataset) -> Pace:
     """A few steps, on ever larger batches up to the whole one, or until a step takes long."""
     learner = init_state(recipe, data)
     learner.progress.epoch = recipe.awp.warmup if recipe.awp else 0
-    learner.train_mode(recipe)
-    (views, outer), images = looks(learner.model, recipe), on_device(data.train, learner.device)
+    learner.train_mode()
+    (forward, ddp_forward), images = wrap_model(learner.model, recipe), on_device(data.train, learner.device)
     most = min(recipe.batch_size, len(images))
 
     def seconds_of(size: int) -> float:
-        return fastest(lambda: step_on(torch.arange(size), learner, views, outer, recipe, images))
+        return fastest(lambda: train_step(learner, forward, ddp_forward, images, torch.arange(size)))
 
     whole = seconds_of_batch(most, seconds_of)
     weights = sum(p.numel() * p.element_size() for p in learner.model.parameters())

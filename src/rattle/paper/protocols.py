@@ -77,7 +77,11 @@ def looked_at(cell: Cell, names: list[str], best: str) -> list[str]:
 def checkpoints(recipe: Recipe, protocol: Protocol) -> list[str]:
     if protocol == "honest":
         return ["best"]
-    return [epoch_name(epoch) for epoch in recipe.keep.epochs(recipe.epochs)] if recipe.keep else []
+    return (
+        [epoch_name(epoch) for epoch in recipe.keep_checkpoints.epochs(recipe.epochs)]
+        if recipe.keep_checkpoints
+        else []
+    )
 
 
 def result_file(run: Run, checkpoint: str, name: str) -> Path:

@@ -158,7 +158,7 @@ def ours(
         norm=norm,
         cells=tuple(read_cell(c, text, norm, surrogate) for c, text in zip(columns, numbers.split(), strict=True)),
         citation=citation,
-        overrides=() if eta is None else (("objective.eta", eta),),
+        overrides=() if eta is None else (("objective.taylor.eta", eta),),
         note=note,
     )
 

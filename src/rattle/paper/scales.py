@@ -15,6 +15,7 @@ from rattle.paper.rows import ARCHITECTURES, Cell
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import CheckpointSchedule
+from rattle.recipes.schema import replace_at
 from rattle.threat import Threat
 from rattle.weights import SWA
 
@@ -64,7 +65,7 @@ class Scale:
         model = next(known for known in ARCHITECTURES if rest.startswith(known))
         stand_in, width = self.models.get(model, (model, None))
         recipe = get_recipe(f"{self.dataset or dataset}-{norm}-{stand_in}-{rest.removeprefix(f'{model}-')}")
-        recipe = replace(recipe, width=width or recipe.width, keep=CheckpointSchedule())
+        recipe = replace(recipe, width=width or recipe.width, keep_checkpoints=CheckpointSchedule())
         images = replace(recipe.data, root=self.root, train_size=self.train_size)
         recipe = replace(recipe, data=replace(images, name=self.sources.get(images.name, images.name)))
         if self.epochs is not None:
@@ -93,8 +94,8 @@ class Scale:
 def overridden(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
     """A recipe with what a row of the paper changes in it."""
     for name, value in overrides.items():
-        if name == "objective.eta":
-            recipe = replace(recipe, objective=replace(recipe.objective, eta=value))
+        if name == "objective.taylor.eta":
+            recipe = replace_at(recipe, name, value)
         elif (name, value) == ("average", "SWA"):
             recipe = replace(recipe, average=SWA())
         else:

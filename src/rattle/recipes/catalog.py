@@ -1,7 +1,7 @@
-"""Recipes: every hyper-parameter of a run as one frozen value, and the named ones derived from their names.
+"""Named recipes. A name reads dataset-norm-model-method, such as `cifar10-linf-preact18-trades-2nd`.
 
-A name reads dataset-norm-model-method: `cifar10-linf-preact18-trades-2nd`; with `-released` at its end it is what the
-authors' release runs, with `-fast` the same method at a third of the cost. Nothing else holds a hyper-parameter.
+The method is one of objectives/registry.py, then `-awp`, then `-1st` or `-2nd` for the paper's Taylor terms; with
+`-released` at its end it is what the authors' release runs, with `-fast` the same method at a third of the cost.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rattle.attacks import PGD
 from rattle.data import Augment
 from rattle.data.registry import Data
 from rattle.errors import RattleError, unknown
-from rattle.objectives import AT, Trades
+from rattle.objectives import AT, Method, Taylor, Trades
+from rattle.objectives.registry import METHODS
+from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.recipe import SGD, Recipe
 from rattle.recipes.schedules import OneCycle
 from rattle.threat import Norm, Threat
@@ -61,51 +62,50 @@ SETTINGS = {
     ),
 }
 
-METHODS = {
-    "at": "adversarial training (Madry et al.)",
-    "trades": "TRADES (Zhang et al.)",
-    "at-awp": "AT with adversarial weight perturbation (Wu et al.)",
-    "trades-awp": "TRADES with adversarial weight perturbation (Wu et al.)",
-}
-
-ORDERS = {"": (0, 0.3), "-1st": (1, 0.3), "-2nd": (2, 0.2)}  # suffix -> (order, the paper's eta)
-
-NAME = re.compile(r"([a-z0-9]+)-(linf|l2)-(.+?)-(at|trades)(-awp)?(-1st|-2nd)?(-released)?(-fast)?")
+ORDERS = {"": 0, "-1st": 1, "-2nd": 2}  # suffix -> order of the Taylor terms
 
 
 def get_recipe(name: str) -> Recipe:
     """The recipe that a name spells out.
 
-    >>> get_recipe("cifar10-l2-preact18-trades-awp-2nd").objective.eta
+    >>> get_recipe("cifar10-l2-preact18-trades-awp-2nd").objective.taylor.eta
     0.2
     """
-    match = NAME.fullmatch(name)
+    methods = "|".join(sorted(map(re.escape, METHODS), key=len, reverse=True))
+    pattern = rf"([a-z0-9-]+?)-(linf|l2)-(.+?)-({methods})(-awp)?(-1st|-2nd)?(-released)?(-fast)?"
+    match = re.fullmatch(pattern, name)
     if match is None or match[1] not in SETTINGS:
         raise unknown("recipe", name, list_recipes())
-    dataset, _, model, base, awp, suffix, as_released, quickly = match.groups()
+    dataset, _, model, base, awp, suffix, as_released, shortened = match.groups()
     norm: Norm = "linf" if match[2] == "linf" else "l2"
-    setting = SETTINGS[dataset]
+    setting, method, order = SETTINGS[dataset], METHODS[base], ORDERS[suffix or ""]
+    if (awp and method.awp is None) or (order and not hasattr(method.objective, "taylor")):
+        raise RattleError(f"{base} has no {'-awp' if awp and method.awp is None else suffix} variant, got {name!r}")
+    objective = method.objective
+    if order:
+        objective = replace(objective, taylor=Taylor(order=order, eta=PUBLISHED_ETA[order]))  # type: ignore[type-var]
     epsilon, step_size = setting.step_sizes[norm]
-    threat = Threat(norm=norm, epsilon=epsilon)
-    order, eta = ORDERS[suffix or ""]
-    trades = base == "trades"
-    start, loss = ("gaussian", "kl") if trades else ("uniform", "ce")
-    attack = PGD(threat=threat, step_size=step_size, loss=loss, start=start)
+    attack = replace(method.attack, threat=Threat(norm=norm, epsilon=epsilon), step_size=step_size)
     recipe = Recipe(
         name=name,
         data=setting.data,
         model=model,
         width=setting.width,
         attack=attack,
-        noise=Noise() if order else Noise(sigma=0),  # order 0 is the published baseline: no u
-        objective=(Trades if trades else AT)(order=order, eta=eta),
-        awp=(AWP(gamma=0.005, warmup=setting.warmup) if trades else AWP(gamma=0.01, warmup=0)) if awp else None,
+        noise=Noise() if order else Noise(sigma=0),  # without Taylor terms it is the published baseline: no u
+        objective=objective,
+        awp=awp_of(method, setting) if awp else None,
         optimizer=SGD(lr=setting.lr, weight_decay=setting.weight_decay),
         epochs=setting.epochs,
         val_attack=replace(attack, loss="ce", start="uniform"),
     )
     recipe = released(recipe) if as_released else recipe
-    return fast(recipe, setting) if quickly else recipe
+    return fast(recipe, setting) if shortened else recipe
+
+
+def awp_of(method: Method, setting: Setting) -> AWP | None:
+    """AWP as published for a method, its warm-up shortened with the dataset's runs."""
+    return replace(method.awp, warmup=setting.warmup) if method.awp and method.awp.warmup else method.awp
 
 
 def fast(recipe: Recipe, setting: Setting) -> Recipe:
@@ -130,34 +130,43 @@ def fast(recipe: Recipe, setting: Setting) -> Recipe:
 def released(recipe: Recipe) -> Recipe:
     """The recipe as the authors' release runs it, where that differs from the paper (docs/method.md)."""
     objective, awp = recipe.objective, recipe.awp is not None
-    if not objective.order:
+    if not isinstance(objective, AT | Trades):
+        raise RattleError(f"the authors released AT and TRADES, not {objective.title}: leave out -released")
+    if not objective.taylor.order:
         return recipe  # without Taylor terms there is nothing the release does differently
     residual = recipe.model in ("preact18", "resnet18")
-    objective = replace(objective, mode="released", second_factor=0.4 if awp and residual else 0.5)
+    taylor = replace(objective.taylor, mode="released", second_factor=0.4 if awp and residual else 0.5)
+    objective = replace(objective, taylor=taylor)
     if isinstance(objective, Trades):
         objective = replace(objective, clean_weight="one-minus-eta")
     return replace(recipe, objective=objective, noise=Noise(sigma=0 if awp else 1e-4, where="convolutions"))
 
 
 def list_recipes() -> list[str]:
-    """The recipes that are listed; any other known model may stand in the same place."""
+    """The names that are listed; any other known model may stand in the model's place."""
     return [
         f"{dataset}-{norm}-{model}-{method}{suffix}"
         for dataset, setting in SETTINGS.items()
         for norm in setting.step_sizes
         for model in setting.models
-        for method in METHODS
+        for method in method_names()
         for suffix in ORDERS
+        if not suffix or hasattr(METHODS[method.removesuffix("-awp")].objective, "taylor")
     ]
+
+
+def method_names() -> list[str]:
+    """Every method, then those that have it with AWP."""
+    return [*METHODS, *(f"{name}-awp" for name, method in METHODS.items() if method.awp)]
 
 
 def describe(name: str) -> str:
     """One line about a recipe."""
     recipe = get_recipe(name)
-    base = "trades" if isinstance(recipe.objective, Trades) else "at"
-    extra = ("", ", first-order Taylor term", ", first- and second-order Taylor terms")[recipe.objective.order]
-    threat, epsilon = recipe.attack.threat, f"{recipe.attack.threat.epsilon:.4g}"
-    return f"{METHODS[base + ('-awp' if recipe.awp else '')]}{extra}; {threat.norm} {epsilon}, {recipe.epochs} epochs"
+    base = next(method for method in METHODS.values() if type(method.objective) is type(recipe.objective))
+    threat = recipe.attack.threat
+    papers = f"{base.paper}{', Wu et al. 2020' if recipe.awp else ''}"
+    return f"{recipe.method} ({papers}); {threat.norm} {threat.epsilon:.4g}, {recipe.epochs} epochs"
 
 
 def resolve(text: str) -> Recipe:

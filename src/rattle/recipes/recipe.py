@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
 from rattle.attacks import PGD
 from rattle.data.registry import Data
-from rattle.errors import RattleError
-from rattle.objectives import AT, Trades
+from rattle.errors import RattleError, check_choices
+from rattle.objectives import Objective, Trades
+from rattle.objectives.registry import objective_kinds
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
-from rattle.recipes.schema import from_plain, to_plain
+from rattle.recipes.schema import OPEN, from_plain, to_plain
 from rattle.weights import AWP, EMA, SWA, Noise
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: every checkpoint holds a recipe
@@ -46,8 +47,8 @@ class Recipe:
     head: str | None = None  # name of the linear head, when it is not the last linear layer
     attack: PGD = field(default_factory=PGD)  # the inner maximisation
     noise: Noise = field(default_factory=Noise)  # u on the weights during the inner maximisation
-    objective: AT | Trades = field(default_factory=Trades)  # the outer minimisation
-    draws: int = 1  # samples of u in the outer step (modes exact and sampled)
+    objective: Objective = field(default_factory=Trades)  # the outer minimisation
+    noise_samples: int = 1  # samples of u in the outer step (reading sampled)
     awp: AWP | None = None  # adversarial weight perturbation
     average: SWA | EMA | None = None  # weight averaging
     optimizer: SGD = field(default_factory=SGD)
@@ -57,8 +58,10 @@ class Recipe:
     seed: int = 0  # decides initial weights, order of images, augmentation, u and attack noise
     evaluate_every: int = 1  # epochs between evaluations on the held-out images
     val_attack: PGD = field(default_factory=PGD)  # the short attack that chooses the best checkpoint
-    keep: CheckpointSchedule | None = None  # also keep checkpoints/epoch-NNN of some epochs as the paper does
-    accumulate: int = 1  # parts a minibatch is worked off in, to save memory; the update is the whole batch's
+    keep_checkpoints: CheckpointSchedule | None = (
+        None  # also keep checkpoints/epoch-NNN of some epochs, as the paper does
+    )
+    accumulate: int = 1  # micro-batches of a minibatch, to save memory; BatchNorm, head gradients and AWP see one each
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: forward passes under autocast
     compile: bool = False  # torch.compile the network
     batch_norm: Literal["local", "sync", "held"] = "local"  # statistics: each rank's own | over ranks | not moved
@@ -68,16 +71,25 @@ class Recipe:
     on_divergence: Literal["stop", "rollback"] = "stop"  # rollback: back to the last checkpoint, half the rate
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "evaluate_every", "draws", "accumulate"):
+        check_choices(self, "recipe")
+        for name in ("epochs", "batch_size", "evaluate_every", "noise_samples", "accumulate"):
             if getattr(self, name) < 1:
                 raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
-        if self.draws > 1 and self.objective.mode != "sampled":
-            raise RattleError("draws > 1 counts only with objective.mode sampled")
-        if self.objective.order and self.objective.mode in ("exact", "sampled") and self.noise.sigma == 0:
-            raise RattleError(f"objective.mode {self.objective.mode} looks along u: it needs noise.sigma > 0")
+        if self.noise_samples > 1 and not self.objective.needs.sampled:
+            raise RattleError("noise-samples > 1 does nothing without objective.taylor.mode sampled")
+        if self.objective.needs.noise and self.noise.sigma == 0:
+            raise RattleError("objective.taylor.mode exact and sampled are taken along u: they need noise.sigma > 0")
+
+    @property
+    def method(self) -> str:
+        """What tables call the method, such as TRADES-AWP + 1st + 2nd."""
+        order = getattr(getattr(self.objective, "taylor", None), "order", 0)
+        average = f", {type(self.average).__name__}" if self.average else ""
+        return f"{self.objective.title}{'-AWP' if self.awp else ''}{ORDERS[order]}{average}"
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(to_plain(self), sort_keys=False)
+        plain = to_plain(self)
+        return yaml.safe_dump({"name": plain.pop("name"), "method": self.method, **plain}, sort_keys=False)
 
     @staticmethod
     def from_yaml(text: str) -> Recipe:
@@ -85,4 +97,27 @@ class Recipe:
             plain = yaml.load(text, LOADER)
         except yaml.YAMLError as reason:
             raise RattleError(f"the recipe is not valid YAML: {' '.join(str(reason).split())}") from reason
-        return from_plain(Recipe, plain)
+        return from_plain(Recipe, upgraded(plain))
+
+
+ORDERS = ("", " + 1st", " + 1st + 2nd")
+RENAMED = {"keep": "keep_checkpoints", "draws": "noise_samples"}  # fields of recipes saved by earlier versions
+OPEN[Objective] = objective_kinds
+
+
+def upgraded(plain: Any) -> Any:
+    """A saved recipe in the present form: earlier versions had the Taylor settings among the objective's own.
+
+    `method` is there for readers of the file; it follows from the other settings.
+    """
+    if not isinstance(plain, dict):
+        return plain
+    plain = {RENAMED.get(key, key): value for key, value in plain.items() if key != "method"}
+    objective = plain.get("objective")
+    if isinstance(objective, dict) and "order" in objective and "taylor" not in objective:
+        taylor = {key: objective[key] for key in ("order", "eta", "mode", "second_factor") if key in objective}
+        if taylor.get("order", 0) == 0:
+            taylor = {}  # they had no effect
+        rest = {key: value for key, value in objective.items() if key not in ("order", "eta", "mode", "second_factor")}
+        plain["objective"] = {**rest, "taylor": taylor} if taylor else rest
+    return plain

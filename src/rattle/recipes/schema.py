@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from rattle.errors import RattleError, unknown
 
 T = TypeVar("T")
+OPEN: dict[Any, Callable[[], Sequence[type]]] = {}  # protocol -> the dataclasses that are registered for it now
 
 
 def to_plain(value: Any) -> Any:
@@ -19,16 +21,28 @@ def to_plain(value: Any) -> Any:
         plain = {}
         for field in dataclasses.fields(value):
             entry = to_plain(getattr(value, field.name))
-            if isinstance(entry, dict) and len(dataclass_members(hints[field.name])) > 1:
+            if isinstance(entry, dict) and has_kinds(hints[field.name]):
                 entry = {"kind": type(getattr(value, field.name)).__name__, **entry}
             plain[field.name] = entry
         return plain
     return [to_plain(v) for v in value] if isinstance(value, (tuple, list)) else value
 
 
+def replace_at(settings: T, path: str, value: Any) -> T:
+    """The dataclass with one nested field changed: `replace_at(recipe, "objective.taylor.eta", 0.1)`."""
+    name, _, rest = path.partition(".")
+    return dataclasses.replace(settings, **{name: replace_at(getattr(settings, name), rest, value) if rest else value})  # type: ignore[type-var]
+
+
 def dataclass_members(hint: Any) -> list[type]:
-    """The dataclasses among the alternatives of a type."""
-    return [member for member in alternatives(hint) if isinstance(member, type) and dataclasses.is_dataclass(member)]
+    """The dataclasses among the alternatives of a type; for an open type, those that are registered for it."""
+    members = [kind for member in alternatives(hint) for kind in (OPEN[member]() if member in OPEN else (member,))]
+    return [member for member in members if isinstance(member, type) and dataclasses.is_dataclass(member)]
+
+
+def has_kinds(hint: Any) -> bool:
+    """Whether a field of that type says under `kind` which dataclass it holds."""
+    return any(member in OPEN for member in alternatives(hint)) or len(dataclass_members(hint)) > 1
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
@@ -59,7 +73,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if value is None and type(None) in members:
         return None
     if kinds := dataclass_members(hint):
-        return from_plain(*choose(kinds, value, where), where)
+        return from_plain(*choose(kinds, value, where, named=has_kinds(hint)), where)
     for member in members:
         if get_origin(member) is not None:
             return convert(member, value, where)
@@ -84,9 +98,9 @@ def number(value: int | str, where: str = "value") -> float:
         raise RattleError(f"{where} must be a number such as 0.03 or 8/255, got {value!r}") from None
 
 
-def choose(kinds: list[type], value: Any, where: str) -> tuple[type, Any]:
+def choose(kinds: list[type], value: Any, where: str, *, named: bool) -> tuple[type, Any]:
     """Which of several dataclasses a dict describes, and the dict without its `kind`."""
-    if len(kinds) == 1 or not isinstance(value, dict):
+    if not named or not isinstance(value, dict):
         return kinds[0], value
     by_name = {kind.__name__: kind for kind in kinds}
     name = value.get("kind")

@@ -32,7 +32,8 @@ def method_of(recipe: dict[str, Any]) -> str:
         return str(recipe.get("name", "unknown method"))
     kind = str(objective.get("kind", "custom objective"))
     awp = "-AWP" if recipe.get("awp") else ""
-    order = objective.get("order")
+    taylor = objective.get("taylor")
+    order = (taylor if isinstance(taylor, dict) else objective).get("order")
     average = recipe.get("average")
     averaged = f", {average.get('kind')}" if isinstance(average, dict) and average.get("kind") else ""
     return f"{OBJECTIVES.get(kind, kind)}{awp}{ORDERS.get(order, '') if isinstance(order, int) else ''}{averaged}"

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from rattle.runs.lock import truncate
 from rattle.runs.paths import Run
 from rattle.runs.progress import Console
 
-INIT = 4  # what a forked seed is for; see train.py for the others
+INIT = 4  # what a derived seed is for; loop.py has the others
 
 
 @dataclass(slots=True)
@@ -87,15 +86,17 @@ class Diverged(RattleError):
 
 @dataclass(slots=True)
 class TrainState:
-    """Everything that changes while training."""
+    """A training run under way: what it trains, and everything that changes."""
 
+    recipe: Recipe
+    data: Dataset
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    average: AveragedModel | None
+    average: AveragedModel | None  # of the weights, when the recipe averages them
     progress: Progress
 
     @property
-    def judged(self) -> nn.Module:
+    def eval_model(self) -> nn.Module:
         """The weights that count: the average once it holds something, else the model itself."""
         started = self.average is not None and int(self.average.n_averaged) > 0
         return self.average.module if self.average is not None and started else self.model
@@ -104,28 +105,27 @@ class TrainState:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def train_mode(self, recipe: Recipe) -> None:
-        """Train mode; BatchNorm keeps its running statistics when the recipe holds them."""
+    def train_mode(self) -> None:
+        """Train mode; with `batch_norm held`, BatchNorm stays in evaluation mode and its statistics do not move."""
         self.model.train()
-        if recipe.batch_norm == "held":
+        if self.recipe.batch_norm == "held":
             for module in self.model.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()
 
 
 def init_state(recipe: Recipe, data: Dataset) -> TrainState:
-    """A new learner: initial weights are a function of the seed, or come from `init`."""
+    """The state of a run that begins: initial weights are a function of the seed, or come from `recipe.init`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(recipe.seed, INIT))
         model = build_model(
             recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data)
         )
     if recipe.init:
-        load_weights(
-            resolve_checkpoint(recipe.init) if Path(recipe.init).is_dir() else recipe.init, model, fresh_head=True
-        )
+        weights = resolve_checkpoint(recipe.init) if Path(recipe.init).is_dir() else recipe.init
+        load_weights(weights, model, fresh_head=True)
     check_width(model, to_float(data.train[torch.arange(1)].x), len(data.classes))
-    if recipe.objective.need.features:
+    if recipe.objective.needs.features:
         find_head(model, recipe.head)  # refuse a model without one before anything is written
     device = distributed.choose_device(recipe.device)
     if recipe.batch_norm == "sync":
@@ -134,10 +134,10 @@ def init_state(recipe: Recipe, data: Dataset) -> TrainState:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     average = recipe.average.averaged(model) if recipe.average else None
-    return TrainState(model, optimizer_of(recipe, model), average, Progress())
+    return TrainState(recipe, data, model, make_optimizer(recipe, model), average, Progress())
 
 
-def optimizer_of(recipe: Recipe, model: nn.Module) -> torch.optim.SGD:
+def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.SGD:
     """The recipe's optimizer; fused, one pass over each tensor instead of four."""
     settings = recipe.optimizer
     return torch.optim.SGD(
@@ -159,37 +159,37 @@ def statistics(recipe: Recipe, data: Dataset) -> tuple[list[float], list[float]]
     return x.mean((0, 2, 3)).tolist(), x.std((0, 2, 3)).clamp_min(1e-3).tolist()
 
 
-def save(learner: TrainState, recipe: Recipe, data: Dataset, run: Run, name: str) -> None:
-    """Write a checkpoint of the run; `last` holds the optimizer too, and the one before it is kept."""
+def save(state: TrainState, run: Run, name: str) -> None:
+    """Write a checkpoint; `last` also holds the optimizer, and the `last` before it is kept as `previous`."""
+    last = name == "last"
     distributed.on_main(
         lambda: checkpoint.save(
             run.checkpoint(name),
-            recipe=recipe,
-            classes=data.classes,
-            shape=tuple(data.test.shape[1:]),
-            progress=asdict(learner.progress),
-            model=learner.model,
-            average=learner.average,
-            optimizer=learner.optimizer if name == "last" else None,
-            keep=run.checkpoint("previous") if name == "last" else None,
+            recipe=state.recipe,
+            classes=state.data.classes,
+            shape=tuple(state.data.test.shape[1:]),
+            progress=asdict(state.progress),
+            model=state.model,
+            average=state.average,
+            optimizer=state.optimizer if last else None,
+            keep=run.checkpoint("previous") if last else None,
         )
     )
 
 
-def restore(learner: TrainState, run: Run, console: Console) -> bool:
-    """Go on from the last good checkpoint, if there is one; lines written after it are forgotten, they come again."""
+def restore(state: TrainState, run: Run, console: Console) -> None:
+    """Go on from the last good checkpoint, if there is one; metrics written after it are removed, they come again."""
     saved = newest(run, console)
     if saved is None:
         truncate(run.metrics, 0)
-        return False
-    learner.model.load_state_dict(saved.part("model"))
-    if learner.average is not None:
-        learner.average.load_state_dict(saved.part("average"))
-    learner.optimizer.state.clear()
-    checkpoint.restore_optimizer(learner.optimizer, learner.model, saved.part("optimizer"))
-    learner.progress = Progress(**saved.progress)
-    truncate(run.metrics, learner.progress.metrics_size)
-    return True
+        return
+    state.model.load_state_dict(saved.part("model"))
+    if state.average is not None:
+        state.average.load_state_dict(saved.part("average"))
+    state.optimizer.state.clear()
+    checkpoint.restore_optimizer(state.optimizer, state.model, saved.part("optimizer"))
+    state.progress = Progress(**saved.progress)
+    truncate(run.metrics, state.progress.metrics_size)
 
 
 def newest(run: Run, console: Console) -> checkpoint.Checkpoint | None:
@@ -215,21 +215,9 @@ def newest(run: Run, console: Console) -> checkpoint.Checkpoint | None:
     return None
 
 
-def refuse_non_finite(learner: TrainState) -> None:
-    """Weights or statistics that overflowed are never saved, nor judged."""
-    state = learner.model.state_dict().values()
-    if not all(bool(torch.isfinite(value).all()) for value in state):
-        progress = learner.progress
+def refuse_non_finite(state: TrainState) -> None:
+    """Raise Diverged if a weight or statistic overflowed: such a model is neither saved nor evaluated."""
+    if not all(bool(torch.isfinite(value).all()) for value in state.model.state_dict().values()):
+        progress = state.progress
         means = {name: value / max(progress.batch, 1) for name, value in progress.sums.items()}
         raise Diverged(progress.step, {**means, "weights": float("nan")})
-
-
-def plain_metrics(progress: Progress, rate: float, steps: int) -> dict[str, Any]:
-    """The epoch's figures from its sums."""
-    return {
-        "epoch": progress.epoch + 1,
-        "step": progress.step,
-        "lr": rate,
-        "loss": sum(progress.sums.values()) / steps,
-        **{name: value / steps for name, value in progress.sums.items()},
-    }

@@ -1,91 +1,65 @@
-"""One training step: the paper's Algorithm 1."""
+"""One training step: the paper's Algorithm 1, line by line beside examples/algorithm1.py.
+
+Knows no optimizer, rank or recipe: the caller passes what differs under DistributedDataParallel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from rattle.attacks import PGD
-from rattle.forward import PairedForward
+from rattle.attacks import Attack
+from rattle.forward import Outputs, PairedForward
 from rattle.objectives import Objective
-from rattle.objectives.taylor_terms import head_rows
 from rattle.randomness import ImageStreams
-from rattle.runs import distributed
-from rattle.weights import AWP, Noise, frozen_bn_stats, perturbed
+from rattle.weights import AWP, Noise, perturbed
 
 
 def step(
-    views: PairedForward,
+    forward: PairedForward,
     x: Tensor,
     y: Tensor,
     *,
-    attack: PGD,
+    attack: Attack,
     noise: Noise,
     objective: Objective,
     awp: AWP | None,
     shared: torch.Generator,
     private: ImageStreams,
-    draws: int = 1,
-    accumulate: int = 1,
-    outer: Callable[..., Any] | None = None,
+    noise_samples: int = 1,
+    weight: float = 1.0,
+    ddp_forward: Callable[..., Outputs] | None = None,
+    reduce: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict,
 ) -> dict[str, Tensor]:
-    """One pass of Algorithm 1 up to the gradient: returns the named terms, leaves their sum's gradient in .grad.
+    """Compute the gradient of one minibatch: returns the named terms, adds their sum's gradient to every `.grad`.
 
-    `accumulate` works the minibatch off in parts; `outer` is what the last forward goes through (a DDP wrapper).
+    forward: the model as the objective needs it; x [n, C, H, W] in [0, 1], y [n]: the minibatch.
+    attack, noise, objective, awp: the parts of the method. shared: draws u, the same on every rank. private: draws for
+    each image. noise_samples: draws of u in the outer step. weight: the share of a micro-batch in its minibatch.
+    ddp_forward: `forward` inside the wrapper that averages gradients over ranks. reduce: averages tensors over ranks.
     """
-    model, need = views.model, views.need
-    parts = torch.arange(len(x), device=x.device).chunk(accumulate)
-    # Generate adversarial examples: one u ~ N(0, sigma^2) for the minibatch, K steps at w + u.
+    model = forward.model
+    # Sample u ~ N(0, sigma^2) and generate the adversarial examples at w + u.
     with perturbed(model, noise(model, generator=shared)):
-        x_adv = torch.cat([attack(model, x[part], y[part], generator=private[part]) for part in parts])
-    # Modes that average over u in the outer step draw it afresh, the same for x and x'.
-    u = tuple(noise(model, generator=shared) for _ in range(draws)) if need.derivatives or need.sampled else ()
+        x_adv = attack(model, x, y, generator=private)
+    # The readings that average over u in the outer step draw it afresh, the same for x and x'.
+    u = tuple(noise(model, generator=shared) for _ in range(noise_samples)) if forward.spec.noise else ()
 
-    def terms(look: Callable[..., Any]) -> Iterator[dict[str, Tensor]]:
-        """Of each part in turn, weighted to sum to the whole batch's."""
-        rows = whole_rows(views, x, x_adv, y, parts) if len(parts) > 1 and need.features else None
-        for i, part in enumerate(parts):
-            reduce = distributed.mean if rows is None else lambda _, rows=rows: rows
-            with last_syncs(look, i == len(parts) - 1):
-                found = objective(look(x[part], x_adv[part], u), y[part], reduce=reduce)
-                yield {name: value * (len(part) / len(x)) for name, value in found.items()}
+    def terms_of(outputs: Outputs) -> dict[str, Tensor]:
+        return objective(outputs, y, reduce=lambda rows: reduce({"rows": rows})["rows"])
 
-    # Optimise at w, or with AWP at the worst w + v near it; w itself is back before the optimizer steps.
-    v = awp(model, distributed.mean_of(ascent(awp, model, terms(views), len(parts)))) if awp else {}
-    named: dict[str, Tensor] = {}
+    # Optimise at w or, with AWP, at the worst w + v nearby; w is restored before the optimizer steps.
+    v: dict[str, Tensor] = {}
+    if awp is not None:
+        v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(x, x_adv, u))))))
     with perturbed(model, v):
-        for found in terms(outer or views):
-            total(found).backward()
-            named = {name: value.detach() + named.get(name, 0) for name, value in found.items()}
-    return named
+        terms = terms_of((ddp_forward or forward)(x, x_adv, u))
+        (weight * total(terms)).backward()
+    return {name: value.detach() for name, value in terms.items()}
 
 
 def total(terms: Mapping[str, Tensor]) -> Tensor:
     """The loss: the sum of its named terms."""
     return torch.stack(tuple(terms.values())).sum()
-
-
-def ascent(awp: AWP, model: nn.Module, parts: Iterator[dict[str, Tensor]], count: int) -> dict[str, Tensor]:
-    """AWP's ascent gradient of the whole minibatch, part by part."""
-    gradients = awp.gradients(model, lambda: total(next(parts)))
-    for _ in range(count - 1):
-        more = awp.gradients(model, lambda: total(next(parts)))
-        gradients = {name: d + more[name] for name, d in gradients.items()}
-    return gradients
-
-
-def whole_rows(views: PairedForward, x: Tensor, x_adv: Tensor, y: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
-    """The head gradients of the whole minibatch, before any part of it is differentiated."""
-    with torch.no_grad(), frozen_bn_stats(views.model):
-        each = [head_rows(views(x[part], x_adv[part]), y[part]) * (len(part) / len(x)) for part in parts]
-    return distributed.mean(torch.stack(each).sum(0))
-
-
-def last_syncs(look: Callable[..., Any], last: bool) -> Any:
-    """Under DDP, gradients travel between ranks once a step: with the last part."""
-    return nullcontext() if last or not isinstance(look, DistributedDataParallel) else look.no_sync()

@@ -76,8 +76,8 @@ def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 def folder_name(point: Mapping[str, Any]) -> str:
     """What a run is called: its place in the grid, in characters that no file system or shell minds.
 
-    >>> folder_name({"objective.eta": "0.1", "attack.threat.epsilon": "8/255", "seed": 2})
-    'objective.eta=0.1,attack.threat.epsilon=8_255,seed=2'
+    >>> folder_name({"objective.taylor.eta": "0.1", "attack.threat.epsilon": "8/255", "seed": 2})
+    'objective.taylor.eta=0.1,attack.threat.epsilon=8_255,seed=2'
     """
     return slugify(",".join(f"{axis}={value}" for axis, value in point.items()) or "run")
 
