@@ -12,7 +12,7 @@ import pytest
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.paths import Run
-from rattle.training.loggers import peak_memory_mb, tracking
+from rattle.training.loggers import epoch_logger, peak_memory_mb
 
 LINES = [{"epoch": e, "step": 9 * e, "lr": 0.05, "loss": 2.0 / e, "zeroth": 0.5, "val_robust": 0.1 * e} for e in (1, 2)]
 
@@ -21,7 +21,7 @@ LINES = [{"epoch": e, "step": 9 * e, "lr": 0.05, "loss": 2.0 / e, "zeroth": 0.5,
 def test_tensorboard_shows_the_scalars_that_were_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with tracking("tensorboard", Run(tmp_path), get_recipe("digits-linf-cnn-at"), purge_step=1) as log:
+    with epoch_logger("tensorboard", Run(tmp_path), get_recipe("digits-linf-cnn-at"), purge_step=1) as log:
         for line in LINES:
             log(line)
     found = EventAccumulator(str(tmp_path / "events"))
@@ -47,7 +47,7 @@ def test_wandb_runs_offline_with_the_recipe_and_is_finished(tmp_path: Path, monk
     module = types.ModuleType("wandb")
     module.init = init  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", module)
-    with tracking("wandb", Run(tmp_path / "run"), get_recipe("digits-linf-cnn-at"), purge_step=1) as log:
+    with epoch_logger("wandb", Run(tmp_path / "run"), get_recipe("digits-linf-cnn-at"), purge_step=1) as log:
         log(LINES[0])
     assert told["mode"] == "offline"
     assert told["config"]["name"] == "digits-linf-cnn-at"
@@ -60,12 +60,12 @@ def test_a_missing_or_unknown_tracker_is_told_in_a_sentence(tmp_path: Path, monk
     recipe = get_recipe("digits-linf-cnn-at")
     with (
         pytest.raises(RattleError, match=r"rattle-robust\[wandb\]"),
-        tracking("wandb", Run(tmp_path), recipe, purge_step=1),
+        epoch_logger("wandb", Run(tmp_path), recipe, purge_step=1),
     ):
         pass
     with pytest.raises(RattleError, match="did you mean 'wandb'"):
-        tracking("wandbb", Run(tmp_path), recipe, purge_step=1)
-    with tracking("none", Run(tmp_path), recipe, purge_step=1) as log:
+        epoch_logger("wandbb", Run(tmp_path), recipe, purge_step=1)
+    with epoch_logger("none", Run(tmp_path), recipe, purge_step=1) as log:
         log(LINES[0])
 
 

@@ -21,7 +21,8 @@ from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
 from rattle.training import sweep
 from rattle.training.loop import fit
-from rattle.training.sweep import Job, Slurm, folder_name, pending, plan, run_here, submit
+from rattle.training.slurm import Slurm, submit
+from rattle.training.sweep import Job, folder_name, pending, plan, run_local
 from support.processes import Child, until
 from support.training import tiny
 
@@ -115,12 +116,12 @@ def test_finished_runs_are_skipped_running_ones_left_alone_and_broken_ones_go_on
 
     child = Child(hold, tmp_path / "log")
     until(inside.exists)
-    assert [job.state for job in todo] == ["finished", "broken", "running", "new"]
+    assert [job.state for job in todo] == ["finished", "unfinished", "running", "new"]
     assert pending(todo, NullConsole()) == [broken, new]
     assert new.run.recipe.exists()
     child.send(signal.SIGKILL)
     child.wait()
-    assert busy.state == "broken"
+    assert busy.state == "unfinished"
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def test_so_many_runs_go_at_once_and_failures_are_reported_at_the_end(tmp_path: 
         f'touch $$.live; {most}; sleep 0.4; rm $$.live; case "$4" in *bad) echo "rattle: no luck"; exit 2;; esac\n'
     )
     todo = pending(jobs(tmp_path / "sweep", "a", "bad", "c", "d"), NullConsole())
-    assert run_here(todo, at_once=2, out=tmp_path, console=NullConsole()) == {"bad": "rattle: no luck"}
+    assert run_local(todo, at_once=2, out=tmp_path, console=NullConsole()) == {"bad": "rattle: no luck"}
     assert len((tmp_path / "counts").read_text().split()) == 4
     assert max(map(int, (tmp_path / "counts").read_text().split())) <= 2
 

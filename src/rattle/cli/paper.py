@@ -26,7 +26,8 @@ from rattle.paper.scales import SCALES, Scale
 from rattle.report.page import duration
 from rattle.runs.progress import ProgressOnly
 from rattle.training.loop import fit
-from rattle.training.sweep import Job, Slurm, pending, run_here, submit
+from rattle.training.slurm import Slurm, submit
+from rattle.training.sweep import Job, pending, run_local
 
 LONG = 600.0  # seconds; what takes longer is asked about
 
@@ -150,7 +151,7 @@ def train(planned: Plan, options: Options, out: Path, console: Console) -> dict[
         print(f"{len(todo)} of {len(jobs)} runs are in the queue; the same command again prints the table")
         return None
     alone = options.jobs == 1
-    failed = one_by_one(todo, console) if alone else run_here(todo, at_once=options.jobs, out=place, console=console)
+    failed = one_by_one(todo, console) if alone else run_local(todo, at_once=options.jobs, out=place, console=console)
     diverged = {job.folder.name for job in todo if job.run.divergence}
     return {name: words for name, words in failed.items() if name not in diverged}
 

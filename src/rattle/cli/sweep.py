@@ -12,7 +12,8 @@ from rattle.cli.train import recipe_with
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.training.sweep import Slurm, combinations, pending, plan, run_here, submit
+from rattle.training.slurm import Slurm, submit
+from rattle.training.sweep import combinations, pending, plan, run_local
 
 USAGE = """usage: rattle sweep RECIPE [--OPTION VALUE VALUE ...] [--seeds 0 1 2] [options]
 
@@ -52,7 +53,7 @@ def main(args: list[str]) -> None:
         numbers = submit(left, options.slurm, out, console, Console)
         print(f"{len(numbers)} of {len(jobs)} runs are in the queue; the same command again says how they do")
         return
-    failed = run_here(left, at_once=options.jobs, out=out, console=console)
+    failed = run_local(left, at_once=options.jobs, out=out, console=console)
     if failed:
         each = "; ".join(f"{name}: {words}" for name, words in failed.items())
         raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again goes on with them: {each}")

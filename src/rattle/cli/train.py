@@ -17,7 +17,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import alternatives, dataclass_members, has_kinds
 from rattle.runs import distributed
 from rattle.runs.paths import slugify
-from rattle.training.loggers import Tracker
+from rattle.training.loggers import LogTarget
 from rattle.training.loop import fit
 
 USAGE = """usage: rattle train RECIPE [options]
@@ -36,7 +36,7 @@ class Options:
     out: str = ""  # run folder; runs/NAME-seedN when not given
     resume: bool = False  # continue the run in --out, bit for bit
     overwrite: bool = False  # replace the run in --out
-    log: Tracker = "tensorboard"  # where the figures go besides metrics.jsonl; wandb is an extra, offline
+    log: LogTarget = "tensorboard"  # where the figures go besides metrics.jsonl; wandb is an extra, offline
 
 
 def kinds() -> dict[str, dict[str, type | None]]:

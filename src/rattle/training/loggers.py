@@ -1,4 +1,4 @@
-"""Where a run's figures are logged besides metrics.jsonl: TensorBoard, and Weights & Biases offline as an extra."""
+"""Loggers of a run's metrics besides metrics.jsonl: TensorBoard, and Weights & Biases offline as an extra."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rattle.recipes.schema import to_plain
 from rattle.runs import distributed
 from rattle.runs.paths import Run
 
-Tracker = Literal["tensorboard", "wandb", "none"]
+LogTarget = Literal["tensorboard", "wandb", "none"]
 
 Log = Callable[[Mapping[str, Any]], None]  # takes an epoch's figures, the object that metrics.jsonl gets
 
 
-def tracking(kind: str, run: Run, recipe: Recipe, *, purge_step: int) -> AbstractContextManager[Log]:
+def epoch_logger(kind: str, run: Run, recipe: Recipe, *, purge_step: int) -> AbstractContextManager[Log]:
     """A context whose value logs an epoch; events from purge_step on are hidden when a run is resumed."""
     if kind == "tensorboard":
         return events(run, purge_step=purge_step)
@@ -55,11 +55,7 @@ def wandb_offline(run: Run, recipe: Recipe) -> Iterator[Log]:
 
 
 def peak_memory_mb() -> float | None:
-    """The most memory so far, in MB: of the device where there is one, else of the process; None where nobody counts.
-
-    >>> (peak_memory_mb() or 1) > 0
-    True
-    """
+    """The peak of memory so far, in MB: of the GPU where there is one, else of the process; None on other systems."""
     import torch
 
     if torch.cuda.is_available():

@@ -31,7 +31,7 @@ from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
-from rattle.training.loggers import Tracker, peak_memory_mb, tracking
+from rattle.training.loggers import LogTarget, epoch_logger, peak_memory_mb
 from rattle.training.signals import HANDLED, CancellableProgress, Request, StoppedBySignal, listening
 from rattle.training.state import Diverged, LossMeter, TrainState, init_state, refuse_non_finite, restore, save
 from rattle.training.step import step
@@ -47,7 +47,7 @@ def fit(
     *,
     resume: bool = False,
     overwrite: bool = False,
-    log: Tracker = "tensorboard",
+    log: LogTarget = "tensorboard",
     console: Console | None = None,
 ) -> Run:
     """Train a recipe into a run folder; `rattle.load(out)` then opens its best model.
@@ -84,7 +84,7 @@ def fit(
     raise AssertionError("the loop above returns or raises")
 
 
-def train(state: TrainState, run: Run, log: Tracker, console: Console) -> Run:
+def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     """Train the epochs that are left."""
     recipe, progress = state.recipe, state.progress
     images = on_device(state.data.train, state.device)
@@ -93,7 +93,7 @@ def train(state: TrainState, run: Run, log: Tracker, console: Console) -> Run:
     with (
         listening() as request,
         console.progress(recipe.name, recipe.epochs * steps, done=progress.step) as advance,
-        tracking(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1) as log_epoch,
+        epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1) as log_epoch,
     ):
         autosave = Autosave(state, run, request)
         while progress.epoch < recipe.epochs:

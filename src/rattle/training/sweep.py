@@ -1,4 +1,4 @@
-"""Sweeps: a grid of runs, each in its own folder; finished ones are skipped, broken ones go on.
+"""Sweeps: a grid of runs, each in its own folder; finished ones are skipped, unfinished ones go on.
 
 A run of a sweep is a folder with a recipe.yaml; whoever starts it (this machine, SLURM) trains what it says with
 --resume, so starting a sweep again is always safe.
@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,16 +23,14 @@ import torch
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.runs import distributed
 from rattle.runs.io import write_atomically
 from rattle.runs.lock import LOCK, owner
 from rattle.runs.paths import Run, slugify
-from rattle.runs.progress import Advance, Console, NullConsole
-from rattle.training.loop import fit
+from rattle.runs.progress import Console, NullConsole
 from rattle.training.signals import StoppedBySignal, listening
 from rattle.training.state import newest
 
-State = Literal["new", "broken", "running", "finished"]
+State = Literal["new", "unfinished", "running", "finished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +51,11 @@ class Job:
         if owner(self.folder / LOCK):
             return "running"
         saved = newest(self.run, NullConsole())
-        return "finished" if saved and saved.progress["epoch"] >= self.recipe.epochs else "broken"
+        return "finished" if saved and saved.progress["epoch"] >= self.recipe.epochs else "unfinished"
 
     @property
     def epochs(self) -> int:
-        """How many are recorded."""
+        """How many epochs are recorded in metrics.jsonl."""
         with suppress(OSError):
             return self.run.metrics.read_bytes().count(b"\n")
         return 0
@@ -99,32 +97,33 @@ def check(jobs: Sequence[Job]) -> None:
 
 
 def pending(jobs: Sequence[Job], console: Console) -> list[Job]:
-    """What is left to do, each with its recipe in its folder; the others are said."""
+    """The runs that are left to do, each with its recipe in its folder; what the others are doing is logged."""
     left = []
     for job in jobs:
         state = job.state
-        if state in ("finished", "running"):
-            console.log(
-                f"{job.folder.name}: {state}" + (f" ({owner(job.folder / LOCK)})" if state == "running" else "")
-            )
-            continue
-        if state == "new":
-            write_atomically(job.run.recipe, job.recipe.to_yaml().encode())
+        if state == "finished":
+            console.log(f"{job.folder.name}: finished")
+        elif state == "running":
+            console.log(f"{job.folder.name}: running ({owner(job.folder / LOCK)})")
         else:
-            console.log(f"{job.folder.name}: goes on after {job.epochs} of {job.recipe.epochs} epochs")
-        left.append(job)
+            if state == "new":
+                write_atomically(job.run.recipe, job.recipe.to_yaml().encode())
+            else:
+                console.log(f"{job.folder.name}: goes on after {job.epochs} of {job.recipe.epochs} epochs")
+            left.append(job)
     return left
 
 
 @dataclass(slots=True)
-class Slots:
-    """Processes under way: at most so many, each with its share of the cores and its own GPU."""
+class Workers:
+    """Training processes under way: at most `size`, each with its share of the cores and its own GPU."""
 
     size: int
-    live: dict[int, tuple[Job, subprocess.Popen]] = field(default_factory=dict)
+    running: dict[int, tuple[Job, subprocess.Popen]] = field(default_factory=dict)  # slot -> job and process
 
     def start(self, job: Job) -> None:
-        slot = next(i for i in range(self.size) if i not in self.live)
+        """Train a job in a free slot; its output goes to train.log in the run folder."""
+        slot = next(i for i in range(self.size) if i not in self.running)
         share = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // self.size, 1))}
         if torch.cuda.device_count():
             share["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
@@ -136,156 +135,57 @@ class Slots:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 env={**share, **os.environ},
-                start_new_session=True,  # Ctrl-C reaches them through us, once
+                start_new_session=True,  # Ctrl-C reaches them through `stop`, once
             )
-        self.live[slot] = job, process
+        self.running[slot] = job, process
 
-    def ended(self) -> list[tuple[Job, int]]:
-        over = [(slot, job, p.returncode) for slot, (job, p) in self.live.items() if p.poll() is not None]
-        for slot, _, _ in over:
-            del self.live[slot]
-        return [(job, code) for _, job, code in over]
+    def finished(self) -> list[tuple[Job, int]]:
+        """The jobs that have ended since the last call, with their exit codes."""
+        over = [slot for slot, (_, process) in self.running.items() if process.poll() is not None]
+        return [(job, process.returncode) for job, process in (self.running.pop(slot) for slot in over)]
 
-    def tell(self, number: int) -> None:
-        for _, process in self.live.values():
+    def stop(self) -> None:
+        """Ask what still runs to save and end, and wait for it: no process outlives the sweep."""
+        for _, process in self.running.values():
             with suppress(ProcessLookupError):
-                process.send_signal(number)
-
-
-@contextmanager
-def slots(size: int) -> Iterator[Slots]:
-    """Nothing that was started outlives us: on the way out what still runs is asked to save, and waited for."""
-    here = Slots(size)
-    try:
-        yield here
-    finally:
-        here.tell(signal.SIGTERM)
-        for _, process in here.live.values():
+                process.send_signal(signal.SIGTERM)
+        for _, process in self.running.values():
             process.wait()
+        self.running.clear()
 
 
-def run_here(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console) -> dict[str, str]:
-    """Train on this machine, so many at once; what failed, and the last thing it said."""
+def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console) -> dict[str, str]:
+    """Train on this machine, `at_once` jobs at a time; returns the last line that each failed job wrote."""
     if at_once < 1:
         raise RattleError(f"jobs must be >= 1, got {at_once}")
-    waiting, failed = list(jobs), {}
-    epochs = sum(job.recipe.epochs for job in jobs)
+    waiting, failed, workers = list(jobs), {}, Workers(at_once)
+    recorded = sum(job.epochs for job in jobs)
     with (
         listening() as request,
-        console.progress("sweep", epochs, done=sum(job.epochs for job in jobs)) as advance,
-        slots(at_once) as here,
+        console.progress("sweep", sum(job.recipe.epochs for job in jobs), done=recorded) as advance,
     ):
-        watched = Watched(jobs, advance)
-        while waiting or here.live:
-            while waiting and len(here.live) < at_once and not request.number:
-                here.start(waiting.pop(0))
-            time.sleep(0.1)
-            watched.look(runs=f"{len(jobs) - len(waiting) - len(here.live)}/{len(jobs)}", failed=str(len(failed)))
-            for job, code in here.ended():
-                if code and not request.number:
-                    failed[job.folder.name] = last_words(job.folder / "train.log") or f"exit code {code}"
-                console.log(f"{job.folder.name}: {'finished' if not code else f'ended with exit code {code}'}")
-            if request.number:
-                here.tell(signal.SIGTERM)
-                waiting.clear()
-                while here.live:
-                    time.sleep(0.05)
-                    here.ended()
-                raise StoppedBySignal(request.number, str(out))
+        try:
+            while waiting or workers.running:
+                while waiting and len(workers.running) < at_once and not request.number:
+                    workers.start(waiting.pop(0))
+                time.sleep(0.1)
+                before, recorded = recorded, max(sum(job.epochs for job in jobs), recorded)
+                done = len(jobs) - len(waiting) - len(workers.running)
+                advance(recorded - before, runs=f"{done}/{len(jobs)}", failed=str(len(failed)))
+                for job, code in workers.finished():
+                    if code and not request.number:
+                        failed[job.folder.name] = last_line(job.folder / "train.log") or f"exit code {code}"
+                    console.log(f"{job.folder.name}: {f'ended with exit code {code}' if code else 'finished'}")
+                if request.number:
+                    raise StoppedBySignal(request.number, str(out))
+        finally:
+            workers.stop()
     return failed
 
 
-class Watched:
-    """Epochs recorded since the last look."""
-
-    def __init__(self, jobs: Sequence[Job], advance: Advance) -> None:
-        self.jobs, self.advance, self.seen = jobs, advance, sum(job.epochs for job in jobs)
-
-    def look(self, **figures: str) -> None:
-        now = sum(job.epochs for job in self.jobs)
-        self.advance(max(now - self.seen, 0), **figures)
-        self.seen = max(now, self.seen)
-
-
-def last_words(path: Path) -> str:
-    """The last line a run said."""
+def last_line(path: Path) -> str:
+    """The last line of a log that is not empty."""
     with suppress(OSError):
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
     return ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slurm:
-    """What SLURM is asked for, for each run."""
-
-    partition: str | None = None  # the cluster's default when not given
-    gpus: int = 0  # of each run; more than one trains on as many ranks
-    cpus: int = 1  # of each rank
-    time: int = 24 * 60  # minutes; a run that needs more is saved, requeued and goes on
-    requeue: bool = True  # put a run that was pre-empted or ran out of time back into the queue
-    account: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.gpus < 0 or self.cpus < 1 or self.time < 1:
-            raise RattleError("slurm.gpus must be >= 0, slurm.cpus and slurm.time >= 1")
-
-
-class Trained:
-    """What a SLURM job calls: train the run of a folder, from wherever it stands. submitit pickles it."""
-
-    def __init__(self, folder: str, ranks: int, make_console: Callable[[], Console]) -> None:
-        self.folder, self.ranks, self.make_console = folder, ranks, make_console
-
-    def __call__(self) -> str:
-        from submitit.helpers import TorchDistributedEnvironment
-
-        if self.ranks > 1:
-            TorchDistributedEnvironment().export()
-        try:
-            with distributed.process_group():
-                fit(resolve(self.folder), self.folder, resume=True, console=self.make_console())
-        except StoppedBySignal as stop:
-            if stop.number == signal.SIGUSR2:
-                signal.raise_signal(signal.SIGUSR2)  # saved; submitit, which listens again, requeues
-            raise
-        return self.folder
-
-    def checkpoint(self) -> Any:
-        """For submitit: the same again."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
-
-
-def submit(
-    jobs: Sequence[Job], slurm: Slurm, out: Path, console: Console, make_console: Callable[[], Console] = NullConsole
-) -> list[str]:
-    """Hand every run to SLURM; the numbers of its jobs. `make_console` makes the console that a job writes to."""
-    try:
-        import submitit
-        from submitit.core.utils import FailedJobError
-    except ImportError:
-        raise RattleError("the slurm launcher needs submitit: pip install 'rattle-robust[slurm]'") from None
-    executor: Callable[..., Any] = submitit.AutoExecutor
-    try:
-        there = executor(folder=str((out / "slurm").absolute()), cluster="slurm", slurm_max_num_timeout=100)
-        extra = {"requeue": True} if slurm.requeue else {"no-requeue": True}
-        there.update_parameters(
-            name="rattle",
-            timeout_min=slurm.time,
-            cpus_per_task=slurm.cpus,
-            tasks_per_node=max(slurm.gpus, 1),
-            slurm_additional_parameters=extra | ({"account": slurm.account} if slurm.account else {}),
-            slurm_use_srun=True,
-            **({"slurm_partition": slurm.partition} if slurm.partition else {}),
-            **({"gpus_per_node": slurm.gpus} if slurm.gpus else {}),
-        )
-        numbers = []
-        for job in jobs:
-            handed = there.submit(Trained(str(job.folder.absolute()), max(slurm.gpus, 1), make_console))
-            console.log(f"{job.folder.name}: SLURM job {handed.job_id}")
-            numbers.append(str(handed.job_id))
-    except (RuntimeError, OSError, FailedJobError) as reason:
-        raise RattleError(f"SLURM did not take the sweep: {' '.join(str(reason).split())}") from reason
-    return numbers

@@ -1,0 +1,93 @@
+"""Sweeps through SLURM: every run is a job that trains its folder and, when it is stopped, goes back into the queue."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rattle.errors import RattleError
+from rattle.recipes.catalog import resolve
+from rattle.runs import distributed
+from rattle.runs.progress import Console, NullConsole
+from rattle.training.loop import fit
+from rattle.training.signals import StoppedBySignal
+from rattle.training.sweep import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slurm:
+    """What SLURM is asked for, for each run."""
+
+    partition: str | None = None  # the cluster's default when not given
+    gpus: int = 0  # of each run; more than one trains on as many ranks
+    cpus: int = 1  # of each rank
+    time: int = 24 * 60  # minutes; a run that needs more is saved, requeued and goes on
+    requeue: bool = True  # put a run that was pre-empted or ran out of time back into the queue
+    account: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpus < 0 or self.cpus < 1 or self.time < 1:
+            raise RattleError("slurm.gpus must be >= 0, slurm.cpus and slurm.time >= 1")
+
+
+class SlurmTask:
+    """What a SLURM job calls: train the run of a folder, from wherever it stands. submitit pickles it."""
+
+    def __init__(self, folder: str, ranks: int, make_console: Callable[[], Console]) -> None:
+        self.folder, self.ranks, self.make_console = folder, ranks, make_console
+
+    def __call__(self) -> str:
+        from submitit.helpers import TorchDistributedEnvironment
+
+        if self.ranks > 1:
+            TorchDistributedEnvironment().export()
+        try:
+            with distributed.process_group():
+                fit(resolve(self.folder), self.folder, resume=True, console=self.make_console())
+        except StoppedBySignal as stop:
+            if stop.number == signal.SIGUSR2:
+                signal.raise_signal(signal.SIGUSR2)  # saved; submitit, which listens again, requeues
+            raise
+        return self.folder
+
+    def checkpoint(self) -> Any:
+        """For submitit: the same again."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def submit(
+    jobs: Sequence[Job], slurm: Slurm, out: Path, console: Console, make_console: Callable[[], Console] = NullConsole
+) -> list[str]:
+    """Hand every run to SLURM; the numbers of its jobs. `make_console` makes the console that a job writes to."""
+    try:
+        import submitit
+        from submitit.core.utils import FailedJobError
+    except ImportError:
+        raise RattleError("the slurm launcher needs submitit: pip install 'rattle-robust[slurm]'") from None
+    executor: Callable[..., Any] = submitit.AutoExecutor
+    try:
+        there = executor(folder=str((out / "slurm").absolute()), cluster="slurm", slurm_max_num_timeout=100)
+        extra = {"requeue": True} if slurm.requeue else {"no-requeue": True}
+        there.update_parameters(
+            name="rattle",
+            timeout_min=slurm.time,
+            cpus_per_task=slurm.cpus,
+            tasks_per_node=max(slurm.gpus, 1),
+            slurm_additional_parameters=extra | ({"account": slurm.account} if slurm.account else {}),
+            slurm_use_srun=True,
+            **({"slurm_partition": slurm.partition} if slurm.partition else {}),
+            **({"gpus_per_node": slurm.gpus} if slurm.gpus else {}),
+        )
+        numbers = []
+        for job in jobs:
+            handed = there.submit(SlurmTask(str(job.folder.absolute()), max(slurm.gpus, 1), make_console))
+            console.log(f"{job.folder.name}: SLURM job {handed.job_id}")
+            numbers.append(str(handed.job_id))
+    except (RuntimeError, OSError, FailedJobError) as reason:
+        raise RattleError(f"SLURM did not take the sweep: {' '.join(str(reason).split())}") from reason
+    return numbers
