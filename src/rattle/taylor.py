@@ -52,10 +52,10 @@ def soft_targets(gap: Tensor) -> Tensor:
 def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int) -> list[Tensor]:
     """[g'(w)^T u] or, for order 2, [g'(w)^T u, u^T g''(w) u], each [n, C]; differentiable by w (Section 4).
 
-    BatchNorm normalises as the model's mode says, its running statistics held.
+    BatchNorm normalises as the model's mode says; its running statistics do not move.
     """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
-    moved, fixed = {k: parameters[k] for k in u}, {k: p for k, p in parameters.items() if k not in u}
+    along, fixed = {k: parameters[k] for k in u}, {k: p for k, p in parameters.items() if k not in u}
     u = dict(u)
 
     def g(w: dict[str, Tensor]) -> Tensor:
@@ -69,7 +69,7 @@ def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int
             warnings.filterwarnings(
                 "ignore", "`torch.jit.script` is deprecated", DeprecationWarning
             )  # torch's own call
-            return [first(moved)] if order == 1 else list(jvp(first, (moved,), (u,)))
+            return [first(along)] if order == 1 else list(jvp(first, (along,), (u,)))
     except RattleError:
         raise
     except Exception as reason:  # whatever a model does that forward-mode differentiation does not know

@@ -1,7 +1,7 @@
-"""Weights borrowed for a while: run the body of a `with` at w + delta, in evaluation mode, or with statistics held.
+"""Weights changed for a while: run the body of a `with` at w + delta, in evaluation mode, or with statistics frozen.
 
-`perturbed` serves both u ~ N(0, sigma^2) (paper, Algorithm 1) and AWP (Wu et al. 2020). Everything borrowed goes back
-bit for bit, also after an exception: from copies, because adding and then subtracting drifts.
+`perturbed` serves both u ~ N(0, sigma^2) (paper, Algorithm 1) and AWP (Wu et al. 2020). Everything is restored bit for
+bit, also after an exception: from copies, because adding and then subtracting rounds.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Delta = Mapping[str, Tensor]
 
 @contextmanager
 def perturbed(model: nn.Module, delta: Delta) -> Iterator[None]:
-    """Run the body at w + delta; w comes back bit for bit."""
+    """Run the body at w + delta, delta by parameter name; w is restored bit for bit."""
     parameters = dict(model.named_parameters())
-    moved: list[Tensor] = [parameters[name] for name in delta]
+    changed: list[Tensor] = [parameters[name] for name in delta]
     with torch.no_grad():
-        kept = [p.detach().clone() for p in moved]
-        if moved:
-            torch._foreach_add_(moved, list(delta.values()))
+        copies = [p.detach().clone() for p in changed]
+        if changed:
+            torch._foreach_add_(changed, list(delta.values()))
     try:
         yield
     finally:
-        if moved:
+        if changed:
             with torch.no_grad():
-                torch._foreach_copy_(moved, kept)
+                torch._foreach_copy_(changed, copies)
 
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Run the body in evaluation mode; each module gets its own former mode back."""
+    """Run the body in evaluation mode; each module gets its own mode back."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -52,9 +52,9 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def frozen_bn_stats(model: nn.Module) -> Iterator[None]:
-    """Train-mode BatchNorm still normalises by the batch, but its running statistics do not move."""
+    """In the body, train-mode BatchNorm still normalises by the batch, but its running statistics do not move."""
     norms = [(m, m.track_running_stats) for m in model.modules() if isinstance(m, _BatchNorm) and m.training]
-    kept = [(m, m.running_mean, m.running_var, m.num_batches_tracked) for m, _ in norms]
+    buffers = [(m, m.running_mean, m.running_var, m.num_batches_tracked) for m, _ in norms]
     for module, _ in norms:
         module.running_mean = module.running_var = module.num_batches_tracked = None
         module.track_running_stats = False
@@ -63,7 +63,7 @@ def frozen_bn_stats(model: nn.Module) -> Iterator[None]:
     finally:
         for module, tracked in norms:
             module.track_running_stats = tracked
-        for module, mean, var, count in kept:
+        for module, mean, var, count in buffers:
             module.running_mean, module.running_var, module.num_batches_tracked = mean, var, count
 
 
@@ -80,15 +80,15 @@ class Noise:
             raise RattleError(f"noise.sigma must be >= 0, got {self.sigma}")
 
     def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """One draw of u, made where the generator lives; biases and normalisation layers stay put."""
+        """One draw of u by parameter name, drawn on the generator's device; biases and normalisation layers get none."""
         if self.sigma == 0:
             return {}
-        fewest = 2 if self.where == "matrices" else 4
+        ndim = 2 if self.where == "matrices" else 4
         device = generator.device if generator is not None else "cpu"
         return {
             name: (self.sigma * torch.randn(p.shape, generator=generator, device=device)).to(p)
             for name, p in model.named_parameters()
-            if p.ndim >= fewest
+            if p.ndim >= ndim
         }
 
 
@@ -96,7 +96,7 @@ class Noise:
 class AWP:
     """Adversarial weight perturbation (Wu et al. 2020, eq. 8): v = gamma ||w|| d / ||d||, per tensor with ndim > 1.
 
-    d is the ascent gradient of the full loss, taken on the model itself (statistics held): no proxy copy.
+    d is the gradient of the full loss, taken on the model itself with frozen statistics: no proxy copy is needed.
     """
 
     gamma: float = 0.005  # gamma: ||v|| over ||w||; 0.005 on TRADES, 0.01 on AT
@@ -110,10 +110,10 @@ class AWP:
 
     def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
         """d, for every tensor with ndim > 1 that the loss depends on."""
-        moved = {name: p for name, p in model.named_parameters() if p.ndim > 1 and p.requires_grad}
+        weights = {name: p for name, p in model.named_parameters() if p.ndim > 1 and p.requires_grad}
         with frozen_bn_stats(model):
-            found = torch.autograd.grad(loss(), list(moved.values()), allow_unused=True)
-        return {name: d for name, d in zip(moved, found, strict=True) if d is not None}
+            gradients = torch.autograd.grad(loss(), list(weights.values()), allow_unused=True)
+        return {name: d for name, d in zip(weights, gradients, strict=True) if d is not None}
 
     def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
         """v from d."""
