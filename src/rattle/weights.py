@@ -80,7 +80,7 @@ class Noise:
             raise RattleError(f"noise.sigma must be >= 0, got {self.sigma}")
 
     def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """One draw of u by parameter name, drawn on the generator's device; biases and normalisation layers get none."""
+        """One draw of u by parameter name, on the generator's device; biases and normalisation layers get none."""
         if self.sigma == 0:
             return {}
         ndim = 2 if self.where == "matrices" else 4
