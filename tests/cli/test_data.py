@@ -27,7 +27,7 @@ def test_get_offline_says_what_to_do(
         port = free.getsockname()[1]
     remote = Remote(f"http://127.0.0.1:{port}/cifar-10-python.tar.gz", 10, "0" * 32)
     whole = data.get
-    monkeypatch.setattr(verb.data, "get", lambda *a, **k: whole(*a, **k, addresses={"cifar10": (remote,)}))
+    monkeypatch.setattr(verb.data, "get", lambda *a, **k: whole(*a, **k, urls={"cifar10": (remote,)}))
     assert main(["data", "get", "cifar10", "--root", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert said.out == ""

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from rattle.data import files as places
+from rattle.data import files
 from rattle.data.cifar import CIFAR10, CIFAR100, Layout
 from rattle.data.pickles import load_pickle
 from rattle.data.registry import Data
@@ -174,7 +174,7 @@ def test_an_archive_of_the_official_size_must_have_the_official_checksum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
-    for md5, words in ((places.md5(path), None), ("0" * 32, "its MD5 is")):
+    for md5, words in ((files.md5(path), None), ("0" * 32, "its MD5 is")):
         official = Remote(f"https://example.org/{path.name}", path.stat().st_size, md5)
         monkeypatch.setitem(URLS, "cifar10", (official,))
         if words is None:

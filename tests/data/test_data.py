@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rattle.data import Augment, Dataset, Images, on_device, to_float
-from rattle.data.dataset import balanced, hold_out
+from rattle.data.dataset import balanced_indices, hold_out
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, derive_seed
@@ -32,10 +32,10 @@ labels = st.lists(st.integers(0, 4), min_size=1, max_size=40).map(torch.tensor)
 @given(y=labels, seed=st.integers(0, 2**31), share=st.floats(0.01, 1))
 def test_a_balanced_subset_is_as_even_as_the_classes_allow(y: torch.Tensor, seed: int, share: float) -> None:
     n = max(1, int(share * len(y)))
-    index = balanced(y, n, seed)
+    index = balanced_indices(y, n, seed)
     assert len(index.unique()) == len(index) == n
     assert index.equal(index.sort().values)
-    assert index.equal(balanced(y, n, seed))
+    assert index.equal(balanced_indices(y, n, seed))
     there, taken = y.bincount(minlength=5), y[index].bincount(minlength=5)
     for label in range(5):
         if taken[label] < there[label]:  # images of this class were left over, so no class got two more than it
@@ -44,7 +44,7 @@ def test_a_balanced_subset_is_as_even_as_the_classes_allow(y: torch.Tensor, seed
 
 def test_another_seed_draws_another_subset() -> None:
     y = torch.arange(200) % 4
-    assert not balanced(y, 40, 0).equal(balanced(y, 40, 1))
+    assert not balanced_indices(y, 40, 0).equal(balanced_indices(y, 40, 1))
 
 
 @settings(max_examples=30, deadline=None)

@@ -33,7 +33,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[str | None] = []
 
-    def addresses(self, file: str = "set.bin") -> dict[str, tuple[Remote, ...]]:
+    def urls(self, file: str = "set.bin") -> dict[str, tuple[Remote, ...]]:
         md5 = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
         return {"toy": (Remote(f"http://127.0.0.1:{self.server_address[1]}/{file}", len(BODY), md5),)}
 
@@ -74,21 +74,21 @@ def server() -> Iterator[Server]:
 
 def test_a_file_is_downloaded_with_progress_and_only_once(tmp_path: Path, server: Server) -> None:
     seen: list[tuple[str, int, int]] = []
-    paths = get("toy", tmp_path, progress=lambda *news: seen.append(news), addresses=server.addresses())
+    paths = get("toy", tmp_path, progress=lambda *news: seen.append(news), urls=server.urls())
     assert [p.read_bytes() for p in paths] == [BODY]
     assert paths == [tmp_path / "toy" / "set.bin"]
     assert seen[-1] == ("set.bin", len(BODY), len(BODY))
-    get("toy", tmp_path, addresses=server.addresses())
+    get("toy", tmp_path, urls=server.urls())
     assert len(server.asked) == 1
 
 
 def test_a_body_cut_short_is_told_and_resumed_from_where_it_stopped(tmp_path: Path, server: Server) -> None:
     server.cut_at = 1000
     with pytest.raises(RattleError, match=r"stopped after 1,000 of 10,240 bytes; the same command goes on"):
-        get("toy", tmp_path, addresses=server.addresses())
+        get("toy", tmp_path, urls=server.urls())
     assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin.part"]
     server.cut_at = None
-    (path,) = get("toy", tmp_path, addresses=server.addresses())
+    (path,) = get("toy", tmp_path, urls=server.urls())
     assert server.asked == [None, "bytes=1000-"]
     assert path.read_bytes() == BODY
     assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin"]
@@ -98,14 +98,14 @@ def test_a_server_that_cannot_resume_starts_over(tmp_path: Path, server: Server)
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "set.bin.part").write_bytes(b"old")
     server.resumes = False
-    (path,) = get("toy", tmp_path, addresses=server.addresses())
+    (path,) = get("toy", tmp_path, urls=server.urls())
     assert path.read_bytes() == BODY
 
 
 def test_a_part_that_is_already_whole_is_taken_as_it_is(tmp_path: Path, server: Server) -> None:
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "set.bin.part").write_bytes(BODY)
-    (path,) = get("toy", tmp_path, addresses=server.addresses())
+    (path,) = get("toy", tmp_path, urls=server.urls())
     assert path.read_bytes() == BODY
 
 
@@ -114,14 +114,14 @@ def test_a_wrong_checksum_is_refused_and_what_was_there_stays(tmp_path: Path, se
     (tmp_path / "toy" / "set.bin").write_bytes(b"an earlier release")
     server.body = b"<html>please log in</html>"
     with pytest.raises(RattleError, match=r"whose MD5 is \w+, not \w+; it was thrown away, nothing was changed"):
-        get("toy", tmp_path, addresses=server.addresses())
+        get("toy", tmp_path, urls=server.urls())
     assert (tmp_path / "toy" / "set.bin").read_bytes() == b"an earlier release"
     assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin"]
 
 
 def test_a_missing_address_is_told_in_a_sentence(tmp_path: Path, server: Server) -> None:
     with pytest.raises(RattleError, match="answers 404 Not Found; nothing was changed"):
-        get("toy", tmp_path, addresses=server.addresses("missing"))
+        get("toy", tmp_path, urls=server.urls("missing"))
 
 
 def test_being_offline_is_told_in_a_sentence(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_being_offline_is_told_in_a_sentence(tmp_path: Path) -> None:
         with pytest.raises(
             RattleError, match=r"cannot download .*Connection refused.* put set\.bin into .*toy by hand"
         ):
-            get("toy", tmp_path, addresses=nowhere)
+            get("toy", tmp_path, urls=nowhere)
 
 
 def test_an_unknown_name_to_download_is_refused_and_digits_need_none(tmp_path: Path) -> None:

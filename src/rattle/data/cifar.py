@@ -14,7 +14,7 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import MEMBER_LIMIT, check_size, find, readable
-from rattle.data.mmap_cache import MmapCache, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, cache_key, stamp
 from rattle.data.pickles import as_text, load_pickle
 from rattle.errors import RattleError
 
@@ -59,7 +59,7 @@ CIFAR100 = Layout(
 )
 
 
-def cifar(layout: Layout, root: Path, store: MmapCache) -> Dataset:
+def cifar(layout: Layout, root: Path, cache: MmapCache) -> Dataset:
     place = find(layout.name, root, (layout.folder, layout.archive))
     raw = read_folder(place, layout) if place.is_dir() else read_archive(place, layout)
     missing = [file for file in layout.files if file not in raw]
@@ -75,8 +75,8 @@ def cifar(layout: Layout, root: Path, store: MmapCache) -> Dataset:
     def part(files: tuple[str, ...]) -> Images:
         batches = [batch(loaded[file], layout.labels, f"{place}: {file}") for file in files]
         y = torch.cat([torch.as_tensor(labels, dtype=torch.int64) for _, labels in batches])
-        key = fingerprint(layout.name, files, stamp(place), len(y))
-        return store.images((len(y), 3, 32, 32), (x for x, _ in batches), y, key=key)
+        key = cache_key(layout.name, files, stamp(place), len(y))
+        return cache.images((len(y), 3, 32, 32), (x for x, _ in batches), y, key=key)
 
     return Dataset(
         name=layout.name, train=part(layout.train), test=part((layout.test,)), classes=tuple(map(as_text, names))
@@ -128,9 +128,9 @@ def read_archive(place: Path, layout: Layout) -> dict[str, bytes]:
     return raw
 
 
-def cifar10(root: Path, store: MmapCache) -> Dataset:
-    return cifar(CIFAR10, root, store)
+def cifar10(root: Path, cache: MmapCache) -> Dataset:
+    return cifar(CIFAR10, root, cache)
 
 
-def cifar100(root: Path, store: MmapCache) -> Dataset:
-    return cifar(CIFAR100, root, store)
+def cifar100(root: Path, cache: MmapCache) -> Dataset:
+    return cifar(CIFAR100, root, cache)

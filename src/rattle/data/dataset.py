@@ -19,20 +19,20 @@ class Images:
     subset is a copy of the whole of it: ask for batches instead.
     """
 
-    __slots__ = ("mapped", "rows", "stored", "y")
+    __slots__ = ("mapped", "rows", "storage", "y")
 
     def __init__(self, x: Tensor, y: Tensor, *, rows: Tensor | None = None, mapped: bool = False) -> None:
-        self.stored, self.y, self.rows, self.mapped = x, y, rows, mapped
+        self.storage, self.y, self.rows, self.mapped = x, y, rows, mapped
         if len(y) != (len(x) if rows is None else len(rows)):
             raise RattleError(f"{len(x) if rows is None else len(rows)} images have {len(y)} labels")
 
     @property
     def x(self) -> Tensor:
-        return self.stored if self.rows is None else self.stored[self.rows]
+        return self.storage if self.rows is None else self.storage[self.rows]
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self.y), *self.stored.shape[1:]))
+        return torch.Size((len(self.y), *self.storage.shape[1:]))
 
     @property
     def nbytes(self) -> int:
@@ -42,19 +42,19 @@ class Images:
         return len(self.y)
 
     def __repr__(self) -> str:
-        return f"Images({list(self.shape)}, {'mapped' if self.mapped else self.stored.device})"
+        return f"Images({list(self.shape)}, {'mapped' if self.mapped else self.storage.device})"
 
     def __getitem__(self, index: Tensor) -> Images:
         """The images of an index or mask, read."""
         index = index.to(self.y.device)
         rows = index if self.rows is None else self.rows[index]
-        return Images(self.stored[rows.to(self.stored.device)], self.y[index])
+        return Images(self.storage[rows.to(self.storage.device)], self.y[index])
 
     def subset(self, index: Tensor) -> Images:
         """The images of an index; of a mapped set nothing is read yet."""
         if not self.mapped:
             return self[index]
-        return Images(self.stored, self.y[index], rows=index if self.rows is None else self.rows[index], mapped=True)
+        return Images(self.storage, self.y[index], rows=index if self.rows is None else self.rows[index], mapped=True)
 
     def to(self, device: torch.device | str) -> Images:
         return Images(self.x.to(device), self.y.to(device))
@@ -62,7 +62,7 @@ class Images:
 
 def on_device(images: Images, device: torch.device | str, limit_bytes: int = 2 * 2**30) -> Images:
     """The images on the device when they take no more than limit_bytes, else as they are, to be moved by the batch."""
-    if images.nbytes > limit_bytes or (torch.device(device) == images.stored.device and not images.mapped):
+    if images.nbytes > limit_bytes or (torch.device(device) == images.storage.device and not images.mapped):
         return images
     return images.to(device)
 
@@ -99,10 +99,10 @@ class Dataset:
         return self.test.shape[-1]
 
 
-def balanced(y: Tensor, n: int, seed: int) -> Tensor:
+def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
     """Indices of n images, as equal in classes as the data allow, drawn by seed; sorted.
 
-    >>> balanced(torch.tensor([0, 0, 0, 0, 1, 1]), 4, seed=0).bincount().sum().item()
+    >>> balanced_indices(torch.tensor([0, 0, 0, 0, 1, 1]), 4, seed=0).bincount().sum().item()
     4
     """
     if not 0 < n <= len(y):
@@ -118,16 +118,16 @@ def balanced(y: Tensor, n: int, seed: int) -> Tensor:
     return order[:n].sort().values
 
 
-def divide(images: Images, n: int, seed: int) -> tuple[Images, Images]:
+def balanced_split(images: Images, n: int, seed: int) -> tuple[Images, Images]:
     """The rest, and n balanced images drawn by seed; both keep their order."""
     taken = torch.zeros(len(images), dtype=torch.bool)
-    taken[balanced(images.y, n, seed)] = True
+    taken[balanced_indices(images.y, n, seed)] = True
     return images.subset((~taken).nonzero().squeeze(1)), images.subset(taken.nonzero().squeeze(1))
 
 
 def hold_out(data: Dataset, n: int, seed: int) -> Dataset:
     """The data with n balanced training images set aside as `val`."""
-    train, val = divide(data.train, n, seed)
+    train, val = balanced_split(data.train, n, seed)
     return replace(data, train=train, val=val[torch.arange(len(val))] if val.mapped else val)
 
 
@@ -135,5 +135,5 @@ def train_test_split(name: str, images: Images, classes: tuple[str, ...], seed: 
     """A set that comes in one piece, with a balanced fifth of it as the test part."""
     if len(images) < 2:
         raise RattleError(f"{name} holds {len(images)} images, too few for a training and a test part")
-    train, test = divide(images, max(1, len(images) // TEST_SHARE), seed)
+    train, test = balanced_split(images, max(1, len(images) // TEST_SHARE), seed)
     return Dataset(name=name, train=train, test=test, classes=classes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rattle.data.dataset import Dataset, Images, divide
+from rattle.data.dataset import Dataset, Images, balanced_split
 
 TEST_IMAGES, SPLIT_SEED = 500, 0
 
@@ -15,5 +15,5 @@ def digits() -> Dataset:
 
     grey, labels = load_digits(return_X_y=True)
     x = torch.as_tensor(grey).mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
-    train, test = divide(Images(x, torch.as_tensor(labels).long()), TEST_IMAGES, SPLIT_SEED)
+    train, test = balanced_split(Images(x, torch.as_tensor(labels).long()), TEST_IMAGES, SPLIT_SEED)
     return Dataset(name="digits", train=train, test=test, classes=tuple(str(d) for d in range(10)))

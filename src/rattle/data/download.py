@@ -22,19 +22,19 @@ def get(
     root: str | Path | None = None,
     *,
     progress: Progress | None = None,
-    addresses: Mapping[str, tuple[Remote, ...]] = URLS,
+    urls: Mapping[str, tuple[Remote, ...]] = URLS,
 ) -> list[Path]:
-    """The files of a dataset in root/name, downloaded from the official addresses unless they are there and right."""
+    """The files of a dataset in root/name, downloaded from the official urls unless they are there and right."""
     if name == "digits":
         return []  # comes with scikit-learn
-    if name not in addresses:
-        raise unknown("dataset to download", name, addresses)
+    if name not in urls:
+        raise unknown("dataset to download", name, urls)
     folder = data_root(root) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RattleError(f"cannot make the folder {folder}: {error.strerror}") from error
-    return [fetch(remote, folder, progress or (lambda *_: None)) for remote in addresses[name]]
+    return [fetch(remote, folder, progress or (lambda *_: None)) for remote in urls[name]]
 
 
 def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:

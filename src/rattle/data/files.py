@@ -32,7 +32,7 @@ def find(name: str, root: Path, files: Sequence[str]) -> Path:
     for place in places:
         for file in files:
             if (place / file).exists():
-                check_official(name, place / file)
+                check_md5(name, place / file)
                 return place / file
     raise RattleError(
         f"{name}: found no {' or '.join(files)} in {', '.join(map(str, places))}; get it with "
@@ -40,7 +40,7 @@ def find(name: str, root: Path, files: Sequence[str]) -> Path:
     )
 
 
-def check_official(name: str, path: Path) -> None:
+def check_md5(name: str, path: Path) -> None:
     """A file with the name and size of the official one has to be the official one."""
     for remote in URLS[name]:
         if (

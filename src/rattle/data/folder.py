@@ -10,19 +10,19 @@ import torch
 
 from rattle.data import pictures
 from rattle.data.dataset import Dataset, Images, train_test_split
-from rattle.data.mmap_cache import MmapCache, Shape, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, Shape, cache_key, stamp
 from rattle.errors import RattleError, unknown
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 Labelled = list[tuple[Path, int]]
 
 
-def folder(path: Path, store: MmapCache, seed: int, resize: int | None = None) -> Dataset:
+def folder(path: Path, cache: MmapCache, seed: int, resize: int | None = None) -> Dataset:
     """Classes are the sub-folders of the training part, in alphabetical order; pictures may lie deeper in them."""
     halves = [path / "train", path / "test"]
     if not any(half.is_dir() for half in halves):
         classes = class_names(path)
-        return train_test_split(path.name, kept(files_of(path, classes), path, store, resize), classes, seed)
+        return train_test_split(path.name, load_images(files_of(path, classes), path, cache, resize), classes, seed)
     for half in halves:
         if not half.is_dir():
             raise RattleError(f"{path} has no {half.name}/ beside {'test' if half.name == 'train' else 'train'}/")
@@ -30,7 +30,7 @@ def folder(path: Path, store: MmapCache, seed: int, resize: int | None = None) -
     for name in class_names(halves[1]):
         if name not in classes:
             raise RattleError(f"{halves[1]}: {unknown('class folder', name, classes)}; train/ has no such class")
-    train, test = (kept(files_of(half, classes), half, store, resize) for half in halves)
+    train, test = (load_images(files_of(half, classes), half, cache, resize) for half in halves)
     return Dataset(name=path.name, train=train, test=test, classes=classes)
 
 
@@ -51,14 +51,14 @@ def files_of(path: Path, classes: tuple[str, ...]) -> Labelled:
     return found
 
 
-def kept(files: Labelled, path: Path, store: MmapCache, resize: int | None) -> Images:
+def load_images(files: Labelled, path: Path, cache: MmapCache, resize: int | None) -> Images:
     """Decoded one by one, straight to where they are kept: a large folder is never whole in memory."""
     y = torch.tensor([label for _, label in files], dtype=torch.int64)
-    key = fingerprint("folder", path.resolve(), resize, *(stamp(file) for file, _ in files))
-    if store.path(key).exists():  # written before, from these very files: no need to look into them again
-        return store.reopened(key, y)
+    key = cache_key("folder", path.resolve(), resize, *(stamp(file) for file, _ in files))
+    if cache.path(key).exists():  # written before, from these very files: no need to look into them again
+        return cache.open(key, y)
     shape = survey(files, resize)
-    return store.images(shape, decoded(files, shape, resize), y, key=key)
+    return cache.images(shape, decoded(files, shape, resize), y, key=key)
 
 
 def survey(files: Labelled, resize: int | None) -> Shape:

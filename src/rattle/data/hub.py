@@ -10,11 +10,11 @@ import torch
 
 from rattle.data import pictures
 from rattle.data.dataset import Dataset, Images, train_test_split
-from rattle.data.mmap_cache import MmapCache, fingerprint
+from rattle.data.mmap_cache import MmapCache, cache_key
 from rattle.errors import RattleError
 
 
-def hub(name: str, store: MmapCache, seed: int, resize: int | None = None) -> Dataset:
+def hub(name: str, cache: MmapCache, seed: int, resize: int | None = None) -> Dataset:
     """`owner/name`, or `owner/name:config`: its splits train and test (or validation); train alone is divided."""
     splits = fetch(name)
     test = next((key for key in ("test", "validation", "valid") if key in splits), None)
@@ -26,7 +26,7 @@ def hub(name: str, store: MmapCache, seed: int, resize: int | None = None) -> Da
 
     def part(key: str) -> Images:
         y = labels(splits[key], label, classes, f"hub:{name}, split {key}")
-        return kept(splits[key], image, y, store, resize, f"hub:{name}, split {key}")
+        return load_images(splits[key], image, y, cache, resize, f"hub:{name}, split {key}")
 
     if test is None:
         return train_test_split(name, part("train"), classes, seed)
@@ -80,7 +80,7 @@ def labels(split: Any, label: str, classes: tuple[str, ...], where: str) -> torc
     return torch.tensor(values, dtype=torch.int64)
 
 
-def kept(split: Any, image: str, y: torch.Tensor, store: MmapCache, resize: int | None, where: str) -> Images:
+def load_images(split: Any, image: str, y: torch.Tensor, cache: MmapCache, resize: int | None, where: str) -> Images:
     first = split[0][image]
     count, size = pictures.channels(first, where), first.size
     width, height = (resize, resize) if resize else size
@@ -94,5 +94,5 @@ def kept(split: Any, image: str, y: torch.Tensor, store: MmapCache, resize: int 
                 pictures.check_shape(picture, size, f"{where}, image {i}", "the first")
             yield pictures.to_array(picture, count, resize)[None]
 
-    key = fingerprint("hub", where, split._fingerprint, resize)
-    return store.images((len(split), count, height, width), decoded(), y, key=key)
+    key = cache_key("hub", where, split._fingerprint, resize)
+    return cache.images((len(split), count, height, width), decoded(), y, key=key)

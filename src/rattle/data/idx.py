@@ -13,21 +13,21 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import check_size, find, readable
-from rattle.data.mmap_cache import MmapCache, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, cache_key, stamp
 from rattle.errors import RattleError
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def mnist(root: Path, store: MmapCache) -> Dataset:
-    return idx_pairs("mnist", tuple(str(d) for d in range(10)), root, store)
+def mnist(root: Path, cache: MmapCache) -> Dataset:
+    return idx_pairs("mnist", tuple(str(d) for d in range(10)), root, cache)
 
 
-def fashion_mnist(root: Path, store: MmapCache) -> Dataset:
-    return idx_pairs("fashion-mnist", FASHION, root, store)
+def fashion_mnist(root: Path, cache: MmapCache) -> Dataset:
+    return idx_pairs("fashion-mnist", FASHION, root, cache)
 
 
-def idx_pairs(name: str, classes: tuple[str, ...], root: Path, store: MmapCache) -> Dataset:
+def idx_pairs(name: str, classes: tuple[str, ...], root: Path, cache: MmapCache) -> Dataset:
     def part(prefix: str) -> Images:
         stems = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
         images, labels = (find(name, root, (f"{stem}.gz", stem)) for stem in stems)
@@ -35,8 +35,8 @@ def idx_pairs(name: str, classes: tuple[str, ...], root: Path, store: MmapCache)
         if len(x) != len(y):
             raise RattleError(f"{images} holds {len(x)} images and {labels} {len(y)} labels")
         n, height, width = x.shape
-        key = fingerprint(name, stamp(images), stamp(labels))
-        return store.images((n, 1, height, width), [x[:, None]], torch.from_numpy(y.astype(np.int64)), key=key)
+        key = cache_key(name, stamp(images), stamp(labels))
+        return cache.images((n, 1, height, width), [x[:, None]], torch.from_numpy(y.astype(np.int64)), key=key)
 
     return Dataset(name=name, train=part("train"), test=part("t10k"), classes=classes)
 

@@ -39,9 +39,9 @@ class MmapCache:
             return Images(torch.from_numpy(x), y)
         if not self.path(key).exists():
             self.write(self.path(key), shape, blocks)
-        return self.reopened(key, y)
+        return self.open(key, y)
 
-    def reopened(self, key: str, y: Tensor) -> Images:
+    def open(self, key: str, y: Tensor) -> Images:
         """What was written under that key."""
         x = mapped(self.path(key))
         if len(x) != len(y):
@@ -90,7 +90,7 @@ def mapped(path: Path) -> Tensor:
         return torch.from_numpy(array)
 
 
-def fingerprint(*parts: object) -> str:
+def cache_key(*parts: object) -> str:
     """A short name for what a cached file was made from."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
 

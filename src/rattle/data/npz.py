@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rattle.data.dataset import Dataset, Images, train_test_split
 from rattle.data.files import check_size, readable
-from rattle.data.mmap_cache import MmapCache, Shape, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, Shape, cache_key, stamp
 from rattle.errors import RattleError
 
 ARRAY_LIMIT = 64 * 2**30  # bytes of one array of images, unpacked
@@ -37,7 +37,7 @@ class Member(NamedTuple):
         return f"{self.path}: {self.name}"
 
 
-def npz(path: Path, store: MmapCache, seed: int) -> Dataset:
+def npz(path: Path, cache: MmapCache, seed: int) -> Dataset:
     """Images uint8 [n, H, W, C], [n, C, H, W] or [n, H, W], labels [n]; `classes` (texts) names them. No pickles."""
     damages = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)
     with readable(path, *damages), zipfile.ZipFile(path) as archive:
@@ -50,7 +50,7 @@ def npz(path: Path, store: MmapCache, seed: int) -> Dataset:
             )
         y = {part: read_labels(members[f"y{part}"]) for part in pairs}
         names = read_classes(members.get("classes"), int(torch.cat(list(y.values())).max()))
-        parts = {part: read_images(members[f"x{part}"], y[part], store) for part in pairs}
+        parts = {part: read_images(members[f"x{part}"], y[part], cache) for part in pairs}
     name = path.stem
     if "_test" not in parts:
         return train_test_split(name, parts[""], names, seed)
@@ -112,11 +112,11 @@ def read_classes(m: Member | None, highest: int) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
-def read_images(m: Member, y: Tensor, store: MmapCache) -> Images:
+def read_images(m: Member, y: Tensor, cache: MmapCache) -> Images:
     if m.shape and m.shape[0] != len(y):
         raise RattleError(f"{m.where} has {m.shape[0]} images, but there are {len(y)} labels")
     axes, shape = layout(m)
-    return store.images(shape, blocks(m, axes, store), y, key=fingerprint("npz", stamp(m.path), m.name))
+    return cache.images(shape, blocks(m, axes, cache), y, key=cache_key("npz", stamp(m.path), m.name))
 
 
 def layout(m: Member) -> tuple[tuple[int, ...], Shape]:
@@ -135,11 +135,11 @@ def layout(m: Member) -> tuple[tuple[int, ...], Shape]:
     )
 
 
-def blocks(m: Member, axes: tuple[int, ...], store: MmapCache) -> Iterator[np.ndarray]:
+def blocks(m: Member, axes: tuple[int, ...], cache: MmapCache) -> Iterator[np.ndarray]:
     """uint8 [k, C, H, W], a part of the array at a time."""
     if m.fortran:
-        check_size(math.prod(m.shape) * m.dtype.itemsize, f"{m.where} (in Fortran order)", store.limit)
-        yield np.transpose(with_channels(as_bytes(read_whole(m), m.where)), axes)
+        check_size(math.prod(m.shape) * m.dtype.itemsize, f"{m.where} (in Fortran order)", cache.limit)
+        yield np.transpose(with_channels(to_uint8(read_whole(m), m.where)), axes)
         return
     row = math.prod(m.shape[1:]) * m.dtype.itemsize
     step = max(1, BLOCK_BYTES // max(row, 1))
@@ -151,7 +151,7 @@ def blocks(m: Member, axes: tuple[int, ...], store: MmapCache) -> Iterator[np.nd
             if len(raw) < rows * row:
                 raise EOFError(f"{m.name} ends early")
             values = np.frombuffer(raw, m.dtype).reshape(rows, *m.shape[1:])
-            yield np.transpose(with_channels(as_bytes(values, m.where)), axes)
+            yield np.transpose(with_channels(to_uint8(values, m.where)), axes)
         stream.read(1)  # to the end, where zip compares the checksum
 
 
@@ -159,7 +159,7 @@ def with_channels(x: np.ndarray) -> np.ndarray:
     return x[..., None] if x.ndim == 3 else x
 
 
-def as_bytes(x: np.ndarray, where: str) -> np.ndarray:
+def to_uint8(x: np.ndarray, where: str) -> np.ndarray:
     """uint8 as they are; whole numbers in 0..255, and floats that are k/255, become uint8 because nothing is lost."""
     if x.dtype == np.uint8 or not x.size:
         return x.astype(np.uint8, copy=False)

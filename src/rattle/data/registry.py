@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rattle.data.augment import Augment
 from rattle.data.cifar import cifar10, cifar100
-from rattle.data.dataset import Dataset, balanced, hold_out
+from rattle.data.dataset import Dataset, balanced_indices, hold_out
 from rattle.data.digits import digits
 from rattle.data.files import data_root
 from rattle.data.folder import folder
@@ -24,7 +24,7 @@ from rattle.errors import RattleError, unknown
 from rattle.randomness import derive_seed
 
 SOURCES: dict[str, Callable[[Path, MmapCache], Dataset]] = {
-    "digits": lambda root, store: digits(),
+    "digits": lambda root, cache: digits(),
     "cifar10": cifar10,
     "cifar100": cifar100,
     "svhn": svhn,
@@ -62,7 +62,7 @@ class Data:
         """The whole set, or its subset, with `val` held out of the training part."""
         data = self.source()
         n = len(data.train)
-        held = self.held_out(n)
+        held = self.validation_size(n)
         if held >= n > 0:
             raise RattleError(f"data.val_size {held} leaves none of the {n} training images")
         if held:
@@ -75,10 +75,10 @@ class Data:
                 + (f" that {held} held out leave" if held else "")
                 + f": ask for {len(data.train)} or fewer"
             )
-        chosen = balanced(data.train.y, self.train_size, self.split_seed)
+        chosen = balanced_indices(data.train.y, self.train_size, self.split_seed)
         return replace(data, train=data.train.subset(chosen))
 
-    def held_out(self, n: int) -> int:
+    def validation_size(self, n: int) -> int:
         """How many of n training images."""
         if self.val_size is None:
             return min(MOST_HELD_OUT, -(-min(n, self.train_size or n) // HELD_OUT_SHARE))
@@ -87,17 +87,17 @@ class Data:
     def source(self) -> Dataset:
         """The data as they come, nothing held out."""
         root, path = data_root(self.root), Path(self.name).expanduser()
-        store = MmapCache(root / "cache", int(self.in_memory_limit * 1e9))
+        cache = MmapCache(root / "cache", int(self.in_memory_limit * 1e9))
         if self.name.startswith("hub:"):
-            return hub(self.name.removeprefix("hub:"), store, self.split_seed, self.resize)
+            return hub(self.name.removeprefix("hub:"), cache, self.split_seed, self.resize)
         if self.name not in SOURCES and path.is_dir():
-            return folder(path, store, self.split_seed, self.resize)
+            return folder(path, cache, self.split_seed, self.resize)
         if self.resize is not None:
             raise RattleError(f"data.resize is for folders of pictures and the hub, not for {self.name}")
         if self.name in SOURCES:
-            return SOURCES[self.name](root, store)
+            return SOURCES[self.name](root, cache)
         if path.suffix == ".npz" and path.is_file():
-            return npz(path, store, self.split_seed)
+            return npz(path, cache, self.split_seed)
         if path.suffix == ".npz" or len(path.parts) > 1:
             kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
             raise RattleError(f"there is no {kind} at {path} (looked from {Path.cwd()})")

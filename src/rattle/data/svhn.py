@@ -10,16 +10,16 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import check_size, find
-from rattle.data.mmap_cache import MmapCache, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, cache_key, stamp
 from rattle.errors import RattleError
 
 
-def svhn(root: Path, store: MmapCache) -> Dataset:
-    train, test = (read(find("svhn", root, (f"{part}_32x32.mat",)), store) for part in ("train", "test"))
+def svhn(root: Path, cache: MmapCache) -> Dataset:
+    train, test = (read(find("svhn", root, (f"{part}_32x32.mat",)), cache) for part in ("train", "test"))
     return Dataset(name="svhn", train=train, test=test, classes=tuple(str(d) for d in range(10)))
 
 
-def read(path: Path, store: MmapCache) -> Images:
+def read(path: Path, cache: MmapCache) -> Images:
     """X uint8 [32, 32, 3, n] and y [n, 1], where label 10 means the digit 0."""
     from scipy.io import loadmat, whosmat
 
@@ -40,4 +40,4 @@ def read(path: Path, store: MmapCache) -> Images:
     labels = torch.from_numpy(y.reshape(-1).astype(np.int64))
     labels[labels == 10] = 0
     blocks = (x[..., i : i + 4096].transpose(3, 2, 0, 1) for i in range(0, x.shape[3], 4096))
-    return store.images((len(labels), 3, 32, 32), blocks, labels, key=fingerprint("svhn", stamp(path)))
+    return cache.images((len(labels), 3, 32, 32), blocks, labels, key=cache_key("svhn", stamp(path)))

@@ -1,4 +1,4 @@
-"""The official addresses, sizes and MD5 checksums of the datasets that `get` can download."""
+"""The official urls, sizes and MD5 checksums of the datasets that `get` can download."""
 
 from __future__ import annotations
 

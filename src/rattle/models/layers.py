@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rattle.errors import RattleError, unknown
 
-Statistics = tuple[Sequence[float], Sequence[float]]  # mean and std, a number per channel
+MeanStd = tuple[Sequence[float], Sequence[float]]  # mean and std, a number per channel
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": lambda: nn.ReLU(inplace=True),
@@ -24,7 +24,7 @@ def activate(name: str) -> nn.Module:
     return ACTIVATIONS[name]()
 
 
-class Thinning(nn.Conv2d):
+class SubsampledConv1x1(nn.Conv2d):
     """A 1x1 convolution that leaves out pixels before it multiplies: the same numbers as with its stride.
 
     With fewer than eight channels, channels last, torch's strided kernel for AVX2 processors corrupts memory (2.13).
@@ -36,7 +36,7 @@ class Thinning(nn.Conv2d):
 
 
 def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    kind = Thinning if stride > 1 and inputs < 8 else nn.Conv2d
+    kind = SubsampledConv1x1 if stride > 1 and inputs < 8 else nn.Conv2d
     return kind(inputs, outputs, 1, stride, bias=False)
 
 
@@ -70,7 +70,7 @@ class Normalise(nn.Module):
         return (x - self.mean) / self.std
 
 
-def normalisation(statistics: Statistics | None, channels: int) -> nn.Module:
+def normalisation(statistics: MeanStd | None, channels: int) -> nn.Module:
     """Nothing, or (x - mean) / std when statistics are given."""
     if statistics is None:
         return nn.Identity()

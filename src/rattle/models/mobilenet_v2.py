@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rattle.models.layers import Statistics, activate, conv1x1, conv3x3, normalisation, pooled
+from rattle.models.layers import MeanStd, activate, conv1x1, conv3x3, normalisation, pooled
 
 STAGES = (  # expansion, outputs, blocks, stride; outputs for a stem of 32
     (1, 16, 1, 1),
@@ -56,7 +56,7 @@ class MobileNetV2(nn.Module):
         channels: int = 3,
         width: int = 32,
         activation: str = "relu",
-        normalise: Statistics | None = None,
+        normalise: MeanStd | None = None,
     ) -> None:
         super().__init__()
         blocks: list[nn.Module] = []

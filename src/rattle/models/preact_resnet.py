@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rattle.models.layers import Statistics, activate, conv1x1, conv3x3, normalisation, pooled, stage
+from rattle.models.layers import MeanStd, activate, conv1x1, conv3x3, normalisation, pooled, stage
 
 
 class Block(nn.Module):
@@ -77,7 +77,7 @@ class PreActResNet(nn.Module):
         channels: int = 3,
         width: int = 64,
         activation: str = "relu",
-        normalise: Statistics | None = None,
+        normalise: MeanStd | None = None,
     ) -> None:
         super().__init__()
         block, (n1, n2, n3, n4) = DEPTHS[depth]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
-from rattle.models.layers import Statistics
+from rattle.models.layers import MeanStd
 from rattle.models.weight_file import open_weights, unwrap
 from rattle.models.wide_resnet import WideResNet
 
@@ -69,7 +69,7 @@ def load_weights(path: str | Path, model: nn.Module, *, fresh_head: bool = False
     return Loaded(report.taken, report.kept, report.ignored, wrapper)
 
 
-def file_normalisation(path: str | Path, *, entry: str | None = None) -> Statistics | None:
+def file_normalisation(path: str | Path, *, entry: str | None = None) -> MeanStd | None:
     """The (mean, std) by which the file's network normalises its images, to build ours with; None when it has none."""
     _, state = unwrap(open_weights(path), str(path), entry)
     return _statistics(state)
@@ -85,9 +85,9 @@ def adapt(
     tensors: dict[str, Tensor] = {}
     unexpected, ignored, clashes = [], [], []
     for theirs, tensor in state.items():
-        ours = next((name for name in _spellings(theirs) if name in own), None)
+        ours = next((name for name in _candidate_names(theirs) if name in own), None)
         if ours is None:
-            unused = any(UNUSED.search(name) or name.startswith("normalise.") for name in _spellings(theirs))
+            unused = any(UNUSED.search(name) or name.startswith("normalise.") for name in _candidate_names(theirs))
             (ignored if unused else unexpected).append(theirs)
         elif ours in tensors:
             (ignored if torch.equal(tensors[ours], tensor) else clashes).append(theirs)
@@ -96,7 +96,7 @@ def adapt(
     head = _head_names(model) if fresh_head else set()
     for name in [n for n in head if n in tensors and tensors[n].shape != own[n].shape]:
         del tensors[name]
-    kept = [n for n in own if n not in tensors and (n in head or _may_be_absent(n))]
+    kept = [n for n in own if n not in tensors and (n in head or _is_optional(n))]
     missing = [n for n in own if n not in tensors and n not in kept]
     shapes = [
         f"{n} {list(t.shape)} instead of {list(own[n].shape)}" for n, t in tensors.items() if t.shape != own[n].shape
@@ -107,7 +107,7 @@ def adapt(
     return tensors, Loaded(len(tensors), tuple(kept), tuple(ignored))
 
 
-def _spellings(name: str) -> Iterator[str]:
+def _candidate_names(name: str) -> Iterator[str]:
     """The name as it is, then without its prefixes, each followed by its form in our layout."""
     while True:
         yield name
@@ -122,7 +122,7 @@ def _spellings(name: str) -> Iterator[str]:
         name = shorter
 
 
-def _may_be_absent(name: str) -> bool:
+def _is_optional(name: str) -> bool:
     """Old files have no counter of batches, and most normalise outside the network."""
     return name.endswith("num_batches_tracked") or name in ("normalise.mean", "normalise.std")
 
@@ -136,10 +136,10 @@ def _head_names(model: nn.Module) -> set[str]:
     return {f"{linear[-1]}.weight", f"{linear[-1]}.bias"} if linear else set()
 
 
-def _statistics(state: Mapping[str, Tensor]) -> Statistics | None:
+def _statistics(state: Mapping[str, Tensor]) -> MeanStd | None:
     found: dict[str, Tensor] = {}
     for theirs, tensor in state.items():
-        for name in _spellings(theirs):
+        for name in _candidate_names(theirs):
             if name in ("normalise.mean", "normalise.std"):
                 found[name] = tensor
     if len(found) < 2:

@@ -9,12 +9,12 @@ from functools import partial
 from torch import nn
 
 from rattle.errors import RattleError, unknown
-from rattle.models.layers import ACTIVATIONS, Statistics
+from rattle.models.layers import ACTIVATIONS, MeanStd
 from rattle.models.mobilenet_v2 import MobileNetV2
 from rattle.models.preact_resnet import PreActResNet
 from rattle.models.resnet import ResNet18
 from rattle.models.small import SLIM, SmallCNN
-from rattle.models.user import resolve
+from rattle.models.user import build_user_model
 from rattle.models.vgg import VGG16
 from rattle.models.wide_resnet import WideResNet
 
@@ -51,7 +51,7 @@ def create_model(
     channels: int = 3,
     width: int | None = None,
     activation: str = "relu",
-    normalise: Statistics | None = None,
+    normalise: MeanStd | None = None,
 ) -> nn.Module:
     """The network of that name, freshly initialised from torch's random state.
 
@@ -69,7 +69,7 @@ def create_model(
         raise unknown("activation", activation, ACTIVATIONS)
     if ":" in name:
         options = {"width": width, "activation": None if activation == "relu" else activation, "normalise": normalise}
-        return resolve(name, classes=classes, channels=channels, **options)
+        return build_user_model(name, classes=classes, channels=channels, **options)
     options = {} if width is None else {"width": width}
     make = builder(name)
     return make(classes=classes, channels=channels, activation=activation, normalise=normalise, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rattle.models.layers import Statistics, activate, conv1x1, conv3x3, normalisation, pooled, stage
+from rattle.models.layers import MeanStd, activate, conv1x1, conv3x3, normalisation, pooled, stage
 
 
 class Block(nn.Module):
@@ -42,7 +42,7 @@ class ResNet18(nn.Module):
         channels: int = 3,
         width: int = 64,
         activation: str = "relu",
-        normalise: Statistics | None = None,
+        normalise: MeanStd | None = None,
     ) -> None:
         super().__init__()
         self.normalise = normalisation(normalise, channels)

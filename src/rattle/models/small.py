@@ -6,7 +6,7 @@ from itertools import chain, pairwise
 
 from torch import Tensor, nn
 
-from rattle.models.layers import Statistics, activate, normalisation
+from rattle.models.layers import MeanStd, activate, normalisation
 
 PLAIN = ((1, 1), (1, 1), (2, 2), (2, 1))  # for 8x8 and 28x28 images
 SLIM = ((1, 2), (2, 2), (2, 1), (4, 2))  # for studies on 32x32 images without a GPU
@@ -22,7 +22,7 @@ class SmallCNN(nn.Module):
         channels: int = 1,
         width: int = 32,
         activation: str = "relu",
-        normalise: Statistics | None = None,
+        normalise: MeanStd | None = None,
         norm: bool = True,
         stages: tuple[tuple[int, int], ...] = PLAIN,
         pool: int = 2,

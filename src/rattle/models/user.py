@@ -19,7 +19,7 @@ from rattle.errors import RattleError, unknown
 from rattle.models.layers import normalisation
 
 
-def resolve(spec: str, *, classes: int, channels: int, **options: Any) -> nn.Module:
+def build_user_model(spec: str, *, classes: int, channels: int, **options: Any) -> nn.Module:
     """The model that the user's function (or class) makes; it is given those keywords it has.
 
     It may ask for `classes` or `num_classes`, `channels`, `in_channels` or `in_chans`. A further option that is not

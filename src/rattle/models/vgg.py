@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from rattle.models.layers import Statistics, activate, normalisation, pooled
+from rattle.models.layers import MeanStd, activate, normalisation, pooled
 
 STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))  # times the width; a stage ends in max-pooling
 
@@ -19,7 +19,7 @@ class VGG16(nn.Module):
         channels: int = 3,
         width: int = 64,
         activation: str = "relu",
-        normalise: Statistics | None = None,
+        normalise: MeanStd | None = None,
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []

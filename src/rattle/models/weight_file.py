@@ -40,7 +40,7 @@ def open_weights(path: str | Path) -> Any:
     refuse_compressed(path)
     try:
         if path.suffix == ".safetensors":
-            return of_a_run(load_file(path, device="cpu"))
+            return run_weights(load_file(path, device="cpu"))
         with torch.serialization.safe_globals(PLAIN):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -55,7 +55,7 @@ def open_weights(path: str | Path) -> Any:
         raise RattleError(f"{path} is not a file of weights: truncated, or of another kind") from error
 
 
-def of_a_run(tensors: dict[str, Tensor]) -> dict[str, Any]:
+def run_weights(tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Of a checkpoint of ours the weights that count, averaged ones first; anything else as it is."""
     parts = {key.partition(".")[0] for key in tensors}
     if "model" not in parts or not parts <= {"model", "average", "optimizer"} or parts == {"model"}:

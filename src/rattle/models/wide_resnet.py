@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.errors import RattleError
-from rattle.models.layers import Statistics, activate, conv3x3, normalisation, pooled, stage
+from rattle.models.layers import MeanStd, activate, conv3x3, normalisation, pooled, stage
 from rattle.models.preact_resnet import Block
 
 
@@ -32,7 +32,7 @@ class WideResNet(nn.Module):
         channels: int = 3,
         width: int = 16,
         activation: str = "relu",
-        normalise: Statistics | None = None,
+        normalise: MeanStd | None = None,
         same: bool = False,  # DeepMind's padding (Gowal et al. 2020): the same weights, another function
     ) -> None:
         super().__init__()
