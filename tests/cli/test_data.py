@@ -59,6 +59,6 @@ def test_a_mistake_is_one_sentence(
 
 def test_digits_need_no_getting_and_help_names_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "get", "digits"]) == 0
-    assert "digits is embedded: nothing to get" in capsys.readouterr().out
+    assert "digits needs no download" in capsys.readouterr().out
     assert main(["data", "--help"]) == 0
     assert "rattle data show NAME" in capsys.readouterr().out

@@ -6,7 +6,8 @@ import hashlib
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -73,11 +74,17 @@ def server() -> Iterator[Server]:
 
 
 def test_a_file_is_downloaded_with_progress_and_only_once(tmp_path: Path, server: Server) -> None:
-    seen: list[tuple[str, int, int]] = []
-    paths = get("toy", tmp_path, progress=lambda *news: seen.append(news), urls=server.urls())
+    shown: list[int] = []
+
+    @contextmanager
+    def progress(title: str, total: int, *, done: int) -> Iterator[Callable[[int], None]]:
+        assert (title, total, done) == ("set.bin", len(BODY), 0)
+        yield shown.append
+
+    paths = get("toy", tmp_path, progress=progress, urls=server.urls())
     assert [p.read_bytes() for p in paths] == [BODY]
     assert paths == [tmp_path / "toy" / "set.bin"]
-    assert seen[-1] == ("set.bin", len(BODY), len(BODY))
+    assert sum(shown) == len(BODY)
     get("toy", tmp_path, urls=server.urls())
     assert len(server.asked) == 1
 
@@ -113,7 +120,7 @@ def test_a_wrong_checksum_is_refused_and_what_was_there_stays(tmp_path: Path, se
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "set.bin").write_bytes(b"an earlier release")
     server.body = b"<html>please log in</html>"
-    with pytest.raises(RattleError, match=r"whose MD5 is \w+, not \w+; it was thrown away, nothing was changed"):
+    with pytest.raises(RattleError, match=r"whose MD5 is \w+, not \w+; it was deleted, nothing was changed"):
         get("toy", tmp_path, urls=server.urls())
     assert (tmp_path / "toy" / "set.bin").read_bytes() == b"an earlier release"
     assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin"]

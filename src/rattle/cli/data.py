@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -51,19 +50,8 @@ def main(args: list[str]) -> None:
 
 
 def get(options: Get) -> None:
-    console = Console()
-    at: dict[str, Any] = {"file": "", "done": 0}
-    with ExitStack() as shown:
-
-        def progress(file: str, done: int, total: int) -> None:
-            if file != at["file"]:
-                shown.close()
-                at.update(file=file, done=0, advance=shown.enter_context(console.progress(file, total)))
-            at["advance"](done - at["done"])
-            at["done"] = done
-
-        paths = data.get(options.name, options.root, progress=progress)
-    print("\n".join(map(str, paths)) if paths else f"{options.name} is embedded: nothing to get")
+    paths = data.get(options.name, options.root, progress=Console().progress)
+    print("\n".join(map(str, paths)) if paths else f"{options.name} needs no download")
 
 
 def show(options: Show) -> None:
