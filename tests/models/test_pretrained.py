@@ -164,7 +164,7 @@ def test_a_model_keeps_its_normalisation_when_the_file_has_none() -> None:
     source = trained("preact18")
     model = create_model("preact18", classes=4, width=4, normalise=CIFAR)
     _, report = adapt(source.state_dict(), model)
-    assert report.kept == ("normalise.mean", "normalise.std")
+    assert report.missing == ("normalise.mean", "normalise.std")
 
 
 def test_statistics_that_change_nothing_are_no_obstacle() -> None:
@@ -189,7 +189,7 @@ def test_fine_tuning_keeps_a_fresh_head_for_other_classes(tmp_path: Path) -> Non
     with pytest.raises(RattleError, match=r"head.weight \[4, 32\] instead of \[7, 32\]"):
         load_weights(tmp_path / "model.pt", model)
     report = load_weights(tmp_path / "model.pt", model, fresh_head=True)
-    assert report.kept == ("head.weight", "head.bias")
+    assert report.missing == ("head.weight", "head.bias")
     assert torch.equal(model.head.weight, head)
     assert torch.equal(model.features(X), source.features(X))
 
@@ -198,7 +198,7 @@ def test_a_head_of_as_many_classes_is_loaded_even_when_a_fresh_one_is_allowed(tm
     source = trained("preact18")
     torch.save(source.state_dict(), tmp_path / "model.pt")
     model = create_model("preact18", classes=4, width=4).eval()
-    assert load_weights(tmp_path / "model.pt", model, fresh_head=True).kept == ()
+    assert load_weights(tmp_path / "model.pt", model, fresh_head=True).missing == ()
     assert torch.equal(model(X), source(X))
 
 

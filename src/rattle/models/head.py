@@ -1,6 +1,4 @@
-"""The linear head of a model, and whether the model tells as many classes apart as the data have."""
-
-from __future__ import annotations
+"""Find the linear head of a model; check that its logits fit the classes of the data."""
 
 from typing import Any
 
@@ -12,9 +10,10 @@ from rattle.weights import eval_mode
 
 
 def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | None = None) -> nn.Linear:
-    """The linear layer that gives the logits: what the Taylor terms differentiate by.
+    """The linear layer that computes the logits; the Taylor terms differentiate by its weights.
 
-    The one the user names; with example images, the one whose output is the model's; otherwise the last one.
+    name: the layer, as `named_modules` calls it. example: without a name, images [n, C, H, W] by which to find the
+    layer whose output is the model's. With neither, the last linear layer.
     """
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     if name:
@@ -25,20 +24,20 @@ def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | No
         raise RattleError(
             "objective.order >= 1 needs a linear head, and the model has no nn.Linear; set objective.order 0"
         )
-    return list(linear.values())[-1] if example is None else _source_of_logits(model, linear, example)
+    return list(linear.values())[-1] if example is None else _layer_of_logits(model, linear, example)
 
 
 def _listing(linear: dict[str, nn.Linear]) -> str:
     return f" (its linear layers: {', '.join(list(linear)[-5:])})" if linear else " (it has no linear layer at all)"
 
 
-def _source_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
+def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
     outputs: dict[nn.Module, Tensor] = {}
 
-    def keep(layer: nn.Module, _: Any, out: Tensor) -> None:
+    def record(layer: nn.Module, _: Any, out: Tensor) -> None:
         outputs[layer] = out
 
-    hooks = [layer.register_forward_hook(keep) for layer in linear.values()]
+    hooks = [layer.register_forward_hook(record) for layer in linear.values()]
     try:
         with torch.no_grad(), eval_mode(model):
             logits = model(example)
@@ -56,7 +55,7 @@ def _source_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: T
 
 
 def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
-    """Refuse a model that does not return logits [n, classes] for images x [n, C, H, W]."""
+    """Raise RattleError if the model does not return logits [n, classes] for images x [n, C, H, W]."""
     try:
         with torch.no_grad(), eval_mode(model):
             logits: Any = model(x[:2])
