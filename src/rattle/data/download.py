@@ -4,7 +4,7 @@ import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -23,28 +23,22 @@ def no_progress(title: str, total: int, *, done: int = 0) -> Iterator[Callable[[
     yield lambda n: None
 
 
-def get(
-    name: str,
-    root: str | Path | None = None,
-    *,
-    progress: Progress = no_progress,
-    urls: Mapping[str, tuple[Remote, ...]] = URLS,
-) -> list[Path]:
-    """Download a dataset to root/name, except files that are there already; returns their paths.
+def get(name: str, root: str | Path | None = None, *, progress: Progress = no_progress) -> list[Path]:
+    """Download a dataset to root/name, except files that are there already; returns the paths of its files.
 
     name: a registered dataset. root: folder of all datasets; RATTLE_DATA, or ./data, by default.
-    progress: shows each file's progress, such as a console's `progress` method. urls: the files of each dataset.
+    progress: shows the progress of each file, such as a console's `progress` method.
     """
-    if name in SOURCES and name not in urls:
+    if name in SOURCES and name not in URLS:
         return []  # needs no download, such as digits
-    if name not in urls:
-        raise unknown("dataset to download", name, urls)
+    if name not in URLS:
+        raise unknown("dataset to download", name, URLS)
     folder = data_root(root) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RattleError(f"cannot make the folder {folder}: {error.strerror}") from error
-    return [fetch(remote, folder, progress) for remote in urls[name]]
+    return [fetch(remote, folder, progress) for remote in URLS[name]]
 
 
 def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:

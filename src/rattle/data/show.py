@@ -1,8 +1,8 @@
 """Descriptions of a dataset: tables of counts, and a contact sheet of its images."""
 
+import textwrap
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images
@@ -10,6 +10,7 @@ from rattle.data.files import atomic_write
 from rattle.errors import RattleError
 
 ROWS_PER_BLOCK = 25  # the contact sheet starts a new block of columns after so many classes
+TILE, HEADER = 64, 50  # pixels of an image's square, and above the images
 
 
 def parts(data: Dataset) -> dict[str, Images]:
@@ -47,51 +48,29 @@ def contact_sheet(data: Dataset, path: str | Path, *, columns: int = 10) -> Path
     data: the first images of its training part are shown (of test if it has none). path: file to write.
     columns: images per class.
     """
-    from matplotlib.figure import Figure
+    from PIL import Image, ImageDraw, ImageFont
 
-    name, images = next(iter(parts(data).items()), ("", data.test))
+    part, images = next(iter(parts(data).items()), ("", data.test))
     if not len(images):
         raise RattleError(f"{data.name} has no images to show")
-    rows, blocks = min(len(data.classes), ROWS_PER_BLOCK), -(-len(data.classes) // ROWS_PER_BLOCK)
-    tile, margin = 0.42, 0.12 + 0.075 * min(max(map(len, data.classes)), 24)  # inches
-    block_width = margin + columns * tile
-    width, height = blocks * block_width + 0.15, rows * tile + 0.6
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-    title = f"{data.name}: {len(images):,} {name} images, {'x'.join(map(str, images.shape[1:]))}"
-    figure.text(0.1 / width, 1 - 0.3 / height, title, fontsize=11, fontweight="bold", va="center", color="#222222")
-    for block in range(blocks):
-        labels = range(block * rows, min((block + 1) * rows, len(data.classes)))
-        left, tall = block * block_width + margin, len(labels) * tile
-        axes = figure.add_axes((left / width, (height - 0.5 - tall) / height, columns * tile / width, tall / height))
-        axes.imshow(tile_images(images, labels, columns), aspect="auto", interpolation="nearest")
-        axes.set_xticks([])
-        step = images.shape[2] + 2 * gap(images)
-        names = [shorten(data.classes[label]) for label in labels]
-        axes.set_yticks([step * (i + 0.5) - 0.5 for i in range(len(names))], names, fontsize=8, color="#222222")
-        axes.tick_params(length=0, pad=4)
-        axes.spines[:].set_visible(False)
-    with atomic_write(Path(path)) as part:
-        figure.savefig(part, format="png")
+    names = [textwrap.shorten(name, 24, placeholder="…") or name[:24] for name in data.classes]
+    font, small = ImageFont.load_default(18), ImageFont.load_default(14)
+    margin = 20 + int(max(map(small.getlength, names)))
+    rows, block = min(len(names), ROWS_PER_BLOCK), margin + columns * TILE
+    sheet = Image.new("RGB", (-(-len(names) // rows) * block + 10, HEADER + rows * TILE + 10), "white")
+    draw = ImageDraw.Draw(sheet)
+    shape = "x".join(map(str, images.shape[1:]))
+    draw.text((10, HEADER // 2), f"{data.name}: {len(images):,} {part} images, {shape}", "#222222", font, anchor="lm")
+    scale = (TILE - 4) / max(images.shape[2:])
+    size = (round(scale * images.shape[3]), round(scale * images.shape[2]))
+    y = images.y.cpu()
+    for label, name in enumerate(names):
+        left, top = label // rows * block, HEADER + label % rows * TILE
+        draw.text((left + margin - 8, top + TILE // 2), name, "#222222", small, anchor="rm")
+        chosen = images[(y == label).nonzero().squeeze(1)[:columns]].x.cpu().numpy()
+        for column, x in enumerate(chosen):
+            picture = Image.fromarray(x[0] if len(x) == 1 else x.transpose(1, 2, 0))
+            sheet.paste(picture.resize(size, Image.Resampling.NEAREST), (left + margin + column * TILE, top))
+    with atomic_write(Path(path)) as temporary:
+        sheet.save(temporary, format="PNG")
     return Path(path)
-
-
-def gap(images: Images) -> int:
-    """Pixels of white around each image."""
-    return max(1, round(images.shape[-1] / 24))
-
-
-def shorten(text: str, length: int = 24) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def tile_images(images: Images, labels: range, columns: int) -> np.ndarray:
-    """uint8 [H', W', 3]: a row with the first images of each class, white where there are fewer."""
-    _, _, height, width = images.shape
-    g, y = gap(images), images.y.cpu()
-    canvas = np.full((len(labels) * (height + 2 * g), columns * (width + 2 * g), 3), 255, np.uint8)
-    for row, label in enumerate(labels):
-        chosen = (y == label).nonzero().squeeze(1)[:columns]
-        for column, x in enumerate(images[chosen].x.cpu().numpy()):
-            top, left = row * (height + 2 * g) + g, column * (width + 2 * g) + g
-            canvas[top : top + height, left : left + width] = x.transpose(1, 2, 0)
-    return canvas

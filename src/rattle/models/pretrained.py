@@ -88,8 +88,33 @@ def adapt(
     own = model.state_dict()
     _check_normalisation(state, own, where)
     _check_padding(state, model, where)
+    tensors, ignored, unexpected, clashes = _rename(state, own)
+    head = _head_names(model) if fresh_head else set()
+    tensors = {n: t for n, t in tensors.items() if n not in head or t.shape == own[n].shape}
+    unset = [n for n in own if n not in tensors]
+    # Old files do not count batches, and most code normalises outside the network.
+    missing = [n for n in unset if n in head or n in STATISTICS or n.endswith("num_batches_tracked")]
+    wrong = [n for n, t in tensors.items() if t.shape != own[n].shape]
+    problems = {
+        "missing": [n for n in unset if n not in missing],
+        "unexpected": unexpected,
+        "of another shape": [f"{n} {list(tensors[n].shape)} instead of {list(own[n].shape)}" for n in wrong],
+        "twice": clashes,
+    }
+    if any(problems.values()):
+        raise RattleError(
+            f"{where} does not fit {type(model).__name__}: {_listing(problems)}; {len(tensors)} of {len(own)} names "
+            "match. Check the model's name, width, classes and channels."
+        )
+    return tensors, LoadReport(len(tensors), tuple(missing), tuple(ignored))
+
+
+def _rename(
+    state: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str], list[str], list[str]]:
+    """The tensors under our names; and the names that are ignored, unexpected, or clash with another's tensor."""
     tensors: dict[str, Tensor] = {}
-    unexpected, ignored, clashes = [], [], []
+    ignored, unexpected, clashes = [], [], []
     for theirs, tensor in state.items():
         ours = next((name for name in _candidate_names(theirs) if name in own), None)
         if ours is None:
@@ -98,30 +123,9 @@ def adapt(
         elif ours in tensors:
             (ignored if torch.equal(tensors[ours], tensor) else clashes).append(theirs)
         else:
-            flat = ours in STATISTICS and tensor.numel() == own[ours].numel()  # saved as [C] or [1, C, 1, 1] too
-            tensors[ours] = tensor.reshape(own[ours].shape) if flat else tensor
-    head = _head_names(model) if fresh_head else set()
-    tensors = {n: t for n, t in tensors.items() if n not in head or t.shape == own[n].shape}
-    missing = [n for n in own if n not in tensors]
-    # Old files do not count batches, and most code normalises outside the network.
-    optional = [n for n in missing if n in head or n in STATISTICS or n.endswith("num_batches_tracked")]
-    problems = {
-        "missing": [n for n in missing if n not in optional],
-        "unexpected": unexpected,
-        "of another shape": [
-            f"{n} {list(t.shape)} instead of {list(own[n].shape)}"
-            for n, t in tensors.items()
-            if t.shape != own[n].shape
-        ],
-        "twice": clashes,
-    }
-    if any(problems.values()):
-        matching = f"{len(tensors)} of {len(own)} names match"
-        raise RattleError(
-            f"{where} does not fit {type(model).__name__}: {_listing(problems)}; {matching}. "
-            "Check the model's name, width, classes and channels."
-        )
-    return tensors, LoadReport(len(tensors), tuple(optional), tuple(ignored))
+            reshape = ours in STATISTICS and tensor.numel() == own[ours].numel()  # saved as [C] or [1, C, 1, 1]
+            tensors[ours] = tensor.reshape(own[ours].shape) if reshape else tensor
+    return tensors, ignored, unexpected, clashes
 
 
 def _listing(problems: Mapping[str, list[str]]) -> str:
