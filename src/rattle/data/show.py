@@ -1,6 +1,5 @@
 """Descriptions of a dataset: tables of counts, and a contact sheet of its images."""
 
-import textwrap
 from pathlib import Path
 
 import torch
@@ -53,7 +52,7 @@ def contact_sheet(data: Dataset, path: str | Path, *, columns: int = 10) -> Path
     part, images = next(iter(parts(data).items()), ("", data.test))
     if not len(images):
         raise RattleError(f"{data.name} has no images to show")
-    names = [textwrap.shorten(name, 24, placeholder="…") or name[:24] for name in data.classes]
+    names = [name if len(name) <= 24 else name[:23] + "…" for name in data.classes]
     font, small = ImageFont.load_default(18), ImageFont.load_default(14)
     margin = 20 + int(max(map(small.getlength, names)))
     rows, block = min(len(names), ROWS_PER_BLOCK), margin + columns * TILE
