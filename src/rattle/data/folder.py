@@ -15,11 +15,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 
 
 def folder(path: Path, cache: MmapCache, seed: int, resize: int | None = None) -> Dataset:
-    """Classes are the sub-folders of the training part in alphabetical order; images may lie deeper inside them.
-
-    path: the folder. cache: holds images too large for memory. seed: splits a folder without train/ and test/.
-    resize: side to scale all images to; without it they must be of one size.
-    """
+    """Classes are the sub-folders of the training part in alphabetical order; images may lie deeper inside them."""
     train, test = path / "train", path / "test"
     if not train.is_dir() and not test.is_dir():
         classes = class_names(path)
@@ -68,14 +64,13 @@ def load_images(path: Path, classes: tuple[str, ...], cache: MmapCache, resize: 
 
 def common_shape(files: list[Path], resize: int | None) -> Shape:
     """The shape of all images from their headers; three channels if any image has colour."""
-    size, channels = (0, 0), 1
+    with pictures.open_picture(files[0]) as first:
+        width, height = (resize, resize) if resize else first.size
+    channels = 1
     for file in files:
         with pictures.open_picture(file) as picture:
-            size = picture.size if file is files[0] else size
-            channels = max(channels, pictures.count_channels(picture, file))
-            if resize is None:
-                pictures.check_same_size(picture, size, file, files[0])
-    width, height = (resize, resize) if resize else size
+            size = None if resize else (width, height)
+            channels = max(channels, pictures.count_channels(picture, file, size, files[0]))
     return len(files), channels, height, width
 
 

@@ -14,11 +14,7 @@ from rattle.errors import RattleError
 
 
 def hub(name: str, cache: MmapCache, seed: int, resize: int | None = None) -> Dataset:
-    """The splits train and test (or validation); a dataset with train alone is split by seed.
-
-    name: `owner/name` or `owner/name:config`. cache: holds images too large for memory. seed: of the split.
-    resize: side to scale all images to; without it they must be of one size.
-    """
+    """`owner/name` or `owner/name:config`: its splits train and test (or validation); train alone is split by seed."""
     splits = fetch(name)
     test = next((key for key in ("test", "validation", "valid") if key in splits), None)
     train = splits.get("train")
@@ -83,17 +79,15 @@ def read_labels(split: Any, label: str, classes: tuple[str, ...], where: str) ->
 
 def load_images(split: Any, image: str, y: torch.Tensor, cache: MmapCache, resize: int | None, where: str) -> Images:
     first = split[0][image]
-    channels, size = pictures.count_channels(first, where), first.size
-    width, height = (resize, resize) if resize else size
+    channels = pictures.count_channels(first, where, None, first)
+    width, height = (resize, resize) if resize else first.size
+    size = None if resize else first.size
 
     def decode() -> Iterator[np.ndarray]:
         for i, row in enumerate(split):
-            picture, at = row[image], f"{where}, image {i}"
-            if pictures.count_channels(picture, at) > channels:
+            if pictures.count_channels(row[image], f"{where}, image {i}", size, "the first") > channels:
                 raise RattleError(f"{where}: image {i} has colour and the first has none")
-            if resize is None:
-                pictures.check_same_size(picture, size, at, "the first")
-            yield pictures.to_array(picture, channels, resize)[None]
+            yield pictures.to_array(row[image], channels, resize)[None]
 
     key = cache_key("hub", where, split._fingerprint, resize)
     return cache.images((len(split), channels, height, width), decode(), y, key=key)

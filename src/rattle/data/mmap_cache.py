@@ -4,7 +4,7 @@ import hashlib
 import math
 import shutil
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,22 +32,26 @@ class MmapCache:
         shape: of the whole array. blocks: uint8 arrays [k, C, H, W]. y: int64 labels [n]. key: see `cache_key`.
         """
         if math.prod(shape) <= self.limit:
-            x, done = np.empty(shape, np.uint8), 0
-            for block in blocks:
-                x[done : done + len(block)] = block
-                done += len(block)
-            check_count(done, shape, key)
+            x = np.empty(shape, np.uint8)
+            for start, block in numbered(blocks, shape[0], key):
+                x[start : start + len(block)] = block
             return Images(torch.from_numpy(x), y)
         if not self.path(key).exists():
             self.write(self.path(key), shape, blocks)
         return self.open(key, y)
 
     def open(self, key: str, y: Tensor) -> Images:
-        """Map the file of that key."""
-        x = mapped(self.path(key))
+        """Map the file of that key, read-only: its pages are read from disk when they are accessed."""
+        path = self.path(key)
+        try:
+            x = np.load(path, mmap_mode="r", allow_pickle=False)  # mode "c" would reserve memory for all of it
+        except (ValueError, OSError, EOFError) as error:
+            raise RattleError(f"{path} is damaged: delete it, it is made again") from error
         if len(x) != len(y):
-            raise RattleError(f"{self.path(key)} holds {len(x)} images, not {len(y)}: delete it, it is made again")
-        return Images(x, y, mapped=True)
+            raise RattleError(f"{path} holds {len(x)} images, not {len(y)}: delete it, it is made again")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return Images(torch.from_numpy(x), y, mapped=True)
 
     def path(self, key: str) -> Path:
         return self.folder / f"{key}.npy"
@@ -60,32 +64,22 @@ class MmapCache:
             raise RattleError(f"the image cache needs {need:,} bytes in {self.folder}, where {free:,} are free")
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         try:
-            with atomic_write(path) as part:
-                done = 0
-                with part.open("wb") as file:
-                    np.lib.format.write_array_header_1_0(file, header)
-                    for block in blocks:
-                        file.write(np.ascontiguousarray(block).data)
-                        done += len(block)
-                check_count(done, shape, path.stem)
+            with atomic_write(path) as part, part.open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for _, block in numbered(blocks, shape[0], path.stem):
+                    file.write(np.ascontiguousarray(block).data)
         except OSError as error:
             raise RattleError(f"cannot write the image cache {path}: {error.strerror or error}") from error
 
 
-def check_count(done: int, shape: Shape, what: str) -> None:
-    if done != shape[0]:
-        raise RattleError(f"{what}: {done} images were read where {shape[0]} were announced")
-
-
-def mapped(path: Path) -> Tensor:
-    """The array of a .npy file as a read-only tensor; its pages are read from disk when they are accessed."""
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)  # mode "c" would reserve memory for all of it
-    except (ValueError, OSError, EOFError) as error:
-        raise RattleError(f"{path} is damaged: delete it, it is made again") from error
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+def numbered(blocks: Iterable[np.ndarray], n: int, what: str) -> Iterator[tuple[int, np.ndarray]]:
+    """Each block with the number of images before it; RattleError if they do not hold n images in all."""
+    done = 0
+    for block in blocks:
+        yield done, block
+        done += len(block)
+    if done != n:
+        raise RattleError(f"{what}: {done} images were read where {n} were announced")
 
 
 def cache_key(*parts: object) -> str:

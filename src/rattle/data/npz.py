@@ -36,10 +36,7 @@ class Member(NamedTuple):
 
 
 def npz(path: Path, cache: MmapCache, seed: int) -> Dataset:
-    """Images uint8 [n, H, W, C], [n, C, H, W] or [n, H, W]; labels [n]; optional `classes`, their names as text.
-
-    path: the file. cache: holds images too large for memory. seed: splits x, y into train and test.
-    """
+    """Images uint8 [n, H, W, C], [n, C, H, W] or [n, H, W]; labels [n]; optional `classes`, their names as text."""
     errors = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)
     with readable(path, *errors), zipfile.ZipFile(path) as archive:
         members = {m.name: m for m in (open_member(path, archive, info) for info in archive.infolist())}

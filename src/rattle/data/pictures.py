@@ -36,18 +36,16 @@ def open_picture(file: Path) -> Iterator[Image]:
         raise RattleError(f"{file} is not a whole PNG or JPEG picture") from error
 
 
-def count_channels(picture: Image, where: object) -> int:
+def count_channels(picture: Image, where: object, size: tuple[int, int] | None, first: object) -> int:
+    """1 or 3; RattleError if the pixels are not of 8 bits, or if a size is given and the picture has another."""
     if picture.mode not in GREY + COLOUR:
         raise RattleError(f"{where} has pixels of mode {picture.mode}, which 8 bits do not hold; convert it first")
-    return 1 if picture.mode in GREY else 3
-
-
-def check_same_size(picture: Image, size: tuple[int, int], where: object, first: object) -> None:
-    if picture.size != size:
+    if size and picture.size != size:
         raise RattleError(
             f"{where} is {picture.size[0]}x{picture.size[1]} and {first} is {size[0]}x{size[1]}: images must be of one "
             "size; set data.resize to scale them all"
         )
+    return 1 if picture.mode in GREY else 3
 
 
 def to_array(picture: Image, channels: int, resize: int | None) -> np.ndarray:

@@ -4,6 +4,7 @@ A source is a function load(root, cache) -> Dataset. One file and one line of SO
 `register_source` at run time.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,8 +80,9 @@ class Data:
     def load(self) -> Dataset:
         """The dataset with `val` held out of the training images, and train reduced to train_size."""
         data = self.source()
-        n = len(data.train)
-        n_val = self.validation_size(n)
+        n, n_val = len(data.train), self.val_size
+        if n_val is None:
+            n_val = min(MAX_VAL, math.ceil(min(n, self.train_size or n) / VAL_SHARE))
         if n_val >= n > 0:
             raise RattleError(f"data.val_size {n_val} leaves none of the {n} training images")
         if n_val:
@@ -95,12 +97,6 @@ class Data:
             )
         chosen = balanced_indices(data.train.y, self.train_size, self.split_seed)
         return replace(data, train=data.train.subset(chosen))
-
-    def validation_size(self, n: int) -> int:
-        """How many of n training images to hold out."""
-        if self.val_size is None:
-            return min(MAX_VAL, -(-min(n, self.train_size or n) // VAL_SHARE))
-        return self.val_size
 
     def source(self) -> Dataset:
         """The dataset as its source returns it, nothing held out."""

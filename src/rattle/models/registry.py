@@ -10,7 +10,7 @@ from functools import partial
 from torch import nn
 
 from rattle.errors import RattleError, unknown
-from rattle.models.layers import ACTIVATIONS, MeanStd
+from rattle.models.layers import MeanStd
 from rattle.models.mobilenet_v2 import MobileNetV2
 from rattle.models.preact_resnet import PreActResNet
 from rattle.models.resnet import ResNet18
@@ -90,7 +90,5 @@ def create_model(
         raise RattleError(f"a classifier needs at least 2 classes, got {classes}")
     if channels < 1 or (width is not None and width < 1):
         raise RattleError(f"channels and width must be at least 1, got {channels} and {width}")
-    if activation not in ACTIVATIONS:
-        raise unknown("activation", activation, ACTIVATIONS)
     options = {"width": width, "activation": None if activation == "relu" else activation, "normalise": normalise}
     return call_builder(find_builder(name), name, classes=classes, channels=channels, **options)
