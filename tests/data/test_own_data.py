@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import sys
 import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -219,6 +222,66 @@ def test_the_hub_without_its_package_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RattleError, match=r"hub:owner/name needs the package `datasets`: pip install .*\[hub\]"):
         Data(name="hub:owner/name").load()
+
+
+class Split:
+    """As much of a split of the `datasets` package as the reader uses."""
+
+    def __init__(self, pixels: np.ndarray, labels: list[Any], **features: Any) -> None:
+        from PIL import Image
+
+        self.columns = {"image": [Image.fromarray(x) for x in pixels], "label": labels}
+        self.features = {name: type(kind, (), values)() for name, (kind, values) in features.items()}
+        self._fingerprint = "made for a test"
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+    def __getitem__(self, key: int | str) -> Any:
+        return self.columns[key] if isinstance(key, str) else {name: v[key] for name, v in self.columns.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[i] for i in range(len(self)))
+
+
+IMAGE, CLASS, TEXT = ("Image", {}), ("ClassLabel", {"names": ["ant", "bee"]}), ("Value", {})
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, **splits: Split) -> Data:
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda path, config: splits))
+    return Data(name="hub:owner/name", val_size=0)
+
+
+@pytest.mark.parametrize("label", [CLASS, TEXT], ids=["ClassLabel", "text labels"])
+def test_a_hub_s_splits_become_uint8_images(monkeypatch: pytest.MonkeyPatch, label: Any) -> None:
+    y = [0, 1, 0, 1, 1, 1]
+    labels = y if label is CLASS else [("ant", "bee")[i] for i in y]
+    train, test = (Split(X[part], labels, image=IMAGE, label=label) for part in (slice(6), slice(6, 12)))
+    data = serve(monkeypatch, train=train, validation=test).load()
+    assert data.classes == ("ant", "bee")
+    assert (data.test.x.numpy() == X[6:12].transpose(0, 3, 1, 2)).all()
+    assert data.train.y.tolist() == y
+    alone = serve(monkeypatch, train=train).load()
+    assert (len(alone.train), len(alone.test)) == (5, 1)
+
+
+def test_hub_images_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Split(X[:6], [0, 1] * 3, image=IMAGE, label=CLASS)
+    with pytest.raises(RattleError, match="has no split called train, only test"):
+        serve(monkeypatch, test=whole).load()
+    with pytest.raises(RattleError, match="has no image column and label column"):
+        serve(monkeypatch, train=Split(X[:6], [0, 1] * 3, label=CLASS)).load()
+    grey = Split(X[:6, :, :, 0], [0, 1] * 3, image=IMAGE, label=CLASS)
+    grey.columns["image"][2] = whole.columns["image"][2]
+    with pytest.raises(RattleError, match="image 2 has colour and the first has none"):
+        serve(monkeypatch, train=grey).load()
+    whole.columns["image"][4] = whole.columns["image"][4].resize((3, 3))
+    with pytest.raises(RattleError, match=r"image 4 is 3x3 and the first is 6x8: .* set data\.resize"):
+        serve(monkeypatch, train=whole).load()
+    assert replace(serve(monkeypatch, train=whole), resize=4).load().train.shape[1:] == (3, 4, 4)
+    texts = (Split(X[:4], [*names] * 2, image=IMAGE, label=TEXT) for names in (("ant", "bee"), ("ant", "cow")))
+    with pytest.raises(RattleError, match="split test has the class 'cow', which the training split has not"):
+        serve(monkeypatch, train=next(texts), test=next(texts)).load()
 
 
 @pytest.fixture
