@@ -24,7 +24,7 @@ BODY = bytes(range(256)) * 40
 
 
 class Server(ThreadingHTTPServer):
-    """Serves BODY: whole or from an offset, cut short, or as another file, and remembers what it was asked for."""
+    """Serves BODY, whole, from an offset or cut short, or another body; records the Range header of each request."""
 
     daemon_threads = True
     resumes, body = True, BODY
@@ -32,7 +32,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[str | None] = []
+        self.ranges: list[str | None] = []
 
     def remote(self, file: str = "set.bin") -> Remote:
         md5 = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
@@ -43,11 +43,11 @@ class Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
-        asked = self.headers.get("Range")
-        self.server.asked.append(asked)
+        range_ = self.headers.get("Range")
+        self.server.ranges.append(range_)
         if "missing" in self.path:
             return self.send_error(404)
-        start = int(re.sub(r"\D", "", asked)) if asked and self.server.resumes else 0
+        start = int(re.sub(r"\D", "", range_)) if range_ and self.server.resumes else 0
         if start >= len(self.server.body):
             return self.send_error(416)
         rest = self.server.body[start:]
@@ -88,7 +88,7 @@ def test_a_file_is_downloaded_with_progress_and_only_once(tmp_path: Path, server
     assert paths == [tmp_path / "toy" / "set.bin"]
     assert sum(shown) == len(BODY)
     get("toy", tmp_path)
-    assert len(server.asked) == 1
+    assert len(server.ranges) == 1
 
 
 def test_an_interrupted_download_is_an_error_and_resumes_where_it_stopped(tmp_path: Path, server: Server) -> None:
@@ -98,7 +98,7 @@ def test_an_interrupted_download_is_an_error_and_resumes_where_it_stopped(tmp_pa
     assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin.part"]
     server.cut_at = None
     (path,) = get("toy", tmp_path)
-    assert server.asked == [None, "bytes=1000-"]
+    assert server.ranges == [None, "bytes=1000-"]
     assert path.read_bytes() == BODY
     assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin"]
 

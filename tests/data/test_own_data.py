@@ -87,11 +87,11 @@ def test_arrays_that_are_not_images_and_labels_are_refused(tmp_path: Path, array
         load(tmp_path, **arrays)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
-def test_a_truncated_npz_is_refused(tmp_path: Path, keep: float) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.99])
+def test_a_truncated_npz_is_refused(tmp_path: Path, fraction: float) -> None:
     path = tmp_path / "set.npz"
     np.savez(path, x=X, y=Y)
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
     with pytest.raises(RattleError, match="truncated or damaged"):
         Data(name=str(path)).load()
 
@@ -180,7 +180,7 @@ def test_pictures_of_unequal_size_are_refused_by_name_or_resized(tmp_path: Path)
     assert (data.test.x[:, 0] == 7).all()
 
 
-def test_a_folder_that_is_not_one_of_class_folders_is_told_so(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_one_of_class_folders_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RattleError, match="holds no class folders"):
         Data(name=str(tmp_path)).load()
     paint(tmp_path / "train" / "ant" / "1.png")
@@ -317,7 +317,7 @@ def test_hub_datasets_become_uint8_images(tmp_path: Path, offline_hub: Any, name
     assert streamed.train.x.equal(data.train.x)
 
 
-def test_a_hub_name_that_is_not_cached_fails_in_a_sentence_offline(offline_hub: Any) -> None:
+def test_a_hub_name_that_is_not_cached_is_an_error_offline(offline_hub: Any) -> None:
     with pytest.raises(RattleError, match="hub:owner/no-such-set is neither in the local cache nor reachable"):
         Data(name="hub:owner/no-such-set").load()
 

@@ -62,13 +62,9 @@ def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise RattleError(f"the model does not take images of shape {list(x.shape[1:])}: {reason}") from error
-    if not isinstance(logits, Tensor):
-        raise RattleError(
-            f"the model must return logits [n, {classes}], got {type(logits).__name__}; "
-            "wrap it to return the logits alone"
-        )
-    if logits.ndim != 2 or len(logits) != len(x[:2]):
-        raise RattleError(f"the model must return logits [n, {classes}], got shape {list(logits.shape)}")
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x[:2]):
+        shape = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise RattleError(f"the model must return logits [n, {classes}] and nothing else, got {shape}")
     if logits.shape[1] != classes:
         raise RattleError(
             f"the model tells {logits.shape[1]} classes apart, but the data have {classes}; "
