@@ -1,7 +1,6 @@
 """rattle data: download a dataset from its official URL, or show what it holds."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -53,7 +52,7 @@ def get(options: Get) -> None:
 
 
 def show(options: Show) -> None:
-    if Path(options.out).suffix.lower() != ".png":
+    if not options.out.lower().endswith(".png"):
         raise RattleError(f"--out must be a .png file, got {options.out}")
     dataset = data.Data(name=options.name, root=options.root, resize=options.resize).source()
     for header, *rows in (data.describe(dataset), data.balance(dataset)):

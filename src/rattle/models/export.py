@@ -6,6 +6,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,18 +97,12 @@ def _read_torchscript(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor
         return torch.jit.load(str(path), map_location="cpu")
 
 
-def _onnx_package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise RattleError(
-            f"exporting to onnx needs {name}, which is not installed: pip install 'rattle-robust[onnx]'"
-        ) from error
-
-
 def _write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
-        _onnx_package(name)
+        if find_spec(name) is None:
+            raise RattleError(
+                f"exporting to onnx needs {name}, which is not installed: pip install 'rattle-robust[onnx]'"
+            )
     settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "external_data": False}
     settings |= {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1)},), "dynamo": True, "verbose": False}
     images = torch.cat([example, example])  # the exporter would take a batch of one for a constant
@@ -117,14 +112,14 @@ def _write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
 
 
 def _read_onnx(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor]:
-    session = _onnx_package("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    onnxruntime: Any = importlib.import_module("onnxruntime")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
     return lambda x: torch.from_numpy(session.run(None, {name: x.numpy()})[0])
 
 
-Write = Callable[[nn.Module, Tensor, Path], None]
-Read = Callable[[nn.Module, Path], Callable[[Tensor], Tensor]]
-FORMATS: dict[str, tuple[Write, Read]] = {
+# For each format, write(model, example, path) and read(model, path) -> a function from images to logits.
+FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Callable[[Tensor], Tensor]]]] = {
     "safetensors": (_write_safetensors, _read_safetensors),
     "torchscript": (_write_torchscript, _read_torchscript),
     "onnx": (_write_onnx, _read_onnx),
