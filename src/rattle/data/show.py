@@ -1,5 +1,6 @@
 """Descriptions of a dataset: tables of counts, and a contact sheet of its images."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -61,7 +62,7 @@ def contact_sheet(data: Dataset, path: str | Path, *, columns: int = 10) -> Path
     shape = "x".join(map(str, images.shape[1:]))
     draw.text((10, HEADER // 2), f"{data.name}: {len(images):,} {part} images, {shape}", "#222222", font, anchor="lm")
     scale = (TILE - 4) / max(images.shape[2:])
-    size = (round(scale * images.shape[3]), round(scale * images.shape[2]))
+    size = (math.ceil(scale * images.shape[3]), math.ceil(scale * images.shape[2]))
     y = images.y.cpu()
     for label, name in enumerate(names):
         left, top = label // rows * block, HEADER + label % rows * TILE
