@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rattle import data
-from rattle.cli import data as verb
 from rattle.cli.main import main
-from rattle.data.urls import Remote
+from rattle.data.urls import URLS, Remote
 
 
 def test_show_prints_shapes_and_balance_and_draws_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,8 +24,7 @@ def test_get_offline_says_what_to_do(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     remote = Remote(f"http://127.0.0.1:{port}/cifar-10-python.tar.gz", 10, "0" * 32)
-    whole = data.get
-    monkeypatch.setattr(verb.data, "get", lambda *a, **k: whole(*a, **k, addresses={"cifar10": (remote,)}))
+    monkeypatch.setitem(URLS, "cifar10", (remote,))
     assert main(["data", "get", "cifar10", "--root", str(tmp_path)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -59,6 +56,6 @@ def test_a_mistake_is_one_sentence(
 
 def test_digits_need_no_getting_and_help_names_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "get", "digits"]) == 0
-    assert "digits is embedded: nothing to get" in capsys.readouterr().out
+    assert "digits needs no download" in capsys.readouterr().out
     assert main(["data", "--help"]) == 0
     assert "rattle data show NAME" in capsys.readouterr().out

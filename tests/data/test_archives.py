@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from rattle.data import files as places
+from rattle.data import files
 from rattle.data.cifar import CIFAR10, CIFAR100, Layout
 from rattle.data.pickles import load_pickle
 from rattle.data.registry import Data
@@ -155,10 +155,10 @@ def test_an_absurdly_large_tar_header_is_refused_before_it_is_read(tmp_path: Pat
         Data(name="cifar10", root=str(tmp_path)).load()
 
 
-@pytest.mark.parametrize("keep", [0.1, 0.5, 0.999])
-def test_a_truncated_archive_is_refused(tmp_path: Path, keep: float) -> None:
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.999])
+def test_a_truncated_archive_is_refused(tmp_path: Path, fraction: float) -> None:
     path = write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
     with pytest.raises(RattleError, match="truncated or damaged"):
         Data(name="cifar10", root=str(tmp_path)).load()
 
@@ -174,7 +174,7 @@ def test_an_archive_of_the_official_size_must_have_the_official_checksum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
-    for md5, words in ((places.md5(path), None), ("0" * 32, "its MD5 is")):
+    for md5, words in ((files.md5(path), None), ("0" * 32, "its MD5 is")):
         official = Remote(f"https://example.org/{path.name}", path.stat().st_size, md5)
         monkeypatch.setitem(URLS, "cifar10", (official,))
         if words is None:
@@ -277,7 +277,7 @@ def test_named_sources_stream_when_they_are_too_large_for_memory(tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["pickle", "archive", "mat", "idx"])
-def test_random_damage_is_refused_in_one_sentence_or_does_no_harm(tmp_path: Path, kind: str) -> None:
+def test_random_damage_is_refused_or_harmless(tmp_path: Path, kind: str) -> None:
     draw = np.random.default_rng(0)
     if kind == "mat":
         write_svhn(tmp_path, X=np.zeros((32, 32, 3, 4), np.uint8), y=np.ones((4, 1), np.uint8))
@@ -293,8 +293,8 @@ def test_random_damage_is_refused_in_one_sentence_or_does_no_harm(tmp_path: Path
     whole, sentences = path.read_bytes(), []
     for _ in range(30):
         raw = bytearray(whole)
-        for place in draw.integers(0, min(len(raw), 300), 4):
-            raw[place] = draw.integers(256)
+        for position in draw.integers(0, min(len(raw), 300), 4):
+            raw[position] = draw.integers(256)
         path.write_bytes(raw)
         try:
             Data(name=name, root=str(tmp_path)).load()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rattle.data import Augment, Dataset, Images, on_device, to_float
-from rattle.data.dataset import balanced, hold_out
+from rattle.data.dataset import balanced_indices, hold_out
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, derive_seed
@@ -32,10 +32,10 @@ labels = st.lists(st.integers(0, 4), min_size=1, max_size=40).map(torch.tensor)
 @given(y=labels, seed=st.integers(0, 2**31), share=st.floats(0.01, 1))
 def test_a_balanced_subset_is_as_even_as_the_classes_allow(y: torch.Tensor, seed: int, share: float) -> None:
     n = max(1, int(share * len(y)))
-    index = balanced(y, n, seed)
+    index = balanced_indices(y, n, seed)
     assert len(index.unique()) == len(index) == n
     assert index.equal(index.sort().values)
-    assert index.equal(balanced(y, n, seed))
+    assert index.equal(balanced_indices(y, n, seed))
     there, taken = y.bincount(minlength=5), y[index].bincount(minlength=5)
     for label in range(5):
         if taken[label] < there[label]:  # images of this class were left over, so no class got two more than it
@@ -44,7 +44,7 @@ def test_a_balanced_subset_is_as_even_as_the_classes_allow(y: torch.Tensor, seed
 
 def test_another_seed_draws_another_subset() -> None:
     y = torch.arange(200) % 4
-    assert not balanced(y, 40, 0).equal(balanced(y, 40, 1))
+    assert not balanced_indices(y, 40, 0).equal(balanced_indices(y, 40, 1))
 
 
 @settings(max_examples=30, deadline=None)
@@ -59,7 +59,7 @@ def test_held_out_images_and_the_rest_are_the_whole(y: torch.Tensor, seed: int) 
     assert y[data.train.x.flatten().long()].equal(data.train.y)
 
 
-def test_a_tenth_is_held_out_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_tenth_is_held_out_by_default(tmp_path: Path) -> None:
     name = save_npz(tmp_path / "set.npz")
     standard, none, some = (Data(name=name, val_size=size).load() for size in (None, 0, 8))
     assert standard.val is not None
@@ -74,8 +74,8 @@ def test_a_training_subset_is_balanced_and_apart_from_what_is_held_out(tmp_path:
     data = Data(name=save_npz(tmp_path / "set.npz"), train_size=12, val_size=8).load()
     assert data.val is not None
     assert data.train.y.bincount().tolist() == [3, 3, 3, 3]
-    seen = {image.numpy().tobytes() for image in data.val.x}
-    assert not any(image.numpy().tobytes() in seen for image in data.train.x)
+    held_out = {image.numpy().tobytes() for image in data.val.x}
+    assert not any(image.numpy().tobytes() in held_out for image in data.train.x)
 
 
 def test_the_embedded_digits_need_no_files() -> None:
@@ -113,7 +113,7 @@ def test_settings_out_of_range_are_refused(settings_: dict[str, int], words: str
         ({"resize": 4}, "resize is for folders of pictures"),
     ],
 )
-def test_what_cannot_be_loaded_is_told_in_a_sentence(settings_: dict[str, str], words: str) -> None:
+def test_what_cannot_be_loaded_is_refused(settings_: dict[str, str], words: str) -> None:
     with pytest.raises(RattleError, match=words):
         Data(**settings_).load()  # type: ignore[arg-type]
 
@@ -188,12 +188,12 @@ def test_images_move_to_the_device_only_when_they_fit() -> None:
 
 def test_a_mapped_subset_that_fits_is_read_onto_the_device(tmp_path: Path) -> None:
     train = Data(name=save_npz(tmp_path / "set.npz"), root=str(tmp_path), in_memory_limit=0).load().train
-    held = on_device(train, "cpu")
-    assert not held.mapped
-    assert held.x.equal(train.x)
+    moved = on_device(train, "cpu")
+    assert not moved.mapped
+    assert moved.x.equal(train.x)
 
 
-def twin(augment: Augment, x: torch.Tensor, seed: int, index: int) -> torch.Tensor:
+def reference(augment: Augment, x: torch.Tensor, seed: int, index: int) -> torch.Tensor:
     """One image [C, H, W], step by step: pad, crop, flip, cut out."""
     draws = ImageStreams(seed, torch.tensor([index]))
     _, height, width = x.shape
@@ -220,7 +220,7 @@ def twin(augment: Augment, x: torch.Tensor, seed: int, index: int) -> torch.Tens
     shape=st.tuples(st.integers(1, 5), st.sampled_from([1, 3]), st.integers(2, 7), st.integers(2, 7)),
     seed=st.integers(0, 2**40),
 )
-def test_augmentation_equals_its_plain_twin(
+def test_augmentation_equals_its_reference(
     pad: int, flip: bool, cutout: int, shape: tuple[int, ...], seed: int
 ) -> None:
     augment = Augment(pad=pad, flip=flip, cutout=cutout)
@@ -229,7 +229,7 @@ def test_augmentation_equals_its_plain_twin(
     fast = augment(x, ImageStreams(seed, index))
     assert fast.dtype == torch.uint8
     for i in range(len(x)):
-        assert fast[i].equal(twin(augment, x[i], seed, int(index[i])))
+        assert fast[i].equal(reference(augment, x[i], seed, int(index[i])))
 
 
 def test_augmentation_does_not_depend_on_the_batch() -> None:

@@ -6,7 +6,8 @@ import hashlib
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -23,7 +24,7 @@ BODY = bytes(range(256)) * 40
 
 
 class Server(ThreadingHTTPServer):
-    """Serves BODY: whole or from an offset, cut short, or as another file, and remembers what it was asked for."""
+    """Serves BODY, whole, from an offset or cut short, or another body; records the Range header of each request."""
 
     daemon_threads = True
     resumes, body = True, BODY
@@ -31,22 +32,22 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[str | None] = []
+        self.ranges: list[str | None] = []
 
-    def addresses(self, file: str = "set.bin") -> dict[str, tuple[Remote, ...]]:
+    def remote(self, file: str = "set.bin") -> Remote:
         md5 = hashlib.md5(BODY, usedforsecurity=False).hexdigest()
-        return {"toy": (Remote(f"http://127.0.0.1:{self.server_address[1]}/{file}", len(BODY), md5),)}
+        return Remote(f"http://127.0.0.1:{self.server_address[1]}/{file}", len(BODY), md5)
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
-        asked = self.headers.get("Range")
-        self.server.asked.append(asked)
+        range_ = self.headers.get("Range")
+        self.server.ranges.append(range_)
         if "missing" in self.path:
             return self.send_error(404)
-        start = int(re.sub(r"\D", "", asked)) if asked and self.server.resumes else 0
+        start = int(re.sub(r"\D", "", range_)) if range_ and self.server.resumes else 0
         if start >= len(self.server.body):
             return self.send_error(416)
         rest = self.server.body[start:]
@@ -63,8 +64,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server that holds the one file of the dataset `toy`."""
     with Server() as server:
+        monkeypatch.setitem(URLS, "toy", (server.remote(),))
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -73,23 +76,29 @@ def server() -> Iterator[Server]:
 
 
 def test_a_file_is_downloaded_with_progress_and_only_once(tmp_path: Path, server: Server) -> None:
-    seen: list[tuple[str, int, int]] = []
-    paths = get("toy", tmp_path, progress=lambda *news: seen.append(news), addresses=server.addresses())
+    shown: list[int] = []
+
+    @contextmanager
+    def progress(title: str, total: int, *, done: int) -> Iterator[Callable[[int], None]]:
+        assert (title, total, done) == ("set.bin", len(BODY), 0)
+        yield shown.append
+
+    paths = get("toy", tmp_path, progress=progress)
     assert [p.read_bytes() for p in paths] == [BODY]
     assert paths == [tmp_path / "toy" / "set.bin"]
-    assert seen[-1] == ("set.bin", len(BODY), len(BODY))
-    get("toy", tmp_path, addresses=server.addresses())
-    assert len(server.asked) == 1
+    assert sum(shown) == len(BODY)
+    get("toy", tmp_path)
+    assert len(server.ranges) == 1
 
 
-def test_a_body_cut_short_is_told_and_resumed_from_where_it_stopped(tmp_path: Path, server: Server) -> None:
+def test_an_interrupted_download_is_an_error_and_resumes_where_it_stopped(tmp_path: Path, server: Server) -> None:
     server.cut_at = 1000
     with pytest.raises(RattleError, match=r"stopped after 1,000 of 10,240 bytes; the same command goes on"):
-        get("toy", tmp_path, addresses=server.addresses())
+        get("toy", tmp_path)
     assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin.part"]
     server.cut_at = None
-    (path,) = get("toy", tmp_path, addresses=server.addresses())
-    assert server.asked == [None, "bytes=1000-"]
+    (path,) = get("toy", tmp_path)
+    assert server.ranges == [None, "bytes=1000-"]
     assert path.read_bytes() == BODY
     assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin"]
 
@@ -98,14 +107,14 @@ def test_a_server_that_cannot_resume_starts_over(tmp_path: Path, server: Server)
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "set.bin.part").write_bytes(b"old")
     server.resumes = False
-    (path,) = get("toy", tmp_path, addresses=server.addresses())
+    (path,) = get("toy", tmp_path)
     assert path.read_bytes() == BODY
 
 
 def test_a_part_that_is_already_whole_is_taken_as_it_is(tmp_path: Path, server: Server) -> None:
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "set.bin.part").write_bytes(BODY)
-    (path,) = get("toy", tmp_path, addresses=server.addresses())
+    (path,) = get("toy", tmp_path)
     assert path.read_bytes() == BODY
 
 
@@ -113,25 +122,29 @@ def test_a_wrong_checksum_is_refused_and_what_was_there_stays(tmp_path: Path, se
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "set.bin").write_bytes(b"an earlier release")
     server.body = b"<html>please log in</html>"
-    with pytest.raises(RattleError, match=r"whose MD5 is \w+, not \w+; it was thrown away, nothing was changed"):
-        get("toy", tmp_path, addresses=server.addresses())
+    with pytest.raises(RattleError, match=r"whose MD5 is \w+, not \w+; it was deleted, nothing was changed"):
+        get("toy", tmp_path)
     assert (tmp_path / "toy" / "set.bin").read_bytes() == b"an earlier release"
     assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin"]
 
 
-def test_a_missing_address_is_told_in_a_sentence(tmp_path: Path, server: Server) -> None:
+def test_a_missing_file_on_the_server_is_an_error(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(URLS, "toy", (server.remote("missing"),))
     with pytest.raises(RattleError, match="answers 404 Not Found; nothing was changed"):
-        get("toy", tmp_path, addresses=server.addresses("missing"))
+        get("toy", tmp_path)
 
 
-def test_being_offline_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_being_offline_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:  # bound and not listening: nobody answers there
         taken.bind(("127.0.0.1", 0))
-        nowhere = {"toy": (Remote(f"http://127.0.0.1:{taken.getsockname()[1]}/set.bin", 1, ""),)}
+        nowhere = Remote(f"http://127.0.0.1:{taken.getsockname()[1]}/set.bin", 1, "")
+        monkeypatch.setitem(URLS, "toy", (nowhere,))
         with pytest.raises(
             RattleError, match=r"cannot download .*Connection refused.* put set\.bin into .*toy by hand"
         ):
-            get("toy", tmp_path, addresses=nowhere)
+            get("toy", tmp_path)
 
 
 def test_an_unknown_name_to_download_is_refused_and_digits_need_none(tmp_path: Path) -> None:
@@ -140,7 +153,7 @@ def test_an_unknown_name_to_download_is_refused_and_digits_need_none(tmp_path: P
     assert get("digits", tmp_path) == []
 
 
-def test_the_official_addresses_are_complete() -> None:
+def test_the_official_urls_are_complete() -> None:
     files = {name: sorted(remote.file for remote in remotes) for name, remotes in URLS.items()}
     assert files["cifar10"] == ["cifar-10-python.tar.gz"]
     assert files["svhn"] == ["test_32x32.mat", "train_32x32.mat"]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import sys
 import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -84,11 +87,11 @@ def test_arrays_that_are_not_images_and_labels_are_refused(tmp_path: Path, array
         load(tmp_path, **arrays)
 
 
-@pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
-def test_a_truncated_npz_is_refused(tmp_path: Path, keep: float) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 0.3, 0.99])
+def test_a_truncated_npz_is_refused(tmp_path: Path, fraction: float) -> None:
     path = tmp_path / "set.npz"
     np.savez(path, x=X, y=Y)
-    path.write_bytes(path.read_bytes()[: int(keep * path.stat().st_size)])
+    path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
     with pytest.raises(RattleError, match="truncated or damaged"):
         Data(name=str(path)).load()
 
@@ -177,7 +180,7 @@ def test_pictures_of_unequal_size_are_refused_by_name_or_resized(tmp_path: Path)
     assert (data.test.x[:, 0] == 7).all()
 
 
-def test_a_folder_that_is_not_one_of_class_folders_is_told_so(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_one_of_class_folders_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RattleError, match="holds no class folders"):
         Data(name=str(tmp_path)).load()
     paint(tmp_path / "train" / "ant" / "1.png")
@@ -221,6 +224,66 @@ def test_the_hub_without_its_package_says_what_to_install(monkeypatch: pytest.Mo
         Data(name="hub:owner/name").load()
 
 
+class Split:
+    """As much of a split of the `datasets` package as the reader uses."""
+
+    def __init__(self, pixels: np.ndarray, labels: list[Any], **features: Any) -> None:
+        from PIL import Image
+
+        self.columns = {"image": [Image.fromarray(x) for x in pixels], "label": labels}
+        self.features = {name: type(kind, (), values)() for name, (kind, values) in features.items()}
+        self._fingerprint = "made for a test"
+
+    def __len__(self) -> int:
+        return len(self.columns["label"])
+
+    def __getitem__(self, key: int | str) -> Any:
+        return self.columns[key] if isinstance(key, str) else {name: v[key] for name, v in self.columns.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[i] for i in range(len(self)))
+
+
+IMAGE, CLASS, TEXT = ("Image", {}), ("ClassLabel", {"names": ["ant", "bee"]}), ("Value", {})
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, **splits: Split) -> Data:
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=lambda path, config: splits))
+    return Data(name="hub:owner/name", val_size=0)
+
+
+@pytest.mark.parametrize("label", [CLASS, TEXT], ids=["ClassLabel", "text labels"])
+def test_a_hub_s_splits_become_uint8_images(monkeypatch: pytest.MonkeyPatch, label: Any) -> None:
+    y = [0, 1, 0, 1, 1, 1]
+    labels = y if label is CLASS else [("ant", "bee")[i] for i in y]
+    train, test = (Split(X[part], labels, image=IMAGE, label=label) for part in (slice(6), slice(6, 12)))
+    data = serve(monkeypatch, train=train, validation=test).load()
+    assert data.classes == ("ant", "bee")
+    assert (data.test.x.numpy() == X[6:12].transpose(0, 3, 1, 2)).all()
+    assert data.train.y.tolist() == y
+    alone = serve(monkeypatch, train=train).load()
+    assert (len(alone.train), len(alone.test)) == (5, 1)
+
+
+def test_hub_images_that_do_not_fit_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Split(X[:6], [0, 1] * 3, image=IMAGE, label=CLASS)
+    with pytest.raises(RattleError, match="has no split called train, only test"):
+        serve(monkeypatch, test=whole).load()
+    with pytest.raises(RattleError, match="has no image column and label column"):
+        serve(monkeypatch, train=Split(X[:6], [0, 1] * 3, label=CLASS)).load()
+    grey = Split(X[:6, :, :, 0], [0, 1] * 3, image=IMAGE, label=CLASS)
+    grey.columns["image"][2] = whole.columns["image"][2]
+    with pytest.raises(RattleError, match="image 2 has colour and the first has none"):
+        serve(monkeypatch, train=grey).load()
+    whole.columns["image"][4] = whole.columns["image"][4].resize((3, 3))
+    with pytest.raises(RattleError, match=r"image 4 is 3x3 and the first is 6x8: .* set data\.resize"):
+        serve(monkeypatch, train=whole).load()
+    assert replace(serve(monkeypatch, train=whole), resize=4).load().train.shape[1:] == (3, 4, 4)
+    texts = (Split(X[:4], [*names] * 2, image=IMAGE, label=TEXT) for names in (("ant", "bee"), ("ant", "cow")))
+    with pytest.raises(RattleError, match="split test has the class 'cow', which the training split has not"):
+        serve(monkeypatch, train=next(texts), test=next(texts)).load()
+
+
 @pytest.fixture
 def offline_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     datasets = pytest.importorskip("datasets")
@@ -254,7 +317,7 @@ def test_hub_datasets_become_uint8_images(tmp_path: Path, offline_hub: Any, name
     assert streamed.train.x.equal(data.train.x)
 
 
-def test_a_hub_name_that_is_not_cached_fails_in_a_sentence_offline(offline_hub: Any) -> None:
+def test_a_hub_name_that_is_not_cached_is_an_error_offline(offline_hub: Any) -> None:
     with pytest.raises(RattleError, match="hub:owner/no-such-set is neither in the local cache nor reachable"):
         Data(name="hub:owner/no-such-set").load()
 

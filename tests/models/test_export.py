@@ -83,7 +83,7 @@ def test_onnx_names_the_extra_when_it_is_not_installed(tmp_path: Path, monkeypat
     ("example", "format", "words"),
     [(X, "onx", "did you mean 'onnx'"), (X[0], "onnx", r"\[n, C, H, W\]"), (X[:0], "onnx", r"\[n, C, H, W\]")],
 )
-def test_an_export_that_cannot_be_is_refused_in_words(
+def test_an_export_with_invalid_arguments_is_refused(
     example: torch.Tensor, format: str, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(RattleError, match=words):

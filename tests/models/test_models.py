@@ -138,12 +138,12 @@ def test_deepmind_s_padding_is_another_function_of_the_same_weights() -> None:
         ({"name": "preact18", "normalise": ((0.5,) * 3, (0.0,) * 3)}, "std > 0"),
     ],
 )
-def test_a_network_that_cannot_be_is_refused_in_words(options: dict, words: str) -> None:
+def test_a_network_with_invalid_options_is_refused(options: dict, words: str) -> None:
     with pytest.raises(RattleError, match=words):
         create_model(**{"classes": 10} | options)
 
 
-class Odd(nn.Module):
+class TwoLinear(nn.Module):
     """Its last linear layer by definition is not the one that gives the logits."""
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -160,19 +160,19 @@ class Odd(nn.Module):
 
 
 def test_the_head_is_the_layer_whose_output_is_the_logits() -> None:
-    model, x = Odd(), torch.rand(2, 3, 2, 2)
+    model, x = TwoLinear(), torch.rand(2, 3, 2, 2)
     assert find_head(model, example=x) is model.answer
     assert find_head(model, "side") is model.side
     assert model.training
     assert not model.answer._forward_hooks
 
 
-def test_a_head_that_is_not_there_is_refused_in_words() -> None:
+def test_a_head_that_does_not_exist_is_refused() -> None:
     x = torch.rand(2, 3, 2, 2)
     with pytest.raises(RattleError, match="straight out of a linear layer"):
-        find_head(Odd(scale=2.0), example=x)
+        find_head(TwoLinear(scale=2.0), example=x)
     with pytest.raises(RattleError, match=r"no linear layer named 'fc'.*answer, side"):
-        find_head(Odd(), "fc")
+        find_head(TwoLinear(), "fc")
     with pytest.raises(RattleError, match=r"no nn\.Linear"):
         find_head(nn.Flatten())
 
@@ -247,7 +247,7 @@ def test_normalisation_goes_in_front_of_a_user_s_model(tmp_path: Path) -> None:
         ("def build(depth): ...", "mine.py:build", "needs 'depth'"),
     ],
 )
-def test_a_mistake_in_the_user_s_model_ends_in_a_sentence(
+def test_a_mistake_in_the_user_s_model_is_an_error_that_names_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, spec: str, words: str
 ) -> None:
     write(tmp_path, text)
@@ -264,13 +264,13 @@ def test_an_option_the_user_s_function_does_not_know_is_refused(tmp_path: Path) 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("size", [7, 8])
-def test_a_thin_shortcut_gives_the_numbers_of_its_stride(size: int) -> None:
-    thin, x = conv1x1(4, 6, 2), torch.rand(3, 4, size, size)
-    torch.testing.assert_close(thin(x), nn.functional.conv2d(x, thin.weight, stride=2), rtol=0, atol=1e-15)
+def test_a_subsampled_convolution_equals_a_strided_one(size: int) -> None:
+    narrow, x = conv1x1(4, 6, 2), torch.rand(3, 4, size, size)
+    torch.testing.assert_close(narrow(x), nn.functional.conv2d(x, narrow.weight, stride=2), rtol=0, atol=1e-15)
     assert type(conv1x1(8, 6, 2)) is nn.Conv2d
 
 
-def test_a_thin_network_survives_its_backward_pass_with_avx2_kernels() -> None:
+def test_a_narrow_network_survives_its_backward_pass_with_avx2_kernels() -> None:
     code = """
         import torch
         from rattle.models import create_model
@@ -290,7 +290,7 @@ def test_timm_is_named_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch)
         create_model("timm:resnet18", classes=3)
 
 
-def test_timm_is_asked_for_the_classes_and_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_gets_the_classes_and_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = SimpleNamespace(
         is_model=lambda name: name == "net",
         list_models=lambda: ["net"],

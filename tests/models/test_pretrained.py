@@ -82,7 +82,7 @@ LAYOUTS: dict[str, tuple[str, Callable[[State], State]]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_layout_from_elsewhere_opens_to_equal_logits(layout: str, tmp_path: Path) -> None:
+def test_a_layout_from_elsewhere_gives_equal_logits(layout: str, tmp_path: Path) -> None:
     name, theirs = LAYOUTS[layout]
     source = trained(name)
     torch.save(theirs(source.state_dict()), tmp_path / "model.pt")
@@ -147,7 +147,7 @@ MU, SIGMA = (torch.tensor(values) for values in CIFAR)
     ],
     ids=["in sequence", "in sequence, parallel", "mu and sigma", "normalize"],
 )
-def test_the_file_s_normalisation_is_loaded_or_asked_for_never_dropped(theirs: Callable, tmp_path: Path) -> None:
+def test_the_file_s_normalisation_is_loaded_or_required_but_never_dropped(theirs: Callable, tmp_path: Path) -> None:
     net = trained("preact18")
     path = tmp_path / "model.pt"
     torch.save(theirs(net), path)
@@ -164,10 +164,10 @@ def test_a_model_keeps_its_normalisation_when_the_file_has_none() -> None:
     source = trained("preact18")
     model = create_model("preact18", classes=4, width=4, normalise=CIFAR)
     _, report = adapt(source.state_dict(), model)
-    assert report.kept == ("normalise.mean", "normalise.std")
+    assert report.missing == ("normalise.mean", "normalise.std")
 
 
-def test_statistics_that_change_nothing_are_no_obstacle() -> None:
+def test_statistics_that_change_nothing_are_ignored() -> None:
     model = create_model("cnn", classes=4, width=4)
     state = model.state_dict() | {"mean": torch.zeros(3), "std": torch.ones(3)}
     assert adapt(state, model)[1].ignored == ("mean", "std")
@@ -189,7 +189,7 @@ def test_fine_tuning_keeps_a_fresh_head_for_other_classes(tmp_path: Path) -> Non
     with pytest.raises(RattleError, match=r"head.weight \[4, 32\] instead of \[7, 32\]"):
         load_weights(tmp_path / "model.pt", model)
     report = load_weights(tmp_path / "model.pt", model, fresh_head=True)
-    assert report.kept == ("head.weight", "head.bias")
+    assert report.missing == ("head.weight", "head.bias")
     assert torch.equal(model.head.weight, head)
     assert torch.equal(model.features(X), source.features(X))
 
@@ -198,7 +198,7 @@ def test_a_head_of_as_many_classes_is_loaded_even_when_a_fresh_one_is_allowed(tm
     source = trained("preact18")
     torch.save(source.state_dict(), tmp_path / "model.pt")
     model = create_model("preact18", classes=4, width=4).eval()
-    assert load_weights(tmp_path / "model.pt", model, fresh_head=True).kept == ()
+    assert load_weights(tmp_path / "model.pt", model, fresh_head=True).missing == ()
     assert torch.equal(model(X), source(X))
 
 
@@ -234,23 +234,23 @@ def test_a_user_s_model_loads_under_its_own_names(tmp_path: Path) -> None:
 
 
 class Malicious:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
 
     def __reduce__(self) -> tuple:
-        return os.mkdir, (str(self.mark),)
+        return os.mkdir, (str(self.marker),)
 
 
 @pytest.mark.parametrize("new", [True, False])
 def test_a_malicious_file_is_refused_and_nothing_in_it_runs(new: bool, tmp_path: Path) -> None:
-    mark, path = tmp_path / "ran", tmp_path / "model.pt"
-    torch.save({"state_dict": {"a.b": X}, "extra": Malicious(mark)}, path, _use_new_zipfile_serialization=new)
+    marker, path = tmp_path / "ran", tmp_path / "model.pt"
+    torch.save({"state_dict": {"a.b": X}, "extra": Malicious(marker)}, path, _use_new_zipfile_serialization=new)
     with pytest.raises(RattleError, match=r"holds more than weights \(it refers to \w+\.mkdir\)"):
         load_weights(path, create_model("cnn", classes=4))
-    assert not mark.exists()
+    assert not marker.exists()
 
 
-def test_a_whole_pickled_model_is_refused_in_words(tmp_path: Path) -> None:
+def test_a_whole_pickled_model_is_refused(tmp_path: Path) -> None:
     torch.save(create_model("cnn", classes=4), tmp_path / "model.pt")
     with pytest.raises(RattleError, match=r"save model.state_dict\(\)"):
         load_weights(tmp_path / "model.pt", create_model("cnn", classes=4))
@@ -258,7 +258,7 @@ def test_a_whole_pickled_model_is_refused_in_words(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
 @pytest.mark.parametrize("content", [b"", b"<html>quota exceeded</html>", None])
-def test_a_broken_file_is_refused_in_words(name: str, content: bytes | None, tmp_path: Path) -> None:
+def test_a_broken_file_is_refused(name: str, content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / name
     if content is None:
         state = create_model("cnn", classes=4).state_dict()

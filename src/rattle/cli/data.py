@@ -1,11 +1,7 @@
-"""rattle data: get a dataset from its official address, or show what one holds."""
+"""rattle data: download a dataset from its official URL, or show what it holds."""
 
-from __future__ import annotations
-
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -14,16 +10,16 @@ from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.errors import RattleError, unknown
 
-USAGE = """usage: rattle data get NAME [--root DIR]     download from the official address, checked
+USAGE = """usage: rattle data get NAME [--root DIR]     download from the official URL, checked
        rattle data show NAME [--out PNG]     shapes, class balance, and a contact sheet
 
-NAME is digits, cifar10, cifar100, svhn, mnist, fashion-mnist; `show` also takes FILE.npz, a FOLDER or hub:OWNER/NAME.
+NAME is {}; `show` also takes FILE.npz, a FOLDER or hub:OWNER/NAME.
 """
 
 
 @dataclass(frozen=True)
 class Get:
-    """Download a dataset; a broken download resumes, a wrong checksum is refused."""
+    """Download a dataset; an interrupted download resumes, a wrong checksum is refused."""
 
     name: Annotated[str, tyro.conf.Positional]
     root: str | None = None  # folder to put it under; RATTLE_DATA, or ./data, when not given
@@ -34,14 +30,14 @@ class Show:
     """Print a dataset's shapes and class balance and save a contact sheet."""
 
     name: Annotated[str, tyro.conf.Positional]
-    root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
-    out: str = "contact-sheet.png"
+    root: str | None = None  # folder that holds datasets; RATTLE_DATA, or ./data, when not given
+    out: str = "contact-sheet.png"  # PNG file to write
     resize: int | None = None  # side to scale the pictures of a folder or of the hub to
 
 
 def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
-        print(USAGE)
+        print(USAGE.format(", ".join(data.list_datasets())))
     elif args[0] == "get":
         get(parse(Get, args[1:], "data get"))
     elif args[0] == "show":
@@ -51,25 +47,14 @@ def main(args: list[str]) -> None:
 
 
 def get(options: Get) -> None:
-    console = Console()
-    at: dict[str, Any] = {"file": "", "done": 0}
-    with ExitStack() as shown:
-
-        def progress(file: str, done: int, total: int) -> None:
-            if file != at["file"]:
-                shown.close()
-                at.update(file=file, done=0, advance=shown.enter_context(console.progress(file, total)))
-            at["advance"](done - at["done"])
-            at["done"] = done
-
-        paths = data.get(options.name, options.root, progress=progress)
-    print("\n".join(map(str, paths)) if paths else f"{options.name} is embedded: nothing to get")
+    paths = data.get(options.name, options.root, progress=Console().progress)
+    print("\n".join(map(str, paths)) if paths else f"{options.name} needs no download")
 
 
 def show(options: Show) -> None:
-    if Path(options.out).suffix.lower() != ".png":
+    if not options.out.lower().endswith(".png"):
         raise RattleError(f"--out must be a .png file, got {options.out}")
-    found = data.Data(name=options.name, root=options.root, resize=options.resize).source()
-    for rows in (data.describe(found), data.balance(found)):
-        print_table(rows[0], rows[1:])
-    print(f"contact sheet: {data.contact_sheet(found, options.out)}")
+    dataset = data.Data(name=options.name, root=options.root, resize=options.resize).source()
+    for header, *rows in (data.describe(dataset), data.balance(dataset)):
+        print_table(header, rows)
+    print(f"contact sheet: {data.contact_sheet(dataset, options.out)}")

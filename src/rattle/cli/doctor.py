@@ -1,6 +1,4 @@
-"""rattle doctor: what rattle runs on here, and whether it works."""
-
-from __future__ import annotations
+"""rattle doctor: versions, hardware, and a short check that everything works."""
 
 import time
 from dataclasses import dataclass
@@ -18,18 +16,17 @@ EXTRAS = {"hub": "datasets", "slurm": "submitit", "wandb": "wandb", "onnx": "onn
 
 @dataclass(frozen=True)
 class Options:
-    """Print versions, hardware and extras, and attack a small network to see that everything works."""
+    """Print versions, hardware and extras, and attack a small network to check that everything works."""
 
 
 def main(args: list[str]) -> None:
     parse(Options, args, "doctor")
-    for name, value in environment().items():
-        print(f"{name:<10} {value}")
-    print(f"{'cuda':<10} {'yes' if torch.cuda.is_available() else 'no'}")
+    rows = environment() | {"cuda": "yes" if torch.cuda.is_available() else "no"}
     for extra, module in EXTRAS.items():
-        there = find_spec(module) is not None
-        print(f"{extra:<10} {'installed' if there else f'not installed: pip install rattle-robust[{extra}]'}")
+        rows[extra] = "installed" if find_spec(module) else f"not installed: pip install rattle-robust[{extra}]"
+    for name, value in rows.items():
+        print(f"{name:<10} {value}")
     x, y = torch.rand(32, 1, 8, 8), torch.arange(32) % 10
-    begun = time.perf_counter()
+    start = time.perf_counter()
     moved = float((PGD(steps=20)(create_model("cnn", classes=10, channels=1), x, y) - x).abs().max())
-    print(f"{'attack':<10} works: PGD-20 moved 32 images by {moved:.4f} in {time.perf_counter() - begun:.2f} s")
+    print(f"{'attack':<10} works: PGD-20 moved 32 images by {moved:.4f} in {time.perf_counter() - start:.2f} s")

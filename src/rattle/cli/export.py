@@ -1,7 +1,5 @@
 """rattle export: a trained model as safetensors, TorchScript or ONNX, checked by running it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,12 +17,12 @@ SUFFIXES = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"
 
 @dataclass(frozen=True)
 class Options:
-    """Export a trained model; the file is run on a batch and compared before it gets its name."""
+    """Export a trained model; the file is written only if it computes the model's logits on a batch."""
 
     path: Annotated[str, tyro.conf.Positional]  # a run folder or a checkpoint file
-    format: Format = "safetensors"
+    format: Format = "safetensors"  # of the file
     out: str = ""  # file to write; model.safetensors, model.pt or model.onnx in the run folder when not given
-    raw: bool = False  # the raw weights of a run that averages them
+    raw: bool = False  # export the raw weights of a run that averages them
 
 
 def main(args: list[str]) -> None:
@@ -35,7 +33,7 @@ def main(args: list[str]) -> None:
     if out.resolve() == saved.path.resolve():
         raise RattleError(f"{out} is the checkpoint itself: choose another --out")
     model = load_model(saved, averaged=not options.raw)
-    x = torch.rand(8, *saved.shape, generator=torch.Generator().manual_seed(0))  # the data need not be at hand
+    x = torch.rand(8, *saved.shape, generator=torch.Generator().manual_seed(0))  # the run's data may not be available
     path = export(model, x, out, options.format)
-    apart = difference(model, x, path, options.format)
-    print(f"wrote {path}: its logits on {len(x)} images differ from the model's by at most {apart:.1e}")
+    gap = difference(model, x, path, options.format)
+    print(f"wrote {path}: its logits on {len(x)} images differ from the model's by at most {gap:.1e}")

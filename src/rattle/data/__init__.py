@@ -4,7 +4,7 @@ from rattle.data.augment import Augment, to_float
 from rattle.data.dataset import Dataset, Images, on_device
 from rattle.data.download import get
 from rattle.data.files import data_root
-from rattle.data.registry import SOURCES, Data, batches
+from rattle.data.registry import SOURCES, Data, batches, list_datasets, register_source
 from rattle.data.show import balance, contact_sheet, describe
 
 __all__ = [
@@ -19,6 +19,8 @@ __all__ = [
     "data_root",
     "describe",
     "get",
+    "list_datasets",
     "on_device",
+    "register_source",
     "to_float",
 ]

@@ -1,7 +1,5 @@
 """Batch augmentation on the device: a function of (seed, epoch, index), whatever the batch or rank."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -29,23 +27,23 @@ class Augment:
         if self.pad < 0 or self.cutout < 0:
             raise RattleError(f"augment.pad and augment.cutout must be >= 0, got {self.pad} and {self.cutout}")
 
-    def __call__(self, x: Tensor, draws: ImageStreams) -> Tensor:
-        """uint8 or float [n, C, H, W] to the same type and shape."""
+    def __call__(self, x: Tensor, streams: ImageStreams) -> Tensor:
+        """Images x, uint8 or float [n, C, H, W], to the same type and shape; streams: the randomness of each image."""
         n, channels, height, width = x.shape
         columns = torch.arange(width, device=x.device).expand(n, width)
         if self.flip:
-            mirrored = draws.integers(2, 1) == 1
+            mirrored = streams.integers(2, 1) == 1
             columns = torch.where(mirrored, width - 1 - columns, columns)
         rows = torch.arange(height, device=x.device).expand(n, height)
         if self.pad:
             x = F.pad(x, [self.pad] * 4)
-            shift = draws.integers(2 * self.pad + 1, 2)
+            shift = streams.integers(2 * self.pad + 1, 2)
             rows, columns = rows + shift[:, :1], columns + shift[:, 1:]
-        if self.flip or self.pad:  # one gather by place in the padded image: three times as fast as three indices
-            place = (rows[:, :, None] * x.shape[3] + columns[:, None, :]).view(n, 1, height * width)
-            x = x.flatten(2).gather(2, place.expand(-1, channels, -1)).view(n, channels, height, width)
+        if self.flip or self.pad:  # one gather by flat pixel index: three times as fast as indexing by three tensors
+            pixel = (rows[:, :, None] * x.shape[3] + columns[:, None, :]).view(n, 1, height * width)
+            x = x.flatten(2).gather(2, pixel.expand(-1, channels, -1)).view(n, channels, height, width)
         if self.cutout:
-            centre = (draws.uniform(2) * torch.tensor([height, width], device=x.device)).long()
+            centre = (streams.uniform(2) * torch.tensor([height, width], device=x.device)).long()
             row, column = (torch.arange(side, device=x.device) for side in (height, width))
             first, last = centre - self.cutout // 2, centre - self.cutout // 2 + self.cutout
             inside_rows = (row >= first[:, :1]) & (row < last[:, :1])

@@ -1,11 +1,10 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), the python version: the unpacked folder or the .tar.gz as it came."""
-
-from __future__ import annotations
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), python version: the unpacked folder or the downloaded .tar.gz."""
 
 import gzip
 import tarfile
 import zlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,14 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import MEMBER_LIMIT, check_size, find, readable
-from rattle.data.mmap_cache import MmapCache, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, cache_key
 from rattle.data.pickles import as_text, load_pickle
 from rattle.errors import RattleError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """What the files are called and where in them the labels are."""
+    """The names of a dataset's files, and the keys of the dicts pickled in them."""
 
     name: str
     folder: str
@@ -29,62 +28,49 @@ class Layout:
     train: tuple[str, ...]
     test: str
     meta: str
-    labels: str
-    names: str
+    labels: str  # key of the labels in a batch
+    names: str  # key of the class names in the meta file
 
     @property
     def files(self) -> tuple[str, ...]:
         return (*self.train, self.test, self.meta)
 
 
-CIFAR10 = Layout(
-    name="cifar10",
-    folder="cifar-10-batches-py",
-    archive="cifar-10-python.tar.gz",
-    train=tuple(f"data_batch_{i}" for i in range(1, 6)),
-    test="test_batch",
-    meta="batches.meta",
-    labels="labels",
-    names="label_names",
-)
-CIFAR100 = Layout(
-    name="cifar100",
-    folder="cifar-100-python",
-    archive="cifar-100-python.tar.gz",
-    train=("train",),
-    test="test",
-    meta="meta",
-    labels="fine_labels",
-    names="fine_label_names",
-)
+BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+FILES_10 = ("cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz", BATCHES, "test_batch", "batches.meta")
+FILES_100 = ("cifar100", "cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test", "meta")
+CIFAR10 = Layout(*FILES_10, labels="labels", names="label_names")
+CIFAR100 = Layout(*FILES_100, labels="fine_labels", names="fine_label_names")
 
 
-def cifar(layout: Layout, root: Path, store: MmapCache) -> Dataset:
-    place = find(layout.name, root, (layout.folder, layout.archive))
-    raw = read_folder(place, layout) if place.is_dir() else read_archive(place, layout)
+def cifar(layout: Layout, root: Path, cache: MmapCache) -> Dataset:
+    path = find(layout.name, root, (layout.folder, layout.archive))
+    raw = read_folder(path, layout) if path.is_dir() else read_archive(path, layout)
     missing = [file for file in layout.files if file not in raw]
     if missing:
         raise RattleError(
-            f"{place} lacks {', '.join(missing)}; get it whole with `rattle data get {layout.name} --root {root}`"
+            f"{path} lacks {', '.join(missing)}; get it whole with `rattle data get {layout.name} --root {root}`"
         )
-    loaded = {file: load_pickle(raw.pop(file), f"{place}: {file}") for file in layout.files}
+    loaded = {file: load_pickle(raw.pop(file), f"{path}: {file}") for file in layout.files}
     names = loaded[layout.meta].get(layout.names)
     if not isinstance(names, list):
-        raise RattleError(f"{place}: {layout.meta} has no list {layout.names}")
+        raise RattleError(f"{path}: {layout.meta} has no list {layout.names}")
 
-    def part(files: tuple[str, ...]) -> Images:
-        batches = [batch(loaded[file], layout.labels, f"{place}: {file}") for file in files]
+    def load_images(files: tuple[str, ...]) -> Images:
+        batches = [batch(loaded[file], layout.labels, f"{path}: {file}") for file in files]
         y = torch.cat([torch.as_tensor(labels, dtype=torch.int64) for _, labels in batches])
-        key = fingerprint(layout.name, files, stamp(place), len(y))
-        return store.images((len(y), 3, 32, 32), (x for x, _ in batches), y, key=key)
+        key = cache_key(layout.name, files, path, len(y))
+        return cache.images((len(y), 3, 32, 32), (x for x, _ in batches), y, key=key)
 
-    return Dataset(
-        name=layout.name, train=part(layout.train), test=part((layout.test,)), classes=tuple(map(as_text, names))
-    )
+    train, test = load_images(layout.train), load_images((layout.test,))
+    return Dataset(name=layout.name, train=train, test=test, classes=tuple(map(as_text, names)))
+
+
+cifar10, cifar100 = partial(cifar, CIFAR10), partial(cifar, CIFAR100)
 
 
 def batch(loaded: dict[str, Any], labels_key: str, where: str) -> tuple[np.ndarray, list[int]]:
-    """uint8 [k, 3, 32, 32] and k labels."""
+    """uint8 images [k, 3, 32, 32] and k labels of one pickled batch."""
     x, labels = loaded.get("data"), loaded.get(labels_key)
     if not (isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] == 3072):
         raise RattleError(f"{where}: `data` is not uint8 [k, 3072]")
@@ -93,44 +79,36 @@ def batch(loaded: dict[str, Any], labels_key: str, where: str) -> tuple[np.ndarr
     return x.reshape(-1, 3, 32, 32), labels
 
 
-def read_folder(place: Path, layout: Layout) -> dict[str, bytes]:
-    found = [place / file for file in layout.files if (place / file).is_file()]
-    for path in found:
-        check_size(path.stat().st_size, str(path))
-    return {path.name: path.read_bytes() for path in found}
+def read_folder(path: Path, layout: Layout) -> dict[str, bytes]:
+    found = [path / file for file in layout.files if (path / file).is_file()]
+    for file in found:
+        check_size(file.stat().st_size, str(file))
+    return {file.name: file.read_bytes() for file in found}
 
 
 class BoundedGzip(gzip.GzipFile):
-    """Refuses one read of more than a member may hold: a tar header can ask for that too."""
+    """Refuses a single read over the size limit: tarfile reads as many bytes as an extended header announces."""
 
     def read(self, size: int | None = -1) -> bytes:
         check_size(size or 0, str(self.name))
         return super().read(size)
 
 
-def read_archive(place: Path, layout: Layout) -> dict[str, bytes]:
-    """The wanted members, read one by one into memory: nothing is unpacked to disk, whatever the members are called."""
+def read_archive(path: Path, layout: Layout) -> dict[str, bytes]:
+    """The members the layout names, read into memory: nothing is unpacked to disk, so no member name can escape."""
     wanted = {f"{layout.folder}/{file}": file for file in layout.files}
     raw: dict[str, bytes] = {}
     with (
-        readable(place, tarfile.TarError, zlib.error),
-        BoundedGzip(place) as unzipped,
+        readable(path, tarfile.TarError, zlib.error),
+        BoundedGzip(path) as unzipped,
         tarfile.open(fileobj=unzipped, mode="r:") as archive,
     ):
         for member in archive:
-            check_size(member.size, f"{place}: {member.name}")
+            check_size(member.size, f"{path}: {member.name}")
             file = wanted.get(member.name.removeprefix("./"))
             stream = archive.extractfile(member) if file and member.isfile() else None
             if file and stream:
                 raw[file] = stream.read(MEMBER_LIMIT)
-        while unzipped.read(2**20):  # to the end, where gzip keeps the checksum of it all
+        while unzipped.read(2**20):  # read to the end, so that gzip verifies its checksum
             pass
     return raw
-
-
-def cifar10(root: Path, store: MmapCache) -> Dataset:
-    return cifar(CIFAR10, root, store)
-
-
-def cifar100(root: Path, store: MmapCache) -> Dataset:
-    return cifar(CIFAR100, root, store)

@@ -1,4 +1,4 @@
-"""What a data source gives: uint8 images, labels and class names; and how a set is split and subsampled."""
+"""What a data source returns: uint8 images, labels and class names; balanced subsets and splits of them."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from torch import Tensor
 
 from rattle.errors import RattleError
 
-TEST_SHARE = 5  # a set that comes in one piece gives one image in five to the test part
+TEST_SHARE = 5  # a dataset without a test part gives one image in five to it
 
 
 class Images:
     """uint8 images x [n, C, H, W] and labels y int64 [n], in memory, on a device or mapped from a file.
 
-    `images[index]` is a batch, the same whichever it is; of a mapped set it reads those images only. `x` of a mapped
-    subset is a copy of the whole of it: ask for batches instead.
+    `images[index]` is a batch in memory; of mapped images it reads that batch alone. `x` of a mapped subset copies the
+    whole subset into memory.
     """
 
-    __slots__ = ("mapped", "rows", "stored", "y")
+    __slots__ = ("mapped", "rows", "storage", "y")
 
     def __init__(self, x: Tensor, y: Tensor, *, rows: Tensor | None = None, mapped: bool = False) -> None:
-        self.stored, self.y, self.rows, self.mapped = x, y, rows, mapped
-        if len(y) != (len(x) if rows is None else len(rows)):
-            raise RattleError(f"{len(x) if rows is None else len(rows)} images have {len(y)} labels")
+        """x: the images. y: a label for each. rows: take only these rows of x. mapped: x is a memory-mapped file."""
+        self.storage, self.y, self.rows, self.mapped = x, y, rows, mapped
+        n = len(x) if rows is None else len(rows)
+        if len(y) != n:
+            raise RattleError(f"{n} images have {len(y)} labels")
 
     @property
     def x(self) -> Tensor:
-        return self.stored if self.rows is None else self.stored[self.rows]
+        return self.storage if self.rows is None else self.storage[self.rows]
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self.y), *self.stored.shape[1:]))
+        return torch.Size((len(self.y), *self.storage.shape[1:]))
 
     @property
     def nbytes(self) -> int:
@@ -42,27 +44,27 @@ class Images:
         return len(self.y)
 
     def __repr__(self) -> str:
-        return f"Images({list(self.shape)}, {'mapped' if self.mapped else self.stored.device})"
+        return f"Images({list(self.shape)}, {'mapped' if self.mapped else self.storage.device})"
 
     def __getitem__(self, index: Tensor) -> Images:
-        """The images of an index or mask, read."""
+        """The images of an index or mask, in memory."""
         index = index.to(self.y.device)
         rows = index if self.rows is None else self.rows[index]
-        return Images(self.stored[rows.to(self.stored.device)], self.y[index])
+        return Images(self.storage[rows.to(self.storage.device)], self.y[index])
 
     def subset(self, index: Tensor) -> Images:
-        """The images of an index; of a mapped set nothing is read yet."""
+        """The images of an index; mapped images stay mapped."""
         if not self.mapped:
             return self[index]
-        return Images(self.stored, self.y[index], rows=index if self.rows is None else self.rows[index], mapped=True)
+        return Images(self.storage, self.y[index], rows=index if self.rows is None else self.rows[index], mapped=True)
 
     def to(self, device: torch.device | str) -> Images:
         return Images(self.x.to(device), self.y.to(device))
 
 
 def on_device(images: Images, device: torch.device | str, limit_bytes: int = 2 * 2**30) -> Images:
-    """The images on the device when they take no more than limit_bytes, else as they are, to be moved by the batch."""
-    if images.nbytes > limit_bytes or (torch.device(device) == images.stored.device and not images.mapped):
+    """The images on the device if they take at most limit_bytes, else unchanged, to be moved batch by batch."""
+    if images.nbytes > limit_bytes or (torch.device(device) == images.storage.device and not images.mapped):
         return images
     return images.to(device)
 
@@ -74,15 +76,15 @@ class Dataset:
     name: str
     train: Images
     test: Images
-    classes: tuple[str, ...]
-    val: Images | None = None  # held out of train, for choosing a checkpoint
+    classes: tuple[str, ...]  # names; label i is classes[i]
+    val: Images | None = None  # held out of train, to select a checkpoint with
 
     def __post_init__(self) -> None:
         for part in filter(None, (self.train, self.val, self.test)):
-            if not (int(part.y.min()) >= 0 and int(part.y.max()) < len(self.classes)):
+            low, high = int(part.y.min()), int(part.y.max())
+            if low < 0 or high >= len(self.classes):
                 raise RattleError(
-                    f"{self.name}: labels run from {int(part.y.min())} to {int(part.y.max())}, "
-                    f"but there are {len(self.classes)} classes"
+                    f"{self.name}: labels run from {low} to {high}, but there are {len(self.classes)} classes"
                 )
         if self.train.shape[1:] != self.test.shape[1:]:
             raise RattleError(
@@ -99,10 +101,10 @@ class Dataset:
         return self.test.shape[-1]
 
 
-def balanced(y: Tensor, n: int, seed: int) -> Tensor:
-    """Indices of n images, as equal in classes as the data allow, drawn by seed; sorted.
+def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
+    """Sorted indices of n of the labels y, drawn by seed, with class counts as equal as y allows.
 
-    >>> balanced(torch.tensor([0, 0, 0, 0, 1, 1]), 4, seed=0).bincount().sum().item()
+    >>> balanced_indices(torch.tensor([0, 0, 0, 0, 1, 1]), 4, seed=0).bincount().sum().item()
     4
     """
     if not 0 < n <= len(y):
@@ -112,28 +114,26 @@ def balanced(y: Tensor, n: int, seed: int) -> Tensor:
     for label in y.unique():
         members = shuffled[y[shuffled] == label]
         rank_in_class[members] = torch.arange(len(members))
-    place = torch.empty_like(shuffled)
-    place[shuffled] = torch.arange(len(y))
-    order = torch.argsort(rank_in_class * len(y) + place)  # round-robin over the classes, shuffled within a round
+    order = torch.argsort(rank_in_class * len(y) + shuffled.argsort())  # round-robin over classes, in shuffled order
     return order[:n].sort().values
 
 
-def divide(images: Images, n: int, seed: int) -> tuple[Images, Images]:
-    """The rest, and n balanced images drawn by seed; both keep their order."""
-    taken = torch.zeros(len(images), dtype=torch.bool)
-    taken[balanced(images.y, n, seed)] = True
-    return images.subset((~taken).nonzero().squeeze(1)), images.subset(taken.nonzero().squeeze(1))
+def balanced_split(images: Images, n: int, seed: int) -> tuple[Images, Images]:
+    """All but n of the images, and the n: balanced over classes, drawn by seed; both keep their order."""
+    chosen = torch.zeros(len(images), dtype=torch.bool)
+    chosen[balanced_indices(images.y, n, seed)] = True
+    return images.subset((~chosen).nonzero().squeeze(1)), images.subset(chosen.nonzero().squeeze(1))
 
 
 def hold_out(data: Dataset, n: int, seed: int) -> Dataset:
-    """The data with n balanced training images set aside as `val`."""
-    train, val = divide(data.train, n, seed)
+    """The dataset with n balanced training images moved to `val`, in memory."""
+    train, val = balanced_split(data.train, n, seed)
     return replace(data, train=train, val=val[torch.arange(len(val))] if val.mapped else val)
 
 
 def train_test_split(name: str, images: Images, classes: tuple[str, ...], seed: int) -> Dataset:
-    """A set that comes in one piece, with a balanced fifth of it as the test part."""
+    """A dataset from images without a test part: a balanced fifth, drawn by seed, becomes it."""
     if len(images) < 2:
         raise RattleError(f"{name} holds {len(images)} images, too few for a training and a test part")
-    train, test = divide(images, max(1, len(images) // TEST_SHARE), seed)
+    train, test = balanced_split(images, max(1, len(images) // TEST_SHARE), seed)
     return Dataset(name=name, train=train, test=test, classes=classes)

@@ -1,47 +1,50 @@
-"""Downloads: resumed where they stopped, checked, and moved into place only when right."""
-
-from __future__ import annotations
+"""Downloads from the official URLs: resumed where they stopped, moved to their final name once the MD5 is right."""
 
 import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from rattle.data.files import data_root, md5
+from rattle.data.registry import SOURCES
 from rattle.data.urls import URLS, Remote
 from rattle.errors import RattleError, unknown
 
-Progress = Callable[[str, int, int], None]  # file, bytes so far, bytes in all
-TIMEOUT, CHUNK = 30, 2**18
+# progress(title, total, done=...) is a context that yields advance(bytes), as the consoles' `progress` method is.
+Progress = Callable[..., AbstractContextManager[Callable[[int], None]]]
+TIMEOUT, CHUNK = 30, 2**18  # seconds, bytes
 
 
-def get(
-    name: str,
-    root: str | Path | None = None,
-    *,
-    progress: Progress | None = None,
-    addresses: Mapping[str, tuple[Remote, ...]] = URLS,
-) -> list[Path]:
-    """The files of a dataset in root/name, downloaded from the official addresses unless they are there and right."""
-    if name == "digits":
-        return []  # comes with scikit-learn
-    if name not in addresses:
-        raise unknown("dataset to download", name, addresses)
+@contextmanager
+def no_progress(title: str, total: int, *, done: int = 0) -> Iterator[Callable[[int], None]]:
+    yield lambda n: None
+
+
+def get(name: str, root: str | Path | None = None, *, progress: Progress = no_progress) -> list[Path]:
+    """Download a dataset to root/name, except files that are there already; returns the paths of its files.
+
+    name: a registered dataset. root: folder of all datasets; RATTLE_DATA, or ./data, by default.
+    progress: shows the progress of each file, such as a console's `progress` method.
+    """
+    if name in SOURCES and name not in URLS:
+        return []  # needs no download, such as digits
+    if name not in URLS:
+        raise unknown("dataset to download", name, URLS)
     folder = data_root(root) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RattleError(f"cannot make the folder {folder}: {error.strerror}") from error
-    return [fetch(remote, folder, progress or (lambda *_: None)) for remote in addresses[name]]
+    return [fetch(remote, folder, progress) for remote in URLS[name]]
 
 
 def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:
-    """One file. What was there before is replaced only by bytes whose checksum is right."""
+    """Download one file. An existing file is replaced only by one whose checksum is right."""
     path, part = folder / remote.file, folder / f"{remote.file}.part"
     if path.exists() and md5(path) == remote.md5:
-        progress(remote.file, remote.size, remote.size)
         return path
     try:
         receive(remote, part, progress)
@@ -58,20 +61,20 @@ def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:
     if found != remote.md5:
         part.unlink()
         raise RattleError(
-            f"{remote.url} gave a file whose MD5 is {found}, not {remote.md5}; it was thrown away, nothing was changed"
+            f"{remote.url} gave a file whose MD5 is {found}, not {remote.md5}; it was deleted, nothing was changed"
         )
     os.replace(part, path)
     return path
 
 
 def receive(remote: Remote, part: Path, progress: Progress) -> None:
-    """Append to the .part file what it lacks; a server that cannot resume starts it over."""
+    """Append to the .part file what it lacks, or start over if the server cannot resume."""
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(remote.url, headers={"Range": f"bytes={done}-"} if done else {})
     try:
         answer = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code != 416:  # 416: there is nothing after `done`; the checksum will tell whether that is the whole
+        if error.code != 416:  # 416: no bytes after `done`, so the file may be complete; the checksum decides
             raise
         error.close()
         return
@@ -80,11 +83,11 @@ def receive(remote: Remote, part: Path, progress: Progress) -> None:
             done = 0
         length = answer.headers.get("Content-Length")
         total = done + int(length) if length else remote.size
-        with part.open("ab" if done else "wb") as file:
+        with part.open("ab" if done else "wb") as file, progress(remote.file, total, done=done) as advance:
             while chunk := answer.read(CHUNK):
                 file.write(chunk)
                 done += len(chunk)
-                progress(remote.file, done, total)
+                advance(len(chunk))
     if done < total:
         raise RattleError(
             f"{remote.url} stopped after {done:,} of {total:,} bytes; the same command goes on from there"

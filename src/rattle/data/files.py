@@ -1,6 +1,4 @@
-"""Where data lives on disk, and the sentences for what is missing, damaged or absurdly large."""
-
-from __future__ import annotations
+"""Data files on disk: where they are looked for, checksums, size limits, atomic writes, errors for damaged files."""
 
 import hashlib
 import os
@@ -11,43 +9,36 @@ from pathlib import Path
 from rattle.data.urls import URLS
 from rattle.errors import RattleError
 
-MEMBER_LIMIT = 2**30  # bytes of one file of a known dataset, unpacked; the largest, CIFAR-100's train, has 155 MB
-FOLDERS = {  # where else, under the root, other tools put them; MNIST's two share file names, so never the root itself
-    "cifar10": ("cifar10", "."),
-    "cifar100": ("cifar100", "."),
-    "svhn": ("svhn", "."),
-    "mnist": ("mnist", "MNIST/raw", "MNIST"),
-    "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
-}
+MEMBER_LIMIT = 2**30  # bytes of one unpacked file of a known dataset; the largest, CIFAR-100's train, has 155 MB
 
 
 def data_root(root: str | Path | None = None) -> Path:
-    """What was asked for, else RATTLE_DATA, else ./data."""
+    """The folder that holds datasets: `root` if given, else the environment variable RATTLE_DATA, else ./data."""
     return Path(root or os.environ.get("RATTLE_DATA") or "data").expanduser()
 
 
-def find(name: str, root: Path, files: Sequence[str]) -> Path:
-    """The first of the files (any will do) that exists for a known dataset, checked if it is the official one."""
-    places = [root / folder for folder in FOLDERS[name]]
-    for place in places:
-        for file in files:
-            if (place / file).exists():
-                check_official(name, place / file)
-                return place / file
+def find(name: str, root: Path, files: Sequence[str], folders: Sequence[str] = ()) -> Path:
+    """The first existing path among `files` of dataset `name`, its checksum verified.
+
+    files: alternative names, any of which will do. folders: where to look under root; root/name and root by default.
+    """
+    searched = [root / folder for folder in folders or (name, ".")]
+    for path in (folder / file for folder in searched for file in files):
+        if path.exists():
+            check_md5(name, path)
+            return path
+    download = f"download it with `rattle data get {name} --root {root}`, or " if name in URLS else ""
     raise RattleError(
-        f"{name}: found no {' or '.join(files)} in {', '.join(map(str, places))}; get it with "
-        f"`rattle data get {name} --root {root}`, or say where it is with --data.root or RATTLE_DATA"
+        f"{name}: found no {' or '.join(files)} in {', '.join(map(str, searched))}; {download}"
+        "name the folder that holds it with --data.root or RATTLE_DATA"
     )
 
 
-def check_official(name: str, path: Path) -> None:
-    """A file with the name and size of the official one has to be the official one."""
-    for remote in URLS[name]:
-        if (
-            path.is_file()
-            and (path.name, path.stat().st_size) == (remote.file, remote.size)
-            and md5(path) != remote.md5
-        ):
+def check_md5(name: str, path: Path) -> None:
+    """Refuse a file that has the name and the size of an official download, but not its checksum."""
+    for remote in URLS.get(name, ()):
+        official = path.is_file() and (path.name, path.stat().st_size) == (remote.file, remote.size)
+        if official and md5(path) != remote.md5:
             raise RattleError(
                 f"{path} is damaged: its MD5 is {md5(path)}, not {remote.md5}; delete it and run "
                 f"`rattle data get {name}` again"
@@ -60,18 +51,35 @@ def md5(path: Path) -> str:
 
 
 def check_size(size: int, what: str, limit: int = MEMBER_LIMIT) -> None:
-    """Before a byte of it is read."""
+    """Refuse data whose unpacked size is over the limit; called before any of it is read."""
     if size > limit:
         raise RattleError(f"{what} would unpack to {size:,} bytes, more than the {limit:,} allowed; it is not read")
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or its type when it has no message."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 @contextmanager
-def readable(path: Path, *damages: type[Exception]) -> Iterator[None]:
-    """Turns what a parser raises on a broken file into a sentence."""
+def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Turn EOFError, OSError and the given errors of a parser into a RattleError that names the file."""
     try:
         yield
     except RattleError:
         raise
-    except (EOFError, OSError, *damages) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RattleError(f"{path} is truncated or damaged ({reason.rstrip('.')}); nothing was loaded") from error
+    except (EOFError, OSError, *errors) as error:
+        reason = first_line(error).rstrip(".")
+        raise RattleError(f"{path} is truncated or damaged ({reason}); nothing was loaded") from error
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; it replaces `path` if the body succeeds, else it is deleted."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")  # unique: several ranks may write the same file
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

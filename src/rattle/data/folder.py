@@ -1,6 +1,4 @@
-"""A folder of class sub-folders of PNG or JPEG images: train/ and test/ beside each other, or one, split by seed."""
-
-from __future__ import annotations
+"""A folder of PNG or JPEG images, one sub-folder per class: train/ and test/, or one set that is split by seed."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,28 +8,27 @@ import torch
 
 from rattle.data import pictures
 from rattle.data.dataset import Dataset, Images, train_test_split
-from rattle.data.mmap_cache import MmapCache, Shape, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, Shape, cache_key
 from rattle.errors import RattleError, unknown
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
-Labelled = list[tuple[Path, int]]
 
 
-def folder(path: Path, store: MmapCache, seed: int, resize: int | None = None) -> Dataset:
-    """Classes are the sub-folders of the training part, in alphabetical order; pictures may lie deeper in them."""
-    halves = [path / "train", path / "test"]
-    if not any(half.is_dir() for half in halves):
+def folder(path: Path, cache: MmapCache, seed: int, resize: int | None = None) -> Dataset:
+    """Classes are the sub-folders of the training part in alphabetical order; images may lie deeper inside them."""
+    train, test = path / "train", path / "test"
+    if not train.is_dir() and not test.is_dir():
         classes = class_names(path)
-        return train_test_split(path.name, kept(files_of(path, classes), path, store, resize), classes, seed)
-    for half in halves:
-        if not half.is_dir():
-            raise RattleError(f"{path} has no {half.name}/ beside {'test' if half.name == 'train' else 'train'}/")
-    classes = class_names(halves[0])
-    for name in class_names(halves[1]):
+        return train_test_split(path.name, load_images(path, classes, cache, resize), classes, seed)
+    for part, other in ((train, test), (test, train)):
+        if not part.is_dir():
+            raise RattleError(f"{path} has no {part.name}/ beside {other.name}/")
+    classes = class_names(train)
+    for name in class_names(test):
         if name not in classes:
-            raise RattleError(f"{halves[1]}: {unknown('class folder', name, classes)}; train/ has no such class")
-    train, test = (kept(files_of(half, classes), half, store, resize) for half in halves)
-    return Dataset(name=path.name, train=train, test=test, classes=classes)
+            raise RattleError(f"{test}: {unknown('class folder', name, classes)}; train/ has no such class")
+    parts = {part.name: load_images(part, classes, cache, resize) for part in (train, test)}
+    return Dataset(name=path.name, classes=classes, **parts)
 
 
 def class_names(path: Path) -> tuple[str, ...]:
@@ -41,40 +38,43 @@ def class_names(path: Path) -> tuple[str, ...]:
     return names
 
 
-def files_of(path: Path, classes: tuple[str, ...]) -> Labelled:
-    found: Labelled = []
+def list_files(path: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+    """The image files of every class, and their labels."""
+    files: list[Path] = []
+    labels: list[int] = []
     for label, name in enumerate(classes):
-        inside = sorted(p for p in (path / name).rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-        if not inside and (path / name).is_dir():
+        found = sorted(p for p in (path / name).rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        if not found and (path / name).is_dir():
             raise RattleError(f"{path / name} holds no {', '.join(SUFFIXES)} file")
-        found += [(file, label) for file in inside]
-    return found
+        files += found
+        labels += [label] * len(found)
+    return files, labels
 
 
-def kept(files: Labelled, path: Path, store: MmapCache, resize: int | None) -> Images:
-    """Decoded one by one, straight to where they are kept: a large folder is never whole in memory."""
-    y = torch.tensor([label for _, label in files], dtype=torch.int64)
-    key = fingerprint("folder", path.resolve(), resize, *(stamp(file) for file, _ in files))
-    if store.path(key).exists():  # written before, from these very files: no need to look into them again
-        return store.reopened(key, y)
-    shape = survey(files, resize)
-    return store.images(shape, decoded(files, shape, resize), y, key=key)
+def load_images(path: Path, classes: tuple[str, ...], cache: MmapCache, resize: int | None) -> Images:
+    """Decoded one by one straight into the cache: a large folder is never whole in memory."""
+    files, labels = list_files(path, classes)
+    y = torch.tensor(labels, dtype=torch.int64)
+    key = cache_key("folder", str(path.resolve()), resize, *files)
+    if cache.path(key).exists():  # written from these very files before: their headers need not be read again
+        return cache.open(key, y)
+    shape = common_shape(files, resize)
+    return cache.images(shape, decode(files, shape, resize), y, key=key)
 
 
-def survey(files: Labelled, resize: int | None) -> Shape:
-    """The shape of all, from the headers; colour when one has colour."""
-    first, size, count = files[0][0], (0, 0), 1
-    for file, _ in files:
-        with pictures.opened(file) as picture:
-            size = picture.size if file is first else size
-            count = max(count, pictures.channels(picture, file))
-            if resize is None:
-                pictures.check_shape(picture, size, file, first)
-    width, height = (resize, resize) if resize else size
-    return len(files), count, height, width
+def common_shape(files: list[Path], resize: int | None) -> Shape:
+    """The shape of all images from their headers; three channels if any image has colour."""
+    with pictures.open_picture(files[0]) as first:
+        width, height = (resize, resize) if resize else first.size
+    channels = 1
+    for file in files:
+        with pictures.open_picture(file) as picture:
+            size = None if resize else (width, height)
+            channels = max(channels, pictures.count_channels(picture, file, size, files[0]))
+    return len(files), channels, height, width
 
 
-def decoded(files: Labelled, shape: Shape, resize: int | None) -> Iterator[np.ndarray]:
-    for file, _ in files:
-        with pictures.opened(file) as picture:
+def decode(files: list[Path], shape: Shape, resize: int | None) -> Iterator[np.ndarray]:
+    for file in files:
+        with pictures.open_picture(file) as picture:
             yield pictures.to_array(picture, shape[1], resize)[None]

@@ -1,7 +1,5 @@
 """Image datasets of the Hugging Face hub, through the `datasets` package (extra `hub`) and its offline cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,23 +8,24 @@ import torch
 
 from rattle.data import pictures
 from rattle.data.dataset import Dataset, Images, train_test_split
-from rattle.data.mmap_cache import MmapCache, fingerprint
+from rattle.data.files import first_line
+from rattle.data.mmap_cache import MmapCache, cache_key
 from rattle.errors import RattleError
 
 
-def hub(name: str, store: MmapCache, seed: int, resize: int | None = None) -> Dataset:
-    """`owner/name`, or `owner/name:config`: its splits train and test (or validation); train alone is divided."""
+def hub(name: str, cache: MmapCache, seed: int, resize: int | None = None) -> Dataset:
+    """`owner/name` or `owner/name:config`: its splits train and test (or validation); train alone is split by seed."""
     splits = fetch(name)
     test = next((key for key in ("test", "validation", "valid") if key in splits), None)
     train = splits.get("train")
     if train is None:
         raise RattleError(f"hub:{name} has no split called train, only {', '.join(splits)}")
-    image, label = columns(name, train)
+    image, label = find_columns(name, train)
     classes = class_names(train, label)
 
     def part(key: str) -> Images:
-        y = labels(splits[key], label, classes, f"hub:{name}, split {key}")
-        return kept(splits[key], image, y, store, resize, f"hub:{name}, split {key}")
+        where = f"hub:{name}, split {key}"
+        return load_images(splits[key], image, read_labels(splits[key], label, classes, where), cache, resize, where)
 
     if test is None:
         return train_test_split(name, part("train"), classes, seed)
@@ -34,7 +33,7 @@ def hub(name: str, store: MmapCache, seed: int, resize: int | None = None) -> Da
 
 
 def fetch(name: str) -> Any:
-    """A dict of splits; downloads only what the cache of `datasets` lacks, and never runs a dataset's own code."""
+    """The splits by name; downloads only what the cache of `datasets` lacks, and never runs a dataset's own code."""
     try:
         import datasets
     except ImportError as error:
@@ -42,20 +41,18 @@ def fetch(name: str) -> Any:
     path, _, config = name.partition(":")
     try:
         return datasets.load_dataset(path, config or None)
-    except Exception as error:  # offline, misspelt, gated or not a dataset: many kinds, one remedy
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # offline, misspelt, gated, no dataset: each raises its own kind
         raise RattleError(
-            f"hub:{name} is neither in the local cache nor reachable, or is no image dataset: {reason}"
+            f"hub:{name} is neither in the local cache nor reachable, or is no image dataset: {first_line(error)}"
         ) from error
 
 
-def columns(name: str, split: Any) -> tuple[str, str]:
+def find_columns(name: str, split: Any) -> tuple[str, str]:
     """The names of the image column and of the label column."""
     kinds = {key: type(feature).__name__ for key, feature in split.features.items()}
     images = [key for key, kind in kinds.items() if kind == "Image"]
-    labels = [key for key, kind in kinds.items() if kind == "ClassLabel"] or [
-        k for k in ("label", "labels") if k in kinds
-    ]
+    labels = [key for key, kind in kinds.items() if kind == "ClassLabel"]
+    labels += [key for key in ("label", "labels") if key in kinds]
     if not images or not labels:
         raise RattleError(f"hub:{name} has no image column and label column, only {kinds}")
     return images[0], labels[0]
@@ -69,30 +66,28 @@ def class_names(train: Any, label: str) -> tuple[str, ...]:
     return tuple(map(str, values if isinstance(values[0], str) else range(values[-1] + 1)))
 
 
-def labels(split: Any, label: str, classes: tuple[str, ...], where: str) -> torch.Tensor:
+def read_labels(split: Any, label: str, classes: tuple[str, ...], where: str) -> torch.Tensor:
     values = list(split[label])
     if values and isinstance(values[0], str):
         number = {name: i for i, name in enumerate(classes)}
-        strangers = sorted(set(values) - set(classes))
-        if strangers:
-            raise RattleError(f"{where} has the class {strangers[0]!r}, which the training split has not")
+        unknown = sorted(set(values) - set(classes))
+        if unknown:
+            raise RattleError(f"{where} has the class {unknown[0]!r}, which the training split has not")
         values = [number[value] for value in values]
     return torch.tensor(values, dtype=torch.int64)
 
 
-def kept(split: Any, image: str, y: torch.Tensor, store: MmapCache, resize: int | None, where: str) -> Images:
+def load_images(split: Any, image: str, y: torch.Tensor, cache: MmapCache, resize: int | None, where: str) -> Images:
     first = split[0][image]
-    count, size = pictures.channels(first, where), first.size
-    width, height = (resize, resize) if resize else size
+    channels = pictures.count_channels(first, where, None, first)
+    width, height = (resize, resize) if resize else first.size
+    size = None if resize else first.size
 
-    def decoded() -> Iterator[np.ndarray]:
+    def decode() -> Iterator[np.ndarray]:
         for i, row in enumerate(split):
-            picture = row[image]
-            if pictures.channels(picture, f"{where}, image {i}") > count:
+            if pictures.count_channels(row[image], f"{where}, image {i}", size, "the first") > channels:
                 raise RattleError(f"{where}: image {i} has colour and the first has none")
-            if resize is None:
-                pictures.check_shape(picture, size, f"{where}, image {i}", "the first")
-            yield pictures.to_array(picture, count, resize)[None]
+            yield pictures.to_array(row[image], channels, resize)[None]
 
-    key = fingerprint("hub", where, split._fingerprint, resize)
-    return store.images((len(split), count, height, width), decoded(), y, key=key)
+    key = cache_key("hub", where, split._fingerprint, resize)
+    return cache.images((len(split), channels, height, width), decode(), y, key=key)

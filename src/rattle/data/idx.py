@@ -1,11 +1,10 @@
 """MNIST (LeCun et al. 1998) and Fashion-MNIST (Xiao et al. 2017): idx files, gzipped or not."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import struct
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,36 +12,35 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import check_size, find, readable
-from rattle.data.mmap_cache import MmapCache, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, cache_key
 from rattle.errors import RattleError
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def mnist(root: Path, store: MmapCache) -> Dataset:
-    return idx_pairs("mnist", tuple(str(d) for d in range(10)), root, store)
+def idx_dataset(name: str, torchvision: str, classes: tuple[str, ...], root: Path, cache: MmapCache) -> Dataset:
+    """torchvision: the folder that torchvision puts the files in. Not root itself: the two sets share file names."""
+    folders = (name, f"{torchvision}/raw", torchvision)
 
-
-def fashion_mnist(root: Path, store: MmapCache) -> Dataset:
-    return idx_pairs("fashion-mnist", FASHION, root, store)
-
-
-def idx_pairs(name: str, classes: tuple[str, ...], root: Path, store: MmapCache) -> Dataset:
-    def part(prefix: str) -> Images:
+    def load_images(prefix: str) -> Images:
         stems = (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte")
-        images, labels = (find(name, root, (f"{stem}.gz", stem)) for stem in stems)
+        images, labels = (find(name, root, (f"{stem}.gz", stem), folders) for stem in stems)
         x, y = read_idx(images, 3), read_idx(labels, 1)
         if len(x) != len(y):
             raise RattleError(f"{images} holds {len(x)} images and {labels} {len(y)} labels")
         n, height, width = x.shape
-        key = fingerprint(name, stamp(images), stamp(labels))
-        return store.images((n, 1, height, width), [x[:, None]], torch.from_numpy(y.astype(np.int64)), key=key)
+        key = cache_key(name, images, labels)
+        return cache.images((n, 1, height, width), [x[:, None]], torch.from_numpy(y.astype(np.int64)), key=key)
 
-    return Dataset(name=name, train=part("train"), test=part("t10k"), classes=classes)
+    return Dataset(name=name, train=load_images("train"), test=load_images("t10k"), classes=classes)
+
+
+mnist = partial(idx_dataset, "mnist", "MNIST", tuple("0123456789"))
+fashion_mnist = partial(idx_dataset, "fashion-mnist", "FashionMNIST", FASHION)
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """An array of unsigned bytes: magic 0x0000 08 0d, d big-endian sizes, the values."""
+    """An array of unsigned bytes: magic number 0x0800 + dimensions, big-endian sizes, values."""
     with readable(path, zlib.error), (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         header = file.read(4 + 4 * dimensions)
         if len(header) < 4 + 4 * dimensions:
@@ -55,6 +53,6 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         values = file.read(size)
         if len(values) < size:
             raise EOFError(f"it ends after {len(values)} of {size} bytes")
-        if file.read(1):  # also takes gzip to its checksum
+        if file.read(1):  # also makes gzip verify its checksum
             raise RattleError(f"{path} goes on after the {size} bytes that its header announces")
     return np.frombuffer(values, np.uint8).reshape(shape)

@@ -1,6 +1,4 @@
-"""A .npz of the user's own: x_train, y_train, x_test, y_test; or x_test, y_test alone; or x, y, split by seed."""
-
-from __future__ import annotations
+"""A user's .npz file: x_train, y_train, x_test, y_test; or x_test, y_test alone; or x, y, which are split by seed."""
 
 import math
 import zipfile
@@ -15,75 +13,72 @@ from torch import Tensor
 
 from rattle.data.dataset import Dataset, Images, train_test_split
 from rattle.data.files import check_size, readable
-from rattle.data.mmap_cache import MmapCache, Shape, fingerprint, stamp
+from rattle.data.mmap_cache import MmapCache, cache_key
 from rattle.errors import RattleError
 
-ARRAY_LIMIT = 64 * 2**30  # bytes of one array of images, unpacked
-BLOCK_BYTES = 2**24  # of an array of images in memory at a time, on its way to where it is kept
+ARRAY_LIMIT = 64 * 2**30  # bytes of one unpacked array of images
+BLOCK_BYTES = 2**24  # images are converted in blocks of this size, so that a large array is never whole in memory
 
 
 class Member(NamedTuple):
-    """One array of the file, its header read and its values not."""
+    """One array of the archive: its header is read, its values are not."""
 
-    path: Path
     archive: zipfile.ZipFile
     name: str
+    where: str  # file and array, for error messages
     shape: tuple[int, ...]
-    fortran: bool
+    fortran: bool  # stored in column-major order
     dtype: np.dtype
 
     @property
-    def where(self) -> str:
-        return f"{self.path}: {self.name}"
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
-def npz(path: Path, store: MmapCache, seed: int) -> Dataset:
-    """Images uint8 [n, H, W, C], [n, C, H, W] or [n, H, W], labels [n]; `classes` (texts) names them. No pickles."""
-    damages = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)
-    with readable(path, *damages), zipfile.ZipFile(path) as archive:
-        members = {m.name: m for m in (member(path, archive, info) for info in archive.infolist())}
-        pairs = [part for part in ("_train", "_test", "") if f"x{part}" in members and f"y{part}" in members]
-        if "_test" not in pairs and pairs != [""]:
+def npz(path: Path, cache: MmapCache, seed: int) -> Dataset:
+    """Images uint8 [n, H, W, C], [n, C, H, W] or [n, H, W]; labels [n]; optional `classes`, their names as text."""
+    errors = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)
+    with readable(path, *errors), zipfile.ZipFile(path) as archive:
+        members = {m.name: m for m in (open_member(path, archive, info) for info in archive.infolist())}
+        parts = [part for part in ("_train", "_test", "") if f"x{part}" in members and f"y{part}" in members]
+        if "_test" not in parts and parts != [""]:
             raise RattleError(
                 f"{path} holds {', '.join(members) or 'nothing'}; it should hold x_train, y_train, x_test and y_test, "
                 "or x_test and y_test, or x and y"
             )
-        y = {part: read_labels(members[f"y{part}"]) for part in pairs}
-        names = read_classes(members.get("classes"), int(torch.cat(list(y.values())).max()))
-        parts = {part: read_images(members[f"x{part}"], y[part], store) for part in pairs}
-    name = path.stem
-    if "_test" not in parts:
-        return train_test_split(name, parts[""], names, seed)
-    test = parts["_test"]
-    nothing = Images(torch.empty(0, *test.shape[1:], dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
-    return Dataset(name=name, train=parts.get("_train", nothing), test=test, classes=names)
+        y = {part: read_labels(members[f"y{part}"]) for part in parts}
+        classes = read_classes(members.get("classes"), int(torch.cat(list(y.values())).max()))
+        images = {part: load_images(members[f"x{part}"], y[part], path, cache) for part in parts}
+    if "_test" not in images:
+        return train_test_split(path.stem, images[""], classes, seed)
+    test = images["_test"]
+    empty = Images(torch.empty(0, *test.shape[1:], dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+    return Dataset(name=path.stem, train=images.get("_train", empty), test=test, classes=classes)
 
 
-def member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
+def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
     name = info.filename.removesuffix(".npy")
     check_size(info.file_size, f"{path}: {name}", ARRAY_LIMIT)
     with archive.open(info) as stream:
-        shape, fortran, dtype = read_header(stream)
-        if not dtype.hasobject and stream.tell() + math.prod(shape) * dtype.itemsize != info.file_size:
+        member = Member(archive, name, f"{path}: {name}", *read_header(stream))
+        if not member.dtype.hasobject and stream.tell() + member.nbytes != info.file_size:
             raise EOFError(f"{name} does not have the size that its header announces")
-    return Member(path, archive, name, shape, fortran, dtype)
+    return member
 
 
 def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(stream)
-    return np.lib.format.read_array_header_2_0(stream)
+    major, _ = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+    return read(stream)
 
 
 def read_whole(m: Member) -> np.ndarray:
-    """A small array: labels, names of classes."""
+    check_size(m.nbytes, m.where)
     if m.dtype.hasobject:
         raise RattleError(
             f"{m.where} is an array of Python objects, which only pickle could read; "
             "save it as whole numbers (labels, images) or fixed-width text (classes)"
         )
-    check_size(math.prod(m.shape) * m.dtype.itemsize, m.where)
     with m.archive.open(f"{m.name}.npy") as stream:
         return np.lib.format.read_array(stream, allow_pickle=False)
 
@@ -104,75 +99,66 @@ def read_labels(m: Member) -> Tensor:
 
 
 def read_classes(m: Member | None, highest: int) -> tuple[str, ...]:
+    """The stored names, or the numbers 0 to highest."""
     if m is None:
-        return tuple(str(label) for label in range(highest + 1))
+        return tuple(map(str, range(highest + 1)))
     names = read_whole(m)
     if names.ndim != 1 or names.dtype.kind != "U":
         raise RattleError(f"{m.where} should be texts [classes], not {names.dtype} {list(names.shape)}")
     return tuple(map(str, names))
 
 
-def read_images(m: Member, y: Tensor, store: MmapCache) -> Images:
+def load_images(m: Member, y: Tensor, path: Path, cache: MmapCache) -> Images:
     if m.shape and m.shape[0] != len(y):
         raise RattleError(f"{m.where} has {m.shape[0]} images, but there are {len(y)} labels")
-    axes, shape = layout(m)
-    return store.images(shape, blocks(m, axes, store), y, key=fingerprint("npz", stamp(m.path), m.name))
+    shape = (*m.shape, 1) if len(m.shape) == 3 else m.shape
+    # Grey images without a channel axis are [n, H, W, 1]; of four axes, exactly one must look like channels.
+    candidates = [3] if len(m.shape) == 3 else [i for i in (1, 3) if len(shape) == 4 and shape[i] in (1, 3)]
+    if len(candidates) != 1:
+        raise RattleError(
+            f"{m.where} is {list(m.shape)}; images should be [n, H, W, C], [n, C, H, W] or [n, H, W] "
+            "with 1 or 3 channels"
+        )
+    axes = (0, 1, 2, 3) if candidates == [1] else (0, 3, 1, 2)
+    n, channels, height, width = (shape[axis] for axis in axes)
+    blocks = (to_uint8(x, m.where).reshape(-1, *shape[1:]).transpose(axes) for x in read_blocks(m, cache.limit))
+    return cache.images((n, channels, height, width), blocks, y, key=cache_key("npz", path, m.name))
 
 
-def layout(m: Member) -> tuple[tuple[int, ...], Shape]:
-    """The order of axes that makes [n, C, H, W] (after a channel axis is put last if there is none), and that shape."""
-    if len(m.shape) == 3:
-        return (0, 3, 1, 2), (m.shape[0], 1, m.shape[1], m.shape[2])
-    if len(m.shape) == 4:
-        first, last = m.shape[1] in (1, 3), m.shape[3] in (1, 3)
-        n, a, b, c = m.shape
-        if first and not last:
-            return (0, 1, 2, 3), (n, a, b, c)
-        if last and not first:
-            return (0, 3, 1, 2), (n, c, a, b)
-    raise RattleError(
-        f"{m.where} is {list(m.shape)}; images should be [n, H, W, C], [n, C, H, W] or [n, H, W] with 1 or 3 channels"
-    )
-
-
-def blocks(m: Member, axes: tuple[int, ...], store: MmapCache) -> Iterator[np.ndarray]:
-    """uint8 [k, C, H, W], a part of the array at a time."""
-    if m.fortran:
-        check_size(math.prod(m.shape) * m.dtype.itemsize, f"{m.where} (in Fortran order)", store.limit)
-        yield np.transpose(with_channels(as_bytes(read_whole(m), m.where)), axes)
+def read_blocks(m: Member, memory_limit: int) -> Iterator[np.ndarray]:
+    """Consecutive rows of the array, about BLOCK_BYTES at a time."""
+    if m.fortran or m.dtype.hasobject:
+        check_size(m.nbytes, f"{m.where} (in Fortran order)", memory_limit)  # rows are not consecutive in the file
+        yield read_whole(m)
         return
-    row = math.prod(m.shape[1:]) * m.dtype.itemsize
-    step = max(1, BLOCK_BYTES // max(row, 1))
+    row_bytes = math.prod(m.shape[1:]) * m.dtype.itemsize
+    step = max(1, BLOCK_BYTES // max(row_bytes, 1))
     with m.archive.open(f"{m.name}.npy") as stream:
         read_header(stream)
         for start in range(0, m.shape[0], step):
             rows = min(step, m.shape[0] - start)
-            raw = stream.read(rows * row)
-            if len(raw) < rows * row:
+            raw = stream.read(rows * row_bytes)
+            if len(raw) < rows * row_bytes:
                 raise EOFError(f"{m.name} ends early")
-            values = np.frombuffer(raw, m.dtype).reshape(rows, *m.shape[1:])
-            yield np.transpose(with_channels(as_bytes(values, m.where)), axes)
-        stream.read(1)  # to the end, where zip compares the checksum
+            yield np.frombuffer(raw, m.dtype).reshape(rows, *m.shape[1:])
+        stream.read(1)  # reach the end, where zipfile verifies the checksum
 
 
-def with_channels(x: np.ndarray) -> np.ndarray:
-    return x[..., None] if x.ndim == 3 else x
-
-
-def as_bytes(x: np.ndarray, where: str) -> np.ndarray:
-    """uint8 as they are; whole numbers in 0..255, and floats that are k/255, become uint8 because nothing is lost."""
+def to_uint8(x: np.ndarray, where: str) -> np.ndarray:
+    """uint8 as it is; integers in 0..255 and floats that are k/255 are converted, since no value changes."""
     if x.dtype == np.uint8 or not x.size:
         return x.astype(np.uint8, copy=False)
-    if x.dtype.kind in "iu":
-        if x.min() < 0 or x.max() > 255:
-            raise RattleError(f"{where} runs from {x.min()} to {x.max()}; images should be uint8, 0 to 255")
-        return x.astype(np.uint8, copy=False)
-    if x.dtype.kind != "f":
+    if x.dtype.kind not in "iuf":
         raise RattleError(f"{where} is {x.dtype}; images should be uint8, 0 to 255")
-    if not (x.min() >= 0 and x.max() <= 1):  # also refuses NaN
+    low, high = x.min(), x.max()
+    if x.dtype.kind in "iu":
+        if low < 0 or high > 255:
+            raise RattleError(f"{where} runs from {low} to {high}; images should be uint8, 0 to 255")
+        return x.astype(np.uint8)
+    if not (low >= 0 and high <= 1):  # also true for NaN
         raise RattleError(
-            f"{where} holds {x.dtype} from {x.min():g} to {x.max():g}; images should be uint8, 0 to 255 "
-            "(floats are taken when they are k/255)"
+            f"{where} holds {x.dtype} from {low:g} to {high:g}; images should be uint8, 0 to 255 "
+            "(floats are accepted if they are k/255)"
         )
     levels = np.rint(x.astype(np.float64) * 255)
     if (np.abs(levels / 255 - x) > np.finfo(x.dtype).eps).any():

@@ -1,4 +1,4 @@
-"""PNG and JPEG pictures to uint8 [C, H, W], through Pillow."""
+"""PNG and JPEG pictures as uint8 arrays [C, H, W], decoded by Pillow."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rattle.errors import RattleError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # Pillow's modes of 8 bits
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[Image]:
-    """The picture, its header read and its pixels not."""
+def open_picture(file: Path) -> Iterator[Image]:
+    """The picture with only its header read; decoding errors in the body become a RattleError that names the file."""
     from PIL import Image
 
     try:
@@ -36,26 +36,24 @@ def opened(file: Path) -> Iterator[Image]:
         raise RattleError(f"{file} is not a whole PNG or JPEG picture") from error
 
 
-def channels(picture: Image, where: object) -> int:
+def count_channels(picture: Image, where: object, size: tuple[int, int] | None, first: object) -> int:
+    """1 or 3; RattleError if the pixels are not of 8 bits, or if a size is given and the picture has another."""
     if picture.mode not in GREY + COLOUR:
         raise RattleError(f"{where} has pixels of mode {picture.mode}, which 8 bits do not hold; convert it first")
-    return 1 if picture.mode in GREY else 3
-
-
-def check_shape(picture: Image, size: tuple[int, int], where: object, first: object) -> None:
-    if picture.size != size:
+    if size and picture.size != size:
         raise RattleError(
             f"{where} is {picture.size[0]}x{picture.size[1]} and {first} is {size[0]}x{size[1]}: images must be of one "
             "size; set data.resize to scale them all"
         )
+    return 1 if picture.mode in GREY else 3
 
 
-def to_array(picture: Image, count: int, resize: int | None) -> np.ndarray:
-    """uint8 [C, H, W]; scaled to resize x resize, bilinear with a filter as wide as the shrinking asks for."""
+def to_array(picture: Image, channels: int, resize: int | None) -> np.ndarray:
+    """uint8 [C, H, W], scaled to resize x resize if given (bilinear, antialiased)."""
     from PIL import Image
 
-    picture = picture.convert("L" if count == 1 else "RGB")
+    picture = picture.convert("L" if channels == 1 else "RGB")
     if resize and picture.size != (resize, resize):
         picture = picture.resize((resize, resize), Image.Resampling.BILINEAR)
     x = np.asarray(picture)
-    return x[None] if count == 1 else x.transpose(2, 0, 1)
+    return x[None] if channels == 1 else x.transpose(2, 0, 1)

@@ -1,8 +1,11 @@
-"""Data: sources become uint8 tensors, batches are drawn by (seed, epoch), augmentation runs on the device."""
+"""Datasets by name, file, folder or hub name; their subsets; shuffled batches.
 
-from __future__ import annotations
+A source is a function load(root, cache) -> Dataset. One file and one line of SOURCES add one, or one call of
+`register_source` at run time.
+"""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from torch import Tensor
 
 from rattle.data.augment import Augment
 from rattle.data.cifar import cifar10, cifar100
-from rattle.data.dataset import Dataset, balanced, hold_out
+from rattle.data.dataset import Dataset, balanced_indices, hold_out
 from rattle.data.digits import digits
 from rattle.data.files import data_root
 from rattle.data.folder import folder
@@ -20,84 +23,95 @@ from rattle.data.idx import fashion_mnist, mnist
 from rattle.data.mmap_cache import MmapCache
 from rattle.data.npz import npz
 from rattle.data.svhn import svhn
+from rattle.data.urls import URLS, Remote
 from rattle.errors import RattleError, unknown
 from rattle.randomness import derive_seed
 
-SOURCES: dict[str, Callable[[Path, MmapCache], Dataset]] = {
-    "digits": lambda root, store: digits(),
+Load = Callable[[Path, MmapCache], Dataset]
+SOURCES: dict[str, Load] = {
+    "digits": digits,
     "cifar10": cifar10,
     "cifar100": cifar100,
     "svhn": svhn,
     "mnist": mnist,
     "fashion-mnist": fashion_mnist,
 }
+BUILT_IN = frozenset(SOURCES)
+VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
 
-HELD_OUT_SHARE, MOST_HELD_OUT = 10, 1000
+
+def register_source(name: str, load: Load, *, urls: Sequence[Remote] = ()) -> None:
+    """Make `Data(name=name)` and `rattle ... --data.name NAME` load a dataset of your own.
+
+    name: not a built-in one; registering a name again replaces it. load: given the folder of datasets and a cache for
+    images too large for memory, returns the Dataset. urls: files that `rattle data get NAME` downloads.
+    """
+    if name in BUILT_IN:
+        raise RattleError(f"{name} is a built-in dataset: register yours under another name")
+    SOURCES[name] = load
+    if urls:
+        URLS[name] = tuple(urls)
+
+
+def list_datasets() -> list[str]:
+    """The names of all datasets, built-in and registered."""
+    return list(SOURCES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Which images, how many, and what is held out to choose the checkpoint by."""
+    """Which images to train and test on, and how many to hold out to select the checkpoint."""
 
-    name: str = "digits"  # digits, cifar10, cifar100, svhn, mnist, fashion-mnist, FILE.npz, a FOLDER, hub:OWNER/NAME
-    root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
-    train_size: int | None = None  # a balanced subset of the training images; all when not given
-    val_size: int | None = None  # balanced training images held out to choose by; a tenth, at most 1000; 0 for none
-    split_seed: int = 0  # draws the subset, the held-out images, and the test part of a set that has none
-    resize: int | None = None  # side to scale the pictures of a folder or of the hub to
-    in_memory_limit: float = 4.0  # gigabytes; a larger part is streamed from a mapped file in ROOT/cache
-    augment: Augment = field(default_factory=Augment)
+    name: str = "digits"  # digits, cifar10, ... (`rattle data` lists them), FILE.npz, a FOLDER, or hub:OWNER/NAME
+    root: str | None = None  # folder that holds datasets; RATTLE_DATA, or ./data, when not given
+    train_size: int | None = None  # train on a balanced subset of this size; all training images when not given
+    val_size: int | None = None  # balanced training images to hold out; a tenth, at most 1000, when not given; 0: none
+    split_seed: int = 0  # draws the subset, the held-out images, and the test part of a dataset that has none
+    resize: int | None = None  # side to scale the images of a folder or of the hub to
+    in_memory_limit: float = 4.0  # gigabytes; a larger part is read from a memory-mapped file in ROOT/cache
+    augment: Augment = field(default_factory=Augment)  # random changes of the training images
 
     def __post_init__(self) -> None:
-        if self.val_size is not None and self.val_size < 0:
-            raise RattleError(f"data.val_size must be >= 0, got {self.val_size}")
-        if self.train_size is not None and self.train_size < 1:
-            raise RattleError(f"data.train_size must be >= 1, got {self.train_size}")
-        if self.resize is not None and self.resize < 1:
-            raise RattleError(f"data.resize must be >= 1, got {self.resize}")
-        if not self.in_memory_limit >= 0:
-            raise RattleError(f"data.in_memory_limit must be >= 0, got {self.in_memory_limit}")
+        for name, low in (("val_size", 0), ("train_size", 1), ("resize", 1), ("in_memory_limit", 0)):
+            value = getattr(self, name)
+            if value is not None and not value >= low:
+                raise RattleError(f"data.{name} must be >= {low}, got {value}")
 
     def load(self) -> Dataset:
-        """The whole set, or its subset, with `val` held out of the training part."""
+        """The dataset with `val` held out of the training images, and train reduced to train_size."""
         data = self.source()
-        n = len(data.train)
-        held = self.held_out(n)
-        if held >= n > 0:
-            raise RattleError(f"data.val_size {held} leaves none of the {n} training images")
-        if held:
-            data = hold_out(data, held, self.split_seed)
+        n, n_val = len(data.train), self.val_size
+        if n_val is None:
+            n_val = min(MAX_VAL, math.ceil(min(n, self.train_size or n) / VAL_SHARE))
+        if n_val >= n > 0:
+            raise RattleError(f"data.val_size {n_val} leaves none of the {n} training images")
+        if n_val:
+            data = hold_out(data, n_val, self.split_seed)
         if self.train_size is None:
             return data
         if self.train_size > len(data.train):
             raise RattleError(
                 f"data.train_size {self.train_size} is more than the {len(data.train)} training images of {data.name}"
-                + (f" that {held} held out leave" if held else "")
+                + (f" that {n_val} held out leave" if n_val else "")
                 + f": ask for {len(data.train)} or fewer"
             )
-        chosen = balanced(data.train.y, self.train_size, self.split_seed)
+        chosen = balanced_indices(data.train.y, self.train_size, self.split_seed)
         return replace(data, train=data.train.subset(chosen))
 
-    def held_out(self, n: int) -> int:
-        """How many of n training images."""
-        if self.val_size is None:
-            return min(MOST_HELD_OUT, -(-min(n, self.train_size or n) // HELD_OUT_SHARE))
-        return self.val_size
-
     def source(self) -> Dataset:
-        """The data as they come, nothing held out."""
+        """The dataset as its source returns it, nothing held out."""
         root, path = data_root(self.root), Path(self.name).expanduser()
-        store = MmapCache(root / "cache", int(self.in_memory_limit * 1e9))
+        cache = MmapCache(root / "cache", int(self.in_memory_limit * 1e9))
         if self.name.startswith("hub:"):
-            return hub(self.name.removeprefix("hub:"), store, self.split_seed, self.resize)
+            return hub(self.name.removeprefix("hub:"), cache, self.split_seed, self.resize)
         if self.name not in SOURCES and path.is_dir():
-            return folder(path, store, self.split_seed, self.resize)
+            return folder(path, cache, self.split_seed, self.resize)
         if self.resize is not None:
             raise RattleError(f"data.resize is for folders of pictures and the hub, not for {self.name}")
         if self.name in SOURCES:
-            return SOURCES[self.name](root, store)
+            return SOURCES[self.name](root, cache)
         if path.suffix == ".npz" and path.is_file():
-            return npz(path, store, self.split_seed)
+            return npz(path, cache, self.split_seed)
         if path.suffix == ".npz" or len(path.parts) > 1:
             kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
             raise RattleError(f"there is no {kind} at {path} (looked from {Path.cwd()})")
@@ -105,7 +119,10 @@ class Data:
 
 
 def batches(n: int, batch_size: int, *, seed: int, epoch: int) -> Iterator[Tensor]:
-    """Shuffled index batches of one epoch, the same for the same (seed, epoch); a short last batch is left out."""
+    """The shuffled batches of one epoch, as indices below n; the same for the same (seed, epoch).
+
+    A last batch of fewer than batch_size images is left out.
+    """
     if n < 1:
         raise RattleError("there are no training images to draw batches from")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, epoch)))

@@ -1,21 +1,22 @@
-"""A look at a dataset: how many of what, in rows to print, and a contact sheet to see."""
+"""Descriptions of a dataset: tables of counts, and a contact sheet of its images."""
 
-from __future__ import annotations
-
+import math
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images
+from rattle.data.files import atomic_write
 from rattle.errors import RattleError
 
-ROWS_A_BLOCK = 25  # classes under each other before the sheet goes on to the right
+ROWS_PER_BLOCK = 25  # the contact sheet starts a new block of columns after so many classes
+TILE, HEADER = 64, 50  # pixels of an image's square, and above the images
 
 
 def parts(data: Dataset) -> dict[str, Images]:
-    held = {"train": data.train, "val": data.val, "test": data.test}
-    return {name: images for name, images in held.items() if images is not None and len(images)}
+    """The parts that hold images, by name."""
+    named = {"train": data.train, "val": data.val, "test": data.test}
+    return {name: images for name, images in named.items() if images is not None and len(images)}
 
 
 def counts(images: Images, data: Dataset) -> list[int]:
@@ -23,76 +24,53 @@ def counts(images: Images, data: Dataset) -> list[int]:
 
 
 def describe(data: Dataset) -> list[tuple[str, ...]]:
-    """Rows to print, the first of them the heading: each part's number of images, shape and class balance."""
+    """Rows of a table, header first: each part's number of images, shape and class balance."""
     rows = [("part", "images", "shape", "classes", "fewest in a class", "most in a class", "bytes")]
     for name, images in parts(data).items():
         n = counts(images, data)
-        least, most = n.index(min(n)), n.index(max(n))
         shape = "x".join(map(str, images.shape[1:]))
-        fewest, highest = (f"{n[i]:,} ({data.classes[i]})" for i in (least, most))
+        fewest, most = (f"{n[i]:,} ({data.classes[i]})" for i in (n.index(min(n)), n.index(max(n))))
         present = f"{sum(map(bool, n))} of {len(n)}"
-        rows.append((name, f"{len(images):,}", shape, present, fewest, highest, f"{images.nbytes:,}"))
+        rows.append((name, f"{len(images):,}", shape, present, fewest, most, f"{images.nbytes:,}"))
     return rows
 
 
 def balance(data: Dataset) -> list[tuple[str, ...]]:
-    """Rows to print, the first of them the heading: how many images of each class each part has."""
-    held = parts(data)
-    columns = [counts(images, data) for images in held.values()]
-    return [("class", *held), *((name, *(f"{n[i]:,}" for n in columns)) for i, name in enumerate(data.classes))]
+    """Rows of a table, header first: how many images of each class each part has."""
+    columns = {name: counts(images, data) for name, images in parts(data).items()}
+    rows = ((name, *(f"{n[i]:,}" for n in columns.values())) for i, name in enumerate(data.classes))
+    return [("class", *columns), *rows]
 
 
 def contact_sheet(data: Dataset, path: str | Path, *, columns: int = 10) -> Path:
-    """A PNG with a row of images for each class, the first ones of the training part (or of test, if that is all)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Write a PNG with a row of images per class and return its path.
 
-    name, images = next(iter(parts(data).items()), ("", data.test))
+    data: the first images of its training part are shown (of test if it has none). path: file to write.
+    columns: images per class.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    part, images = next(iter(parts(data).items()), ("", data.test))
     if not len(images):
         raise RattleError(f"{data.name} has no images to show")
-    rows, blocks = min(len(data.classes), ROWS_A_BLOCK), -(-len(data.classes) // ROWS_A_BLOCK)
-    longest = max(map(len, data.classes))
-    tile, margin = 0.42, 0.12 + 0.075 * min(longest, 24)  # inches
-    width, height = blocks * (margin + columns * tile) + 0.15, rows * tile + 0.6
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    title = f"{data.name}: {len(images):,} {name} images, {'x'.join(map(str, images.shape[1:]))}"
-    figure.text(0.1 / width, 1 - 0.3 / height, title, fontsize=11, fontweight="bold", va="center", color="#222222")
-    for block in range(blocks):
-        first = block * rows
-        labels = range(first, min(first + rows, len(data.classes)))
-        left, tall = block * (margin + columns * tile) + margin, len(labels) * tile
-        axes = figure.add_axes((left / width, (height - 0.5 - tall) / height, columns * tile / width, tall / height))
-        axes.imshow(sheet(images, labels, columns), aspect="auto", interpolation="nearest")
-        axes.set_xticks([])
-        step = images.shape[2] + 2 * gap(images)
-        names = [shortened(data.classes[label]) for label in labels]
-        axes.set_yticks([step * (i + 0.5) - 0.5 for i in range(len(names))], names, fontsize=8, color="#222222")
-        axes.tick_params(length=0, pad=4)
-        axes.spines[:].set_visible(False)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")
-    return path
-
-
-def gap(images: Images) -> int:
-    """Pixels of white around each image."""
-    return max(1, round(images.shape[-1] / 24))
-
-
-def shortened(text: str, length: int = 24) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def sheet(images: Images, labels: range, columns: int) -> np.ndarray:
-    """uint8 [H', W', 3]: the first images of each class in a row, white where there are fewer."""
-    _, _, height, width = images.shape
-    g, y = gap(images), images.y.cpu()
-    canvas = np.full((len(labels) * (height + 2 * g), columns * (width + 2 * g), 3), 255, np.uint8)
-    for row, label in enumerate(labels):
-        chosen = (y == label).nonzero().squeeze(1)[:columns]
-        for column, x in enumerate(images[chosen].x.cpu().numpy()):
-            top, left = row * (height + 2 * g) + g, column * (width + 2 * g) + g
-            canvas[top : top + height, left : left + width] = x.transpose(1, 2, 0)
-    return canvas
+    names = [name if len(name) <= 24 else name[:23] + "…" for name in data.classes]
+    font, small = ImageFont.load_default(18), ImageFont.load_default(14)
+    margin = 20 + int(max(map(small.getlength, names)))
+    rows, block = min(len(names), ROWS_PER_BLOCK), margin + columns * TILE
+    sheet = Image.new("RGB", (-(-len(names) // rows) * block + 10, HEADER + rows * TILE + 10), "white")
+    draw = ImageDraw.Draw(sheet)
+    shape = "x".join(map(str, images.shape[1:]))
+    draw.text((10, HEADER // 2), f"{data.name}: {len(images):,} {part} images, {shape}", "#222222", font, anchor="lm")
+    scale = (TILE - 4) / max(images.shape[2:])
+    size = (math.ceil(scale * images.shape[3]), math.ceil(scale * images.shape[2]))
+    y = images.y.cpu()
+    for label, name in enumerate(names):
+        left, top = label // rows * block, HEADER + label % rows * TILE
+        draw.text((left + margin - 8, top + TILE // 2), name, "#222222", small, anchor="rm")
+        chosen = images[(y == label).nonzero().squeeze(1)[:columns]].x.cpu().numpy()
+        for column, x in enumerate(chosen):
+            picture = Image.fromarray(x[0] if len(x) == 1 else x.transpose(1, 2, 0))
+            sheet.paste(picture.resize(size, Image.Resampling.NEAREST), (left + margin + column * TILE, top))
+    with atomic_write(Path(path)) as temporary:
+        sheet.save(temporary, format="PNG")
+    return Path(path)

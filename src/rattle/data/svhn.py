@@ -1,7 +1,5 @@
 """Street View House Numbers (Netzer et al. 2011), format 2: train_32x32.mat and test_32x32.mat."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -9,29 +7,25 @@ import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images
-from rattle.data.files import check_size, find
-from rattle.data.mmap_cache import MmapCache, fingerprint, stamp
+from rattle.data.files import check_size, find, readable
+from rattle.data.mmap_cache import MmapCache, cache_key
 from rattle.errors import RattleError
 
 
-def svhn(root: Path, store: MmapCache) -> Dataset:
-    train, test = (read(find("svhn", root, (f"{part}_32x32.mat",)), store) for part in ("train", "test"))
-    return Dataset(name="svhn", train=train, test=test, classes=tuple(str(d) for d in range(10)))
+def svhn(root: Path, cache: MmapCache) -> Dataset:
+    train, test = (load_images(find("svhn", root, (f"{part}_32x32.mat",)), cache) for part in ("train", "test"))
+    return Dataset(name="svhn", train=train, test=test, classes=tuple("0123456789"))
 
 
-def read(path: Path, store: MmapCache) -> Images:
+def load_images(path: Path, cache: MmapCache) -> Images:
     """X uint8 [32, 32, 3, n] and y [n, 1], where label 10 means the digit 0."""
     from scipy.io import loadmat, whosmat
 
-    try:
-        held = {name: shape for name, shape, _ in whosmat(path)}
-        for name in ("X", "y"):
-            check_size(math.prod(held.get(name, ())), f"{path}: {name}")
+    with readable(path, Exception):  # scipy's reader raises many kinds of errors on a broken file
+        for name, shape, _ in whosmat(path):
+            if name in ("X", "y"):
+                check_size(math.prod(shape), f"{path}: {name}")
         arrays = loadmat(path, variable_names=["X", "y"])
-    except RattleError:
-        raise
-    except Exception as error:  # scipy's reader raises many kinds on a broken file
-        raise RattleError(f"{path} is truncated or damaged: it is not a readable .mat file") from error
     x, y = arrays.get("X"), arrays.get("y")
     if not (isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.ndim == 4 and x.shape[:3] == (32, 32, 3)):
         raise RattleError(f"{path}: X is not uint8 [32, 32, 3, n]")
@@ -40,4 +34,4 @@ def read(path: Path, store: MmapCache) -> Images:
     labels = torch.from_numpy(y.reshape(-1).astype(np.int64))
     labels[labels == 10] = 0
     blocks = (x[..., i : i + 4096].transpose(3, 2, 0, 1) for i in range(0, x.shape[3], 4096))
-    return store.images((len(labels), 3, 32, 32), blocks, labels, key=fingerprint("svhn", stamp(path)))
+    return cache.images((len(labels), 3, 32, 32), blocks, labels, key=cache_key("svhn", path))

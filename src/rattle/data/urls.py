@@ -1,16 +1,14 @@
-"""The official addresses, sizes and MD5 checksums of the datasets that `get` can download."""
-
-from __future__ import annotations
+"""The official URLs, sizes and MD5 checksums of the datasets that `get` can download."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """One file: where it is, and what it must be."""
+    """One file to download."""
 
     url: str
-    size: int
+    size: int  # bytes
     md5: str
 
     @property

@@ -1,6 +1,4 @@
-"""The linear head of a model, and whether the model tells as many classes apart as the data have."""
-
-from __future__ import annotations
+"""Find the linear head of a model; check that its logits fit the classes of the data."""
 
 from typing import Any
 
@@ -12,9 +10,10 @@ from rattle.weights import eval_mode
 
 
 def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | None = None) -> nn.Linear:
-    """The linear layer that gives the logits: what the Taylor terms differentiate by.
+    """The linear layer that computes the logits; the Taylor terms differentiate by its weights.
 
-    The one the user names; with example images, the one whose output is the model's; otherwise the last one.
+    name: the layer, as `named_modules` calls it. example: without a name, images [n, C, H, W] by which to find the
+    layer whose output is the model's. With neither, the last linear layer.
     """
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     if name:
@@ -25,20 +24,20 @@ def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | No
         raise RattleError(
             "objective.order >= 1 needs a linear head, and the model has no nn.Linear; set objective.order 0"
         )
-    return list(linear.values())[-1] if example is None else _source_of_logits(model, linear, example)
+    return list(linear.values())[-1] if example is None else _layer_of_logits(model, linear, example)
 
 
 def _listing(linear: dict[str, nn.Linear]) -> str:
     return f" (its linear layers: {', '.join(list(linear)[-5:])})" if linear else " (it has no linear layer at all)"
 
 
-def _source_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
+def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
     outputs: dict[nn.Module, Tensor] = {}
 
-    def keep(layer: nn.Module, _: Any, out: Tensor) -> None:
+    def record(layer: nn.Module, _: Any, out: Tensor) -> None:
         outputs[layer] = out
 
-    hooks = [layer.register_forward_hook(keep) for layer in linear.values()]
+    hooks = [layer.register_forward_hook(record) for layer in linear.values()]
     try:
         with torch.no_grad(), eval_mode(model):
             logits = model(example)
@@ -56,20 +55,16 @@ def _source_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: T
 
 
 def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
-    """Refuse a model that does not return logits [n, classes] for images x [n, C, H, W]."""
+    """Raise RattleError if the model does not return logits [n, classes] for images x [n, C, H, W]."""
     try:
         with torch.no_grad(), eval_mode(model):
             logits: Any = model(x[:2])
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise RattleError(f"the model does not take images of shape {list(x.shape[1:])}: {reason}") from error
-    if not isinstance(logits, Tensor):
-        raise RattleError(
-            f"the model must return logits [n, {classes}], got {type(logits).__name__}; "
-            "wrap it to return the logits alone"
-        )
-    if logits.ndim != 2 or len(logits) != len(x[:2]):
-        raise RattleError(f"the model must return logits [n, {classes}], got shape {list(logits.shape)}")
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x[:2]):
+        shape = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise RattleError(f"the model must return logits [n, {classes}] and nothing else, got {shape}")
     if logits.shape[1] != classes:
         raise RattleError(
             f"the model tells {logits.shape[1]} classes apart, but the data have {classes}; "

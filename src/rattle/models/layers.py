@@ -1,6 +1,8 @@
-"""What the networks share: convolutions, the activation, a stage of blocks, and normalisation of the images."""
+"""What the networks share: convolutions, the activation, a stage of blocks, normalisation of the images.
 
-from __future__ import annotations
+Every network takes the same options: classes (number of logits), channels (of the images), width (channels of the
+first convolution, which scales every layer), activation (a name in ACTIVATIONS) and normalise (a MeanStd).
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -10,12 +12,9 @@ from torch.nn import functional as F
 
 from rattle.errors import RattleError, unknown
 
-Statistics = tuple[Sequence[float], Sequence[float]]  # mean and std, a number per channel
+MeanStd = tuple[Sequence[float], Sequence[float]] | None  # mean and std of each channel; None: images as they are
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": lambda: nn.ReLU(inplace=True),
-    "silu": nn.SiLU,
-}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": lambda: nn.ReLU(inplace=True), "silu": nn.SiLU}
 
 
 def activate(name: str) -> nn.Module:
@@ -24,8 +23,8 @@ def activate(name: str) -> nn.Module:
     return ACTIVATIONS[name]()
 
 
-class Thinning(nn.Conv2d):
-    """A 1x1 convolution that leaves out pixels before it multiplies: the same numbers as with its stride.
+class SubsampledConv1x1(nn.Conv2d):
+    """A strided 1x1 convolution that drops the skipped pixels first: the same numbers.
 
     With fewer than eight channels, channels last, torch's strided kernel for AVX2 processors corrupts memory (2.13).
     """
@@ -36,12 +35,17 @@ class Thinning(nn.Conv2d):
 
 
 def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    kind = Thinning if stride > 1 and inputs < 8 else nn.Conv2d
+    kind = SubsampledConv1x1 if stride > 1 and inputs < 8 else nn.Conv2d
     return kind(inputs, outputs, 1, stride, bias=False)
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, groups=groups, bias=False)
+
+
+def conv1x1_bn(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    """A projected shortcut with BatchNorm."""
+    return nn.Sequential(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
 
 
 def stage(block: type, inputs: int, planes: int, depth: int, stride: int, act: str) -> nn.Sequential:
@@ -56,7 +60,7 @@ def pooled(x: Tensor) -> Tensor:
 
 
 class Normalise(nn.Module):
-    """(x - mean) / std per channel, inside the model, so that attacks live in [0, 1]."""
+    """(x - mean) / std per channel, as a part of the model, so that attacks work on images in [0, 1]."""
 
     mean: Tensor
     std: Tensor
@@ -70,8 +74,8 @@ class Normalise(nn.Module):
         return (x - self.mean) / self.std
 
 
-def normalisation(statistics: Statistics | None, channels: int) -> nn.Module:
-    """Nothing, or (x - mean) / std when statistics are given."""
+def normalisation(statistics: MeanStd, channels: int) -> nn.Module:
+    """Normalise, or the identity when there are no statistics."""
     if statistics is None:
         return nn.Identity()
     mean, std = statistics

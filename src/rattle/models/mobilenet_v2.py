@@ -1,10 +1,8 @@
 """MobileNetV2 (Sandler et al. 2018), the 32x32 variant: stride 1 in the stem and the second stage, ReLU not ReLU6."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
-from rattle.models.layers import Statistics, activate, conv1x1, conv3x3, normalisation, pooled
+from rattle.models.layers import MeanStd, activate, conv1x1, conv1x1_bn, conv3x3, normalisation, pooled
 
 STAGES = (  # expansion, outputs, blocks, stride; outputs for a stem of 32
     (1, 16, 1, 1),
@@ -18,7 +16,7 @@ STAGES = (  # expansion, outputs, blocks, stride; outputs for a stem of 32
 
 
 class InvertedResidual(nn.Module):
-    """Expand 1x1, depthwise 3x3, project 1x1 without activation; plus the shortcut where the resolution stays."""
+    """Expand 1x1, depthwise 3x3, project 1x1 without activation; plus the shortcut if the resolution is the same."""
 
     def __init__(self, inputs: int, outputs: int, expansion: int, stride: int, act: str) -> None:
         super().__init__()
@@ -31,11 +29,7 @@ class InvertedResidual(nn.Module):
         self.bn3 = nn.BatchNorm2d(outputs)
         self.act = activate(act)
         self.residual = stride == 1
-        self.shortcut = (
-            nn.Sequential(conv1x1(inputs, outputs), nn.BatchNorm2d(outputs))
-            if self.residual and inputs != outputs
-            else None
-        )
+        self.shortcut = conv1x1_bn(inputs, outputs) if self.residual and inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.act(self.bn1(self.conv1(x)))
@@ -47,16 +41,10 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """A stem of `width` planes (32 is the paper's width multiplier 1), seventeen inverted residuals, a 1x1 top."""
+    """A 3x3 convolution of `width` planes (32: the paper's multiplier 1), seventeen inverted residuals, a 1x1 top."""
 
     def __init__(
-        self,
-        *,
-        classes: int,
-        channels: int = 3,
-        width: int = 32,
-        activation: str = "relu",
-        normalise: Statistics | None = None,
+        self, *, classes: int, channels: int = 3, width: int = 32, activation: str = "relu", normalise: MeanStd = None
     ) -> None:
         super().__init__()
         blocks: list[nn.Module] = []

@@ -4,11 +4,9 @@ The 32x32 variant of Rice et al. (2020): a 3x3 stem, a projected shortcut that s
 last BatchNorm and activation before the average pooling.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
-from rattle.models.layers import Statistics, activate, conv1x1, conv3x3, normalisation, pooled, stage
+from rattle.models.layers import MeanStd, activate, conv1x1, conv3x3, normalisation, pooled, stage
 
 
 class Block(nn.Module):
@@ -77,7 +75,7 @@ class PreActResNet(nn.Module):
         channels: int = 3,
         width: int = 64,
         activation: str = "relu",
-        normalise: Statistics | None = None,
+        normalise: MeanStd = None,
     ) -> None:
         super().__init__()
         block, (n1, n2, n3, n4) = DEPTHS[depth]

@@ -1,30 +1,27 @@
 """Weights from elsewhere: state dicts as other people's public code saves them, opened without running any code.
 
 Known layouts: TRADES, AWP, MART, robust_overfitting, the authors' Randomized-Adversarial-Training, RobustBench (its
-WideResNet, DMWideResNet, ResNet and PreActResNet) and kuangliu/pytorch-cifar; with prefixes, wrappers and input
-normalisation as they come.
+WideResNet, DMWideResNet, ResNet and PreActResNet) and kuangliu/pytorch-cifar; with their prefixes, wrappers and input
+normalisation.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
-from rattle.models.layers import Statistics
+from rattle.models.layers import MeanStd
 from rattle.models.weight_file import open_weights, unwrap
 from rattle.models.wide_resnet import WideResNet
 
-# What stands before the network's own names: nn.DataParallel, torch.compile, nn.Sequential(normalise, network).
+# Prefixes of a network's names: nn.DataParallel, torch.compile, nn.Sequential(normalise, network), ...
 PREFIX = re.compile(r"(module|model|net|_orig_mod|basic_net|attacker|backbone|0|1)\.(?=.)")
 
-# Their names, and ours; tried in turn, each on the result of those before it.
+# Their names and ours; applied in order, each to the result of those before it.
 RENAMES = [
     (re.compile(pattern), ours)
     for pattern, ours in (
@@ -35,80 +32,113 @@ RENAMES = [
         (r"\bconvShortcut\.", "shortcut."),  # WideResNet
         (r"\bshortcut\.0\.", "shortcut."),  # PreAct-ResNet
         (r"^block(\d)\.layer\.", r"block\1."),  # WideResNet
-        (r"^bn1\.", "bn."),  # the last one of WideResNet
-        (r"^init_conv\.", "conv1."),  # DMWideResNet, from here on
+        (r"^bn1\.", "bn."),  # WideResNet's last BatchNorm
+        (r"^init_conv\.", "conv1."),  # this and all below: DMWideResNet
         (r"^batchnorm\.", "bn."),
         (r"^layer\.(\d)\.block\.", lambda m: f"block{int(m[1]) + 1}."),
         (r"\.batchnorm_(\d)\.", lambda m: f".bn{int(m[1]) + 1}."),
         (r"\.conv_(\d)\.", lambda m: f".conv{int(m[1]) + 1}."),
     )
 ]
-# Saved by some, used by none: TRADES' WideResNet makes a sub_block1 that its forward never calls.
+# Saved but never used by a forward pass: TRADES' WideResNet creates a sub_block1 that it does not call.
 UNUSED = re.compile(r"^sub_block1\.|(^|\.)(n_averaged|num_batches_tracked)$")
+STATISTICS = ("normalise.mean", "normalise.std")
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What came of loading: how many tensors were taken, which the model kept its own, what of the file was left."""
+class LoadReport:
+    """What `load_weights` did."""
 
-    taken: int
-    kept: tuple[str, ...] = ()  # names of the model that the file did not set: a fresh head, its own normalisation
-    ignored: tuple[str, ...] = ()  # names of the file that no forward pass uses
-    wrapper: str = ""  # the entry of the file that held the weights, such as "state_dict"; empty when bare
+    loaded: int  # number of tensors taken from the file
+    missing: tuple[str, ...] = ()  # the model's names that the file does not set: a new head, its own normalisation
+    ignored: tuple[str, ...] = ()  # the file's names that no forward pass uses
+    wrapper: str = ""  # the entry of the file that holds the weights, such as "state_dict"; empty if it has none
 
 
-def load_weights(path: str | Path, model: nn.Module, *, fresh_head: bool = False, entry: str | None = None) -> Loaded:
-    """Load a .pt, .pth or .safetensors file of weights into the model; on any mismatch the model stays as it was.
+def load_weights(
+    path: str | Path, model: nn.Module, *, fresh_head: bool = False, entry: str | None = None
+) -> LoadReport:
+    """Load a file of weights into the model; if anything does not match, RattleError and the model is unchanged.
 
-    fresh_head keeps the model's head where the file's is for another number of classes. entry names the part of the
-    file to take (such as "ema_state_dict") when it holds several.
+    path: a .pt, .pth or .safetensors file. fresh_head: if the file's head has another number of classes, the model
+    keeps its own. entry: the entry of the file to load, such as "ema_state_dict", when it has several.
     """
     wrapper, state = unwrap(open_weights(path), str(path), entry)
     tensors, report = adapt(state, model, fresh_head=fresh_head, where=str(path))
     model.load_state_dict(tensors, strict=False)
-    return Loaded(report.taken, report.kept, report.ignored, wrapper)
+    return replace(report, wrapper=wrapper)
 
 
-def file_normalisation(path: str | Path, *, entry: str | None = None) -> Statistics | None:
-    """The (mean, std) by which the file's network normalises its images, to build ours with; None when it has none."""
+def file_normalisation(path: str | Path, *, entry: str | None = None) -> MeanStd:
+    """The mean and std by which the network in the file normalises images, for `create_model`; None if it does not.
+
+    path, entry: as in `load_weights`.
+    """
     _, state = unwrap(open_weights(path), str(path), entry)
     return _statistics(state)
 
 
 def adapt(
     state: Mapping[str, Tensor], model: nn.Module, *, fresh_head: bool = False, where: str = "the state dict"
-) -> tuple[dict[str, Tensor], Loaded]:
-    """The state dict under the model's names, and what was kept and ignored; RattleError when they do not match."""
+) -> tuple[dict[str, Tensor], LoadReport]:
+    """The tensors of a state dict under the model's names, and a report; RattleError if they do not match.
+
+    state: tensors by the names of the code that saved them. where: its file, for error messages.
+    """
     own = model.state_dict()
     _check_normalisation(state, own, where)
     _check_padding(state, model, where)
+    tensors, ignored, unexpected, clashes = _rename(state, own)
+    head = _head_names(model) if fresh_head else set()
+    tensors = {n: t for n, t in tensors.items() if n not in head or t.shape == own[n].shape}
+    unset = [n for n in own if n not in tensors]
+    # Old files do not count batches, and most code normalises outside the network.
+    missing = [n for n in unset if n in head or n in STATISTICS or n.endswith("num_batches_tracked")]
+    wrong = [n for n, t in tensors.items() if t.shape != own[n].shape]
+    problems = {
+        "missing": [n for n in unset if n not in missing],
+        "unexpected": unexpected,
+        "of another shape": [f"{n} {list(tensors[n].shape)} instead of {list(own[n].shape)}" for n in wrong],
+        "twice": clashes,
+    }
+    if any(problems.values()):
+        raise RattleError(
+            f"{where} does not fit {type(model).__name__}: {_listing(problems)}; {len(tensors)} of {len(own)} names "
+            "match. Check the model's name, width, classes and channels."
+        )
+    return tensors, LoadReport(len(tensors), tuple(missing), tuple(ignored))
+
+
+def _rename(
+    state: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str], list[str], list[str]]:
+    """The tensors under our names; and the names that are ignored, unexpected, or clash with another's tensor."""
     tensors: dict[str, Tensor] = {}
-    unexpected, ignored, clashes = [], [], []
+    ignored, unexpected, clashes = [], [], []
     for theirs, tensor in state.items():
-        ours = next((name for name in _spellings(theirs) if name in own), None)
+        ours = next((name for name in _candidate_names(theirs) if name in own), None)
         if ours is None:
-            unused = any(UNUSED.search(name) or name.startswith("normalise.") for name in _spellings(theirs))
+            unused = any(UNUSED.search(name) or name.startswith("normalise.") for name in _candidate_names(theirs))
             (ignored if unused else unexpected).append(theirs)
         elif ours in tensors:
             (ignored if torch.equal(tensors[ours], tensor) else clashes).append(theirs)
         else:
-            tensors[ours] = tensor.reshape(own[ours].shape) if _same_statistics(ours, tensor, own) else tensor
-    head = _head_names(model) if fresh_head else set()
-    for name in [n for n in head if n in tensors and tensors[n].shape != own[n].shape]:
-        del tensors[name]
-    kept = [n for n in own if n not in tensors and (n in head or _may_be_absent(n))]
-    missing = [n for n in own if n not in tensors and n not in kept]
-    shapes = [
-        f"{n} {list(t.shape)} instead of {list(own[n].shape)}" for n, t in tensors.items() if t.shape != own[n].shape
-    ]
-    problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes, "twice": clashes}
-    if any(problems.values()):
-        raise RattleError(_mismatch(where, model, problems, own, tensors))
-    return tensors, Loaded(len(tensors), tuple(kept), tuple(ignored))
+            reshape = ours in STATISTICS and tensor.numel() == own[ours].numel()  # saved as [C] or [1, C, 1, 1]
+            tensors[ours] = tensor.reshape(own[ours].shape) if reshape else tensor
+    return tensors, ignored, unexpected, clashes
 
 
-def _spellings(name: str) -> Iterator[str]:
-    """The name as it is, then without its prefixes, each followed by its form in our layout."""
+def _listing(problems: Mapping[str, list[str]]) -> str:
+    """The names of each problem, at most five of each."""
+    parts = []
+    for problem, names in problems.items():
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        parts += [f"{len(names)} {problem} ({', '.join(names[:5])}{more})"] if names else []
+    return "; ".join(parts)
+
+
+def _candidate_names(name: str) -> Iterator[str]:
+    """The name, then with each prefix removed in turn; after each of them, its translations to our names."""
     while True:
         yield name
         ours = name
@@ -116,19 +146,9 @@ def _spellings(name: str) -> Iterator[str]:
             renamed = pattern.sub(replacement, ours)
             if renamed != ours:
                 yield (ours := renamed)
-        shorter = PREFIX.sub("", name, count=1) if PREFIX.match(name) else name
-        if shorter == name:
+        if not PREFIX.match(name):
             return
-        name = shorter
-
-
-def _may_be_absent(name: str) -> bool:
-    """Old files have no counter of batches, and most normalise outside the network."""
-    return name.endswith("num_batches_tracked") or name in ("normalise.mean", "normalise.std")
-
-
-def _same_statistics(name: str, tensor: Tensor, own: Mapping[str, Tensor]) -> bool:
-    return name in ("normalise.mean", "normalise.std") and tensor.numel() == own[name].numel()
+        name = PREFIX.sub("", name, count=1)
 
 
 def _head_names(model: nn.Module) -> set[str]:
@@ -136,20 +156,17 @@ def _head_names(model: nn.Module) -> set[str]:
     return {f"{linear[-1]}.weight", f"{linear[-1]}.bias"} if linear else set()
 
 
-def _statistics(state: Mapping[str, Tensor]) -> Statistics | None:
-    found: dict[str, Tensor] = {}
-    for theirs, tensor in state.items():
-        for name in _spellings(theirs):
-            if name in ("normalise.mean", "normalise.std"):
-                found[name] = tensor
+def _statistics(state: Mapping[str, Tensor]) -> MeanStd:
+    """The mean and std in a state dict; None if there are none, or if they change nothing."""
+    found = {ours: state[theirs] for theirs in state for ours in _candidate_names(theirs) if ours in STATISTICS}
     if len(found) < 2:
         return None
-    mean, std = (tuple(round(float(v), 6) for v in found[f"normalise.{n}"].flatten()) for n in ("mean", "std"))
+    mean, std = (tuple(round(float(v), 6) for v in found[name].flatten()) for name in STATISTICS)
     return None if not any(mean) and set(std) == {1.0} else (mean, std)
 
 
 def _check_normalisation(state: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
-    """Refuse to drop the file's normalisation in silence: the numbers would be wrong."""
+    """Refuse to ignore the normalisation of the file's network: the model's accuracy would silently be wrong."""
     if "normalise.mean" in own or (statistics := _statistics(state)) is None:
         return
     raise RattleError(
@@ -159,27 +176,13 @@ def _check_normalisation(state: Mapping[str, Tensor], own: Mapping[str, Tensor],
 
 
 def _check_padding(state: Mapping[str, Tensor], model: nn.Module, where: str) -> None:
-    """DeepMind's WideResNet has the same weights and pads differently: another function, silently wrong numbers."""
+    """Tell the two WideResNets apart by their names: the weights have equal shapes, but the padding differs."""
     if not isinstance(model, WideResNet):
         return
-    foreign, advice = (
+    wrong, advice = (
         (r"(^|\.)block1\.layer\.", "the usual WideResNet, which pads evenly; leave out -dm, as in wrn28-10")
         if model.same
         else (r"(^|\.)init_conv\.", "DeepMind's WideResNet, which pads differently; add -dm, as in wrn28-10-dm")
     )
-    if any(re.search(foreign, name) for name in state):
+    if any(re.search(wrong, name) for name in state):
         raise RattleError(f"{where} was made by {advice}")
-
-
-def _mismatch(
-    where: str, model: nn.Module, problems: Mapping[str, list[str]], own: Mapping[str, Any], taken: Mapping[str, Any]
-) -> str:
-    parts = []
-    for what, names in problems.items():
-        if names:
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            parts.append(f"{len(names)} {what} ({shown})")
-    return (
-        f"{where} does not fit {type(model).__name__}: {'; '.join(parts)}; {len(taken)} of {len(own)} names match. "
-        "Check the model's name, width, classes and channels."
-    )

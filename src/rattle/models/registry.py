@@ -1,6 +1,7 @@
-"""Networks: every one is features(x) then head(h), and takes images in [0, 1]."""
+"""Models by name. Every built-in network is features(x), then a linear head, and takes images in [0, 1].
 
-from __future__ import annotations
+One file and one line of BUILDERS add a model, or one call of `register_model` at run time.
+"""
 
 import re
 from collections.abc import Callable
@@ -9,12 +10,12 @@ from functools import partial
 from torch import nn
 
 from rattle.errors import RattleError, unknown
-from rattle.models.layers import ACTIVATIONS, Statistics
+from rattle.models.layers import MeanStd
 from rattle.models.mobilenet_v2 import MobileNetV2
 from rattle.models.preact_resnet import PreActResNet
 from rattle.models.resnet import ResNet18
 from rattle.models.small import SLIM, SmallCNN
-from rattle.models.user import resolve
+from rattle.models.user import call_builder, import_builder
 from rattle.models.vgg import VGG16
 from rattle.models.wide_resnet import WideResNet
 
@@ -28,15 +29,36 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": ResNet18,
     "vgg16": VGG16,
     "mobilenetv2": MobileNetV2,
-    "wrn28-10": partial(WideResNet, 28, 10),  # and any other wrnDEPTH-FACTOR, see `builder`
+    "wrn28-10": partial(WideResNet, 28, 10),  # and any other wrnDEPTH-FACTOR, see `find_builder`
     "wrn34-10": partial(WideResNet, 34, 10),
     "wrn34-20": partial(WideResNet, 34, 20),
     "wrn70-16": partial(WideResNet, 70, 16),
 }
+BUILT_IN = frozenset(BUILDERS)
 
 
-def builder(name: str) -> Callable[..., nn.Module]:
-    """What makes the network of that name; `wrn16-4` and `wrn28-10-dm` (DeepMind's padding) need no entry."""
+def register_model(name: str, make: Callable[..., nn.Module]) -> None:
+    """Make `create_model(name)`, recipes and `--model NAME` build a network of your own.
+
+    name: without a colon and not a built-in one; registering a name again replaces it. make: a function or class that
+    returns the network; it is given the keywords it has of those that `create_model` describes.
+    """
+    if name in BUILT_IN or ":" in name:
+        raise RattleError(
+            f"{name!r} cannot be registered: choose a name without a colon that is not a built-in model's"
+        )
+    BUILDERS[name] = make
+
+
+def list_models() -> list[str]:
+    """The names of all models, built-in and registered; wrnDEPTH-FACTOR exists for other numbers too."""
+    return list(BUILDERS)
+
+
+def find_builder(name: str) -> Callable[..., nn.Module]:
+    """The function or class that builds the named model; `wrn16-4` and `wrn28-10-dm` (DeepMind's) need no entry."""
+    if ":" in name:
+        return import_builder(name)
     if name in BUILDERS:
         return BUILDERS[name]
     if wide := re.fullmatch(r"wrn(\d+)-(\d+)(-dm)?", name):
@@ -51,11 +73,14 @@ def create_model(
     channels: int = 3,
     width: int | None = None,
     activation: str = "relu",
-    normalise: Statistics | None = None,
+    normalise: MeanStd = None,
 ) -> nn.Module:
-    """The network of that name, freshly initialised from torch's random state.
+    """The named network with new weights, drawn from torch's random state.
 
-    A name with a colon is the user's own: `path/to/file.py:build`, `package.module:build` or `timm:resnet18`.
+    name: one of `list_models()`, or your own as `path/to/file.py:build`, `package.module:build` or `timm:resnet18`.
+    classes: number of logits. channels: of the images. width: channels of the first convolution, which scales every
+    layer; the paper's by default. activation: relu or silu. normalise: mean and std of each channel, to be applied
+    inside the model.
 
     >>> import torch
     >>> create_model("cnn", classes=10, channels=1)(torch.rand(2, 1, 8, 8)).shape
@@ -65,11 +90,5 @@ def create_model(
         raise RattleError(f"a classifier needs at least 2 classes, got {classes}")
     if channels < 1 or (width is not None and width < 1):
         raise RattleError(f"channels and width must be at least 1, got {channels} and {width}")
-    if activation not in ACTIVATIONS:
-        raise unknown("activation", activation, ACTIVATIONS)
-    if ":" in name:
-        options = {"width": width, "activation": None if activation == "relu" else activation, "normalise": normalise}
-        return resolve(name, classes=classes, channels=channels, **options)
-    options = {} if width is None else {"width": width}
-    make = builder(name)
-    return make(classes=classes, channels=channels, activation=activation, normalise=normalise, **options)
+    options = {"width": width, "activation": None if activation == "relu" else activation, "normalise": normalise}
+    return call_builder(find_builder(name), name, classes=classes, channels=channels, **options)

@@ -1,10 +1,8 @@
 """ResNet-18 (He et al. 2016, Deep Residual Learning), the 32x32 variant with a 3x3 stem and no max-pooling."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
-from rattle.models.layers import Statistics, activate, conv1x1, conv3x3, normalisation, pooled, stage
+from rattle.models.layers import MeanStd, activate, conv1x1_bn, conv3x3, normalisation, pooled, stage
 
 
 class Block(nn.Module):
@@ -19,11 +17,7 @@ class Block(nn.Module):
         self.conv2 = conv3x3(planes, planes)
         self.bn2 = nn.BatchNorm2d(planes)
         self.act = activate(act)
-        self.shortcut = (
-            nn.Sequential(conv1x1(inputs, planes, stride), nn.BatchNorm2d(planes))
-            if stride != 1 or inputs != planes
-            else None
-        )
+        self.shortcut = conv1x1_bn(inputs, planes, stride) if stride != 1 or inputs != planes else None
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.shortcut is None else self.shortcut(x)
@@ -36,13 +30,7 @@ class ResNet18(nn.Module):
     """A stem and four stages of two blocks."""
 
     def __init__(
-        self,
-        *,
-        classes: int,
-        channels: int = 3,
-        width: int = 64,
-        activation: str = "relu",
-        normalise: Statistics | None = None,
+        self, *, classes: int, channels: int = 3, width: int = 64, activation: str = "relu", normalise: MeanStd = None
     ) -> None:
         super().__init__()
         self.normalise = normalisation(normalise, channels)

@@ -1,19 +1,15 @@
 """Small CNNs: four convolutions, with or without BatchNorm, and a linear head."""
 
-from __future__ import annotations
-
-from itertools import chain, pairwise
-
 from torch import Tensor, nn
 
-from rattle.models.layers import Statistics, activate, normalisation
+from rattle.models.layers import MeanStd, activate, normalisation
 
 PLAIN = ((1, 1), (1, 1), (2, 2), (2, 1))  # for 8x8 and 28x28 images
 SLIM = ((1, 2), (2, 2), (2, 1), (4, 2))  # for studies on 32x32 images without a GPU
 
 
 class SmallCNN(nn.Module):
-    """A convolution for each stage (channels over width, stride), pooling to a small square, and a linear head."""
+    """A convolution per stage, average pooling to a small square, and a linear head."""
 
     def __init__(
         self,
@@ -22,24 +18,23 @@ class SmallCNN(nn.Module):
         channels: int = 1,
         width: int = 32,
         activation: str = "relu",
-        normalise: Statistics | None = None,
-        norm: bool = True,
-        stages: tuple[tuple[int, int], ...] = PLAIN,
-        pool: int = 2,
+        normalise: MeanStd = None,
+        norm: bool = True,  # BatchNorm after every convolution
+        stages: tuple[tuple[int, int], ...] = PLAIN,  # channels over width, and stride, of each convolution
+        pool: int = 2,  # side of the square that is pooled to
     ) -> None:
         super().__init__()
-
-        def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
-            convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=not norm)
-            return [convolution, *([nn.BatchNorm2d(outputs)] if norm else []), activate(activation)]
-
-        sizes = [channels, *(factor * width for factor, _ in stages)]
-        layers = chain.from_iterable(
-            block(*pair, stride) for pair, (_, stride) in zip(pairwise(sizes), stages, strict=True)
-        )
+        layers: list[nn.Module] = []
+        inputs = channels
+        for factor, stride in stages:
+            outputs = factor * width
+            layers += [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=not norm)]
+            layers += [nn.BatchNorm2d(outputs)] if norm else []
+            layers += [activate(activation)]
+            inputs = outputs
         self.normalise = normalisation(normalise, channels)
         self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(pool), nn.Flatten())
-        self.head = nn.Linear(sizes[-1] * pool**2, classes)
+        self.head = nn.Linear(inputs * pool**2, classes)
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(self.normalise(x))

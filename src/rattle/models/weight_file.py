@@ -1,6 +1,4 @@
-"""Opening a file of weights: never runs code from it, and finds the state dict inside what was saved around it."""
-
-from __future__ import annotations
+"""Open a file of weights without running code from it, and find the state dict among what was saved with it."""
 
 import argparse
 import pickle
@@ -21,9 +19,9 @@ from rattle.errors import RattleError
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network", "params", "weights", "last", "best")
 AVERAGED = re.compile(r"ema|swa|averag|_wa\b|^wa_", re.IGNORECASE)
 
-# Plain data that training scripts save beside the weights: numbers, and the command line's options.
+# Harmless types that training scripts save with the weights: numbers, and command-line options.
 _scalar: Any = np.float64(0).__reduce__()[0]
-PLAIN: list[Any] = [
+SAFE_TYPES: list[Any] = [
     argparse.Namespace,
     np.dtype,
     (_scalar, "numpy.core.multiarray.scalar"),
@@ -33,30 +31,31 @@ PLAIN: list[Any] = [
 
 
 def open_weights(path: str | Path) -> Any:
-    """The contents of the file, on the CPU; only tensors and plain data, or a RattleError."""
+    """The contents of a .pt, .pth or .safetensors file, on the CPU; RattleError if it holds more than plain data."""
     path = Path(path)
     if not path.is_file():
         raise RattleError(f"no file of weights at {path}")
     refuse_compressed(path)
+    not_weights = RattleError(f"{path} is not a file of weights: truncated, or of another kind")
     try:
         if path.suffix == ".safetensors":
-            return of_a_run(load_file(path, device="cpu"))
-        with torch.serialization.safe_globals(PLAIN):
+            return run_weights(load_file(path, device="cpu"))
+        with torch.serialization.safe_globals(SAFE_TYPES):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)", str(error))
         if not found:
-            raise RattleError(f"{path} is not a file of weights: truncated, or of another kind") from error
+            raise not_weights from error
         raise RattleError(
             f"{path} holds more than weights (it refers to {found[1]}), so it is not opened: "
             "save model.state_dict() where it was made"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
-        raise RattleError(f"{path} is not a file of weights: truncated, or of another kind") from error
+        raise not_weights from error
 
 
-def of_a_run(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Of a checkpoint of ours the weights that count, averaged ones first; anything else as it is."""
+def run_weights(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The weights to use from a checkpoint of our own, the averaged ones if it has them; other tensors unchanged."""
     parts = {key.partition(".")[0] for key in tensors}
     if "model" not in parts or not parts <= {"model", "average", "optimizer"} or parts == {"model"}:
         return tensors
@@ -66,18 +65,21 @@ def of_a_run(tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def refuse_compressed(path: Path) -> None:
-    """torch stores tensors as they are; a member that unpacks to more than is there is somebody's bomb."""
+    """Refuse a decompression bomb: torch.save stores members uncompressed."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
     except (zipfile.BadZipFile, OSError):
-        return  # no archive: torch says the rest
+        return  # not a zip archive: torch.load reports what is wrong, if anything
     if size > path.stat().st_size:
         raise RattleError(f"{path} would unpack to {size:,} bytes: torch.save does not compress, so it is not opened")
 
 
 def unwrap(saved: Any, where: str, entry: str | None = None) -> tuple[str, dict[str, Tensor]]:
-    """The name of the entry that holds the state dict (empty when there is none around it), and the state dict."""
+    """The state dict in what `open_weights` returned, and the dotted name of the entry that holds it.
+
+    saved: the contents. where: their file, for error messages. entry: the entry to take; the usual one by default.
+    """
     route: list[str] = []
     while not _is_state_dict(saved):
         holders = [k for k, v in saved.items() if isinstance(v, Mapping)] if isinstance(saved, Mapping) else []
@@ -102,7 +104,7 @@ def _choose(holders: list[Any], entry: str | None) -> Any:
 
 
 def _is_state_dict(saved: Any) -> bool:
-    """Names with dots, tensors behind them: more than a loose tensor beside the weights."""
+    """Whether a mapping has tensors under dotted names; a single tensor saved with the weights has no dot."""
     if not isinstance(saved, Mapping) or not saved:
         return False
     return any(isinstance(k, str) and "." in k and isinstance(v, Tensor) for k, v in saved.items())

@@ -1,12 +1,10 @@
-"""WideResNet of any depth and width (Zagoruyko and Komodakis 2016), as in TRADES; and DeepMind's variant of it."""
-
-from __future__ import annotations
+"""WideResNet (Zagoruyko and Komodakis 2016) of any depth and width, as in TRADES; and DeepMind's variant."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.errors import RattleError
-from rattle.models.layers import Statistics, activate, conv3x3, normalisation, pooled, stage
+from rattle.models.layers import MeanStd, activate, conv3x3, normalisation, pooled, stage
 from rattle.models.preact_resnet import Block
 
 
@@ -32,8 +30,8 @@ class WideResNet(nn.Module):
         channels: int = 3,
         width: int = 16,
         activation: str = "relu",
-        normalise: Statistics | None = None,
-        same: bool = False,  # DeepMind's padding (Gowal et al. 2020): the same weights, another function
+        normalise: MeanStd = None,
+        same: bool = False,  # TensorFlow's padding, as DeepMind's code has it (Gowal et al. 2020)
     ) -> None:
         super().__init__()
         if depth < 10 or (depth - 4) % 6 or factor < 1:
@@ -54,9 +52,6 @@ class WideResNet(nn.Module):
         if same:
             self.block2[0].conv1 = SameConv(w, 2 * w)
             self.block3[0].conv1 = SameConv(2 * w, 4 * w)
-        self.initialise()
-
-    def initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,0 +1,77 @@
+"""A dataset of one's own, registered at run time."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rattle.cli.main import main
+from rattle.data import Data, Dataset, Images, get, list_datasets, register_source
+from rattle.data.files import find
+from rattle.data.mmap_cache import MmapCache, cache_key
+from rattle.data.registry import SOURCES
+from rattle.data.urls import URLS, Remote
+from rattle.errors import RattleError
+
+
+def stripes(root: Path, cache: MmapCache) -> Dataset:
+    """As many images as the number in the file stripes.txt says, of two classes."""
+    path = find("stripes", root, ("stripes.txt",))
+    y = torch.arange(int(path.read_text())) % 2
+    blocks = [(100 * y).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 4).numpy()]
+    images = cache.images((len(y), 3, 4, 4), blocks, y, key=cache_key("stripes", path))
+    return Dataset(name="stripes", train=images, test=images, classes=("dark", "bright"))
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCES, "stripes", stripes)  # taken out again after the test
+    register_source("stripes", stripes)
+
+
+def test_a_registered_source_is_listed_and_loaded_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "stripes.txt").write_text("20")
+    assert list_datasets()[-1] == "stripes"
+    data = Data(name="stripes", root=str(tmp_path), train_size=8, val_size=4).load()
+    assert (len(data.train), len(data.test), data.classes) == (8, 20, ("dark", "bright"))
+    assert Data(name="stripes", root=str(tmp_path), in_memory_limit=0).load().train.mapped
+    sheet = tmp_path / "sheet.png"
+    assert main(["data", "show", "stripes", "--root", str(tmp_path), "--out", str(sheet)]) == 0
+    assert main(["data"]) == 0
+    assert "fashion-mnist, stripes; `show` also" in capsys.readouterr().out
+
+
+def test_a_registered_source_is_trained_on_resumed_evaluated_and_reported_by_name(tmp_path: Path) -> None:
+    (tmp_path / "stripes.txt").write_text("40")
+    run, tiny = str(tmp_path / "run"), ["--width", "2", "--batch-size", "16", "--data.val-size", "8"]
+    options = ["--data.name", "stripes", "--data.root", str(tmp_path), "--attack.steps", "2", *tiny, "--out", run]
+    assert main(["train", "digits-linf-cnn-trades", *options, "--epochs", "1"]) == 0
+    assert main(["train", "digits-linf-cnn-trades", *options, "--epochs", "1", "--resume"]) == 0
+    assert main(["evaluate", run, "--attacks", "pgd2"]) == 0
+    assert main(["report", run, "--out", str(tmp_path / "report.html")]) == 0
+
+
+def test_a_mistyped_name_suggests_a_registered_source() -> None:
+    with pytest.raises(RattleError, match="unknown dataset 'stripe'; did you mean 'stripes'"):
+        Data(name="stripe").load()
+
+
+def test_a_source_without_urls_has_nothing_to_download(tmp_path: Path) -> None:
+    assert get("stripes", tmp_path) == []
+    with pytest.raises(RattleError, match=r"found no stripes\.txt in \S+, \S+; name the folder that holds it"):
+        Data(name="stripes", root=str(tmp_path)).load()
+
+
+def test_a_source_with_urls_is_downloaded_from_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(URLS, "stripes", ())  # taken out again after the test
+    register_source("stripes", stripes, urls=[Remote("http://127.0.0.1:1/stripes.txt", 2, "0" * 32)])
+    with pytest.raises(RattleError, match=r"cannot download http://127\.0\.0\.1:1/stripes\.txt"):
+        get("stripes", tmp_path)
+
+
+def test_a_built_in_name_is_not_replaced() -> None:
+    with pytest.raises(RattleError, match="digits is a built-in dataset"):
+        register_source("digits", stripes)
+    images = Images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]))
+    register_source("stripes", lambda root, cache: Dataset(name="s", train=images, test=images, classes=("a", "b")))
+    assert len(Data(name="stripes", val_size=0).load().train) == 2
