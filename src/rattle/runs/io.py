@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -113,16 +113,3 @@ def load_arrays(kind: type[T], path: str | Path) -> T:
         return rebuilt(kind, stored)
     except KeyError as missing:
         raise RattleError(f"{path} lacks {missing}: it was written by another version") from None
-
-
-class Saved:
-    """A dataclass that saves itself to an .npz file and loads itself from one."""
-
-    __slots__ = ()
-
-    def save(self, path: str | Path) -> Path:
-        return save_arrays(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        return load_arrays(cls, path)
