@@ -38,15 +38,6 @@ STARTS, STEPS = 4, 5  # of the ascents behind the Lipschitz constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lipschitz:
-    """A lower bound of the loss's Lipschitz constant on the ball around each image, in the threat's norm."""
-
-    values: Array  # [n]
-    norm: str
-    epsilon: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Curvature:
     """Largest Hessian eigenvalues: one per image in input space, one altogether in weight space."""
 
@@ -74,7 +65,8 @@ class NoiseRise:
 class Flatness:
     """All flatness numbers of one model."""
 
-    lipschitz: Lipschitz
+    threat: Threat  # whose ball and norm the Lipschitz constants are of
+    lipschitz: Array  # [n], from `local_lipschitz`
     input: Curvature
     weight: Curvature
     noise: NoiseRise
@@ -82,9 +74,9 @@ class Flatness:
     def summary(self) -> dict[str, Any]:
         """Plain numbers: means over images, and how far the power iterations were from converged."""
         return {
-            "lipschitz": float(self.lipschitz.values.mean()),
-            "lipschitz_norm": self.lipschitz.norm,
-            "lipschitz_epsilon": self.lipschitz.epsilon,
+            "lipschitz": float(self.lipschitz.mean()),
+            "lipschitz_norm": self.threat.norm,
+            "lipschitz_epsilon": self.threat.epsilon,
             "input_eigenvalue": float(self.input.values.mean()),
             "input_residual": float(np.median(self.input.residuals)),
             "weight_eigenvalue": float(self.weight.values[0]),
@@ -104,8 +96,10 @@ def local_lipschitz(
     generator: Randomness = None,
     loss: Loss = losses.ce,
     progress: Progress = no_progress,
-) -> Lipschitz:
-    """The largest dual norm of grad_x loss met on 4 ascents of 5 steps in the threat's ball, the first from x.
+) -> Array:
+    """A lower bound of each image's local Lipschitz constant, [n], in the threat's norm.
+
+    It is the largest dual norm of grad_x loss met on 4 ascents of 5 steps in the threat's ball, the first from x.
 
     Why the gradient and not |f(x) - f(x')| / ||x - x'||: on a convex ball the Lipschitz constant in a norm is the
     supremum of the gradient's dual norm (l_1 for l_inf, l_2 for l_2), while a quotient averages the gradient over a
@@ -124,7 +118,7 @@ def local_lipschitz(
                 if step < STEPS:
                     point = threat.project(threat.ascend(point, gradient, 2 * threat.epsilon / STEPS), x)
             progress(start + 1, STARTS)
-    return Lipschitz(values=as_array(largest).astype(np.float64), norm=threat.norm, epsilon=threat.epsilon)
+    return as_array(largest).astype(np.float64)
 
 
 Apply = Callable[[Tensor], Tensor]  # v [n, d] -> Hv [n, d], each row with its own Hessian
@@ -279,10 +273,10 @@ def noise_rise(
     noise = noise or Noise()
     rises = np.zeros(draws)
     with attack_mode(model):
-        at_w = mean_loss(model, x, y, batch_size=BATCH_SIZE, loss=loss)
+        at_w = mean_loss(model, x, y, loss, BATCH_SIZE)
         for draw in range(draws):
             with perturbed(model, noise(model, generator=generator)):
-                rises[draw] = mean_loss(model, x, y, batch_size=BATCH_SIZE, loss=loss) - at_w
+                rises[draw] = mean_loss(model, x, y, loss, BATCH_SIZE) - at_w
             progress(draw + 1, draws)
     return NoiseRise(rises=rises, sigma=noise.sigma)
 
@@ -310,6 +304,7 @@ def flatness(
         return {"generator": generator, "progress": lambda d, n: progress(100 * number + 100 * d // n, 400)}
 
     return Flatness(
+        threat=threat,
         lipschitz=local_lipschitz(model, x, y, threat=threat, **part(0)),
         input=input_curvature(model, x, y, iterations=iterations, **part(1)),
         weight=weight_curvature(model, x, y, iterations=iterations, **part(2)),

@@ -144,14 +144,7 @@ def filter_normalised(model: nn.Module, *, generator: torch.Generator | None = N
 
 
 def mean_loss(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    batch_size: int,
-    loss: Loss,
-    attack: Attack | None = None,
-    seed: int = 0,
+    model: nn.Module, x: Tensor, y: Tensor, loss: Loss, batch_size: int, attack: Attack | None = None, seed: int = 0
 ) -> float:
     """Mean loss over the images, or over examples made by the attack at the present weights; called in `attack_mode`.
 
@@ -196,11 +189,9 @@ def weight_surface(
     with attack_mode(model):
         for done, (i, j) in enumerate(np.ndindex(clean.shape), start=1):
             with perturbed(model, combined(directions, (float(a[i]), float(b[j])))):
-                clean[i, j] = mean_loss(model, x, y, batch_size=batch_size, loss=loss)
+                clean[i, j] = mean_loss(model, x, y, loss, batch_size)
                 if attack is not None:
-                    adversarial[i, j] = mean_loss(
-                        model, x, y, batch_size=batch_size, loss=loss, attack=attack, seed=seed
-                    )
+                    adversarial[i, j] = mean_loss(model, x, y, loss, batch_size, attack, seed)
             progress(done, clean.size)
     return WeightSurface(a=a, b=b, clean=clean, adversarial=adversarial)
 

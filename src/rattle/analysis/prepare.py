@@ -20,20 +20,19 @@ from rattle.analysis.gallery import first_of_each_class, gallery
 from rattle.attacks import PGD
 from rattle.data import Images, to_float
 from rattle.errors import RattleError
-from rattle.runs import arrays
-from rattle.runs.arrays import Gallery, InputPlane, WeightSurface
+from rattle.runs.arrays import Gallery, InputPlane, WeightSurface, same_plane
 from rattle.runs.checkpoint import Checkpoint
-from rattle.runs.io import load_arrays, save_arrays, write_atomically
+from rattle.runs.io import load_arrays, read_json, save_arrays, write_atomically
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run
 from rattle.runs.progress import Advance, Console, NullConsole
 from rattle.threat import Threat
 
-Stored = dict[str, Any]  # file name in RUN/results -> what it holds, a dataclass of runs.arrays
+Stored = dict[str, Any]  # kind of landscape, as `Run.landscape` names its file -> its dataclass of arrays
 PICTURES: dict[str, Callable[[Any], Figure]] = {
-    arrays.INPUT_SURFACE: plots.input_surfaces,
-    arrays.WEIGHT_LINE: plots.weight_curves,
-    arrays.WEIGHT_SURFACE: plots.weight_contours,
+    "input": plots.input_surfaces,
+    "weight-1d": plots.weight_curves,
+    "weight-2d": plots.weight_contours,
 }
 
 
@@ -102,9 +101,9 @@ def as_progress(advance: Advance) -> landscape.Progress:
     return progress
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
+def labels(runs: Sequence[OpenRun]) -> list[str]:
     """A short name for each run: its folder's, with the parent's where two agree."""
-    folders = [run.folder.resolve() for run in runs]
+    folders = [opened.run.folder.resolve() for opened in runs]
     names = [folder.name for folder in folders]
     return [f.name if names.count(f.name) == 1 else "/".join(f.parts[-2:]) for f in folders]
 
@@ -132,13 +131,11 @@ def compute_landscapes(
                 f"{other.run.folder} is of {other.data[0]} and {runs[0].run.folder} of {runs[0].data[0]}: "
                 "landscapes are compared on the same images"
             )
-    return store_landscapes(runs, config or LandscapeConfig(), pictures=True, console=console or NullConsole())
+    return draw(store_landscapes(runs, config or LandscapeConfig(), console or NullConsole()), runs)
 
 
-def store_landscapes(
-    runs: Sequence[OpenRun], config: LandscapeConfig, *, pictures: bool, console: Console
-) -> list[Path]:
-    """`compute_landscapes` of runs that are open already and of the same data; `pictures` also draws them."""
+def store_landscapes(runs: Sequence[OpenRun], config: LandscapeConfig, console: Console) -> dict[str, Stored]:
+    """Compute and store the landscapes of runs of the same data; {label: arrays}."""
     reference = runs[0].checkpoint
     test, threat = reference.recipe.data.load().test, reference.recipe.attack.threat
     shown = test[first_of_each_class(test.y, config.images)]
@@ -148,10 +145,10 @@ def store_landscapes(
     plane = landscape.input_plane(
         load_model(reference), x, shown.y, radius=radius, points=config.points, generator=generator
     )
-    stored = {}
-    for label, opened in zip(labels([opened.run for opened in runs]), runs, strict=True):
-        stored[label] = run_landscapes(opened, label, plane, shown, many, config, console)
-    return draw(stored, [opened.run for opened in runs]) if pictures else []
+    return {
+        label: run_landscapes(opened, label, plane, shown, many, config, console)
+        for label, opened in zip(labels(runs), runs, strict=True)
+    }
 
 
 def run_landscapes(
@@ -164,22 +161,19 @@ def run_landscapes(
     console: Console,
 ) -> Stored:
     """One run's landscapes, in input space around the shown images, in weight space over many; stored and returned."""
-    model, threat, results = load_model(opened.checkpoint), opened.checkpoint.recipe.attack.threat, opened.run.results
+    model, threat = load_model(opened.checkpoint), opened.checkpoint.recipe.attack.threat
     x, y = to_float(many.x), many.y
-    stored: Stored = {arrays.INPUT_PLANE: plane}
     with console.progress(f"input landscape of {label}", 100) as advance:
-        stored[arrays.INPUT_SURFACE] = landscape.input_surface(
-            model, to_float(shown.x), shown.y, plane, progress=as_progress(advance)
-        )
+        surface = landscape.input_surface(model, to_float(shown.x), shown.y, plane, progress=as_progress(advance))
     with console.progress(f"weight landscape of {label}", 200) as advance:
-        stored |= weight_surfaces(model, x, y, threat, config, advance)
+        stored = {"plane": plane, "input": surface, **weight_surfaces(model, x, y, threat, config, advance)}
     with console.progress(f"flatness of {label}", 100) as advance:
         settings = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
         numbers = flatness(model, x, y, threat=threat, **settings, progress=as_progress(advance)).summary()
-    for name, value in stored.items():
-        save_arrays(value, results / name)
+    for kind, value in stored.items():
+        save_arrays(value, opened.run.landscape(kind))
     metadata = {"step": opened.step, "n": len(x), "detail": asdict(config)}
-    write_atomically(results / arrays.FLATNESS, json.dumps(metadata | numbers, indent=1).encode())
+    write_atomically(opened.run.flatness, json.dumps(metadata | numbers, indent=1).encode())
     return stored
 
 
@@ -190,69 +184,59 @@ def weight_surfaces(
     generator = torch.Generator().manual_seed(config.seed)
     first, second = (landscape.filter_normalised(model, generator=generator) for _ in range(2))
     attack = PGD(threat=threat, steps=config.attack_steps, step_size=2.5 * threat.epsilon / config.attack_steps)
-
-    def surface(directions: list[dict[str, Tensor]], points: int, attack: PGD | None) -> WeightSurface:
-        grid = {"directions": directions, "radius": config.weight_radius, "points": points}
-        return landscape.weight_surface(
-            model, x, y, **grid, attack=attack, seed=config.seed, progress=as_progress(advance)
-        )
-
+    grids = {
+        "weight-1d": {"directions": [first], "points": config.line_points, "attack": attack},
+        "weight-2d": {
+            "directions": [first, second],
+            "points": config.surface_points,
+            "attack": attack if config.surface_attacked else None,
+        },
+    }
+    settings = {"radius": config.weight_radius, "seed": config.seed}
     return {
-        arrays.WEIGHT_LINE: surface([first], config.line_points, attack),
-        arrays.WEIGHT_SURFACE: surface(
-            [first, second], config.surface_points, attack if config.surface_attacked else None
-        ),
+        kind: landscape.weight_surface(model, x, y, **grid, **settings, progress=as_progress(advance))
+        for kind, grid in grids.items()
     }
 
 
-def draw(stored: dict[str, Stored], runs: Sequence[Run]) -> list[Path]:
-    """The three pictures, of all runs together, as PNG and SVG in every run's results."""
+def draw(stored: dict[str, Stored], runs: Sequence[OpenRun]) -> list[Path]:
+    """The three pictures, of all runs together, as PNG and SVG in every run's results; the first run's paths."""
     written = []
-    for name, picture in PICTURES.items():
-        figure = picture({label: found[name] for label, found in stored.items()})
-        first = plots.save(figure, runs[0].results / Path(name).stem)
-        written += first
-        for run in runs[1:]:
-            for path in first:
-                write_atomically(run.results / path.name, path.read_bytes())
+    for kind, picture in PICTURES.items():
+        figure = picture({label: found[kind] for label, found in stored.items()})
+        written += plots.save(figure, runs[0].run.landscape(kind).with_suffix(""))
+    for path in written:
+        for other in runs[1:]:
+            write_atomically(other.run.results / path.name, path.read_bytes())
     return written
 
 
-def stored_gallery_step(run: Run) -> int | None:
+def gallery_step(run: Run) -> int | None:
     """The optimizer step of the weights behind a stored gallery; None if there is none or it is unreadable."""
     try:
-        return load_arrays(Gallery, run.results / arrays.GALLERY).step
+        return load_arrays(Gallery, run.gallery).step
     except RattleError:
         return None
-
-
-def read_flatness(run: Run) -> dict[str, Any]:
-    """The stored flatness numbers; empty if there are none or they are unreadable."""
-    try:
-        found = json.loads((run.results / arrays.FLATNESS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def landscapes_up_to_date(runs: Sequence[OpenRun]) -> bool:
     """Whether all runs hold landscapes of their present weights, over one plane and with one configuration."""
     try:
-        planes = [load_arrays(InputPlane, opened.run.results / arrays.INPUT_PLANE) for opened in runs]
+        planes = [load_arrays(InputPlane, opened.run.landscape("plane")) for opened in runs]
     except RattleError:
         return False
-    flat = [read_flatness(opened.run) for opened in runs]
+    flat = [read_json(opened.run.flatness, []) or {} for opened in runs]
     return (
         all(found.get("step") == opened.step for found, opened in zip(flat, runs, strict=True))
-        and all((opened.run.results / name).is_file() for opened in runs for name in PICTURES)
         and all(found.get("detail") == flat[0].get("detail") for found in flat)
-        and arrays.same_plane(planes)
+        and all(opened.run.landscape(kind).is_file() for opened in runs for kind in PICTURES)
+        and same_plane(planes)
     )
 
 
 def has_attacked_surface(run: Run) -> bool:
     """Whether the run holds adversarial loss over two directions, which only `rattle landscape` computes."""
-    path = run.results / arrays.WEIGHT_SURFACE
+    path = run.landscape("weight-2d")
     return path.exists() and load_arrays(WeightSurface, path).attacked
 
 
@@ -285,12 +269,13 @@ def prepare_group(runs: Sequence[OpenRun], config: LandscapeConfig, console: Con
     """`prepare` of runs of the same data."""
     written = []
     for opened in runs:
-        if stored_gallery_step(opened.run) != opened.step:
+        if gallery_step(opened.run) != opened.step:
             found = gallery(opened.checkpoint, seed=config.seed, console=console)
-            written.append(save_arrays(found, opened.run.results / arrays.GALLERY))
+            written.append(save_arrays(found, opened.run.gallery))
     if not landscapes_up_to_date(runs):
-        fine = any(has_attacked_surface(opened.run) for opened in runs)  # keep the resolution of `rattle landscape`
-        config = LandscapeConfig(seed=config.seed) if fine else config
-        store_landscapes(runs, config, pictures=fine, console=console)
-        written += [opened.run.results / arrays.INPUT_SURFACE for opened in runs]
+        if any(has_attacked_surface(opened.run) for opened in runs):  # keep the resolution of `rattle landscape`
+            draw(store_landscapes(runs, LandscapeConfig(seed=config.seed), console), runs)
+        else:
+            store_landscapes(runs, config, console)
+        written += [opened.run.landscape("input") for opened in runs]
     return written

@@ -21,7 +21,6 @@ from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.randomness import ImageStreams
-from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
 from rattle.runs.load import open_checkpoint
 from rattle.runs.progress import Console, NullConsole
@@ -88,16 +87,6 @@ def fidelity(model: nn.Module, x: Tensor, x_adv: Tensor, **settings: Any) -> Rem
     return {name: remainders(model, part, **settings) for name, part in parts.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class TaylorError:
-    """The remainders of one checkpoint, and where they were written."""
-
-    recipe: Recipe
-    remainders: Remainders
-    plain: dict[str, Any]  # what results/fidelity.json holds
-    plots: list[Path]
-
-
 def measure_checkpoint(
     path: Path | str,
     *,
@@ -108,11 +97,11 @@ def measure_checkpoint(
     seed: int = 0,
     out: Path | str | None = None,
     console: Console | None = None,
-) -> TaylorError:
+) -> tuple[dict[str, Any], list[Path]]:
     """Measure a run folder's or checkpoint's remainders on n test images; writes fidelity.json, .png and .svg.
 
     Adversarial images come from the attack the model was trained with. Files go to the folder `out`, or else to the
-    run's results; the other parameters are those of `remainders`.
+    run's results; the other parameters are those of `remainders`. Returns what the JSON file holds, and the pictures.
     """
     saved = open_checkpoint(path)
     target, recipe = target_from_checkpoint(saved), saved.recipe
@@ -127,7 +116,7 @@ def measure_checkpoint(
     plain = target.about | {"seed": seed, "n": len(y), "draws": draws, "remainders": rows}
     write_atomically(folder / "fidelity.json", json.dumps(plain).encode())
     pictures = plots.save(plot(found, sigma=recipe.noise.sigma or None), folder / "fidelity", dpi=160)
-    return TaylorError(recipe, found, plain, pictures)
+    return plain, pictures
 
 
 def plot(found: Remainders, *, sigma: float | None = None) -> Figure:

@@ -28,7 +28,7 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "fidelity")
-    found = measure_checkpoint(
+    found, pictures = measure_checkpoint(
         options.path,
         sigmas=options.sigmas,
         draws=options.draws,
@@ -39,14 +39,14 @@ def main(args: list[str]) -> None:
         console=Console(),
     )
     if options.json:
-        print(json.dumps(found.plain))
+        print(json.dumps(found))
         return
     rows = [
-        [name, f"{r.sigma:g}", f"{r.change:.3g}", f"{r.first:.3g}", f"{r.second:.3g}"]
-        for name, remainders in found.remainders.items()
-        for r in remainders
+        [name, f"{row['sigma']:g}", *(f"{row[part]:.3g}" for part in ("change", "first", "second"))]
+        for name, remainders in found["remainders"].items()
+        for row in remainders
     ]
     columns = ["images", "sigma", "change of g", "after 1st", "after 2nd"]
-    print_table(columns, rows, title=f"{found.recipe.name}: remainders")
+    print_table(columns, rows, title=f"{found['recipe']}: remainders")
     print("change = |g(w+u) - g(w)| / |g(w)|; remainders are relative to that change: 1 is g(w) alone, less is better.")
-    print(f"plot: {found.plots[0]}")
+    print(f"plot: {pictures[0]}")

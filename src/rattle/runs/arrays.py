@@ -13,14 +13,6 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-# file names in RUN/results
-GALLERY = "gallery.npz"
-INPUT_PLANE = "landscape-plane.npz"
-INPUT_SURFACE = "landscape-input.npz"
-WEIGHT_LINE = "landscape-weight-1d.npz"
-WEIGHT_SURFACE = "landscape-weight-2d.npz"
-FLATNESS = "flatness.json"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gallery:

@@ -60,6 +60,21 @@ def unwritable(path: Path, reason: OSError) -> RattleError:
     return RattleError(f"cannot write {path}: {reason.strerror or reason}; what was saved earlier is intact")
 
 
+def read_json(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is none, with a sentence in `notes` unless the file is absent."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        notes.append(f"{path.name} is damaged and was left out")
+        return None
+    if not isinstance(found, dict):
+        notes.append(f"{path.name} does not hold an object and was left out")
+        return None
+    return found
+
+
 T = TypeVar("T")
 
 
