@@ -18,6 +18,7 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
+from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.io import load_arrays, save_arrays
 from rattle.runs.load import open_checkpoint
 from rattle.runs.paths import Run
@@ -101,11 +102,36 @@ def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: P
     assert flat["noise_rise_error"] >= 0
 
 
-def test_a_report_sees_which_runs_hold_an_attacked_surface(run: Path, tmp_path: Path) -> None:
-    close, other = (Path(shutil.copytree(run, tmp_path / name)) for name in ("close", "other"))
-    compute_landscapes([close], replace(TINY, surface_attacked=True))
-    assert has_attacked_surface(Run(close))
+def test_a_report_keeps_the_resolution_of_a_landscape_with_an_attacked_surface(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine, other = (Path(shutil.copytree(run, tmp_path / name)) for name in ("fine", "other"))
+    compute_landscapes([fine], replace(TINY, surface_attacked=True))
+    assert has_attacked_surface(Run(fine))
     assert not has_attacked_surface(Run(other))
+    coarse, used = replace(TINY, surface_attacked=False, seed=3), []
+
+    def record(runs: object, config: LandscapeConfig, console: object) -> None:
+        used.append(config)
+
+    monkeypatch.setattr("rattle.analysis.prepare.store_landscapes", record)
+    monkeypatch.setattr("rattle.analysis.prepare.draw", lambda *_: [])
+    prepare([fine, other], coarse)
+    prepare([other], coarse)
+    assert used == [LandscapeConfig(seed=3), coarse]
+
+
+def test_each_checkpoint_of_a_report_is_read_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, opened = Path(shutil.copytree(run, tmp_path / "other")), []
+
+    def counted(path: Path) -> Checkpoint:
+        opened.append(path)
+        return open_checkpoint(path)
+
+    monkeypatch.setattr("rattle.analysis.prepare.open_checkpoint", counted)
+    monkeypatch.setattr("rattle.runs.load.open_checkpoint", counted)
+    prepare([run, other], TINY)
+    assert opened == [run, other]
 
 
 def test_what_is_stored_and_fresh_is_not_computed_again(run: Path) -> None:

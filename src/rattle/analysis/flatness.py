@@ -8,11 +8,13 @@ evaluation mode, with BatchNorm's running statistics, and leave the model unchan
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.functional import vhp
 
 from rattle import losses
 from rattle.analysis.landscape import (
@@ -21,6 +23,7 @@ from rattle.analysis.landscape import (
     as_array,
     batches,
     check_inputs,
+    checked_logits,
     input_gradient,
     mean_loss,
     no_progress,
@@ -159,17 +162,6 @@ def largest_eigenvalue(apply: Apply, v: Tensor, *, iterations: int, tolerance: f
     return Curvature(values=as_array(value).astype(np.float64), residuals=as_array(relative).astype(np.float64))
 
 
-def hessian_product(gradients: list[Tensor], points: list[Tensor], v: list[Tensor], *, reuse: bool) -> list[Tensor]:
-    """Hv by differentiating <gradient, v> (Pearlmutter 1994); zero where the loss is linear, ReLU kinks included.
-
-    `reuse` keeps the graph of the gradients for another product.
-    """
-    product = torch.stack([(g * part).sum() for g, part in zip(gradients, v, strict=True)]).sum()
-    if not product.requires_grad:
-        return [torch.zeros_like(point) for point in points]
-    return list(torch.autograd.grad(product, points, retain_graph=reuse, materialize_grads=True))
-
-
 def input_curvature(
     model: nn.Module,
     x: Tensor,
@@ -192,11 +184,12 @@ def input_curvature(
     with attack_mode(model):
         for first in range(0, len(x), batch_size):
             rows = slice(first, first + batch_size)
-            point = x[rows].detach().requires_grad_()
-            gradient = input_gradient(model, point, y[rows], loss, create_graph=True)
 
-            def apply(v: Tensor, point: Tensor = point, gradient: Tensor = gradient) -> Tensor:
-                return hessian_product([gradient], [point], [v.view_as(point)], reuse=True)[0].flatten(1)
+            def apply(v: Tensor, xs: Tensor = x[rows], ys: Tensor = y[rows]) -> Tensor:
+                def summed_loss(points: Tensor) -> Tensor:
+                    return loss(checked_logits(model, points, ys), ys).sum()
+
+                return vhp(summed_loss, xs, v.view_as(xs))[1].flatten(1)  # type: ignore[union-attr]
 
             found = largest_eigenvalue(apply, start[rows].flatten(1), iterations=iterations, tolerance=tolerance)
             values[rows], residuals[rows] = found.values, found.residuals
@@ -221,38 +214,33 @@ def weight_curvature(
     It stops after `iterations` steps, or when the relative residual is at most `tolerance`.
     """
     check_inputs(x, y, batch_size)
-    weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    weights = {name: p.detach() for name, p in model.named_parameters()}
     if not weights:
         raise RattleError("the model has no parameters")
+    points, sizes = tuple(weights.values()), [p.numel() for p in weights.values()]
     applied = 0
+
+    def batch_loss(xs: Tensor, ys: Tensor, *values: Tensor) -> Tensor:
+        logits = torch.func.functional_call(model, dict(zip(weights, values, strict=True)), (xs,))
+        check_labels(logits, ys)
+        return loss(logits, ys).sum() / len(x)
 
     def apply(v: Tensor) -> Tensor:
         nonlocal applied
+        parts = tuple(part.view_as(p) for part, p in zip(v[0].split(sizes), points, strict=True))
         total = torch.zeros_like(v)
-        for xs, ys in batches(x, y, batch_size):
-            total += weight_hessian_product(model, weights, xs, ys, v[0], lambda *pair: loss(*pair).sum() / len(x))
+        for batch in batches(x, y, batch_size):
+            total += torch.cat([h.flatten() for h in vhp(partial(batch_loss, *batch), points, parts)[1]])
         applied += 1
         progress(min(applied, iterations), iterations)
         return total
 
-    device, size = generator.device if generator is not None else "cpu", sum(p.numel() for p in weights.values())
-    start = torch.randn(1, size, generator=generator, device=device).to(next(iter(weights.values())))
-    with eval_mode(model), torch.enable_grad():
+    device = generator.device if generator is not None else "cpu"
+    start = torch.randn(1, sum(sizes), generator=generator, device=device).to(points[0])
+    with eval_mode(model):
         found = largest_eigenvalue(apply, start, iterations=iterations, tolerance=tolerance)
     progress(iterations, iterations)  # also when it converged early
     return found
-
-
-def weight_hessian_product(
-    model: nn.Module, weights: dict[str, Tensor], x: Tensor, y: Tensor, v: Tensor, loss: Loss
-) -> Tensor:
-    """Hv [d] of one batch's loss, a scalar, at the weights."""
-    points = list(weights.values())
-    logits = torch.func.functional_call(model, weights, (x,))
-    check_labels(logits, y)
-    gradients = torch.autograd.grad(loss(logits, y), points, create_graph=True, materialize_grads=True)
-    parts = [part.view_as(p) for part, p in zip(v.split([p.numel() for p in points]), points, strict=True)]
-    return torch.cat([h.flatten() for h in hessian_product(list(gradients), points, parts, reuse=False)])
 
 
 def noise_rise(

@@ -61,10 +61,10 @@ def checked_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return logits
 
 
-def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, *, create_graph: bool = False) -> Tensor:
+def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
     """grad_x of each image's loss, [n, *image]; called inside `attack_mode`."""
-    x = x if x.requires_grad else x.detach().requires_grad_()
-    return torch.autograd.grad(loss(checked_logits(model, x, y), y).sum(), x, create_graph=create_graph)[0]
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(loss(checked_logits(model, x, y), y).sum(), x)[0]
 
 
 def input_plane(

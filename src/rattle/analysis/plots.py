@@ -66,10 +66,8 @@ def finite_range(arrays: list[Array]) -> tuple[float, float]:
 
 def draw_image(axes: Any, image: Array) -> None:
     """The image itself, [C, H, W] in [0, 1]; grey if C is 1."""
-    pixels = image.transpose(1, 2, 0) if image.ndim == 3 else image
-    if pixels.ndim == 3 and pixels.shape[2] == 1:
-        pixels = pixels[:, :, 0]
-    axes.imshow(np.clip(pixels, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    pixels = np.clip(image.transpose(1, 2, 0), 0, 1)
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
 
 
