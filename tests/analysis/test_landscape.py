@@ -258,9 +258,9 @@ def test_progress_reaches_its_total_in_every_function() -> None:
     x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
     plane = input_plane(model, x, y, points=3)
     runs: list[Callable[[Callable[[int, int], None]], object]] = [
-        lambda seen: input_surface(model, x, y, plane, batch_size=5, progress=seen),
-        lambda seen: weight_surface(model, x, y, directions=(filter_normalised(model),), points=3, progress=seen),
-        lambda seen: flatness(model, x, y, threat=Threat(), iterations=3, draws=2, progress=seen),
+        lambda report: input_surface(model, x, y, plane, batch_size=5, progress=report),
+        lambda report: weight_surface(model, x, y, directions=(filter_normalised(model),), points=3, progress=report),
+        lambda report: flatness(model, x, y, threat=Threat(), iterations=3, draws=2, progress=report),
     ]
     for run in runs:
         calls: list[tuple[int, int]] = []

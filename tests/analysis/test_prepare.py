@@ -1,4 +1,4 @@
-"""What a page needs computed: gallery, landscapes and flatness of a small trained run, and the verbs around them."""
+"""What a page needs computed: gallery, landscapes and flatness of a small trained run, and the commands around them."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_landscapes_refuse_what_cannot_be_compared(run: Path, tmp_path: Path) ->
         LandscapeConfig(images=0)
 
 
-def test_the_verbs_work_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_work_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = "--images 1 --points 3 --weight-images 4 --line-points 3 --surface-points 3 --iterations 1 --draws 2"
     assert cli.main(["landscape", str(run), *small.split()]) == 0
     assert "local Lipschitz" in capsys.readouterr().out

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,19 +185,12 @@ def weight_surfaces(
     generator = torch.Generator().manual_seed(config.seed)
     first, second = (landscape.filter_normalised(model, generator=generator) for _ in range(2))
     attack = PGD(threat=threat, steps=config.attack_steps, step_size=2.5 * threat.epsilon / config.attack_steps)
-    grids = {
-        "weight-1d": {"directions": [first], "points": config.line_points, "attack": attack},
-        "weight-2d": {
-            "directions": [first, second],
-            "points": config.surface_points,
-            "attack": attack if config.surface_attacked else None,
-        },
-    }
-    settings = {"radius": config.weight_radius, "seed": config.seed}
-    return {
-        kind: landscape.weight_surface(model, x, y, **grid, **settings, progress=as_progress(advance))
-        for kind, grid in grids.items()
-    }
+    attack_2d = attack if config.surface_attacked else None
+    surface = partial(landscape.weight_surface, model, x, y, radius=config.weight_radius, seed=config.seed)
+    line = surface(directions=[first], points=config.line_points, attack=attack, progress=as_progress(advance))
+    directions, points = [first, second], config.surface_points
+    plane = surface(directions=directions, points=points, attack=attack_2d, progress=as_progress(advance))
+    return {"weight-1d": line, "weight-2d": plane}
 
 
 def draw(stored: dict[str, Stored], runs: Sequence[OpenRun]) -> list[Path]:

@@ -81,12 +81,6 @@ def remainders(
     return [Remainder(sigma, *values) for sigma, values in zip(sigmas, (sums / draws).tolist(), strict=True)]
 
 
-def fidelity(model: nn.Module, x: Tensor, x_adv: Tensor, **settings: Any) -> Remainders:
-    """The remainders on clean and on adversarial images, for the same u; `settings` as `remainders` takes them."""
-    parts = {"clean": x, "adversarial": x_adv}
-    return {name: remainders(model, part, **settings) for name, part in parts.items()}
-
-
 def measure_checkpoint(
     path: Path | str,
     *,
@@ -110,7 +104,10 @@ def measure_checkpoint(
     x_adv = recipe.attack(target.model, x, y, generator=ImageStreams(seed, torch.arange(len(y), device=y.device)))
     settings = {"noise": recipe.noise, "draws": draws, "seed": seed, "batch_statistics": batch_statistics}
     with (console or NullConsole()).progress("fidelity", 2 * draws * len(sigmas)) as advance:
-        found = fidelity(target.model, x, x_adv, sigmas=sigmas, **settings, progress=advance)
+        found = {
+            name: remainders(target.model, part, sigmas=sigmas, **settings, progress=advance)
+            for name, part in (("clean", x), ("adversarial", x_adv))
+        }
     folder = Path(out) if out else target.results
     rows = {name: [asdict(row) for row in rows] for name, rows in found.items()}
     plain = target.about | {"seed": seed, "n": len(y), "draws": draws, "remainders": rows}
