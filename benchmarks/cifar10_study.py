@@ -124,7 +124,7 @@ def judged(model: torch.nn.Module, test: Images, store: Path) -> dict[str, Any]:
     flat = flatness(model, to_float(few.x[:FLAT_IMAGES]), few.y[:FLAT_IMAGES], threat=threat, iterations=30)
     return {
         **{name: 100 * sum(each) / len(each) for name, each in flags.items()},
-        "lipschitz": float(flat.lipschitz.values.mean()),
+        "lipschitz": float(flat.lipschitz.mean()),
         "input_curvature": float(flat.input.values.mean()),
         "weight_curvature": float(flat.weight.values.mean()),
         "noise_rise": flat.noise.mean,

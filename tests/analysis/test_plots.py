@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rattle.analysis import plots as plots
-from rattle.analysis.landscape import InputSurface, WeightSurface
+from rattle.analysis import plots
 from rattle.errors import RattleError
+from rattle.runs.arrays import InputSurface, WeightSurface
 
 GRID = np.linspace(-1, 1, 5)
 
@@ -19,7 +19,7 @@ def bowl(steepness: float, images: int = 2, channels: int = 1) -> InputSurface:
     return InputSurface(a=GRID, b=GRID, loss=loss, correct=loss < 1, x=x, y=np.arange(images))
 
 
-def walk(steepness: float, *, dimensions: int, attacked: bool = True) -> WeightSurface:
+def parabola(steepness: float, *, dimensions: int, attacked: bool = True) -> WeightSurface:
     b = GRID if dimensions == 2 else np.zeros(1)
     clean = steepness * (GRID[:, None] ** 2 + b[None, :] ** 2) + 0.1
     return WeightSurface(a=GRID, b=b, clean=clean, adversarial=2 * clean if attacked else np.full_like(clean, np.nan))
@@ -34,7 +34,7 @@ def test_every_panel_has_the_same_height_scale() -> None:
 
 
 def test_a_picture_is_written_as_png_and_svg_and_twice_the_same(tmp_path: Path) -> None:
-    curves = {"flat": walk(0.5, dimensions=1), "steep": walk(4.0, dimensions=1, attacked=False)}
+    curves = {"flat": parabola(0.5, dimensions=1), "steep": parabola(4.0, dimensions=1, attacked=False)}
     first, second = (plots.save(plots.weight_curves(curves), tmp_path / n / "fig. 2", dpi=50) for n in ("a", "b"))
     assert [path.name for path in first] == ["fig. 2.png", "fig. 2.svg"]
     assert first[0].read_bytes().startswith(b"\x89PNG")
@@ -42,8 +42,8 @@ def test_a_picture_is_written_as_png_and_svg_and_twice_the_same(tmp_path: Path) 
 
 
 def test_contours_have_a_row_for_each_loss_and_a_column_for_each_model() -> None:
-    both = plots.weight_contours({"flat": walk(0.5, dimensions=2), "steep": walk(4.0, dimensions=2)})
-    clean = plots.weight_contours({"flat": walk(0.5, dimensions=2, attacked=False)})
+    both = plots.weight_contours({"flat": parabola(0.5, dimensions=2), "steep": parabola(4.0, dimensions=2)})
+    clean = plots.weight_contours({"flat": parabola(0.5, dimensions=2, attacked=False)})
     assert (len(both.axes), len(clean.axes)) == (5, 2)  # and the colour bar
 
 
@@ -58,9 +58,9 @@ def test_what_cannot_be_compared_is_refused_in_words() -> None:
         plots.weight_curves({})
     other = WeightSurface(a=2 * GRID, b=np.zeros(1), clean=np.ones((5, 1)), adversarial=np.ones((5, 1)))
     with pytest.raises(RattleError, match="share their grid"):
-        plots.weight_curves({"a": walk(1.0, dimensions=1), "b": other})
+        plots.weight_curves({"a": parabola(1.0, dimensions=1), "b": other})
     with pytest.raises(RattleError, match="contours need two directions"):
-        plots.weight_contours({"a": walk(1.0, dimensions=1)})
+        plots.weight_contours({"a": parabola(1.0, dimensions=1)})
     diverged = bowl(float("nan"))
     with pytest.raises(RattleError, match="diverged"):
         plots.input_surfaces({"a": diverged})

@@ -1,4 +1,4 @@
-"""What a page needs computed: gallery, landscapes and flatness of a small trained run, and the verbs around them."""
+"""What a page needs computed: gallery, landscapes and flatness of a small trained run, and the commands around them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from rattle import cli
-from rattle.analysis.gallery import Gallery, gallery, overrides
-from rattle.analysis.landscape import InputPlane, InputSurface, WeightSurface
-from rattle.analysis.prepare import LandscapeConfig, compute_landscapes, looked_at_closely, prepare
+from rattle.analysis.gallery import gallery, overrides
+from rattle.analysis.prepare import LandscapeConfig, compute_landscapes, has_attacked_surface, prepare
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe
+from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
+from rattle.runs.checkpoint import Checkpoint
+from rattle.runs.io import load_arrays, save_arrays
 from rattle.runs.load import open_checkpoint
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
@@ -42,7 +44,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(trained: Path) -> Gallery:
-    return gallery(open_checkpoint(trained), most=60)
+    return gallery(open_checkpoint(trained), max_images=60)
 
 
 def test_robust_flags_fall_with_the_radius_and_begin_at_clean_accuracy(made: Gallery) -> None:
@@ -69,15 +71,15 @@ def test_an_image_wrong_before_the_attack_keeps_its_class_in_the_confusion(made:
 def test_a_gallery_is_the_same_each_time_and_comes_back_from_its_file(
     made: Gallery, trained: Path, tmp_path: Path
 ) -> None:
-    again = gallery(open_checkpoint(trained), most=60)
-    stored = Gallery.load(made.save(tmp_path / "gallery.npz"))
+    again = gallery(open_checkpoint(trained), max_images=60)
+    stored = load_arrays(Gallery, save_arrays(made, tmp_path / "gallery.npz"))
     for name in ("x_adv", "robust", "adversarial_predicted", "clean_confidence"):
         assert np.array_equal(getattr(again, name), getattr(made, name))
         assert np.array_equal(getattr(stored, name), getattr(made, name))
     assert list(stored.classes) == [str(digit) for digit in range(10)]
 
 
-def test_settings_that_differ_from_the_named_recipe_are_told_but_the_seed_is_not() -> None:
+def test_settings_that_differ_from_the_named_recipe_are_listed_but_the_seed_is_not() -> None:
     recipe = get_recipe("digits-linf-cnn-trades")
     assert overrides(replace(recipe, seed=5)) == ""
     assert overrides(replace(recipe, width=8)) == "width 8 (16)"
@@ -88,32 +90,57 @@ def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: P
     other = Path(shutil.copytree(run, tmp_path / "other"))
     pictures = compute_landscapes([run, other], TINY)
     assert sorted(path.suffix for path in pictures) == [".png"] * 3 + [".svg"] * 3
-    planes = [InputPlane.load(folder / "results" / "landscape-plane.npz") for folder in (run, other)]
+    planes = [load_arrays(InputPlane, folder / "results" / "landscape-plane.npz") for folder in (run, other)]
     assert np.array_equal(planes[0].gradient, planes[1].gradient)
     assert np.array_equal(planes[0].rademacher, planes[1].rademacher)
-    surface = InputSurface.load(other / "results" / "landscape-input.npz")
+    surface = load_arrays(InputSurface, other / "results" / "landscape-input.npz")
     assert surface.loss.shape == (1, 5, 5)
-    assert WeightSurface.load(run / "results" / "landscape-weight-2d.npz").clean.shape == (3, 3)
+    assert load_arrays(WeightSurface, run / "results" / "landscape-weight-2d.npz").clean.shape == (3, 3)
     assert (other / "results" / "landscape-input.png").is_file()
     flat = json.loads((run / "results" / "flatness.json").read_text())
     assert flat["n"] == 8
     assert flat["noise_rise_error"] >= 0
 
 
-def test_a_report_never_makes_a_close_look_coarser(run: Path, tmp_path: Path) -> None:
-    close, other = (Path(shutil.copytree(run, tmp_path / name)) for name in ("close", "other"))
-    compute_landscapes([close], replace(TINY, surface_attacked=True), pictures=False)
-    assert looked_at_closely(Run(close))
-    assert not looked_at_closely(Run(other))
+def test_a_report_keeps_the_resolution_of_a_landscape_with_an_attacked_surface(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine, other = (Path(shutil.copytree(run, tmp_path / name)) for name in ("fine", "other"))
+    compute_landscapes([fine], replace(TINY, surface_attacked=True))
+    assert has_attacked_surface(Run(fine))
+    assert not has_attacked_surface(Run(other))
+    coarse, used = replace(TINY, surface_attacked=False, seed=3), []
+
+    def record(runs: object, config: LandscapeConfig, console: object) -> None:
+        used.append(config)
+
+    monkeypatch.setattr("rattle.analysis.prepare.store_landscapes", record)
+    monkeypatch.setattr("rattle.analysis.prepare.draw", lambda *_: [])
+    prepare([fine, other], coarse)
+    prepare([other], coarse)
+    assert used == [LandscapeConfig(seed=3), coarse]
+
+
+def test_each_checkpoint_of_a_report_is_read_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, opened = Path(shutil.copytree(run, tmp_path / "other")), []
+
+    def counted(path: Path) -> Checkpoint:
+        opened.append(path)
+        return open_checkpoint(path)
+
+    monkeypatch.setattr("rattle.analysis.prepare.open_checkpoint", counted)
+    monkeypatch.setattr("rattle.runs.load.open_checkpoint", counted)
+    prepare([run, other], TINY)
+    assert opened == [run, other]
 
 
 def test_what_is_stored_and_fresh_is_not_computed_again(run: Path) -> None:
-    written = prepare(run, TINY)
+    written = prepare([run], TINY)
     assert [path.name for path in written] == ["gallery.npz", "landscape-input.npz"]
-    assert prepare(run, TINY) == []
+    assert prepare([run], TINY) == []
     flat = json.loads((run / "results" / "flatness.json").read_text())
     (run / "results" / "flatness.json").write_text(json.dumps(flat | {"step": 1}))
-    assert [path.name for path in prepare(run, TINY)] == ["landscape-input.npz"]
+    assert [path.name for path in prepare([run], TINY)] == ["landscape-input.npz"]
 
 
 def test_landscapes_refuse_what_cannot_be_compared(run: Path, tmp_path: Path) -> None:
@@ -125,7 +152,7 @@ def test_landscapes_refuse_what_cannot_be_compared(run: Path, tmp_path: Path) ->
         LandscapeConfig(images=0)
 
 
-def test_the_verbs_work_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_work_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = "--images 1 --points 3 --weight-images 4 --line-points 3 --surface-points 3 --iterations 1 --draws 2"
     assert cli.main(["landscape", str(run), *small.split()]) == 0
     assert "local Lipschitz" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.analysis.taylor_error import fidelity, remainders
+from rattle.analysis.taylor_error import remainders
 from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.weights import Noise
@@ -47,7 +47,7 @@ def test_the_first_remainder_of_a_smooth_model_falls_in_proportion_to_sigma() ->
 def test_the_model_is_left_as_it_was() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    fidelity(model, torch.rand(4, 1, 2, 2), torch.rand(4, 1, 2, 2), sigmas=(0.1,), draws=1, batch_statistics=True)
+    remainders(model, torch.rand(4, 1, 2, 2), sigmas=(0.1,), draws=1, batch_statistics=True)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert model.training
     assert next(model.parameters()).dtype == torch.float32
@@ -58,7 +58,7 @@ def test_a_sigma_of_zero_is_refused() -> None:
         remainders(Squares(), torch.rand(2, 1, 2, 2), sigmas=(0.0,))
 
 
-def test_the_verb_writes_a_table_json_and_plots(tmp_path, capsys) -> None:
+def test_the_command_writes_a_table_json_and_plots(tmp_path, capsys) -> None:
     run = tmp_path / "run"
     short = ["--epochs", "1", "--width", "4", "--data.train-size", "130", "--attack.steps", "1"]
     assert main(["train", "digits-linf-cnn-trades-2nd", *short, "--out", str(run)]) == 0

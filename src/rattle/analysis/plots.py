@@ -1,12 +1,10 @@
 """Pictures of landscapes: surfaces side by side (as Figs. 2 and 3 of the paper), weight-space curves and contours.
 
-Each function takes {label: arrays} and returns a matplotlib Figure drawn off screen; `save` writes it as PNG and SVG.
-Models that are compared share one colour and height scale, so that a flat picture means a flat loss.
+Each function takes {model's label: arrays} and returns a matplotlib Figure; `save` writes it as PNG and SVG. Models
+that are compared share one scale of colours and losses, so that a flat picture means a flat loss.
 """
 
-from __future__ import annotations
-
-import math
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize, Power
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rattle.analysis.landscape import Array, InputSurface, WeightSurface
 from rattle.errors import RattleError
+from rattle.runs.arrays import Array, InputSurface, WeightSurface, same_plane
 
 # viridis without its darkest fifth: lines stay visible on the lowest losses
 COLOURS = LinearSegmentedColormap.from_list("loss", mpl.colormaps["viridis"](np.linspace(0.18, 1, 256)))
@@ -34,12 +32,12 @@ STYLE: Any = {
     "xtick.color": INK,
     "ytick.color": INK,
     "svg.fonttype": "path",
-    "svg.hashsalt": "rattle",  # the same picture is the same file
+    "svg.hashsalt": "rattle",  # the same figure gives the same bytes
 }
 
 
 def save(figure: Figure, stem: str | Path, *, dpi: int = 200) -> list[Path]:
-    """Write stem.png and stem.svg; the folder is made when it is missing."""
+    """Write stem.png, at `dpi`, and stem.svg; the folder is created if missing."""
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
@@ -53,10 +51,8 @@ def check_comparable(surfaces: Mapping[str, Any]) -> None:
     """Refuse an empty comparison, and one over different grids."""
     if not surfaces:
         raise RattleError("there is no landscape to draw")
-    first, *others = surfaces.values()
-    for other in others:
-        if not (np.array_equal(first.a, other.a) and np.array_equal(first.b, other.b)):
-            raise RattleError("landscapes drawn side by side must share their grid")
+    if not same_plane(list(surfaces.values())):
+        raise RattleError("landscapes drawn side by side must share their grid")
 
 
 def finite_range(arrays: list[Array]) -> tuple[float, float]:
@@ -68,33 +64,31 @@ def finite_range(arrays: list[Array]) -> tuple[float, float]:
     return float(values.min()), max(float(values.max()), float(values.min()) + 1e-9)
 
 
-def thumbnail(axes: Any, image: Array) -> None:
-    """The image itself, [C, H, W] in [0, 1]."""
-    shown = image.transpose(1, 2, 0) if image.ndim == 3 else image
-    if shown.ndim == 3 and shown.shape[2] == 1:
-        shown = shown[:, :, 0]
-    axes.imshow(np.clip(shown, 0, 1), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+def draw_image(axes: Any, image: Array) -> None:
+    """The image itself, [C, H, W] in [0, 1]; grey if C is 1."""
+    pixels = np.clip(image.transpose(1, 2, 0), 0, 1)
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set(xticks=[], yticks=[])
 
 
 def draw_surface(axes: Any, surface: InputSurface, image: int, scale: Normalize) -> None:
-    """One image's loss as a surface under a wire net, a dot at the image itself; colour says the height once more."""
+    """One image's loss as a coloured surface under a wire net, with a dot at the image itself."""
     low, high = scale.vmin or 0.0, scale.vmax or 1.0
-    height = np.clip(np.nan_to_num(surface.loss[image], nan=high, posinf=high), low, high)
+    loss = np.clip(np.nan_to_num(surface.loss[image], nan=high, posinf=high), low, high)
     a, b = np.meshgrid(surface.a, surface.b, indexing="ij")
     axes.computed_zorder = False
-    middle = height[:-1, :-1] + height[1:, :-1] + height[:-1, 1:] + height[1:, 1:]
+    middle = loss[:-1, :-1] + loss[1:, :-1] + loss[:-1, 1:] + loss[1:, 1:]
     colours = COLOURS(scale(middle / 4))
-    axes.plot_surface(a, b, height, facecolors=colours, rstride=1, cstride=1, lw=0, antialiased=False, shade=False)
+    axes.plot_surface(a, b, loss, facecolors=colours, rstride=1, cstride=1, lw=0, antialiased=False, shade=False)
     step = max(1, len(surface.a) // 12)
-    axes.plot_wireframe(a, b, height, rstride=step, cstride=step, color="white", lw=0.4, alpha=0.6, zorder=3)
-    centre = float(height[len(surface.a) // 2, len(surface.b) // 2])
+    axes.plot_wireframe(a, b, loss, rstride=step, cstride=step, color="white", lw=0.4, alpha=0.6, zorder=3)
+    centre = float(loss[len(surface.a) // 2, len(surface.b) // 2])
     axes.plot([0], [0], [centre], "o", ms=5, mfc="white", mec=INK, mew=1, zorder=4)
     axes.set(xlim=surface.a[[0, -1]], ylim=surface.b[[0, -1]], zlim=(low, high))
     axes.zaxis.set_major_locator(MaxNLocator(4))
 
 
-def dress(axes: Any) -> None:
+def style_3d(axes: Any) -> None:
     """Camera, panes and ticks of a 3-D panel."""
     axes.patch.set_alpha(0)
     axes.view_init(elev=24, azim=-128)
@@ -103,43 +97,44 @@ def dress(axes: Any) -> None:
         side.set_pane_color((0.965, 0.97, 0.98, 1.0))
         side._axinfo["grid"].update(color="#dde1e8", linewidth=0.6)
         side.line.set_color(FAINT)
-    axes.xaxis.set_major_locator(MaxNLocator(4, prune="both"))
-    axes.yaxis.set_major_locator(MaxNLocator(4, prune="both"))
+    for side in (axes.xaxis, axes.yaxis):
+        side.set_major_locator(MaxNLocator(4, prune="both"))
     axes.tick_params(labelsize=7, pad=-1)
     axes.set_xlabel("sign of gradient", fontsize=7.5, labelpad=-5)
     axes.set_ylabel("Rademacher", fontsize=7.5, labelpad=-5)
 
 
-def input_surfaces(surfaces: Mapping[str, InputSurface], *, images: int | None = None) -> Figure:
+def input_surfaces(surfaces: Mapping[str, InputSurface]) -> Figure:
     """Loss over the input plane: a row for each model, a column for each image, one z-scale for all (Figs. 2, 3)."""
     check_comparable(surfaces)
-    n = min(len(surface.loss) for surface in surfaces.values())
-    n = n if images is None else min(n, images)
-    low, high = finite_range([surface.loss[:n] for surface in surfaces.values()])
-    scale = PowerNorm(0.5, min(low, 0.0), high)  # heights are linear; colours spread the low losses
-    rows, (first, *_) = len(surfaces), surfaces.values()
-    width, height = 3.1 * n + 1.5, 2.85 * rows + 1.1
+    rows, columns = len(surfaces), min(len(surface.loss) for surface in surfaces.values())
+    low, high = finite_range([surface.loss[:columns] for surface in surfaces.values()])
+    scale = PowerNorm(0.5, min(low, 0.0), high)  # z is linear; colours spread the low losses
+    cell_w, cell_h, left, bottom = 3.1, 2.85, 0.55, 0.2  # in inches
+    top = bottom + rows * cell_h
+    width, height = left + columns * cell_w + 0.95, top + 0.9
+    first = next(iter(surfaces.values()))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width, height))
-        left, right, top, bottom = 0.55 / width, 1 - 0.95 / width, 1 - 0.9 / height, 0.2 / height
-        cell_w, cell_h = (right - left) / n, (top - bottom) / rows
-        for column in range(n):
-            side = 0.62
-            centre = left + (column + 0.5) * cell_w
-            small = figure.add_axes((centre - side / 2 / width, top + 0.16 / height, side / width, side / height))
-            thumbnail(small, first.x[column])
+
+        def add_axes(x: float, y: float, w: float, h: float, **settings: Any) -> Any:
+            return figure.add_axes((x / width, y / height, w / width, h / height), **settings)
+
+        for column in range(columns):
+            small = add_axes(left + (column + 0.5) * cell_w - 0.31, top + 0.16, 0.62, 0.62)
+            draw_image(small, first.x[column])
             small.set_xlabel(f"class {int(first.y[column])}", fontsize=8.5, labelpad=2)
             for row, surface in enumerate(surfaces.values()):
-                box = (left + column * cell_w, top - (row + 1) * cell_h, cell_w, cell_h)
-                axes = figure.add_axes(box, projection="3d")
+                x, y = left + column * cell_w, top - (row + 1) * cell_h
+                axes = add_axes(x, y, cell_w, cell_h, projection="3d")
                 draw_surface(axes, surface, column, scale)
-                dress(axes)
+                style_3d(axes)
         for row, label in enumerate(surfaces):
-            figure.text(0.3 / width, top - (row + 0.5) * cell_h, label, rotation=90, ha="center", va="center", size=12)
-        bar = figure.add_axes((1 - 0.78 / width, bottom + 0.2 * (top - bottom), 0.14 / width, 0.6 * (top - bottom)))
-        figure.colorbar(
-            ScalarMappable(scale, COLOURS), cax=bar, label="loss", ticks=MaxNLocator(5)
-        ).outline.set_visible(False)  # type: ignore[operator]
+            y = (top - (row + 0.5) * cell_h) / height
+            figure.text(0.3 / width, y, label, rotation=90, ha="center", va="center", size=12)
+        bar = add_axes(width - 0.78, bottom + 0.2 * rows * cell_h, 0.14, 0.6 * rows * cell_h)
+        colours = figure.colorbar(ScalarMappable(scale, COLOURS), cax=bar, label="loss", ticks=MaxNLocator(5))
+        colours.outline.set_visible(False)  # type: ignore[operator]
     return figure
 
 
@@ -147,11 +142,11 @@ def weight_curves(curves: Mapping[str, WeightSurface]) -> Figure:
     """Mean loss along one filter-normalised direction: solid for adversarial, dashed for clean."""
     check_comparable(curves)
     low, _ = finite_range([values for curve in curves.values() for values in (curve.clean, curve.adversarial)])
-    first, *_ = curves.values()
+    first = next(iter(curves.values()))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         axes = figure.add_subplot()
-        for label, curve, colour in zip(curves, curves.values(), LINES * math.ceil(len(curves) / 6), strict=False):
+        for (label, curve), colour in zip(curves.items(), itertools.cycle(LINES)):
             middle = len(curve.b) // 2
             if curve.attacked:
                 axes.plot(curve.a, curve.adversarial[:, middle], color=colour, lw=2.2, label=f"{label}, adversarial")
@@ -170,6 +165,9 @@ def weight_curves(curves: Mapping[str, WeightSurface]) -> Figure:
 def weight_contours(surfaces: Mapping[str, WeightSurface]) -> Figure:
     """Mean loss over two filter-normalised directions: a row for each kind of loss, a column for each model."""
     check_comparable(surfaces)
+    for label, surface in surfaces.items():
+        if surface.dimensions != 2:
+            raise RattleError(f"contours need two directions, {label} has one")
     kinds = ["clean", *(["adversarial"] if all(surface.attacked for surface in surfaces.values()) else [])]
     low, high = finite_range([getattr(surface, kind) for surface in surfaces.values() for kind in kinds])
     least = max(low, high / 1e3)  # losses are read on a logarithmic scale of three decades at most
@@ -178,21 +176,17 @@ def weight_contours(surfaces: Mapping[str, WeightSurface]) -> Figure:
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.1 * len(surfaces) + 1.3, 2.9 * len(kinds) + 0.5), layout="constrained")
         grid = figure.subplots(len(kinds), len(surfaces), sharex=True, sharey=True, squeeze=False)
-        for row, kind in enumerate(kinds):
-            for column, (label, surface) in enumerate(surfaces.items()):
-                if surface.dimensions != 2:
-                    raise RattleError(f"contours need two directions, {label} has one")
-                axes, values = grid[row][column], getattr(surface, kind).T
+        for row, kind in zip(grid, kinds, strict=True):
+            for axes, surface in zip(row, surfaces.values(), strict=True):
+                values = getattr(surface, kind).T
                 axes.contourf(surface.a, surface.b, values, levels=levels, cmap=COLOURS, norm=scale, extend="both")
                 axes.contour(surface.a, surface.b, values, levels=levels, colors="white", linewidths=0.6, alpha=0.7)
                 axes.plot(0, 0, "o", ms=5, mfc="white", mec=INK, mew=1)
                 axes.set_aspect("equal")
-                if row == 0:
-                    axes.set_title(label, fontsize=12)
-                if column == 0:
-                    axes.set_ylabel(f"{kind} loss\n\nsecond direction")
-                if row == len(kinds) - 1:
-                    axes.set_xlabel("first direction")
+            row[0].set_ylabel(f"{kind} loss\n\nsecond direction")
+        for column, label in enumerate(surfaces):
+            grid[0][column].set_title(label, fontsize=12)
+            grid[-1][column].set_xlabel("first direction")
         bar = figure.colorbar(ScalarMappable(scale, COLOURS), ax=grid, shrink=0.7, label="mean loss")
         bar.outline.set_visible(False)  # type: ignore[operator]
     return figure

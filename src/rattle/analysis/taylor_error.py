@@ -5,18 +5,25 @@ For u = sigma * v, v ~ N(0, I): change = ||g(w+u) - g(w)|| / ||g(w)||, and the r
 expansion makes things worse (paper, Section 4). Everything is computed in double precision.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from rattle.analysis import plots
+from rattle.data import to_float
 from rattle.errors import RattleError
+from rattle.evaluation.target import target_from_checkpoint
+from rattle.randomness import ImageStreams
+from rattle.runs.io import write_atomically
+from rattle.runs.load import open_checkpoint
+from rattle.runs.progress import Console, NullConsole
 from rattle.taylor import directional
 from rattle.weights import Noise, frozen_bn_stats, perturbed
 
@@ -33,6 +40,9 @@ class Remainder:
     second: float  # remainder after the second order, relative to the change
 
 
+Remainders = dict[str, list[Remainder]]  # of clean and of adversarial images
+
+
 def remainders(
     model: nn.Module,
     x: Tensor,
@@ -44,7 +54,11 @@ def remainders(
     batch_statistics: bool = False,
     progress: Callable[[], None] = lambda: None,
 ) -> list[Remainder]:
-    """The remainders on images x; `noise` says which weights move, BatchNorm is as deployed or by the batch."""
+    """The remainders on images x at each of `sigmas`, means over `draws` samples of u seeded by `seed`.
+
+    `noise` says which weights move; `batch_statistics` lets BatchNorm normalise by the batch, as in training, instead
+    of by its running statistics; `progress` is called after each sigma of each draw.
+    """
     if draws < 1 or any(sigma <= 0 for sigma in sigmas):
         raise RattleError(f"draws must be >= 1 and every sigma > 0, got {draws} and {list(sigmas)}")
     model, x = copy.deepcopy(model).double(), x.double()
@@ -67,28 +81,43 @@ def remainders(
     return [Remainder(sigma, *values) for sigma, values in zip(sigmas, (sums / draws).tolist(), strict=True)]
 
 
-def fidelity(
-    model: nn.Module,
-    x: Tensor,
-    x_adv: Tensor,
+def measure_checkpoint(
+    path: Path | str,
     *,
+    sigmas: Sequence[float] = SIGMAS,
     draws: int = 4,
-    progress: Callable[[], None] = lambda: None,
-    **settings: Any,
-) -> dict[str, list[Remainder]]:
-    """The remainders on clean and on adversarial images, for the same u."""
-    parts = {"clean": x, "adversarial": x_adv}
-    return {name: remainders(model, part, draws=draws, progress=progress, **settings) for name, part in parts.items()}
+    n: int = 100,
+    batch_statistics: bool = False,
+    seed: int = 0,
+    out: Path | str | None = None,
+    console: Console | None = None,
+) -> tuple[dict[str, Any], list[Path]]:
+    """Measure a run folder's or checkpoint's remainders on n test images; writes fidelity.json, .png and .svg.
+
+    Adversarial images come from the attack the model was trained with. Files go to the folder `out`, or else to the
+    run's results; the other parameters are those of `remainders`. Returns what the JSON file holds, and the pictures.
+    """
+    saved = open_checkpoint(path)
+    target, recipe = target_from_checkpoint(saved), saved.recipe
+    images = target.images(n)
+    x, y = to_float(images.x), images.y
+    x_adv = recipe.attack(target.model, x, y, generator=ImageStreams(seed, torch.arange(len(y), device=y.device)))
+    settings = {"noise": recipe.noise, "draws": draws, "seed": seed, "batch_statistics": batch_statistics}
+    with (console or NullConsole()).progress("fidelity", 2 * draws * len(sigmas)) as advance:
+        found = {
+            name: remainders(target.model, part, sigmas=sigmas, **settings, progress=advance)
+            for name, part in (("clean", x), ("adversarial", x_adv))
+        }
+    folder = Path(out) if out else target.results
+    rows = {name: [asdict(row) for row in rows] for name, rows in found.items()}
+    plain = target.about | {"seed": seed, "n": len(y), "draws": draws, "remainders": rows}
+    write_atomically(folder / "fidelity.json", json.dumps(plain).encode())
+    pictures = plots.save(plot(found, sigma=recipe.noise.sigma or None), folder / "fidelity", dpi=160)
+    return plain, pictures
 
 
-def to_plain(found: Mapping[str, Sequence[Remainder]]) -> dict[str, list[dict[str, float]]]:
-    return {name: [asdict(row) for row in rows] for name, rows in found.items()}
-
-
-def plot(found: Mapping[str, Sequence[Remainder]], stem: Path, *, sigma: float | None = None) -> list[Path]:
-    """Remainder against sigma, clean and adversarial side by side, as PNG and SVG; the run's own sigma is marked."""
-    from matplotlib.figure import Figure
-
+def plot(found: Remainders, *, sigma: float | None = None) -> Figure:
+    """Remainder against sigma, clean and adversarial side by side; the run's own sigma is marked if given."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     for axis, (name, rows) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
         sigmas = [row.sigma for row in rows]
@@ -101,8 +130,4 @@ def plot(found: Mapping[str, Sequence[Remainder]], stem: Path, *, sigma: float |
         axis.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("remainder / ||g(w+u) - g(w)||")
     figure.axes[0].legend(frameon=False, fontsize=8)
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
-    for path in paths:
-        figure.savefig(path, dpi=160)
-    return paths
+    return figure

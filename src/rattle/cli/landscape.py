@@ -1,7 +1,5 @@
 """rattle landscape: loss surfaces and flatness numbers of runs, on the same images, directions and scale."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,9 +7,10 @@ from typing import Annotated
 
 import tyro
 
-from rattle.analysis.prepare import FLATNESS, LandscapeConfig, compute_landscapes
+from rattle.analysis.prepare import LandscapeConfig, compute_landscapes
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
+from rattle.runs.paths import Run
 
 COLUMNS = ("run", "local Lipschitz", "input curvature", "weight curvature", "rise under noise")
 
@@ -19,18 +18,18 @@ COLUMNS = ("run", "local Lipschitz", "input curvature", "weight curvature", "ris
 @dataclass(frozen=True)
 class Options:
     """Draw the loss around test images and around the weights: arrays (.npz), PNG and SVG go to RUN/results.
-    Several runs share images, directions and height scale; the first gives the gradient direction."""
+    Several runs share images, directions and loss scale; the first gives the gradient direction."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, the reference first
-    detail: Annotated[LandscapeConfig, tyro.conf.arg(name="")] = field(default_factory=LandscapeConfig)
+    config: Annotated[LandscapeConfig, tyro.conf.arg(name="")] = field(default_factory=LandscapeConfig)
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "landscape")
-    pictures = compute_landscapes(options.runs, options.detail, console=Console())
+    pictures = compute_landscapes(options.runs, options.config, console=Console())
     rows = []
     for run in options.runs:
-        flat = json.loads((Path(run) / "results" / FLATNESS).read_text(encoding="utf-8"))
+        flat = json.loads(Run(Path(run)).flatness.read_text(encoding="utf-8"))
         noise = f"{flat['noise_rise']:.4f} ± {flat['noise_rise_error']:.4f}"
         numbers = (flat[name] for name in ("lipschitz", "input_eigenvalue", "weight_eigenvalue"))
         rows.append([run, *(f"{number:.3f}" for number in numbers), noise])

@@ -17,6 +17,7 @@ from rattle.models import check_width, load_weights
 from rattle.models.pretrained import file_normalisation
 from rattle.models.registry import create_model
 from rattle.runs import distributed
+from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.threat import Threat
 
@@ -54,10 +55,10 @@ def checked(model: nn.Module, test: Images, classes: int, data: str) -> nn.Modul
 
 
 def target_from_checkpoint(
-    path: str, *, data: str | None = None, root: str | None = None, averaged: bool = True
+    path: str | Checkpoint, *, data: str | None = None, root: str | None = None, averaged: bool = True
 ) -> Target:
-    """A run folder or a checkpoint; on its own data unless others are named."""
-    saved = open_checkpoint(path)
+    """A run folder or a checkpoint, its file or opened; on its own data unless others are named."""
+    saved = path if isinstance(path, Checkpoint) else open_checkpoint(path)
     recipe, run = saved.recipe, run_of(saved.path)
     own = replace(recipe.data, root=root or recipe.data.root)
     pictures = data is not None and (Path(data).is_dir() or data.startswith("hub:"))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -58,6 +58,21 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 def unwritable(path: Path, reason: OSError) -> RattleError:
     return RattleError(f"cannot write {path}: {reason.strerror or reason}; what was saved earlier is intact")
+
+
+def read_json(path: Path, notes: list[str]) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is none, with a sentence in `notes` unless the file is absent."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        notes.append(f"{path.name} is damaged and was left out")
+        return None
+    if not isinstance(found, dict):
+        notes.append(f"{path.name} does not hold an object and was left out")
+        return None
+    return found
 
 
 T = TypeVar("T")
@@ -113,16 +128,3 @@ def load_arrays(kind: type[T], path: str | Path) -> T:
         return rebuilt(kind, stored)
     except KeyError as missing:
         raise RattleError(f"{path} lacks {missing}: it was written by another version") from None
-
-
-class Saved:
-    """A dataclass that saves itself to an .npz file and loads itself from one."""
-
-    __slots__ = ()
-
-    def save(self, path: str | Path) -> Path:
-        return save_arrays(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        return load_arrays(cls, path)

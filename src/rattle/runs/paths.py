@@ -47,6 +47,18 @@ class Run:
     def results(self) -> Path:
         return self.folder / "results"
 
+    @property
+    def gallery(self) -> Path:
+        return self.results / "gallery.npz"
+
+    @property
+    def flatness(self) -> Path:
+        return self.results / "flatness.json"
+
+    def landscape(self, kind: str) -> Path:
+        """The arrays of a loss surface: `input`, `weight-1d` or `weight-2d`; `plane` is the directions they share."""
+        return self.results / f"landscape-{kind}.npz"
+
     def checkpoint(self, name: str) -> Path:
         return self.folder / "checkpoints" / f"{name}.safetensors"
 
