@@ -58,7 +58,6 @@ class Quick:
         }
 
     __call__ = AutoAttack.__call__
-    is_correct = staticmethod(AutoAttack.is_correct)
 
 
 def images(n: int) -> tuple[Tensor, Tensor]:

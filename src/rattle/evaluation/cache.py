@@ -29,7 +29,8 @@ def cache_key(
     """
     settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": ints(mask)}
     if isinstance(attack, UsesModels):
-        settings |= {name: model_digest(other, x[:0], y[:0], {}) for name, other in attack.models().items()}
+        weights = [model_digest(other, x[:0], y[:0], {}) for other in attack.models().values()]
+        settings["surrogate"] = weights[0] if len(weights) == 1 else weights
     return model_digest(model, x, y, settings)
 
 

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.base import DistanceAttack, Ensemble, describe
+from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import advice, post_checks
 from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_key
 from rattle.evaluation.inputs import Array, Attacks, as_attacks, as_tensors
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
-from rattle.evaluation.verify import is_correct, run_and_verify, save_images
+from rattle.evaluation.verify import run_and_verify, save_images
 from rattle.randomness import ImageStreams
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole

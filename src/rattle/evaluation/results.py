@@ -110,7 +110,7 @@ def save_results(result: Evaluation, folder: Path) -> None:
     """Write ATTACK.json for each attack: what `Evaluation.to_plain` gives for that attack alone."""
     for name, attack in result.attacks.items():
         alone = replace(result, attacks={name: attack})
-        write_atomically(folder / f"{check_name(name)}.json", json.dumps(alone.to_plain()).encode())
+        write_atomically(folder / f"{check_name(name)}.json", json.dumps(alone.to_plain(), default=str).encode())
 
 
 def curve_to_plain(attack: str, points: Mapping[float, Sequence[bool]]) -> Plain:

@@ -4,6 +4,7 @@ A point counts only inside the threat's ball and [0, 1], and misclassified in a 
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,22 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.base import DistanceAttack, Ensemble, check_labels, finite, logits_of
-from rattle.attacks.rows import run_ensemble
+from rattle.attacks.autoattack import run_components
+from rattle.attacks.base import DistanceAttack, Ensemble, is_correct
 from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 from rattle.runs.io import atomic_file, read_arrays
 from rattle.threat import Threat
 from rattle.weights import eval_mode
-
-
-def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Which images the model classifies correctly, [n] bool, in a fresh forward pass."""
-    with torch.no_grad():
-        logits = finite(logits_of(model, x))
-    check_labels(logits, y)
-    return logits.argmax(1) == y
 
 
 def still_correct(model: nn.Module, attack: Attack, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -51,13 +44,11 @@ def run_and_verify(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws
     `draws` holds one random stream an image.
     """
     if isinstance(attack, Ensemble):
-
-        def run(part: Attack, x: Tensor, y: Tensor, draws: ImageStreams) -> tuple[Tensor, Tensor]:
-            outcome = run_and_verify(model, part, x, y, draws)
-            return outcome.x_adv, outcome.robust
-
-        x_adv, parts = run_ensemble(attack.components(), x, y, draws, run)
-        return AttackOutcome(x_adv, torch.stack(list(parts.values())).all(0), parts)
+        x_adv, robust, parts = x, torch.ones_like(y, dtype=torch.bool), {}
+        check = partial(still_correct, model)
+        for name, x_adv, robust in run_components(attack, model, x, y, draws, check):  # noqa: B007
+            parts[name] = robust
+        return AttackOutcome(x_adv, robust, parts)
     distance, given = None, x.clone()  # an attack may write into its input
     if isinstance(attack, DistanceAttack):
         nearest = attack.search(model, given, y, generator=draws)
@@ -95,7 +86,7 @@ def save_images(path: Path, index: Tensor, x_adv: np.ndarray, y: Tensor, threat:
     """Write adversarial images as an .npz file that `load_images` reads."""
     arrays = {"index": index.cpu().numpy(), "x_adv": x_adv, "y": y.cpu().numpy()}
     with atomic_file(path) as file:
-        np.savez_compressed(file, norm=np.array(threat.norm), epsilon=np.array(threat.epsilon), **arrays)
+        np.savez_compressed(file, norm=np.array(threat.norm), epsilon=np.array(threat.epsilon), **arrays)  # type: ignore[arg-type]
 
 
 def load_images(path: Path) -> SavedImages:

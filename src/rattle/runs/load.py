@@ -1,7 +1,6 @@
 """Trained models from run folders and checkpoints."""
 
-from __future__ import annotations
-
+from functools import lru_cache
 from pathlib import Path
 
 from torch import nn
@@ -14,7 +13,7 @@ from rattle.runs.paths import Run
 
 
 def resolve_checkpoint(path: Path | str) -> Path:
-    """The checkpoint that a path means: itself, or the best (else the last) one of a run folder."""
+    """The checkpoint file that a path means: itself, or of a run folder the best checkpoint, else the last."""
     path = Path(path)
     if path.is_dir():
         run = Run(path)
@@ -28,27 +27,41 @@ def resolve_checkpoint(path: Path | str) -> Path:
 
 
 def run_of(checkpoint: Path) -> Run | None:
-    """The run folder a checkpoint lies in, if it lies in one."""
-    folder = checkpoint.parent.parent
-    return Run(folder) if (folder / "recipe.yaml").is_file() else None
+    """The run that a checkpoint file belongs to, if any."""
+    run = Run(checkpoint.parent.parent)
+    return run if run.exists() else None
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    return read(resolve_checkpoint(path))
+    """Read the checkpoint of a run folder or file; do not change its tensors.
+
+    The last one is remembered until its file changes, so that opening it again does not read and check it again.
+    """
+    file = resolve_checkpoint(path)
+    status = file.stat()
+    return read_cached(file, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1)
+def read_cached(path: Path, modified: int, size: int) -> Checkpoint:
+    return read(path)
 
 
 def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
-    """The trained model of a run folder (its best checkpoint) or checkpoint, in evaluation mode.
+    """The trained model of a checkpoint, or of a run folder's best one, in evaluation mode.
 
-    Averaged weights come first when the run has them; `averaged=False` asks for the raw ones.
+    averaged: take the averaged weights if the run has them; False takes the raw ones.
     """
-    return load_model(open_checkpoint(path), averaged=averaged)
+    return load_model(read(resolve_checkpoint(path)), averaged=averaged)
 
 
 def build_model(
     recipe: Recipe, *, classes: int, channels: int, statistics: tuple[list[float], list[float]] | None = None
 ) -> nn.Module:
-    """The recipe's network, freshly initialised from torch's random state."""
+    """The recipe's network with fresh weights, drawn from torch's global generator.
+
+    classes, channels: of the data; statistics: mean and standard deviation of each channel, None for no normalisation.
+    """
     return create_model(
         recipe.model,
         classes=classes,
@@ -60,8 +73,11 @@ def build_model(
 
 
 def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
-    """The network of a checkpoint with its weights."""
-    unit = ([0.0] * saved.shape[0], [1.0] * saved.shape[0])  # the true statistics are among the weights
+    """The network of a checkpoint with its weights, in evaluation mode; averaged: as for `load`."""
+    unit = (
+        [0.0] * saved.shape[0],
+        [1.0] * saved.shape[0],
+    )  # placeholders: the true statistics are buffers among the weights
     statistics = unit if saved.recipe.normalise else None
     model = build_model(saved.recipe, classes=len(saved.classes), channels=saved.shape[0], statistics=statistics)
     average = saved.part("average")
