@@ -1,7 +1,5 @@
 """rattle evaluate: attack a run, a checkpoint or any model, store the results, print a table."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass, fields, replace
@@ -10,7 +8,6 @@ from typing import Annotated, Literal
 
 import tyro
 
-from rattle.attacks import Attack
 from rattle.attacks.registry import get_attack
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
@@ -72,10 +69,9 @@ def main(args: list[str]) -> None:
         if options.verify:
             check_saved(options, target)
             return
-        threat = options.threat.over(target.threat)
         if not options.attacks:
             raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
-        attack_target(options, target, {name: get_attack(name, threat) for name in options.attacks})
+        attack_target(options, target)
 
 
 def target_of(options: Options) -> Target:
@@ -90,18 +86,20 @@ def target_of(options: Options) -> Target:
     return target_from_weights(Network(**given), options.data or "cifar10", root=options.data_root)
 
 
-def attack_target(options: Options, target: Target, attacks: dict[str, Attack]) -> None:
+def attack_target(options: Options, target: Target) -> None:
     """Evaluate, then print."""
-    images, out = target.images(options.n), Path(options.out) if options.out else target.results
-    first, attack = next(iter(attacks.items()))
-    by_epsilon = {e: get_attack(first, replace(attack.threat, epsilon=e)) for e in options.epsilons}
-    metadata = target.metadata | {"seed": options.seed}
-    console = Console() if distributed.is_main() else NullConsole()
-    settings = {"batch_size": options.batch_size, "seed": options.seed, "console": console}
-    where = {"out": out, "metadata": metadata}
-    more = {"check_model": True, "save_adversarial": options.save_adversarial}
-    result = evaluate(target.model, images.x, images.y, attacks, **where, **more, **settings)
-    points = curve(target.model, images.x, images.y, by_epsilon, name=first, **where, **settings)
+    threat, first, images = options.threat.over(target.threat), options.attacks[0], target.images(options.n)
+    by_epsilon = {e: get_attack(first, replace(threat, epsilon=e)) for e in options.epsilons}
+    settings = {
+        "out": Path(options.out) if options.out else target.results,
+        "metadata": target.metadata | {"seed": options.seed},
+        "batch_size": options.batch_size,
+        "seed": options.seed,
+        "console": Console() if distributed.is_main() else NullConsole(),
+    }
+    more = {"threat": threat, "check_model": True, "save_adversarial": options.save_adversarial}
+    result = evaluate(target.model, images.x, images.y, options.attacks, **more, **settings)
+    points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
     if not distributed.is_main():
         return
     for sentence in result.warnings:
@@ -109,24 +107,23 @@ def attack_target(options: Options, target: Target, attacks: dict[str, Attack]) 
     if options.json:
         print(json.dumps(result.to_plain() | ({"curve": curve_to_plain(first, points)} if points else {})))
         return
-    title = f"{len(images)} images, {attack.threat.norm} epsilon {attack.threat.epsilon:.4g}, % [95 % interval]"
-    print_table(["model", "clean", *attacks], [accuracy_row(target.name, result)], title=title)
-    print_details(result)
+    print_result(target.name, result, threat, "% [95 % interval]")
     if points:
         rows = [[f"{epsilon:.4g}", percent(flags)] for epsilon, flags in points.items()]
-        print_table(["epsilon", "robust"], rows, title=f"{first} against epsilon ({attack.threat.norm})")
-    print(f"results are in {out}")
+        print_table(["epsilon", "robust"], rows, title=f"{first} against epsilon ({threat.norm})")
+    print(f"results are in {settings['out']}")
 
 
-def print_details(result: Evaluation) -> None:
-    """Accuracy after each part of an ensemble, and the mean distance of attacks that measure it."""
-    for name, attack in result.attacks.items():
-        if attack.parts:
-            rows = [[part, percent(flags)] for part, flags in attack.parts.items()]
-            print_table(["after", "robust"], rows, title=f"{name}, part by part")
-        if attack.distances:
-            norm = attack.settings["threat"]["norm"]
-            print(f"{name}: ADBD {attack.mean_distance:.4f} (mean {norm} distance found)")
+def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> None:
+    """The table, accuracy after each part of an ensemble, and the mean distance of attacks that measure it."""
+    title = f"{result.n} images, {threat.norm} epsilon {threat.epsilon:.4g}, {note}"
+    print_table(["model", "clean", *result.attacks], [accuracy_row(name, result)], title=title)
+    for attack, found in result.attacks.items():
+        if found.parts:
+            rows = [[part, percent(flags)] for part, flags in found.parts.items()]
+            print_table(["after", "robust"], rows, title=f"{attack}, part by part")
+        if found.distances:
+            print(f"{attack}: ADBD {found.mean_distance:.4f} (mean {threat.norm} distance found)")
 
 
 def check_saved(options: Options, target: Target) -> None:

@@ -9,13 +9,12 @@ import tyro
 
 from rattle.attacks.registry import get_attack
 from rattle.attacks.transfer import Transfer
-from rattle.cli.console import Console, print_table
-from rattle.cli.evaluate import ThreatOptions
+from rattle.cli.console import Console
+from rattle.cli.evaluate import ThreatOptions, print_result
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.target import target_from_checkpoint
-from rattle.report.tables import accuracy_row
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,5 @@ def main(args: list[str]) -> None:
     if options.json:
         print(json.dumps(result.to_plain()))
         return
-    title = f"{len(images)} images, {threat.norm} epsilon {threat.epsilon:.4g}, made on {surrogate.name}"
-    print_table(["model", "clean", *attacks], [accuracy_row(target.name, result)], title=title)
+    print_result(target.name, result, threat, f"made on {surrogate.name}")
     print(f"results are in {out}")

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import advice, post_checks
-from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_key
-from rattle.evaluation.inputs import Array, Attacks, as_attacks, as_tensors
+from rattle.evaluation.inputs import Array, Attacks, as_attacks, as_float, as_tensors
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
 from rattle.evaluation.verify import run_and_verify, save_images
 from rattle.randomness import ImageStreams
@@ -34,10 +33,6 @@ def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Ten
     """(index, images in [0, 1], labels) of each batch in order; of several ranks each takes its share of them."""
     for index in torch.arange(len(x), device=y.device).split(size)[distributed.rank() :: distributed.world_size()]:
         yield index, as_float(x[index]), y[index]
-
-
-def as_float(x: Tensor) -> Tensor:
-    return x if x.is_floating_point() else to_float(x)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What `evaluate` accepts, turned into one form: tensors, and attacks by name."""
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 import numpy as np
 import torch
@@ -44,6 +45,11 @@ def as_tensor(value: Array, weights: Tensor) -> Tensor:
     return found.to(weights.dtype) if found.is_floating_point() else found
 
 
+def as_float(x: Tensor) -> Tensor:
+    """Images in [0, 1]: uint8 ones divided by 255, others as they are."""
+    return x if x.is_floating_point() else to_float(x)
+
+
 def as_attacks(attacks: Attacks, threat: Threat | None) -> dict[str, Attack]:
     """Attacks by the name that their results are stored under.
 
@@ -53,11 +59,10 @@ def as_attacks(attacks: Attacks, threat: Threat | None) -> dict[str, Attack]:
         return {check_name(name): as_attack(attack, threat) for name, attack in attacks.items()}
     found: dict[str, Attack] = {}
     for attack in attacks if isinstance(attacks, (list, tuple)) else [attacks]:
-        made = as_attack(attack, threat)
-        name = stem = attack if isinstance(attack, str) else type(attack).__name__.lower()
-        while name in found and not isinstance(attack, str):
-            name = f"{stem}-{int(name.removeprefix(stem).lstrip('-') or 1) + 1}"
-        found[name] = made
+        name = attack if isinstance(attack, str) else type(attack).__name__.lower()
+        if name in found and not isinstance(attack, str):
+            name = next(new for i in count(2) if (new := f"{name}-{i}") not in found)
+        found[name] = as_attack(attack, threat)
     return found
 
 
@@ -65,9 +70,10 @@ def as_attack(attack: object, threat: Threat | None) -> Attack:
     """One attack: the one of that name on `threat`, or the object itself, which has its own threat."""
     if isinstance(attack, str):
         return get_attack(attack, threat or Threat())
-    if isinstance(attack, type) or not callable(attack) or not isinstance(getattr(attack, "threat", None), Threat):
+    own = getattr(attack, "threat", None)
+    if isinstance(attack, type) or not callable(attack) or not isinstance(own, Threat):
         what = f"the class {attack.__name__}" if isinstance(attack, type) else type(attack).__name__
         raise RattleError(f"an attack is a name such as 'pgd20' or an object such as PGD(steps=20), got {what}")
-    if threat is not None and attack.threat != threat:  # type: ignore[attr-defined]
-        raise RattleError(f"{type(attack).__name__} has a threat of its own, {attack.threat}, other than {threat}")  # type: ignore[attr-defined]
+    if threat not in (None, own):
+        raise RattleError(f"{type(attack).__name__} has a threat of its own, {own}, other than {threat}")
     return attack  # type: ignore[return-value]

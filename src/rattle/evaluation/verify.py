@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from rattle.attacks import Attack
 from rattle.attacks.autoattack import run_components
 from rattle.attacks.base import DistanceAttack, Ensemble, is_correct
-from rattle.data import to_float
 from rattle.errors import RattleError
+from rattle.evaluation.inputs import as_float
 from rattle.randomness import ImageStreams
 from rattle.runs.io import atomic_file, read_arrays
 from rattle.threat import Threat
@@ -63,8 +63,7 @@ def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat
     wrong = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     if len(x) == 0:
         return wrong
-    x = x if x.is_floating_point() else to_float(x)
-    inside = x_adv.isfinite().flatten(1).all(1) & threat.contains(x_adv, x)
+    inside = x_adv.isfinite().flatten(1).all(1) & threat.contains(x_adv, as_float(x))
     with eval_mode(model):
         for rows in inside.nonzero().squeeze(1).split(250):
             if len(rows):  # split gives one empty part if none is inside

@@ -76,11 +76,7 @@ def process_group() -> Iterator[None]:
 
 def mean(values: Tensor) -> Tensor:
     """The mean over ranks."""
-    if not active():
-        return values
-    total = values.clone()
-    dist.all_reduce(total)
-    return total / world_size()
+    return total(values) / world_size() if active() else values
 
 
 def mean_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -35,8 +35,7 @@ def locked(path: Path) -> Iterator[None]:
             except OSError:
                 time.sleep(pause)
         else:
-            message = f"{path.parent} is being written by {holder(path)}: wait, or choose another --out"
-            raise RattleError(message)
+            raise RattleError(f"{path.parent} is being written by {owner(path)}: wait, or choose another --out")
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
@@ -46,21 +45,16 @@ def locked(path: Path) -> Iterator[None]:
             file.truncate(0)
 
 
-def holder(lock: Path) -> str:
-    """The process that a held lock file names, and the age of the lock."""
-    minutes = (time.time() - lock.stat().st_mtime) / 60
-    return f"{lock.read_text(encoding='utf-8').strip() or 'another process'} (for {minutes:.0f} minutes)"
-
-
 def owner(lock: Path) -> str:
-    """Who holds a lock file, and for how long; empty if nobody does."""
+    """The process that holds a lock file, and for how long; empty if none does."""
     if not lock.exists():
         return ""
     with open(lock, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            return holder(lock)
+            minutes = (time.time() - lock.stat().st_mtime) / 60
+            return f"{file.read().strip() or 'another process'} (for {minutes:.0f} minutes)"
     return ""
 
 
