@@ -21,6 +21,7 @@ from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
+from rattle.evaluation import inputs
 from rattle.objectives import Trades
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
@@ -63,7 +64,7 @@ def in_double_precision() -> Iterator[None]:
     """sign() and the shares in Taylor targets make 1e-3 of a rounding error of 1e-7: let it be one of 1e-16."""
     torch.set_default_dtype(torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (train, learner, evaluation):
+        for module in (train, learner, inputs):
             patch.setattr(module, "to_float", lambda x: to_float(x).double())
         try:
             yield
