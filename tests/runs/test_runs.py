@@ -11,10 +11,9 @@ from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.runs import load as runs_load
-from rattle.runs.checkpoint import read, save
+from rattle.runs.checkpoint import save
 from rattle.runs.environment import environment
-from rattle.runs.load import load, open_checkpoint, resolve_checkpoint, run_of
+from rattle.runs.load import load, resolve_checkpoint, run_of
 from rattle.runs.lock import open_run, record_line, truncate
 from rattle.runs.paths import Run
 from rattle.weights import EMA
@@ -145,17 +144,6 @@ def test_the_environment_names_versions_and_hardware() -> None:
     assert about["torch"] == torch.__version__
     assert about["threads"] == 1
     assert {"rattle", "commit", "python", "numpy", "platform", "device", "cores"} <= about.keys()
-
-
-def test_a_checkpoint_is_read_once_until_its_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, reads = tmp_path / "a.safetensors", []
-    monkeypatch.setattr(runs_load, "read", lambda path: reads.append(path) or read(path))
-    put_checkpoint(path, scale=7.0)
-    assert open_checkpoint(path) is open_checkpoint(str(path))
-    assert len(reads) == 1
-    put_checkpoint(path, scale=8.0)
-    assert open_checkpoint(path).part("model")["head.bias"].tolist() == [8.0] * 10
-    assert len(reads) == 2
 
 
 def test_clearing_a_run_ends_with_its_recipe(tmp_path: Path) -> None:

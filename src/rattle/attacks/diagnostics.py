@@ -21,11 +21,11 @@ from rattle.attacks.rows import accepts_channels_last
 SAMPLE = 250  # images looked at
 
 
-def advice(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
+def find_warnings(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
     """Everything that can be said before attacking; no sentence means that nothing was found.
 
     >>> soft = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Softmax(1))
-    >>> [sentence.split(":")[0] for sentence in advice(soft, torch.rand(5, 1, 2, 2), torch.arange(5) % 3)]
+    >>> [sentence.split(":")[0] for sentence in find_warnings(soft, torch.rand(5, 1, 2, 2), torch.arange(5) % 3)]
     ['the model returns probabilities', 'with 3 classes apgd-t climbs the margin instead of targeted DLR']
     """
     check_batch(x, y)

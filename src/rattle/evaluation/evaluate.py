@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
-from rattle.attacks.diagnostics import advice, post_checks
+from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_key
 from rattle.evaluation.inputs import Array, Attacks, as_attacks, as_float, as_tensors
@@ -160,7 +160,7 @@ def run_attacks(
         start = clean if plan.mask is None else clean & torch.tensor(list(plan.mask), device=clean.device)
         if check_model:
             few = slice(plan.batch_size)
-            warnings = advice(plan.model, as_float(plan.x[few]), plan.y[few])
+            warnings = find_warnings(plan.model, as_float(plan.x[few]), plan.y[few])
         for name, attack in attacks.items():
             key = {"seed": plan.seed, "batch_size": plan.batch_size, "mask": start.tolist()}
             if plan.out is not None:

@@ -15,6 +15,7 @@ from rattle.models import check_width, load_weights
 from rattle.models.pretrained import file_normalisation
 from rattle.models.registry import create_model
 from rattle.runs import distributed
+from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.threat import Threat
 
@@ -52,13 +53,13 @@ def checked(model: nn.Module, test: Images, classes: int, data: str) -> nn.Modul
 
 
 def target_from_checkpoint(
-    path: str, *, data: str | None = None, root: str | None = None, averaged: bool = True
+    path: str | Path | Checkpoint, *, data: str | None = None, root: str | None = None, averaged: bool = True
 ) -> Target:
-    """A run folder or a checkpoint.
+    """A run folder or a checkpoint, as path or opened.
 
     data: images other than the run's own; root: where datasets are; averaged: prefer averaged weights to the raw ones.
     """
-    saved = open_checkpoint(path)
+    saved = path if isinstance(path, Checkpoint) else open_checkpoint(path)
     recipe, run = saved.recipe, run_of(saved.path)
     own = replace(recipe.data, root=root or recipe.data.root)
     resizable = data is not None and (Path(data).is_dir() or data.startswith("hub:"))

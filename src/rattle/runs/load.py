@@ -1,6 +1,5 @@
 """Trained models from run folders and checkpoints."""
 
-from functools import lru_cache
 from pathlib import Path
 
 from torch import nn
@@ -33,18 +32,8 @@ def run_of(checkpoint: Path) -> Run | None:
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Read the checkpoint of a run folder or file; do not change its tensors.
-
-    The last one is remembered until its file changes, so that opening it again does not read and check it again.
-    """
-    file = resolve_checkpoint(path)
-    status = file.stat()
-    return read_cached(file, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=1)
-def read_cached(path: Path, modified: int, size: int) -> Checkpoint:
-    return read(path)
+    """Read the checkpoint of a run folder or file, see `resolve_checkpoint`."""
+    return read(resolve_checkpoint(path))
 
 
 def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
@@ -52,7 +41,7 @@ def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
 
     averaged: take the averaged weights if the run has them; False takes the raw ones.
     """
-    return load_model(read(resolve_checkpoint(path)), averaged=averaged)
+    return load_model(open_checkpoint(path), averaged=averaged)
 
 
 def build_model(
@@ -74,12 +63,10 @@ def build_model(
 
 def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
     """The network of a checkpoint with its weights, in evaluation mode; averaged: as for `load`."""
-    unit = (
-        [0.0] * saved.shape[0],
-        [1.0] * saved.shape[0],
-    )  # placeholders: the true statistics are buffers among the weights
+    channels = saved.shape[0]
+    unit = ([0.0] * channels, [1.0] * channels)  # replaced by the true statistics, which are buffers of the model
     statistics = unit if saved.recipe.normalise else None
-    model = build_model(saved.recipe, classes=len(saved.classes), channels=saved.shape[0], statistics=statistics)
+    model = build_model(saved.recipe, classes=len(saved.classes), channels=channels, statistics=statistics)
     average = saved.part("average")
     if averaged and average and int(average["n_averaged"]) > 0:
         weights = {key.removeprefix("module."): value for key, value in average.items() if key != "n_averaged"}
