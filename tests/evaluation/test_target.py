@@ -10,7 +10,9 @@ import torch
 from rattle.attacks import RayS
 from rattle.attacks.registry import FAMILIES
 from rattle.cli.main import main
+from rattle.evaluation.target import target_from_checkpoint
 from rattle.models.registry import create_model
+from rattle.runs.load import open_checkpoint
 from support.tiny_runs import digits, linear, save_files, save_run, small_cnn
 
 
@@ -187,3 +189,10 @@ def test_a_mistake_is_one_sentence(
         save_run(files / "run")
     assert sentence in mistake(capsys, *words)
     assert not (files / "w-results").exists()
+
+
+def test_an_opened_checkpoint_is_not_read_again(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run")
+    by_path, opened = target_from_checkpoint(run), target_from_checkpoint(open_checkpoint(run))
+    assert by_path.metadata == opened.metadata
+    assert by_path.results == opened.results == run / "results"

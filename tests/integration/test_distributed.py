@@ -21,6 +21,7 @@ from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
+from rattle.evaluation import inputs
 from rattle.objectives import Taylor, Trades
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
@@ -63,7 +64,7 @@ def in_double_precision() -> Iterator[None]:
     """sign() and the shares in Taylor targets make 1e-3 of a rounding error of 1e-7: let it be one of 1e-16."""
     torch.set_default_dtype(torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (train, training_state, evaluation):
+        for module in (train, training_state, inputs):
             patch.setattr(module, "to_float", lambda x: to_float(x).double())
         try:
             yield
@@ -290,14 +291,14 @@ def test_a_killed_evaluation_goes_on_also_on_another_number_of_ranks(trained: Ru
 
     assert [child.wait() for child in ranks(2, deadly, tmp_path / "logs")] == [-signal.SIGKILL] * 2
     judged: list[int] = []
-    real = evaluation.judged_row
+    real = evaluation.attack_batch
 
     def counted(*args: object) -> object:
         judged.append(1)
         return real(*args)
 
     def go_on() -> int:
-        evaluation.judged_row = counted
+        evaluation.attack_batch = counted
         code = cli.main(evaluating(trained, tmp_path / "two"))
         (tmp_path / f"judged{os.environ.get('RANK', 0)}").write_text(str(len(judged)))
         return code

@@ -144,3 +144,13 @@ def test_the_environment_names_versions_and_hardware() -> None:
     assert about["torch"] == torch.__version__
     assert about["threads"] == 1
     assert {"rattle", "commit", "python", "numpy", "platform", "device", "cores"} <= about.keys()
+
+
+def test_clearing_a_run_ends_with_its_recipe(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.written()[-1] == run.recipe
+    assert {path.name for path in run.written()} >= {"checkpoints", "results", "metrics.jsonl", "report.html"}
+    assert (Run.recipe, run.landscape("weight-2d")) == (
+        Path("recipe.yaml"),
+        tmp_path / "results/landscape-weight-2d.npz",
+    )

@@ -110,7 +110,7 @@ def measure_checkpoint(
         }
     folder = Path(out) if out else target.results
     rows = {name: [asdict(row) for row in rows] for name, rows in found.items()}
-    plain = target.about | {"seed": seed, "n": len(y), "draws": draws, "remainders": rows}
+    plain = target.metadata | {"seed": seed, "n": len(y), "draws": draws, "remainders": rows}
     write_atomically(folder / "fidelity.json", json.dumps(plain).encode())
     pictures = plots.save(plot(found, sigma=recipe.noise.sigma or None), folder / "fidelity", dpi=160)
     return plain, pictures

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from rattle.attacks.apgd import APGD
-from rattle.attacks.base import Attack, check_batch, check_labels, finite, logits_of
+from rattle.attacks.base import Attack, Ensemble, check_batch, is_correct
 from rattle.attacks.fab import FAB
 from rattle.attacks.rows import branch
 from rattle.attacks.square import Square
 from rattle.errors import RattleError
-from rattle.randomness import Randomness, streams
+from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
 Version = Literal["standard", "plus", "rand", "fast", "brief"]
+
+
+StillCorrect = Callable[[Attack, Tensor, Tensor, Tensor], Tensor]  # (component, x_adv, x, y) -> [n] bool
+
+
+def run_components(
+    ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, draws: ImageStreams, still_correct: StillCorrect
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Run each component on the correctly classified images that the ones before it did not break.
+
+    still_correct: at which points of a component an image counts as correct.
+    Yields after each component its name, the points of all images so far, and which images are still correct, [n].
+    """
+    x_adv, correct = x.clone(), is_correct(model, x, y)
+    for number, (name, component) in enumerate(ensemble.components().items()):
+        left = correct.nonzero().squeeze(1)
+        if len(left):
+            points = component(model, x[left], y[left], generator=branch(draws[left], number))
+            x_adv[left] = points.to(x_adv)
+            correct[left] = still_correct(component, x_adv[left], x[left], y[left])
+        yield name, x_adv, correct.clone()
 
 
 def standard(threat: Threat) -> dict[str, Attack]:
@@ -98,23 +118,10 @@ class AutoAttack:
         return VERSIONS[self.version](self.threat)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        check_batch(x, y)
-        draws = streams(generator, x)
-        x_adv = x.clone()
-        robust = self.unbroken(model, x, y)
-        for number, attack in enumerate(self.components().values()):
-            if len(robust) == 0:
-                break
-            part = branch(draws[robust], number)
-            x_adv[robust] = attack(model, x[robust], y[robust], generator=part).to(x_adv)
-            robust = robust[self.unbroken(model, x_adv[robust], y[robust])]
-        return x_adv
-
-    @staticmethod
-    @torch.no_grad()
-    def unbroken(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Indices of the images still classified as they should be."""
+        x, y = check_batch(x, y)
         with eval_mode(model):
-            logits = finite(logits_of(model, x))
-        check_labels(logits, y)
-        return (logits.argmax(1) == y).nonzero().squeeze(1)
+            steps = run_components(
+                self, model, x, y, streams(generator, x), lambda _, x_adv, x, y: is_correct(model, x_adv, y)
+            )
+            *_, (_, x_adv, _) = steps
+        return x_adv

@@ -21,11 +21,11 @@ from rattle.attacks.rows import accepts_channels_last
 SAMPLE = 250  # images looked at
 
 
-def advice(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
+def find_warnings(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
     """Everything that can be said before attacking; no sentence means that nothing was found.
 
     >>> soft = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Softmax(1))
-    >>> [sentence.split(":")[0] for sentence in advice(soft, torch.rand(5, 1, 2, 2), torch.arange(5) % 3)]
+    >>> [sentence.split(":")[0] for sentence in find_warnings(soft, torch.rand(5, 1, 2, 2), torch.arange(5) % 3)]
     ['the model returns probabilities', 'with 3 classes apgd-t climbs the margin instead of targeted DLR']
     """
     check_batch(x, y)
@@ -173,4 +173,15 @@ def rises(accuracies: Mapping[str, float], *, tolerance: float = 0.0) -> list[st
                 f"robust accuracy rises from {before:.2%} under {weaker} to {after:.2%} under the stronger {stronger}: "
                 "gradients may be masked"
             )
+    return found
+
+
+WEAK_TO_STRONG = ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack")
+
+
+def post_checks(clean: float, accuracies: Mapping[str, float], parts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Warnings that the accuracies themselves give: clean, robust by attack, and of ensembles after each part."""
+    found = rises({name: accuracies[name] for name in WEAK_TO_STRONG if name in accuracies})
+    for after in parts.values():
+        found += square_helped({"clean": clean, **after})
     return found

@@ -1,10 +1,8 @@
-"""Checkpoints: one safetensors file each, written atomically, checked when read, never executing anything.
+"""Checkpoints: one safetensors file each, written atomically and checked when read. Reading executes nothing.
 
-Tensors are named model.*, average.* and optimizer.*; the file's metadata hold the format's version, the recipe, the
-progress of the run (plain JSON) and a checksum over all of it.
+Tensors are named model.*, average.* and optimizer.*; the file's metadata holds the version of the format, the recipe,
+the progress of the run as JSON, and a checksum over all of it.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -23,31 +21,31 @@ from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
 
-FORMAT = 1
+FORMAT = 1  # version of the format that `save` writes; `read` takes this one and older ones
 
 
 class Damaged(RattleError):
-    """A file that is no checkpoint, or no longer one."""
+    """The file is not a checkpoint, or its content has changed since it was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a file holds."""
+    """The content of a checkpoint file."""
 
     path: Path
     recipe: Recipe
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # names
     shape: tuple[int, ...]  # [C, H, W] of an image
-    progress: dict[str, Any]
-    tensors: dict[str, Tensor]
+    progress: dict[str, Any]  # epoch, step and so on, as training/state.py wrote them
+    tensors: dict[str, Tensor]  # on the CPU
 
     def part(self, name: str) -> dict[str, Tensor]:
-        """The tensors of model, average or optimizer, without the prefix."""
+        """The tensors of `model`, `average` or `optimizer`, without that prefix."""
         return {key[len(name) + 1 :]: value for key, value in self.tensors.items() if key.startswith(f"{name}.")}
 
 
 def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """A checksum over names, types, shapes, values and texts."""
+    """A checksum over the names, dtypes, shapes and values of CPU tensors, and over texts by name."""
     total = hashlib.blake2b(digest_size=16)
     for key in sorted(tensors):
         value = tensors[key].contiguous()
@@ -68,9 +66,13 @@ def save(
     model: nn.Module,
     average: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    keep: Path | None = None,
+    backup: Path | None = None,
 ) -> None:
-    """Write one checkpoint; the one that had its name is kept as `keep`."""
+    """Write one checkpoint.
+
+    classes: their names; shape: [C, H, W] of an image; progress: plain data that `read` gives back; average: a model
+    of averaged weights (torch.optim.swa_utils.AveragedModel); backup: where an earlier file of this name is moved.
+    """
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     if average is not None:
         tensors |= {f"average.{key}": value for key, value in average.state_dict().items()}
@@ -87,11 +89,11 @@ def save(
         "progress": json.dumps(progress),
     }
     content = serialise(tensors, {**texts, "digest": digest(tensors, texts)})
-    write_atomically(path, content, keep=keep)
+    write_atomically(path, content, backup=backup)
 
 
 def read(path: Path) -> Checkpoint:
-    """Open and check one checkpoint; a sentence says what is wrong with a file that is none."""
+    """Read a checkpoint; raises RattleError if there is none, Damaged if the file is not one or fails its checksum."""
     if not path.is_file():
         raise RattleError(f"there is no checkpoint {path}")
     try:
@@ -100,7 +102,9 @@ def read(path: Path) -> Checkpoint:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, struct.error) as reason:
         raise Damaged(f"{path} is not a checkpoint, or is damaged: {reason}") from reason
-    if not texts.get("format", "").isdecimal() or "recipe" not in texts:  # other writers put format=pt there
+    if (
+        not texts.get("format", "").isdecimal() or "recipe" not in texts
+    ):  # safetensors files of other programs say format=pt
         raise Damaged(f"{path} holds weights, but is not a RATTLE checkpoint; give it as --weights with --model")
     if int(texts["format"]) > FORMAT:
         raise RattleError(
@@ -119,7 +123,7 @@ def read(path: Path) -> Checkpoint:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give the optimizer its buffers back, in the layout of their parameters."""
+    """Restore an optimizer's buffers from `Checkpoint.part("optimizer")`, in the memory layout of their parameters."""
     for name, p in model.named_parameters():
         prefix = f"{name}."
         for key, value in tensors.items():

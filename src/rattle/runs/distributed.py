@@ -1,6 +1,4 @@
-"""Ranks: who am I, how many are we, and what is our mean. No-ops in one process."""
-
-from __future__ import annotations
+"""Ranks, devices and collectives over torch.distributed; without a process group, everything is the one rank's own."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -12,8 +10,8 @@ from torch import Tensor
 
 from rattle.errors import RattleError
 
-# Groups once joined, kept to the end of the process. Whoever drops a group last waits for its threads; were that a DDP
-# wrapper, in the frames of an exception, it would wait holding the lock that those threads need to end.
+# References to process groups, held to the end of the process. Dropping the last reference waits for the group's
+# threads; done by a DDP wrapper in an exception's frames, it would wait while holding the GIL that they need to end.
 GROUPS: list[object] = []
 
 
@@ -26,12 +24,12 @@ def rank() -> int:
 
 
 def local_rank() -> int:
-    """The rank within this machine, as torchrun tells it."""
+    """The rank within this machine, from torchrun's environment."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """The device of that name; `auto` takes what there is, and each rank its own GPU."""
+    """The device of that name; `auto` is this rank's GPU, else mps, else the CPU."""
     if name != "auto":
         return torch.device(name)
     if torch.cuda.is_available():
@@ -40,7 +38,7 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def restart_count() -> int:
-    """How often torchrun has started these processes again because one of them died."""
+    """How often torchrun has restarted this job because a process died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -49,23 +47,25 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Is this the process that writes?"""
+    """Whether this process writes files and prints."""
     return rank() == 0
 
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Inside, the processes that torchrun started know each other: NCCL on GPUs, gloo on CPUs."""
+    """Join the process group of a torchrun job, NCCL on GPUs and gloo on CPUs; no-op without torchrun."""
     if active() or int(os.environ.get("WORLD_SIZE", "1")) < 2:
         yield
         return
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(local_rank())
-    # After a restart the store still holds the addresses of the dead: each attempt has its own part of it.
+    # After a restart the store still holds the addresses of dead processes: use a prefix for each restart.
     store, me, count = next(dist.rendezvous("env://"))
     mine = dist.PrefixStore(f"attempt{restart_count()}", store)
-    backends = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # with both, flags travel without waiting for a GPU
+    backends = (
+        "cpu:gloo,cuda:nccl" if gpu else "gloo"
+    )  # with both, CPU tensors are reduced without a GPU synchronisation
     dist.init_process_group(backends, store=mine, rank=me, world_size=count)
     GROUPS.append(dist.group.WORLD)
     try:
@@ -75,16 +75,12 @@ def process_group() -> Iterator[None]:
 
 
 def mean(values: Tensor) -> Tensor:
-    """The average over ranks; the tensor itself in one process."""
-    if not active():
-        return values
-    total = values.clone()
-    dist.all_reduce(total)
-    return total / world_size()
+    """The mean over ranks."""
+    return total(values) / world_size() if active() else values
 
 
 def mean_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The averages of many tensors, sent as one."""
+    """The means of many tensors, in one collective call."""
     if not active() or not tensors:
         return dict(tensors)
     flat = mean(torch.cat([t.reshape(-1) for t in tensors.values()]))
@@ -101,7 +97,7 @@ def total(values: Tensor) -> Tensor:
 
 
 def any_rank(flag: int) -> int:
-    """The largest flag of any rank, so that all of them act on it together."""
+    """The largest value of any rank, so that all ranks act on it together."""
     if not active():
         return flag
     value = torch.tensor(flag)
@@ -110,7 +106,7 @@ def any_rank(flag: int) -> int:
 
 
 def on_main(action: Callable[[], object]) -> None:
-    """Let the main rank do it; all wait for it, and what it refuses every rank refuses."""
+    """Run an action on the main rank while the others wait; a RattleError that it raises is raised on every rank."""
     if not active():
         action()
         return

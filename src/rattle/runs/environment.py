@@ -1,6 +1,4 @@
-"""What a run ran on: versions, commit, hardware."""
-
-from __future__ import annotations
+"""What a run ran on."""
 
 import os
 import platform
@@ -11,7 +9,7 @@ from typing import Any
 
 
 def environment() -> dict[str, Any]:
-    """What a run ran on: versions, commit, hardware."""
+    """Versions, commit and hardware, as plain data for result files."""
     import numpy
     import torch
 
@@ -32,7 +30,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree rattle runs from, with a + when it was changed; None when installed elsewhere."""
+    """The commit of the source tree, with + if files were changed; None if rattle does not run from a source tree."""
     here = Path(__file__).parent
     try:
         call = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--match", ""]

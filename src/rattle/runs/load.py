@@ -1,7 +1,5 @@
 """Trained models from run folders and checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch import nn
@@ -14,7 +12,7 @@ from rattle.runs.paths import Run
 
 
 def resolve_checkpoint(path: Path | str) -> Path:
-    """The checkpoint that a path means: itself, or the best (else the last) one of a run folder."""
+    """The checkpoint file that a path means: itself, or of a run folder the best checkpoint, else the last."""
     path = Path(path)
     if path.is_dir():
         run = Run(path)
@@ -28,19 +26,20 @@ def resolve_checkpoint(path: Path | str) -> Path:
 
 
 def run_of(checkpoint: Path) -> Run | None:
-    """The run folder a checkpoint lies in, if it lies in one."""
-    folder = checkpoint.parent.parent
-    return Run(folder) if (folder / "recipe.yaml").is_file() else None
+    """The run that a checkpoint file belongs to, if any."""
+    run = Run(checkpoint.parent.parent)
+    return run if run.exists() else None
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Read the checkpoint of a run folder or file, see `resolve_checkpoint`."""
     return read(resolve_checkpoint(path))
 
 
 def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
-    """The trained model of a run folder (its best checkpoint) or checkpoint, in evaluation mode.
+    """The trained model of a checkpoint, or of a run folder's best one, in evaluation mode.
 
-    Averaged weights come first when the run has them; `averaged=False` asks for the raw ones.
+    averaged: take the averaged weights if the run has them; False takes the raw ones.
     """
     return load_model(open_checkpoint(path), averaged=averaged)
 
@@ -48,7 +47,10 @@ def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
 def build_model(
     recipe: Recipe, *, classes: int, channels: int, statistics: tuple[list[float], list[float]] | None = None
 ) -> nn.Module:
-    """The recipe's network, freshly initialised from torch's random state."""
+    """The recipe's network with fresh weights, drawn from torch's global generator.
+
+    classes, channels: of the data; statistics: mean and standard deviation of each channel, None for no normalisation.
+    """
     return create_model(
         recipe.model,
         classes=classes,
@@ -60,10 +62,11 @@ def build_model(
 
 
 def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
-    """The network of a checkpoint with its weights."""
-    unit = ([0.0] * saved.shape[0], [1.0] * saved.shape[0])  # the true statistics are among the weights
+    """The network of a checkpoint with its weights, in evaluation mode; averaged: as for `load`."""
+    channels = saved.shape[0]
+    unit = ([0.0] * channels, [1.0] * channels)  # replaced by the true statistics, which are buffers of the model
     statistics = unit if saved.recipe.normalise else None
-    model = build_model(saved.recipe, classes=len(saved.classes), channels=saved.shape[0], statistics=statistics)
+    model = build_model(saved.recipe, classes=len(saved.classes), channels=channels, statistics=statistics)
     average = saved.part("average")
     if averaged and average and int(average["n_averaged"]) > 0:
         weights = {key.removeprefix("module."): value for key, value in average.items() if key != "n_averaged"}

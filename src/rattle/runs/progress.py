@@ -1,6 +1,4 @@
-"""What long work reports to: lines and progress bars. The command line's console draws them; this one is silent."""
-
-from __future__ import annotations
+"""Where long work reports lines and progress: the contract of a console, and one that shows nothing. No torch."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -8,30 +6,32 @@ from typing import Protocol
 
 
 class Interrupted(Exception):
-    """Work that can be done again was broken off because its caller asked it to stop."""
+    """Raised by work whose caller asked it to stop; the same call later goes on."""
 
 
 class Advance(Protocol):
-    """Say that `steps` more are done, and what the figures are now."""
+    """Report that `steps` more are done, and figures to show beside the bar."""
 
     def __call__(self, steps: int = 1, **figures: float | str) -> None: ...
 
 
 class Console(Protocol):
-    """Where lines and progress go."""
+    """Shows lines and progress bars."""
 
     @property
     def live(self) -> bool:
-        """Whether bars are redrawn in place, so that lines between them are not needed."""
+        """Whether bars are redrawn in place, which makes lines about progress unnecessary."""
         ...
 
     def log(self, line: str) -> None: ...
 
-    def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]: ...
+    def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
+        """A bar of `total` steps, of which `done` are done already."""
+        ...
 
 
 class NullConsole:
-    """For use as a library: says nothing."""
+    """Shows nothing: the default when rattle is used as a library."""
 
     live = False
 
@@ -44,7 +44,7 @@ class NullConsole:
 
 
 class ProgressOnly:
-    """Another console's bars, without the lines between them."""
+    """Another console's bars without its lines."""
 
     live = True
 

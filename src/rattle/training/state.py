@@ -172,7 +172,7 @@ def save(state: TrainState, run: Run, name: str) -> None:
             model=state.model,
             average=state.average,
             optimizer=state.optimizer if last else None,
-            keep=run.checkpoint("previous") if last else None,
+            backup=run.checkpoint("previous") if last else None,
         )
     )
 

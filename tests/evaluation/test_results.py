@@ -1,0 +1,59 @@
+"""Result files: what is written is read back, and damaged files are named and left out."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rattle.evaluation.results import AttackResult, Evaluation, load_results, save_results
+
+SETTINGS = {"kind": "PGD", "threat": {"norm": "linf", "epsilon": 0.1}}
+
+
+def write(folder: Path, **more: object) -> Path:
+    pgd = AttackResult(settings=SETTINGS, flags=[True, False], seconds=1.0)
+    rays = AttackResult(settings={}, flags=[True, True], seconds=1.0, distances=[0.2, 0.4])
+    save_results(Evaluation(clean=[True, True], attacks={"pgd20": pgd, "rays": rays}, metadata=more), folder)
+    return folder
+
+
+def test_results_are_read_back(tmp_path: Path) -> None:
+    found, notes = load_results(write(tmp_path / "results", data="digits"))
+    assert notes == []
+    assert list(found) == ["pgd20", "rays"]
+    pgd = found["pgd20"]
+    assert (pgd.attack, pgd.settings, pgd.flags, pgd.clean, pgd.data) == ("pgd20", SETTINGS, (1, 0), (1, 1), "digits")
+    assert (pgd.epsilon, found["rays"].epsilon) == (0.1, None)
+    assert json.loads((tmp_path / "results" / "rays.json").read_text())["attacks"]["rays"]["adbd"] == pytest.approx(0.3)
+
+
+def test_results_on_other_images_have_another_protocol(tmp_path: Path) -> None:
+    first, second = (load_results(write(tmp_path / data, data=data))[0]["pgd20"] for data in ("digits", "svhn"))
+    assert first.protocol != second.protocol
+    assert first.protocol == load_results(tmp_path / "digits")[0]["pgd20"].protocol
+
+
+def test_a_folder_that_is_not_there_holds_no_results(tmp_path: Path) -> None:
+    assert load_results(tmp_path / "results") == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        ("{", "pgd20.json is damaged and was left out"),
+        ("[1]", "pgd20.json does not hold an object and was left out"),
+        ('{"attacks": {"pgd20": {}}}', "results/pgd20.json does not hold one flag per image and was left out"),
+        (
+            '{"attacks": {"pgd20": {"flags": [1]}}, "clean_flags": [1, 0]}',
+            "results/pgd20.json does not hold one flag per image and was left out",
+        ),
+    ],
+)
+def test_a_damaged_file_is_named_and_the_others_are_read(content: str, note: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "results")
+    (folder / "pgd20.json").write_text(content)
+    (folder / "flatness.json").write_text("damaged, but no result")
+    (folder / "pgd20-curve.json").write_text('{"curve": {}}')
+    found, notes = load_results(folder)
+    assert list(found) == ["rays"]
+    assert notes == [note]
