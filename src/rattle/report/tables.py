@@ -95,7 +95,7 @@ def leader(samples: Mapping[str, Sample]) -> str | None:
     """The method with the highest mean, when it differs significantly from each of the others."""
     if len(samples) < 2:
         return None
-    best = max(samples, key=lambda method: samples[method].mean)
+    best = max(samples, key=lambda method: summarise(samples[method].accuracies).mean)
     others = (sample for method, sample in samples.items() if method != best)
     return best if all(differ(samples[best], other) for other in others) else None
 
