@@ -116,11 +116,11 @@ def judged(model: torch.nn.Module, test: Images, store: Path) -> dict[str, Any]:
     AutoAttack is asked only about images that PGD-20 and CW-20 left: what those broke, at a smaller epsilon, is broken.
     """
     threat, few = Threat(epsilon=8 / 255), test[torch.arange(AUTOATTACK_IMAGES)]
-    weak = evaluate(model, test.x, test.y, WEAK, store=store)
-    flags = {"clean": weak.clean} | {name: verdict.flags for name, verdict in weak.verdicts.items()}
+    weak = evaluate(model, test.x, test.y, WEAK, out=store)
+    flags = {"clean": weak.clean} | {name: attack.flags for name, attack in weak.attacks.items()}
     attacks, left = {"autoattack": AutoAttack(threat=threat)}, weak.worst_case[:AUTOATTACK_IMAGES]
-    strong = evaluate(model, few.x, few.y, attacks, among=left, store=store, batch_size=AUTOATTACK_IMAGES)
-    flags["autoattack"] = strong.verdicts["autoattack"].flags
+    strong = evaluate(model, few.x, few.y, attacks, mask=left, out=store, batch_size=AUTOATTACK_IMAGES)
+    flags["autoattack"] = strong.attacks["autoattack"].flags
     flat = flatness(model, to_float(few.x[:FLAT_IMAGES]), few.y[:FLAT_IMAGES], threat=threat, iterations=30)
     return {
         **{name: 100 * sum(each) / len(each) for name, each in flags.items()},

@@ -40,7 +40,7 @@ def accuracies(method: str, seed: int, folder: Path) -> dict[str, float]:
     for which in ("best", "last"):
         result = evaluate(load(run.checkpoint(which)), test.x, test.y, attacks)
         row |= {f"{which}_clean": 100 * result.clean_accuracy}
-        row |= {f"{which}_{name}": 100 * verdict.accuracy for name, verdict in result.verdicts.items()}
+        row |= {f"{which}_{name}": 100 * attack.accuracy for name, attack in result.attacks.items()}
     stored.write_text(json.dumps(row))
     return row
 

@@ -13,6 +13,7 @@ from rattle.attacks.transfer import Transfer
 from rattle.cli.main import main
 from rattle.evaluation.evaluate import evaluate
 from rattle.runs import checkpoint
+from rattle.runs.progress import Interrupted
 from rattle.threat import Threat
 from support.tiny_runs import RECIPE, digits, linear, save_run, small_cnn
 
@@ -43,18 +44,18 @@ def test_a_surrogate_that_is_the_target_gives_the_white_box_flags() -> None:
         "other": Transfer(attack=attack, surrogate=small_cnn(1)),
     }
     result = evaluate(model, x[:60], y[:60], attacks)
-    flags = {name: verdict.flags for name, verdict in result.verdicts.items()}
+    flags = {name: attack.flags for name, attack in result.attacks.items()}
     assert flags["white"] == flags["itself"]
     assert sum(flags["white"]) < sum(flags["other"]) <= sum(result.clean)
 
 
-def test_verdicts_of_another_surrogate_start_afresh(tmp_path: Path) -> None:
+def test_an_evaluation_with_another_surrogate_starts_afresh(tmp_path: Path) -> None:
     _, _, x, y = digits()
-    found = []
-    for seed in (1, 2):
-        attacks = {"t": Transfer(attack=get_attack("pgd3", THREAT), surrogate=small_cnn(seed))}
-        found.append(evaluate(linear(), x[:60], y[:60], attacks, store=tmp_path).verdicts["t"].flags)
-    assert found[0] != found[1]
+    attacks = [{"t": Transfer(attack=get_attack("pgd3", THREAT), surrogate=small_cnn(seed))} for seed in (1, 2)]
+    whole = [evaluate(linear(), x[:60], y[:60], each).attacks["t"].flags for each in attacks]
+    with pytest.raises(Interrupted):
+        evaluate(linear(), x[:60], y[:60], attacks[0], out=tmp_path, stop=lambda: True)
+    assert evaluate(linear(), x[:60], y[:60], attacks[1], out=tmp_path).attacks["t"].flags == whole[1] != whole[0]
 
 
 def test_the_verb_says_what_it_was_made_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

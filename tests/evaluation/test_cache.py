@@ -1,4 +1,4 @@
-"""Verdicts as they come: what is on disk is not attacked again, and only what belongs to the same question counts."""
+"""What an interruption leaves: batches on disk are not attacked again if weights, images and settings are the same."""
 
 import json
 import os
@@ -24,6 +24,7 @@ from rattle.evaluation.cache import ResultCache
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.verify import load_images
 from rattle.randomness import ImageStreams
+from rattle.runs.progress import Interrupted
 from rattle.threat import Threat
 from support.tiny_runs import digits, linear, save_run, small_cnn
 
@@ -57,7 +58,7 @@ class Quick:
         }
 
     __call__ = AutoAttack.__call__
-    unbroken = staticmethod(AutoAttack.unbroken)
+    is_correct = staticmethod(AutoAttack.is_correct)
 
 
 def images(n: int) -> tuple[Tensor, Tensor]:
@@ -69,32 +70,74 @@ def interrupted(folder: Path, n: int = 25) -> list[bool]:
     """Flags of 25 images in batches of 5; what is on disk afterwards stops after the third batch."""
     x, y = images(n)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(linear(), x, y, {"a": Counting(dies_at=3)}, batch_size=5, store=folder)
-    return evaluate(linear(), x, y, {"a": Counting()}, batch_size=5).verdicts["a"].flags
+        evaluate(linear(), x, y, {"a": Counting(dies_at=3)}, batch_size=5, out=folder)
+    return evaluate(linear(), x, y, {"a": Counting()}, batch_size=5).attacks["a"].flags
 
 
 def resumed(folder: Path, model: nn.Module | None = None, seed: int = 0, epsilon: float = 0.1, **settings: int):
+    """The flags of the same call given again, and how many batches it attacked; the result file holds these flags."""
     attack = Counting(threat=Threat(epsilon=epsilon))
     x, y = images(settings.pop("n", 25))
     size = settings.pop("batch_size", 5)
-    flags = evaluate(model or linear(), x, y, {"a": attack}, batch_size=size, seed=seed, store=folder)
-    return flags.verdicts["a"].flags, attack.batches
+    result = evaluate(model or linear(), x, y, {"a": attack}, batch_size=size, seed=seed, out=folder)
+    assert [path.name for path in folder.iterdir()] == ["a.json"]
+    assert json.loads((folder / "a.json").read_text()) == result.to_plain()
+    return result.attacks["a"].flags, attack.batches
 
 
 def test_an_interrupted_evaluation_goes_on_at_the_first_missing_image(tmp_path: Path) -> None:
     whole = interrupted(tmp_path)
     assert resumed(tmp_path) == (whole, 2)
-    assert resumed(tmp_path) == (whole, 0)
+    assert resumed(tmp_path) == (whole, 5)  # a finished evaluation is done again, not continued
     assert len(set(whole)) == 2
+
+
+def test_a_stop_callback_interrupts_and_the_same_call_finishes(tmp_path: Path) -> None:
+    x, y = images(25)
+    asked = []
+    with pytest.raises(Interrupted):
+        evaluate(
+            linear(),
+            x,
+            y,
+            {"a": Counting()},
+            batch_size=5,
+            out=tmp_path,
+            stop=lambda: asked.append(1) or len(asked) == 2,
+        )
+    assert len(asked) == 2
+    assert not (tmp_path / "a.json").exists()
+    flags, batches = resumed(tmp_path)
+    assert (flags, batches) == (evaluate(linear(), x, y, {"a": Counting()}, batch_size=5).attacks["a"].flags, 3)
+
+
+def test_an_evaluation_that_is_never_stopped_asks_after_each_batch() -> None:
+    x, y = images(25)
+    asked = []
+    evaluate(linear(), x, y, {"a": Counting(), "b": Counting()}, batch_size=5, stop=lambda: bool(asked.append(1)))
+    assert len(asked) == 10
+
+
+def test_a_finished_attack_is_not_repeated_when_a_later_one_is_interrupted(tmp_path: Path) -> None:
+    x, y = images(25)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(linear(), x, y, {"a": Counting(), "b": Counting(dies_at=1)}, batch_size=5, out=tmp_path)
+    assert not list(tmp_path.glob("*.json"))
+    attacks = {"a": Counting(), "b": Counting()}
+    evaluate(linear(), x, y, attacks, batch_size=5, out=tmp_path)
+    assert [attack.batches for attack in attacks.values()] == [0, 4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
 
 
 def test_a_torn_line_is_cut_off_and_done_again(tmp_path: Path) -> None:
     whole = interrupted(tmp_path)
     path = tmp_path / ".a.0.partial"
     path.write_bytes(path.read_bytes()[:-9])
-    assert resumed(tmp_path) == (whole, 3)
+    x, y = images(25)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(linear(), x, y, {"a": Counting(dies_at=1)}, batch_size=5, out=tmp_path)
     assert all(json.loads(line) for line in path.read_text().splitlines())
-    assert resumed(tmp_path) == (whole, 0)
+    assert resumed(tmp_path) == (whole, 2)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x00\xff\n", b"[1, 2]\n", b'{"mark": "'])
@@ -110,7 +153,6 @@ def test_damage_in_the_middle_costs_what_follows_it_and_no_more(tmp_path: Path) 
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], b"{broken}\n", *lines[2:]]))
     assert resumed(tmp_path) == (whole, 4)
-    assert resumed(tmp_path) == (whole, 0)
 
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"epsilon": 0.05}, {"n": 24}, {"batch_size": 7}])
@@ -121,54 +163,54 @@ def test_other_settings_start_afresh(other: dict[str, float], tmp_path: Path) ->
 
 
 def test_another_model_starts_afresh(tmp_path: Path) -> None:
-    interrupted(tmp_path)
     moved = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     moved.load_state_dict(linear().state_dict())
-    assert resumed(tmp_path, moved)[1] == 2  # the same weights in another object are the same model
+    interrupted(tmp_path / "same")
+    assert resumed(tmp_path / "same", moved)[1] == 2  # the same weights in another object are the same model
+    interrupted(tmp_path / "layers")
+    assert resumed(tmp_path / "layers", nn.Sequential(*moved, nn.Softmax(1)))[1] == 5  # in other layers they are not
     with torch.no_grad():
         moved[1].bias[0] += 1e-6
-    assert resumed(tmp_path, moved)[1] == 5
-    assert resumed(tmp_path, nn.Sequential(*moved, nn.Softmax(1)))[1] == 5  # the same weights in other layers are not
+    interrupted(tmp_path / "weights")
+    assert resumed(tmp_path / "weights", moved)[1] == 5
 
 
-def test_images_kept_for_other_verdicts_are_not_taken_for_these(tmp_path: Path) -> None:
+def test_images_of_another_evaluation_are_not_taken_for_this_one(tmp_path: Path) -> None:
     x, y = images(10)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(
-            linear(), x, y, {"a": Counting(dies_at=1)}, batch_size=5, store=tmp_path, save_adversarial=True, seed=1
-        )
+        evaluate(linear(), x, y, {"a": Counting(dies_at=1)}, batch_size=5, out=tmp_path, save_adversarial=True, seed=1)
     assert (tmp_path / ".a.0.images.npy").is_file()
     with pytest.raises(KeyboardInterrupt):
-        evaluate(linear(), x, y, {"a": Counting(dies_at=1)}, batch_size=5, store=tmp_path)
+        evaluate(linear(), x, y, {"a": Counting(dies_at=1)}, batch_size=5, out=tmp_path)
     assert not (tmp_path / ".a.0.images.npy").exists()
 
 
-def test_names_that_begin_alike_do_not_share_what_is_kept(tmp_path: Path) -> None:
+def test_names_with_the_same_beginning_do_not_share_a_cache(tmp_path: Path) -> None:
     ResultCache(tmp_path, "pgd20-1.5", "x").add(0, {"flags": [1]})
     assert ResultCache(tmp_path, "pgd20-1", "x").done == {}
     assert list(ResultCache(tmp_path, "pgd20-1.5", "x").done) == [0]
 
 
-def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RattleError, match="cannot keep verdicts in"):
-        ResultCache(tmp_path / "file", "a", "mark")
+    with pytest.raises(RattleError, match="cannot write"):
+        ResultCache(tmp_path / "file", "a", "key")
 
 
 def test_autoattack_is_the_and_of_its_parts_and_equals_calling_it() -> None:
     x, y = images(30)
     model, attack = small_cnn(), Quick()
-    verdict = evaluate(model, x, y, {"quick": attack}).verdicts["quick"]
-    rows = torch.tensor([verdict.parts[name] for name in attack.components()])
-    assert rows.all(0).tolist() == verdict.flags
+    result = evaluate(model, x, y, {"quick": attack}).attacks["quick"]
+    rows = torch.tensor([result.parts[name] for name in attack.components()])
+    assert rows.all(0).tolist() == result.flags
     assert bool((rows[1:] <= rows[:-1]).all()), "a part never raises a flag"
     with torch.no_grad():
         right = model(to_float(x)).argmax(1) == y
         live = right.nonzero().squeeze(1)
         x_adv = attack(model, to_float(x[live]), y[live], generator=ImageStreams(0, live))
         right[live] = model(x_adv).argmax(1) == y[live]
-    assert right.tolist() == verdict.flags
-    assert 0 < sum(verdict.flags) < 30
+    assert right.tolist() == result.flags
+    assert 0 < sum(result.flags) < 30
 
 
 def test_flags_do_not_depend_on_the_batch_size() -> None:
@@ -176,7 +218,7 @@ def test_flags_do_not_depend_on_the_batch_size() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
     model.load_state_dict(linear().state_dict())
     x = to_float(x).double()
-    flags = [evaluate(model, x, y, {"q": Quick()}, batch_size=size).verdicts["q"] for size in (7, 40)]
+    flags = [evaluate(model, x, y, {"q": Quick()}, batch_size=size).attacks["q"] for size in (7, 40)]
     assert flags[0].flags == flags[1].flags
     assert flags[0].parts == flags[1].parts
 
@@ -224,9 +266,9 @@ def test_saved_images_are_verified_and_tampered_ones_refused(
 
 def test_saving_works_when_nothing_was_broken_or_nothing_was_right(tmp_path: Path) -> None:
     x, y = images(6)
-    evaluate(linear(), x, y, {"none": Counting(threat=Threat(epsilon=0))}, store=tmp_path, save_adversarial=True)
-    evaluate(linear(), x, (y + 1) % 10, {"all": Counting()}, store=tmp_path, save_adversarial=True)
-    evaluate(linear(), x, (y + 1) % 10, {"all": Counting()}, store=tmp_path, save_adversarial=True)
+    evaluate(linear(), x, y, {"none": Counting(threat=Threat(epsilon=0))}, out=tmp_path, save_adversarial=True)
+    evaluate(linear(), x, (y + 1) % 10, {"all": Counting()}, out=tmp_path, save_adversarial=True)
+    evaluate(linear(), x, (y + 1) % 10, {"all": Counting()}, out=tmp_path, save_adversarial=True)
     assert [len(load_images(tmp_path / f"{n}-adversarial.npz").index) for n in ("none", "all")] == [0, 0]
 
 
@@ -240,7 +282,7 @@ def test_autoattack_killed_and_given_again_has_the_flags_of_one_never_stopped(
     partial = tmp_path / "killed" / ".autoattack.0.partial"
     child = subprocess.Popen([*command, "--out", str(partial.parent)], stderr=subprocess.DEVNULL, env=os.environ)
     deadline = time.monotonic() + 300
-    while not (partial.exists() and partial.read_bytes().count(b"\n") >= 3):  # the mark and two batches
+    while not (partial.exists() and partial.read_bytes().count(b"\n") >= 3):  # the key and two batches
         assert child.poll() is None, "it finished before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -248,8 +290,8 @@ def test_autoattack_killed_and_given_again_has_the_flags_of_one_never_stopped(
     assert child.wait() == -signal.SIGKILL
     done = partial.read_bytes().count(b"\n") - 1
     assert 2 <= done < 5
-    judged, attacked = evaluation.judged_row, []
-    monkeypatch.setattr(evaluation, "judged_row", lambda *words: attacked.append(1) or judged(*words))
+    attack_batch, attacked = evaluation.attack_batch, []
+    monkeypatch.setattr(evaluation, "attack_batch", lambda *words: attacked.append(1) or attack_batch(*words))
     assert main(["evaluate", str(run), *words, "--out", str(partial.parent)]) == 0
     assert len(attacked) == 5 - done
     assert main(["evaluate", str(run), *words, "--out", str(tmp_path / "whole")]) == 0

@@ -282,14 +282,14 @@ def test_a_killed_evaluation_goes_on_also_on_another_number_of_ranks(trained: Ru
 
     assert [child.wait() for child in ranks(2, deadly, tmp_path / "logs")] == [-signal.SIGKILL] * 2
     judged: list[int] = []
-    real = evaluation.judged_row
+    real = evaluation.attack_batch
 
     def counted(*args: object) -> object:
         judged.append(1)
         return real(*args)
 
     def go_on() -> int:
-        evaluation.judged_row = counted
+        evaluation.attack_batch = counted
         code = cli.main(evaluating(trained, tmp_path / "two"))
         (tmp_path / f"judged{os.environ.get('RANK', 0)}").write_text(str(len(judged)))
         return code

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from rattle.attacks.apgd import APGD
 from rattle.attacks.base import Attack, check_batch, check_labels, finite, logits_of
 from rattle.attacks.fab import FAB
-from rattle.attacks.rows import branch
+from rattle.attacks.rows import run_ensemble
 from rattle.attacks.square import Square
 from rattle.errors import RattleError
-from rattle.randomness import Randomness, streams
+from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
@@ -99,22 +99,21 @@ class AutoAttack:
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         check_batch(x, y)
-        draws = streams(generator, x)
-        x_adv = x.clone()
-        robust = self.unbroken(model, x, y)
-        for number, attack in enumerate(self.components().values()):
-            if len(robust) == 0:
-                break
-            part = branch(draws[robust], number)
-            x_adv[robust] = attack(model, x[robust], y[robust], generator=part).to(x_adv)
-            robust = robust[self.unbroken(model, x_adv[robust], y[robust])]
+
+        def run(attack: Attack, x: Tensor, y: Tensor, draws: ImageStreams) -> tuple[Tensor, Tensor]:
+            points = attack(model, x, y, generator=draws)
+            return points, self.is_correct(model, points, y)
+
+        x_adv, draws = x.clone(), streams(generator, x)
+        live = self.is_correct(model, x, y).nonzero().squeeze(1)
+        x_adv[live] = run_ensemble(self.components(), x[live], y[live], draws[live], run)[0]
         return x_adv
 
     @staticmethod
     @torch.no_grad()
-    def unbroken(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Indices of the images still classified as they should be."""
+    def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Which images are classified correctly, [n] bool."""
         with eval_mode(model):
             logits = finite(logits_of(model, x))
         check_labels(logits, y)
-        return (logits.argmax(1) == y).nonzero().squeeze(1)
+        return logits.argmax(1) == y

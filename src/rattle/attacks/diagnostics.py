@@ -174,3 +174,14 @@ def rises(accuracies: Mapping[str, float], *, tolerance: float = 0.0) -> list[st
                 "gradients may be masked"
             )
     return found
+
+
+WEAK_TO_STRONG = ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack")
+
+
+def post_checks(clean: float, accuracies: Mapping[str, float], parts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Warnings that the accuracies themselves give: clean, robust by attack, and of ensembles after each part."""
+    found = rises({name: accuracies[name] for name in WEAK_TO_STRONG if name in accuracies})
+    for after in parts.values():
+        found += square_helped({"clean": clean, **after})
+    return found

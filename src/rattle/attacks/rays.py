@@ -64,7 +64,9 @@ class RayS:
         inside = (found.distance <= self.threat.epsilon).view(-1, *[1] * (x.ndim - 1))
         return torch.where(inside, found.x_adv, x)
 
-    def search(self, model: nn.Module, x: Tensor, y: Tensor, *, until: float = 0.0) -> Rays:
+    def search(
+        self, model: nn.Module, x: Tensor, y: Tensor, *, until: float = 0.0, generator: Randomness = None
+    ) -> Rays:
         """The nearest points that the queries lead to; images within `until` are not searched further."""
         check_batch(x, y)
         with attack_mode(model), torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Protocol
 from weakref import WeakKeyDictionary
@@ -10,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import check_labels, finite, logits_of
+from rattle.attacks.base import Attack, check_labels, finite, logits_of
 from rattle.attacks.batchnorm import folded
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 
@@ -139,3 +140,26 @@ def best_of_runs(
             if len(live) == 0:
                 break
     return victim.images(points)
+
+
+def run_ensemble(
+    components: Mapping[str, Attack],
+    x: Tensor,
+    y: Tensor,
+    draws: ImageStreams,
+    run: Callable[[Attack, Tensor, Tensor, ImageStreams], tuple[Tensor, Tensor]],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Every component on the images that those before it left robust; all images are robust at the start.
+
+    `run(component, x, y, draws)` returns points and which images are still robust, [n] bool.
+    Returns the points, and for each component which images are robust after it.
+    """
+    x_adv, after = x.clone(), {}
+    robust = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    for number, (name, component) in enumerate(components.items()):
+        live = robust.nonzero().squeeze(1)
+        if len(live):
+            points, left = run(component, x[live], y[live], branch(draws[live], number))
+            x_adv[live], robust[live] = points.to(x_adv), left
+        after[name] = robust.clone()
+    return x_adv, after

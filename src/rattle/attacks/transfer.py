@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
-from rattle.attacks.base import Attack
+from rattle.attacks.base import Attack, describe
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 
@@ -28,6 +29,12 @@ class Transfer:
     @property
     def threat(self) -> Threat:
         return self.attack.threat
+
+    def models(self) -> dict[str, nn.Module]:
+        return {"surrogate": self.surrogate}
+
+    def metadata(self) -> dict[str, Any]:
+        return {"kind": "Transfer", "surrogate": self.name, "attack": describe(self.attack)}
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         return self.attack(self.surrogate, x, y, generator=generator)

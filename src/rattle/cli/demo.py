@@ -10,7 +10,6 @@ from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.cli.report import report
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.results import save_results
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import get_recipe
 from rattle.report.tables import accuracy_row
@@ -40,8 +39,8 @@ def main(args: list[str]) -> None:
         run = fit(recipe, Path(options.out) / method, overwrite=True, console=console)
         target = target_from_checkpoint(str(run.folder))
         images = target.images(None)
-        result = evaluate(target.model, images.x, images.y, attacks, seed=options.seed, console=console)
-        save_results(result, target.about | {"seed": options.seed}, run.results)
+        where = {"out": run.results, "metadata": target.metadata | {"seed": options.seed}}
+        result = evaluate(target.model, images.x, images.y, attacks, **where, seed=options.seed, console=console)
         rows.append(accuracy_row(label, result))
         folders.append(run.folder)
         n = result.n

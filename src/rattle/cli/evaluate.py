@@ -1,4 +1,4 @@
-"""rattle evaluate: attack a run, a checkpoint or any model, store the verdicts, print the table."""
+"""rattle evaluate: attack a run, a checkpoint or any model, store the results, print a table."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,13 +15,12 @@ from rattle.attacks.registry import get_attack
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.errors import RattleError
-from rattle.evaluation.evaluate import curve, curve_name, evaluate
-from rattle.evaluation.results import Evaluation, clear, ints, save_results, share
+from rattle.evaluation.evaluate import curve, evaluate
+from rattle.evaluation.results import Evaluation, curve_to_plain, ints
 from rattle.evaluation.target import Network, Target, target_from_checkpoint, target_from_weights
 from rattle.evaluation.verify import load_images, verify
 from rattle.report.tables import accuracy_row, percent
 from rattle.runs import distributed
-from rattle.runs.io import write_atomically
 from rattle.runs.progress import NullConsole
 from rattle.threat import Norm, Threat
 
@@ -40,8 +39,8 @@ class ThreatOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """Attack a trained model: verdicts go to results/ATTACK.json of its run folder, a table to the terminal.
-    An interrupted evaluation goes on where it stopped when the same command is given again."""
+    """Attack a trained model: results go to results/ATTACK.json of its run folder, a table to the terminal.
+    After an interruption the same command goes on where it stopped."""
 
     path: Annotated[str, tyro.conf.Positional] = ""  # a run folder or a checkpoint file; or use --model
     attacks: tuple[str, ...] = ("pgd20", "cw20")  # fgsm, pgdK, cwK, apgd-ce, fab-t, square, autoattack, rays ...
@@ -53,11 +52,11 @@ class Options:
     activation: Literal["relu", "silu"] = "relu"  # of a named network
     mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
     std: tuple[float, ...] = ()  # the deviations that go with --mean
-    classes: int | None = None  # that --model tells apart; as many as the data have when not given
+    classes: int | None = None  # of --model; as many as the data have when not given
     data: str | None = None  # other images: a dataset's name, FILE.npz, a folder; cifar10 with --model
     data_root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     epsilons: tuple[float, ...] = ()  # also a curve: robust accuracy at each of these, for the first attack
-    save_adversarial: bool = False  # keep the images that broke the model, as results/ATTACK-adversarial.npz
+    save_adversarial: bool = False  # store the images that broke the model, as results/ATTACK-adversarial.npz
     verify: str = ""  # check such a file against the model instead of attacking
     raw: bool = False  # the raw weights of a run that averages them
     batch_size: int = 250
@@ -92,66 +91,46 @@ def target_of(options: Options) -> Target:
 
 
 def attack_target(options: Options, target: Target, attacks: dict[str, Attack]) -> None:
-    """Evaluate, store, print."""
-    images, folder = target.images(options.n), Path(options.out) if options.out else target.results
+    """Evaluate, then print."""
+    images, out = target.images(options.n), Path(options.out) if options.out else target.results
     first, attack = next(iter(attacks.items()))
-    along = {
-        e: get_attack(first, replace(attack.threat, epsilon=e)) for e in options.epsilons
-    }  # refused before the work
+    by_epsilon = {e: get_attack(first, replace(attack.threat, epsilon=e)) for e in options.epsilons}
+    metadata = target.metadata | {"seed": options.seed}
     console = Console() if distributed.is_main() else NullConsole()
-    settings = {"batch_size": options.batch_size, "seed": options.seed, "store": folder, "console": console}
-    result = evaluate(
-        target.model, images.x, images.y, attacks, advise=True, save_adversarial=options.save_adversarial, **settings
-    )
-    points = curve(target.model, images.x, images.y, along, name=first, **settings)
+    settings = {"batch_size": options.batch_size, "seed": options.seed, "console": console}
+    where = {"out": out, "metadata": metadata}
+    more = {"check_model": True, "save_adversarial": options.save_adversarial}
+    result = evaluate(target.model, images.x, images.y, attacks, **where, **more, **settings)
+    points = curve(target.model, images.x, images.y, by_epsilon, name=first, **where, **settings)
     if not distributed.is_main():
         return
-    told = target.about | {"seed": options.seed}
-    save_results(result, told, folder)
-    for sentence in result.advice:
-        print(f"advice: {sentence}", file=sys.stderr)
-    drawn = {"curve": store_curve(first, points, told, folder)} if points else {}
+    for sentence in result.warnings:
+        print(f"warning: {sentence}", file=sys.stderr)
     if options.json:
-        print(json.dumps(told | result.to_plain() | drawn))
+        print(json.dumps(result.to_plain() | ({"curve": curve_to_plain(first, points)} if points else {})))
         return
-    title = f"{len(images)} images, {describe_threats(attacks)}"
+    title = f"{len(images)} images, {attack.threat.norm} epsilon {attack.threat.epsilon:.4g}, % [95 % interval]"
     print_table(["model", "clean", *attacks], [accuracy_row(target.name, result)], title=title)
     print_details(result)
     if points:
         rows = [[f"{epsilon:.4g}", percent(flags)] for epsilon, flags in points.items()]
         print_table(["epsilon", "robust"], rows, title=f"{first} against epsilon ({attack.threat.norm})")
-    print(f"verdicts are in {folder}")
+    print(f"results are in {out}")
 
 
 def print_details(result: Evaluation) -> None:
-    """What an ensemble's parts did, and the distances that RayS found."""
-    for name, verdict in result.verdicts.items():
-        if verdict.parts:
-            rows = [[part, percent(flags)] for part, flags in verdict.parts.items()]
+    """Accuracy after each part of an ensemble, and the mean distance of attacks that measure it."""
+    for name, attack in result.attacks.items():
+        if attack.parts:
+            rows = [[part, percent(flags)] for part, flags in attack.parts.items()]
             print_table(["after", "robust"], rows, title=f"{name}, part by part")
-        if verdict.distances:
-            print(f"{name}: ADBD {sum(verdict.distances) / len(verdict.distances):.4f} (mean l_inf distance found)")
-
-
-def describe_threats(attacks: dict[str, Attack]) -> str:
-    threat = next(iter(attacks.values())).threat
-    return f"{threat.norm} epsilon {threat.epsilon:.4g}, % [95 % interval]"
-
-
-def store_curve(attack: str, points: dict[float, list[bool]], told: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """ATTACK-curve.json: accuracy, interval and flags at each epsilon."""
-    plain = {
-        "attack": attack,
-        "points": [{"epsilon": e, **share("robust", f), "flags": ints(f)} for e, f in points.items()],
-    }
-    write_atomically(folder / f"{attack}-curve.json", json.dumps(told | {"curve": plain}).encode())
-    for epsilon in points:
-        clear(folder, curve_name(attack, epsilon))
-    return plain
+        if attack.distances:
+            norm = attack.settings["threat"]["norm"]
+            print(f"{name}: ADBD {attack.mean_distance:.4f} (mean {norm} distance found)")
 
 
 def check_saved(options: Options, target: Target) -> None:
-    """Look at saved adversarial images with fresh eyes."""
+    """Check saved adversarial images against the model."""
     path = Path(options.verify)
     if not path.is_file():
         raise RattleError(f"there is no file {path} to verify")
@@ -165,7 +144,7 @@ def check_saved(options: Options, target: Target) -> None:
     good = verify(target.model, x, y, x_adv, threat).cpu() & (images.y == saved.y)
     held, n, where = int(good.sum()), len(good), f"{threat.norm} {threat.epsilon:.4g}"
     if options.json:
-        print(json.dumps(target.about | {"verified": str(path), "n": n, "held": held, "flags": ints(good.tolist())}))
+        print(json.dumps(target.metadata | {"verified": str(path), "n": n, "held": held, "flags": ints(good.tolist())}))
     else:
         print(f"{held} of {n} saved images lie inside {where} and [0, 1] and are misclassified")
     if held < n:

@@ -54,7 +54,7 @@ def main(args: list[str]) -> None:
             progress=advance,
         )
     folder = Path(options.out) if options.out else target.results
-    told = target.about | {"seed": options.seed, "n": len(y), "draws": options.draws, "remainders": to_plain(found)}
+    told = target.metadata | {"seed": options.seed, "n": len(y), "draws": options.draws, "remainders": to_plain(found)}
     write_atomically(folder / "fidelity.json", json.dumps(told).encode())
     pictures = plot(found, folder / "fidelity", sigma=recipe.noise.sigma or None)
     if options.json:

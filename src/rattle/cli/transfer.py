@@ -1,6 +1,4 @@
-"""rattle transfer: adversarial examples made on one model, tried on another (the paper's black-box attacks)."""
-
-from __future__ import annotations
+"""rattle transfer: adversarial examples of one model tried on another (the paper's black-box attacks)."""
 
 import json
 from dataclasses import dataclass
@@ -16,14 +14,13 @@ from rattle.cli.evaluate import ThreatOptions
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.results import save_results
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.report.tables import accuracy_row
 
 
 @dataclass(frozen=True)
 class Options:
-    """Attack a surrogate and count how many of its adversarial images the defended model still classifies rightly."""
+    """Attack a surrogate and measure the defended model's accuracy on its adversarial images."""
 
     from_: Annotated[str, tyro.conf.arg(name="from")]  # the surrogate: a run folder or a checkpoint
     to: str  # the defended model: a run folder or a checkpoint
@@ -48,14 +45,21 @@ def main(args: list[str]) -> None:
         f"transfer-{name}": Transfer(attack=get_attack(name, threat), surrogate=surrogate.model, name=surrogate.name)
         for name in options.attacks
     }
-    folder = Path(options.out) if options.out else target.results
-    settings = {"batch_size": options.batch_size, "seed": options.seed, "store": folder}
-    result = evaluate(target.model, images.x, images.y, attacks, console=Console(), **settings)
-    told = target.about | {"surrogate": surrogate.about["checkpoint"], "seed": options.seed}
-    save_results(result, told, folder)
+    out = Path(options.out) if options.out else target.results
+    result = evaluate(
+        target.model,
+        images.x,
+        images.y,
+        attacks,
+        out=out,
+        metadata=target.metadata | {"surrogate": surrogate.metadata["checkpoint"], "seed": options.seed},
+        batch_size=options.batch_size,
+        seed=options.seed,
+        console=Console(),
+    )
     if options.json:
-        print(json.dumps(told | result.to_plain()))
+        print(json.dumps(result.to_plain()))
         return
     title = f"{len(images)} images, {threat.norm} epsilon {threat.epsilon:.4g}, made on {surrogate.name}"
     print_table(["model", "clean", *attacks], [accuracy_row(target.name, result)], title=title)
-    print(f"verdicts are in {folder}")
+    print(f"results are in {out}")

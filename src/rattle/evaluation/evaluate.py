@@ -1,12 +1,12 @@
-"""Evaluation: one flag per image per attack; robust accuracy is their mean, the worst case an AND.
+"""Evaluation: one call runs attacks on images and leaves a result file for each of them.
 
-A flag is True where the image is classified rightly and the attack found nothing (judging.py).
+A flag is True where an image is classified correctly before and after the attack (verify.py says what counts).
 """
 
-from __future__ import annotations
-
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,64 +14,82 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import Attack, RayS
-from rattle.attacks.base import check_batch
-from rattle.attacks.diagnostics import advice as find_advice
-from rattle.attacks.diagnostics import rises, square_helped
-from rattle.attacks.registry import get_attack
-from rattle.attacks.transfer import Transfer
+from rattle.attacks import Attack
+from rattle.attacks.base import DistanceAttack, Ensemble, describe
+from rattle.attacks.diagnostics import advice, post_checks
 from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_key
-from rattle.evaluation.results import AttackResult, Evaluation, ints
-from rattle.evaluation.verify import Ensemble, is_correct, run_and_verify, save_images
+from rattle.evaluation.inputs import Array, Attacks, as_attacks, as_tensors
+from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
+from rattle.evaluation.verify import is_correct, run_and_verify, save_images
 from rattle.randomness import ImageStreams
-from rattle.recipes.schema import to_plain
 from rattle.runs import distributed
-from rattle.runs.progress import Console, NullConsole
+from rattle.runs.progress import Console, Interrupted, NullConsole
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
-Attacks = Mapping[str, Attack] | Sequence[str]
-
-
-def describe(attack: Attack) -> dict[str, Any]:
-    """An attack's class and full settings."""
-    if isinstance(attack, Transfer):
-        return {"kind": "Transfer", "surrogate": attack.name, "attack": describe(attack.attack)}
-    plain = to_plain(attack)
-    settings = plain if isinstance(plain, dict) else {"threat": to_plain(attack.threat)}  # a class of the user's own
-    parts = {name: describe(part) for name, part in attack.components().items()} if isinstance(attack, Ensemble) else {}
-    return {"kind": type(attack).__name__, **settings, **({"components": parts} if parts else {})}
-
 
 def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(index, images in [0, 1], labels), in order; of several ranks each takes its share of the same batches."""
+    """(index, images in [0, 1], labels) of each batch in order; of several ranks each takes its share of them."""
     for index in torch.arange(len(x), device=y.device).split(size)[distributed.rank() :: distributed.world_size()]:
-        part = x[index]
-        yield index, part if part.is_floating_point() else to_float(part), y[index]
+        yield index, as_float(x[index]), y[index]
+
+
+def as_float(x: Tensor) -> Tensor:
+    return x if x.is_floating_point() else to_float(x)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalPlan:
+    """What the attacks of one evaluation share; the fields are explained at `evaluate`."""
+
+    model: nn.Module
+    x: Tensor
+    y: Tensor
+    out: Path | None
+    mask: Sequence[bool] | None = None
+    batch_size: int = 250
+    seed: int = 0
+    save_adversarial: bool = False
+    stop: Callable[[], bool] | None = None
+    console: Console | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise RattleError(f"batch-size must be >= 1, got {self.batch_size}")
+        if self.save_adversarial and self.out is None:
+            raise RattleError("save_adversarial needs a folder to write to: give it as out")
+        if self.mask is not None and len(self.mask) != len(self.y):
+            raise RattleError(f"{len(self.y)} images but a mask of {len(self.mask)}")
+
+
+def make_plan(model: nn.Module, x: Array, y: Array, out: Path | str | None, **settings: Any) -> EvalPlan:
+    x, y = as_tensors(model, x, y)
+    return EvalPlan(model=model, x=x, y=y, out=None if out is None else Path(out), **settings)
 
 
 def evaluate(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    attacks: Attacks,
+    model: nn.Module,  # returns logits [n, C]
+    x: Array,  # images, uint8 or floats in [0, 1], as tensor or numpy array
+    y: Array,  # their classes, whole numbers, [n]
+    attacks: Attacks,  # a name such as "pgd20", an attack, a list of these, or a dict of name to attack
     *,
-    threat: Threat | None = None,
+    threat: Threat | None = None,  # of attacks given by name, linf 8/255 if None; attack objects have their own
+    out: Path | str | None = None,  # folder for the result files
+    metadata: Mapping[str, Any] | None = None,  # more entries for the result files, such as checkpoint and data
+    mask: Sequence[bool] | None = None,  # attack only these images; the others count as not robust
     batch_size: int = 250,
-    seed: int = 0,
-    advise: bool = False,
-    among: Sequence[bool] | None = None,
-    store: Path | None = None,
-    save_adversarial: bool = False,
-    console: Console | None = None,
+    seed: int = 0,  # of the attacks' random draws
+    check_model: bool = False,  # look for what makes the numbers unreliable: Evaluation.warnings
+    save_adversarial: bool = False,  # also write the images that broke the model, as out/ATTACK-adversarial.npz
+    stop: Callable[[], bool] | None = None,  # asked after each batch; Interrupted is raised when it returns True
+    console: Console | None = None,  # shows progress
 ) -> Evaluation:
-    """Run attacks on images (uint8, or floats in [0, 1]); attacks are named (on `threat`) or a dict of your own.
+    """Attack images; with a folder `out`, leave out/ATTACK.json for each attack.
 
-    With a `store` folder verdicts are kept as they come: the same call after an interruption goes on at the first
-    missing image. `among` attacks only those images and takes the others as broken. `advise` looks for what makes
-    such numbers unreliable.
+    After an interruption the same call goes on at the first missing batch: until the result files are written, `out`
+    holds hidden files with the batches that are done.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     >>> x, y = torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
@@ -79,173 +97,152 @@ def evaluate(
     >>> result.robust_accuracy <= result.clean_accuracy
     True
     """
-    console = console or NullConsole()
-    chosen = (
-        attacks if isinstance(attacks, Mapping) else {name: get_attack(name, threat or Threat()) for name in attacks}
-    )
-    if batch_size < 1:
-        raise RattleError(f"batch-size must be >= 1, got {batch_size}")
-    if len(x) != len(y):
-        raise RattleError(f"{len(x)} images but {len(y)} labels")
-    some = min(len(x), batch_size)
-    sample = x[:some] if x.is_floating_point() else to_float(x[:some])
-    check_batch(x if x.is_floating_point() else sample, y if x.is_floating_point() else y[:some])
-    with eval_mode(model):
-        clean = torch.zeros(len(x), dtype=torch.bool, device=y.device)
-        for index, part, label in image_batches(x, y, batch_size):
-            clean[index] = is_correct(model, part, label)
-        clean = distributed.total(clean.int()).bool()
-        sentences = find_advice(model, sample, y[:some]) if advise else []
-        start = clean if among is None else clean & torch.tensor(list(among), device=clean.device)
-        verdicts = {}
-        for name, attack in chosen.items():
-            kept = ResultCache(store, name, mark(model, x, y, attack, seed, batch_size, start)) if store else None
-            with console.progress(name, len(x)) as advance:
-                verdicts[name] = verdict(model, x, y, attack, start, batch_size, seed, kept, save_adversarial, advance)
-            if kept is not None and store is not None and save_adversarial:
-                gather_images(kept, store / f"{name}-adversarial.npz", x, y, batch_size, start, verdicts[name], attack)
-    if advise:
-        sentences += afterthoughts(clean.tolist(), verdicts)
-    return Evaluation(clean=clean.tolist(), verdicts=verdicts, advice=tuple(sentences))
-
-
-def mark(model: nn.Module, x: Tensor, y: Tensor, attack: Attack, seed: int, batch_size: int, start: Tensor) -> str:
-    """What verdicts on these images depend on; a surrogate's weights are among it."""
-    settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": ints(start.tolist())}
-    if isinstance(attack, Transfer):
-        settings["surrogate"] = cache_key(attack.surrogate, x[:0], y[:0], {})
-    return cache_key(model, x, y, settings)
-
-
-def verdict(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    attack: Attack,
-    start: Tensor,
-    batch_size: int,
-    seed: int,
-    kept: ResultCache | None,
-    save_adversarial: bool,
-    advance: Any,
-) -> AttackResult:
-    """One attack on all images, batch by batch; those already judged are taken from the store."""
-    parts = list(attack.components()) if isinstance(attack, Ensemble) else []
-    rows = torch.zeros(1 + len(parts), len(x), dtype=torch.bool, device=y.device)
-    distances = torch.zeros(len(x), device=y.device)
-    seconds = 0.0
-    for index, images, labels in image_batches(x, y, batch_size):
-        first, keep = int(index[0]), start[index]
-        row = kept.done.get(first) if kept else None
-        if row is None or (save_adversarial and kept is not None and bool(keep.any()) and kept.images(first) is None):
-            begun = time.perf_counter()
-            row, x_adv = judged_row(model, attack, images, labels, index, keep, seed)
-            row["seconds"] = time.perf_counter() - begun
-            if kept:
-                kept.add(first, row, x_adv if save_adversarial else None)
-        rows[:, index] = torch.tensor(row["flags"], device=y.device).bool().view(1 + len(parts), -1)
-        distances[index] = torch.tensor(row.get("distances", [0.0] * len(index)), device=y.device)
-        seconds += row["seconds"]
-        advance(len(index), robust=float(rows[0, : int(index[-1]) + 1].float().mean()))
-    rows, distances = distributed.total(rows.int()).bool(), distributed.total(distances)
-    return AttackResult(
-        attack=describe(attack),
-        flags=rows[0].tolist(),
-        seconds=float(distributed.total(torch.tensor(seconds, device=y.device))),
-        parts={name: rows[1 + i].tolist() for i, name in enumerate(parts)},
-        distances=distances.tolist() if isinstance(attack, RayS) else [],
-    )
-
-
-def judged_row(
-    model: nn.Module, attack: Attack, x: Tensor, y: Tensor, index: Tensor, keep: Tensor, seed: int
-) -> tuple[dict[str, Any], Tensor]:
-    """A line of the store: flags of the attack, then of its parts; images that were not attacked are not robust."""
-    names = list(attack.components()) if isinstance(attack, Ensemble) else []
-    flags = torch.zeros(1 + len(names), len(x), dtype=torch.int8)
-    row: dict[str, Any] = {}
-    x_adv = x.clone()
-    live = keep.nonzero().squeeze(1)
-    distance = torch.zeros(len(x))
-    if len(live):
-        found = run_and_verify(model, attack, x[live], y[live], ImageStreams(seed, index[live].to(x.device)))
-        x_adv[live] = found.x_adv.to(x_adv)
-        for i, robust in enumerate([found.robust, *found.parts.values()]):
-            flags[i, live.cpu()] = robust.cpu().to(torch.int8)
-        if found.distance is not None:
-            distance[live.cpu()] = found.distance.float().cpu()
-    row["flags"] = flags.flatten().tolist()
-    if isinstance(attack, RayS):
-        row["distances"] = distance.tolist()
-    return row, x_adv
-
-
-def gather_images(
-    kept: ResultCache,
-    path: Path,
-    x: Tensor,
-    y: Tensor,
-    batch_size: int,
-    start: Tensor,
-    found: AttackResult,
-    attack: Attack,
-) -> None:
-    """The adversarial images of every broken image, in one file."""
-    distributed.barrier()
-    if not distributed.is_main():
-        return
-    broken = start.cpu() & ~torch.tensor(found.flags)
-    parts = [np.empty((0, *x.shape[1:]), np.float32)]
-    for index in torch.arange(len(y)).split(batch_size):
-        images = kept.images(int(index[0]))
-        if images is not None:
-            parts.append(images[broken[index].numpy()])
-    index = broken.nonzero().squeeze(1)
-    save_images(path, index, np.concatenate(parts), y.cpu()[index], attack.threat)
-
-
-def afterthoughts(clean: list[bool], verdicts: Mapping[str, AttackResult]) -> list[str]:
-    """What the accuracies themselves say about gradients."""
-    order = [name for name in ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack") if name in verdicts]
-    found = rises({name: verdicts[name].accuracy for name in order})
-    for each in verdicts.values():
-        if each.parts:
-            after = {name: sum(flags) / len(flags) for name, flags in each.parts.items()}
-            found += square_helped({"clean": sum(clean) / len(clean), **after})
-    return found
+    chosen = as_attacks(attacks, threat)
+    settings = {"mask": mask, "batch_size": batch_size, "seed": seed, "save_adversarial": save_adversarial}
+    plan = make_plan(model, x, y, out, **settings, stop=stop, console=console)
+    result, caches = run_attacks(plan, chosen, check_model=check_model)
+    result = replace(result, metadata=metadata or {})
+    finish(plan, caches, lambda folder: save_results(result, folder))
+    return result
 
 
 def curve(
     model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    attacks: Mapping[float, Attack],
+    x: Array,
+    y: Array,
+    attacks: Mapping[float, Attack],  # the attack at each epsilon; at 0 the clean images count and it is not run
     *,
-    name: str = "attack",
-    **settings: Any,
+    name: str = "attack",  # of the attack, and so of the file
+    out: Path | str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    **settings: Any,  # batch_size, seed, stop, console
 ) -> dict[float, list[bool]]:
-    """Flags against epsilon, never rising: an image broken at a smaller epsilon is broken at every larger one.
+    """Flags at each epsilon, never rising: an image broken at one epsilon counts as broken at every larger one.
 
-    `attacks` holds the attack for each epsilon; at epsilon 0 the clean images are looked at and it is not run.
+    With a folder `out` it leaves out/NAME-curve.json. Parameters that are not explained here are those of `evaluate`.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     >>> x, y = torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
+    >>> from rattle.attacks.registry import get_attack
     >>> flags = curve(model, x, y, {e: get_attack("pgd5", Threat(epsilon=e)) for e in (0, 0.1, 0.2)})
     >>> sum(flags[0.2]) <= sum(flags[0.1]) <= sum(flags[0])
     True
     """
+    plan = make_plan(model, x, y, out, **settings)
     points: dict[float, list[bool]] = {}
-    alive: list[bool] | None = None
+    caches: list[ResultCache] = []
     for epsilon, attack in sorted(attacks.items()):
-        if epsilon == 0:
-            alive = evaluate(model, x, y, {}, among=alive, **settings).clean
-        else:
-            chosen = {curve_name(name, epsilon): attack}
-            alive = evaluate(model, x, y, chosen, among=alive, **settings).verdicts[curve_name(name, epsilon)].flags
-        points[epsilon] = alive
+        result, made = run_attacks(plan, {f"{name}-{epsilon:.9g}": attack} if epsilon else {})
+        points[epsilon] = result.worst_case
+        plan, caches = replace(plan, mask=points[epsilon]), caches + made
+    if points:
+        finish(plan, caches, lambda folder: save_curve(name, points, metadata or {}, folder))
     return points
 
 
-def curve_name(attack: str, epsilon: float) -> str:
-    """What the verdicts of one point of a curve are kept under."""
-    return f"{attack}-{epsilon:.9g}"
+def finish(plan: EvalPlan, caches: Sequence[ResultCache], save: Callable[[Path], None]) -> None:
+    """Let the main rank write the final files and remove what served to continue; the other ranks wait for it."""
+
+    def write(folder: Path) -> None:
+        save(folder)
+        for cache in caches:
+            cache.remove()
+
+    if plan.out is not None:
+        distributed.on_main(partial(write, plan.out))
+
+
+def run_attacks(
+    plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: bool = False
+) -> tuple[Evaluation, list[ResultCache]]:
+    """Every attack on the images that are correct and in the mask; and the caches, which the caller removes."""
+    results, caches, warnings = {}, [], []
+    with eval_mode(plan.model):
+        clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.y.device)
+        for index, x, y in image_batches(plan.x, plan.y, plan.batch_size):
+            clean[index] = is_correct(plan.model, x, y)
+        clean = distributed.total(clean.int()).bool()
+        start = clean if plan.mask is None else clean & torch.tensor(list(plan.mask), device=clean.device)
+        if check_model:
+            few = slice(plan.batch_size)
+            warnings = advice(plan.model, as_float(plan.x[few]), plan.y[few])
+        for name, attack in attacks.items():
+            key = {"seed": plan.seed, "batch_size": plan.batch_size, "mask": start.tolist()}
+            if plan.out is not None:
+                caches.append(ResultCache(plan.out, name, cache_key(plan.model, plan.x, plan.y, attack, **key)))
+            results[name] = run_attack(plan, name, attack, start, caches[-1] if caches else None)
+    result = Evaluation(clean=clean.tolist(), attacks=results)
+    if check_model:
+        accuracies = {name: attack.accuracy for name, attack in results.items()}
+        parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in results.items()}
+        warnings += post_checks(result.clean_accuracy, accuracies, parts)
+    return replace(result, warnings=tuple(warnings)), caches
+
+
+def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor, cache: ResultCache | None) -> AttackResult:
+    """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again."""
+    parts = list(attack.components()) if isinstance(attack, Ensemble) else []
+    n, device = len(plan.y), plan.y.device
+    flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)
+    distances, seconds = torch.zeros(n, device=device), 0.0
+    with (plan.console or NullConsole()).progress(name, n) as advance:
+        for index, x, y in image_batches(plan.x, plan.y, plan.batch_size):
+            first, live = int(index[0]), start[index]
+            row = cache.done.get(first) if cache else None
+            if row is None or (cache and plan.save_adversarial and bool(live.any()) and cache.images(first) is None):
+                row, x_adv = attack_batch(plan, attack, index, x, y, live)
+                if cache:
+                    cache.add(first, row, x_adv if plan.save_adversarial else None)
+            flags[:, index] = torch.tensor(row["flags"], device=device).bool().view(1 + len(parts), -1)
+            distances[index] = torch.tensor(row.get("distances", [0.0] * len(index)), device=device)
+            seconds += row["seconds"]
+            advance(len(index), robust=float(flags[0, : int(index[-1]) + 1].float().mean()))
+            if plan.stop is not None and plan.stop():
+                raise Interrupted
+    flags, distances = distributed.total(flags.int()).bool(), distributed.total(distances)
+    if cache and plan.save_adversarial:
+        save_broken(plan, name, attack, start & ~flags[0], cache)
+    return AttackResult(
+        settings=describe(attack),
+        flags=flags[0].tolist(),
+        seconds=float(distributed.total(torch.tensor(seconds, device=device))),
+        parts={part: flags[1 + i].tolist() for i, part in enumerate(parts)},
+        distances=distances.tolist() if isinstance(attack, DistanceAttack) else [],
+    )
+
+
+def attack_batch(
+    plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Tensor, live: Tensor
+) -> tuple[dict[str, Any], Tensor]:
+    """A batch's row of the cache, and its points: flags of the attack, then of its parts; False where not `live`."""
+    begun, rows = time.perf_counter(), live.nonzero().squeeze(1)
+    parts = len(attack.components()) if isinstance(attack, Ensemble) else 0
+    flags = torch.zeros(1 + parts, len(x), dtype=torch.int8)
+    distance, x_adv = torch.zeros(len(x)), x.clone()
+    if len(rows):
+        streams = ImageStreams(plan.seed, index[rows].to(x.device))
+        outcome = run_and_verify(plan.model, attack, x[rows], y[rows], streams)
+        x_adv[rows] = outcome.x_adv.to(x_adv)
+        flags[:, rows.cpu()] = torch.stack([outcome.robust, *outcome.parts.values()]).cpu().to(torch.int8)
+        if outcome.distance is not None:
+            distance[rows.cpu()] = outcome.distance.float().cpu()
+    row: dict[str, Any] = {"flags": flags.flatten().tolist()}
+    if isinstance(attack, DistanceAttack):
+        row["distances"] = distance.tolist()
+    return row | {"seconds": time.perf_counter() - begun}, x_adv
+
+
+def save_broken(plan: EvalPlan, name: str, attack: Attack, broken: Tensor, cache: ResultCache) -> None:
+    """Collect the adversarial images of the broken images from the cache into one file."""
+
+    def write(path: Path) -> None:
+        found = [np.empty((0, *plan.x.shape[1:]), np.float32)]
+        for index in torch.arange(len(plan.y)).split(plan.batch_size):
+            images = cache.images(int(index[0]))
+            if images is not None:
+                found.append(images[broken.cpu()[index].numpy()])
+        index = broken.nonzero().squeeze(1)
+        save_images(path, index, np.concatenate(found), plan.y[index], attack.threat)
+
+    distributed.barrier()  # every rank has stored its images
+    distributed.on_main(partial(write, cache.folder / f"{name}-adversarial.npz"))

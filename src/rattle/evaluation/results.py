@@ -1,15 +1,18 @@
-"""Results: one flag per image per attack, and the files that hold them."""
+"""Results: one flag an image and attack, and the files that hold them. Everything that reads or writes them is here.
 
-from __future__ import annotations
+Robust accuracy is the mean of an attack's flags; the worst case over attacks is their AND. No torch.
+"""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rattle.runs.io import write_atomically
+from rattle.errors import RattleError
+from rattle.runs.io import Plain, read_json, write_atomically
+from rattle.runs.paths import Run
 from rattle.stats import wilson
 
 
@@ -17,19 +20,24 @@ from rattle.stats import wilson
 class AttackResult:
     """What one attack did to n images."""
 
-    attack: dict[str, Any]  # its full settings
-    flags: list[bool]  # robust, image by image
+    settings: dict[str, Any]  # of the attack, with its class as `kind`
+    flags: list[bool]  # correct before and after the attack, image by image
     seconds: float
-    parts: dict[str, list[bool]] = field(default_factory=dict)  # of an ensemble: robust to this part and those before
-    distances: list[float] = field(default_factory=list)  # of RayS: l_inf to the nearest adversarial point found
+    parts: dict[str, list[bool]] = field(default_factory=dict)  # of an ensemble: flags after this part
+    distances: list[float] = field(default_factory=list)  # of an attack that measures them: to the nearest point found
 
     @property
     def accuracy(self) -> float:
         return sum(self.flags) / len(self.flags)
 
-    def to_plain(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {
-            "settings": self.attack,
+    @property
+    def mean_distance(self) -> float:
+        """The average decision boundary distance (ADBD)."""
+        return sum(self.distances) / len(self.distances)
+
+    def to_plain(self) -> Plain:
+        plain: Plain = {
+            "settings": self.settings,
             **share("robust", self.flags),
             "seconds": self.seconds,
             "flags": ints(self.flags),
@@ -37,7 +45,7 @@ class AttackResult:
         if self.parts:
             plain["parts"] = {name: share("robust", f) | {"flags": ints(f)} for name, f in self.parts.items()}
         if self.distances:
-            plain |= {"adbd": sum(self.distances) / len(self.distances), "distances": self.distances}
+            plain |= {"adbd": self.mean_distance, "distances": self.distances}
         return plain
 
 
@@ -45,9 +53,10 @@ class AttackResult:
 class Evaluation:
     """What every attack did to the same n images."""
 
-    clean: list[bool]  # classified rightly, image by image
-    verdicts: dict[str, AttackResult]
-    advice: tuple[str, ...] = ()  # what may make these numbers unreliable
+    clean: list[bool]  # correct without an attack, image by image
+    attacks: dict[str, AttackResult]
+    warnings: tuple[str, ...] = ()  # what may make these numbers unreliable
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # what else the result files say: checkpoint, data, ...
 
     @property
     def n(self) -> int:
@@ -59,28 +68,29 @@ class Evaluation:
 
     @property
     def worst_case(self) -> list[bool]:
-        """Robust to every attack."""
-        return [all(flags) for flags in zip(self.clean, *(v.flags for v in self.verdicts.values()), strict=True)]
+        """Correct under every attack."""
+        return [all(flags) for flags in zip(self.clean, *(a.flags for a in self.attacks.values()), strict=True)]
 
     @property
     def robust_accuracy(self) -> float:
         return sum(self.worst_case) / self.n
 
-    def to_plain(self) -> dict[str, Any]:
-        """What results/*.json holds and --json prints: `robust` is the worst case over the attacks."""
+    def to_plain(self) -> Plain:
+        """What a result file holds and `--json` prints: `robust` is the worst case over the attacks."""
         return {
+            **self.metadata,
             "n": self.n,
             **share("clean", self.clean),
             **share("robust", self.worst_case),
-            "seconds": sum(v.seconds for v in self.verdicts.values()),
-            "attacks": {name: verdict.to_plain() for name, verdict in self.verdicts.items()},
+            "seconds": sum(a.seconds for a in self.attacks.values()),
+            "attacks": {name: a.to_plain() for name, a in self.attacks.items()},
             "clean_flags": ints(self.clean),
-            "advice": list(self.advice),
+            "advice": list(self.warnings),
         }
 
 
-def share(name: str, flags: Sequence[bool]) -> dict[str, Any]:
-    """An accuracy and its Wilson 95 % interval."""
+def share(name: str, flags: Sequence[bool]) -> Plain:
+    """An accuracy and its Wilson 95 % interval, as two entries whose keys begin with `name`."""
     interval = wilson(sum(flags), len(flags))
     return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": [interval.low, interval.high]}
 
@@ -89,23 +99,82 @@ def ints(flags: Sequence[bool]) -> list[int]:
     return [int(flag) for flag in flags]
 
 
-def save_results(result: Evaluation, told: dict[str, Any], folder: Path) -> Path:
-    """One file an attack: the same object as for all of them, with that attack alone."""
-    for name, verdict in result.verdicts.items():
-        alone = replace(result, verdicts={name: verdict})
-        write_atomically(folder / f"{name}.json", json.dumps(told | alone.to_plain()).encode())
-        clear(folder, name)
-    return folder
+def check_name(name: str) -> str:
+    """The name of an attack, refused if it cannot be part of a file name."""
+    if not re.fullmatch(r"[\w.,+=-]+", name):
+        raise RattleError(f"{name!r} is no name for an attack: its results are stored under it")
+    return name
 
 
-def kept_files(folder: Path, name: str, kind: str) -> list[Path]:
-    """What was kept of one attack, and of no other whose name begins alike."""
-    pattern = re.compile(rf"\.{re.escape(name)}\.\d+\.{re.escape(kind)}")
-    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
+def save_results(result: Evaluation, folder: Path) -> None:
+    """Write ATTACK.json for each attack: what `Evaluation.to_plain` gives for that attack alone."""
+    for name, attack in result.attacks.items():
+        alone = replace(result, attacks={name: attack})
+        write_atomically(folder / f"{check_name(name)}.json", json.dumps(alone.to_plain()).encode())
 
 
-def clear(folder: Path, name: str) -> None:
-    """The verdicts are in their final place: what was kept on the way goes."""
-    for kind in ("partial", "images.npy"):
-        for path in kept_files(folder, name, kind):
-            path.unlink(missing_ok=True)
+def curve_to_plain(attack: str, points: Mapping[float, Sequence[bool]]) -> Plain:
+    """Accuracy, interval and flags at each epsilon."""
+    found = [{"epsilon": e, **share("robust", flags), "flags": ints(flags)} for e, flags in points.items()]
+    return {"attack": attack, "points": found}
+
+
+def save_curve(attack: str, points: Mapping[float, Sequence[bool]], metadata: Mapping[str, Any], folder: Path) -> None:
+    """Write ATTACK-curve.json."""
+    plain = {**metadata, "curve": curve_to_plain(attack, points)}
+    write_atomically(folder / f"{check_name(attack)}-curve.json", json.dumps(plain).encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResult:
+    """One attack's part of a result file."""
+
+    attack: str
+    settings: Plain
+    flags: tuple[int, ...]
+    clean: tuple[int, ...]  # as many
+    data: str  # the images' source; "" in files that do not say
+
+    @property
+    def protocol(self) -> str:
+        """Which images were attacked and how; results that differ in it are not comparable."""
+        return json.dumps([self.data, len(self.flags), self.settings.get("threat"), self.attack], sort_keys=True)
+
+    @property
+    def epsilon(self) -> float | None:
+        threat = self.settings.get("threat")
+        value = threat.get("epsilon") if isinstance(threat, dict) else None
+        return float(value) if isinstance(value, (int, float)) else None
+
+
+def load_results(folder: Path) -> tuple[dict[str, StoredResult], list[str]]:
+    """The results of a folder by attack, and a sentence about each file that is damaged.
+
+    Other files there, such as flatness.json and curves, are not results and are left alone.
+    """
+    found: dict[str, StoredResult] = {}
+    notes: list[str] = []
+    for path in sorted(folder.glob("*.json")):
+        plain = read_json(path, notes) if path.name != Run.flatness.name else None
+        if plain is None or not isinstance(plain.get("attacks"), dict):
+            continue
+        try:
+            found |= {name: stored_result(plain, name) for name in plain["attacks"]}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            notes.append(f"{folder.name}/{path.name} does not hold one flag per image and was left out")
+    return found, notes
+
+
+def stored_result(plain: Plain, name: str) -> StoredResult:
+    """One attack of a result file; KeyError, TypeError, ValueError or AttributeError if the file is damaged."""
+    entry = plain["attacks"][name]
+    clean, flags = (tuple(int(flag) for flag in each) for each in (plain["clean_flags"], entry["flags"]))
+    if not flags or len(flags) != len(clean):
+        raise ValueError(name)
+    return StoredResult(
+        attack=name,
+        settings=entry.get("settings") or {},
+        flags=flags,
+        clean=clean,
+        data=str(plain.get("data", "")),
+    )

@@ -1,6 +1,4 @@
-"""What can be evaluated: a run, a checkpoint, or any model with its weights and data. One shape for all of them."""
-
-from __future__ import annotations
+"""Targets: a model with the images to evaluate it on, from a run, a checkpoint, or any network and its weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,18 +21,18 @@ from rattle.threat import Threat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A model in evaluation mode, the images it is judged on, and where verdicts go."""
+    """A model in evaluation mode, the images to evaluate it on, and where results go."""
 
-    name: str
+    name: str  # in tables
     model: nn.Module
     test: Images
     classes: tuple[str, ...]
-    threat: Threat  # what it was trained against, or the usual 8/255
-    about: dict[str, Any]  # what a result file says of it
-    results: Path
+    threat: Threat  # of its training; linf 8/255 if that is not known
+    metadata: dict[str, Any]  # what a result file says of it: checkpoint, recipe, data
+    results: Path  # the folder for result files
 
     def images(self, n: int | None) -> Images:
-        """The first n test images, or all of them, where the model is."""
+        """The first n test images, or all of them, on the model's device."""
         if n is not None and n < 1:
             raise RattleError(f"--n must be >= 1, got {n}")
         chosen = self.test if n is None else self.test[torch.arange(min(n, len(self.test)))]
@@ -46,7 +44,7 @@ class Target:
 
 
 def checked(model: nn.Module, test: Images, classes: int, data: str) -> nn.Module:
-    """The model on the device there is, once it has been seen to take these images and to tell the classes apart."""
+    """The model on the best device; raises RattleError if it does not take these images or has other classes."""
     if len(test) == 0:
         raise RattleError(f"{data} has no test images to evaluate on")
     check_width(model, to_float(test[torch.arange(1)].x), classes)
@@ -56,12 +54,15 @@ def checked(model: nn.Module, test: Images, classes: int, data: str) -> nn.Modul
 def target_from_checkpoint(
     path: str, *, data: str | None = None, root: str | None = None, averaged: bool = True
 ) -> Target:
-    """A run folder or a checkpoint; on its own data unless others are named."""
+    """A run folder or a checkpoint.
+
+    data: images other than the run's own; root: where datasets are; averaged: prefer averaged weights to the raw ones.
+    """
     saved = open_checkpoint(path)
     recipe, run = saved.recipe, run_of(saved.path)
     own = replace(recipe.data, root=root or recipe.data.root)
-    pictures = data is not None and (Path(data).is_dir() or data.startswith("hub:"))
-    other = Data(name=data, root=own.root, resize=own.resize if pictures else None) if data else own
+    resizable = data is not None and (Path(data).is_dir() or data.startswith("hub:"))
+    other = Data(name=data, root=own.root, resize=own.resize if resizable else None) if data else own
     source = other.source()
     return Target(
         name=recipe.name,
@@ -69,22 +70,22 @@ def target_from_checkpoint(
         test=source.test,
         classes=saved.classes,
         threat=recipe.attack.threat,
-        about={"checkpoint": str(saved.path), "recipe": recipe.name, "data": other.name},
+        metadata={"checkpoint": str(saved.path), "recipe": recipe.name, "data": other.name},
         results=run.results if run else saved.path.parent / "results",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """A network by name or from a user's file, with weights as other code saves them."""
+    """A network and a file of weights, such as other code saves them."""
 
-    model: str
-    weights: str | None = None
-    width: int | None = None
+    model: str  # a registered name, or FILE.py:build
+    weights: str | None = None  # a file; None if build() loads its own
+    width: int | None = None  # of a registered network; None: the published one
     activation: str = "relu"
-    mean: Sequence[float] = ()  # of each channel; what the file itself says when not given
+    mean: Sequence[float] = ()  # of each channel, for normalisation; read from the file of weights if not given
     std: Sequence[float] = ()
-    classes: int | None = None
+    classes: int | None = None  # None: as many as the data have
 
     def build(self, classes: int, channels: int) -> nn.Module:
         if bool(self.mean) != bool(self.std):
@@ -105,7 +106,7 @@ class Network:
 
 
 def target_from_weights(network: Network, data: str, *, root: str | None = None) -> Target:
-    """Any network on any data."""
+    """Any network on any data, which may be a dataset's name, a file or a folder; root: where datasets are."""
     if not network.weights and ":" not in network.model:
         raise RattleError(f"--model {network.model} has no trained weights of its own: give them with --weights")
     source = Data(name=data, root=root).source()
@@ -120,6 +121,6 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None)
         test=source.test,
         classes=(*source.classes, *map(str, range(found, classes))),
         threat=Threat(),
-        about={"checkpoint": network.weights, "recipe": network.model, "data": data},
-        results=file.with_name(f"{file.stem}-results"),  # two files of weights in a folder do not share one
+        metadata={"checkpoint": network.weights, "recipe": network.model, "data": data},
+        results=file.with_name(f"{file.stem}-results"),  # each file of weights has its own
     )

@@ -1,41 +1,28 @@
-"""One attack on one batch, judged: no flag is lowered on an attack's word.
+"""One attack on one batch, every point re-checked: no attack is taken at its word.
 
-Its point must lie inside the ball and [0, 1] and be misclassified in a fresh forward pass.
+A point counts only inside the threat's ball and [0, 1], and misclassified in a fresh forward pass.
 """
 
-from __future__ import annotations
-
-import io
-import zipfile
-import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import Attack, RayS
-from rattle.attacks.base import check_labels, finite, logits_of
-from rattle.attacks.rows import branch
+from rattle.attacks import Attack
+from rattle.attacks.base import DistanceAttack, Ensemble, check_labels, finite, logits_of
+from rattle.attacks.rows import run_ensemble
 from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
-from rattle.runs.io import write_atomically
+from rattle.runs.io import atomic_file, read_arrays
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
 
-@runtime_checkable
-class Ensemble(Protocol):
-    """An attack made of others, each run on the images that the ones before it left (AutoAttack)."""
-
-    def components(self) -> dict[str, Attack]: ...
-
-
 def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Which images the model classifies rightly, [n] bool, in one fresh forward pass."""
+    """Which images the model classifies correctly, [n] bool, in a fresh forward pass."""
     with torch.no_grad():
         logits = finite(logits_of(model, x))
     check_labels(logits, y)
@@ -43,107 +30,84 @@ def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def still_correct(model: nn.Module, attack: Attack, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Which images an attack's points leave robust: a point counts inside the ball and the box, and misclassified."""
-    counts = attack.threat.contains(x_adv, x)
-    return is_correct(model, torch.where(counts.view(-1, *[1] * (x.ndim - 1)), x_adv, x), y) | ~counts
+    """Which images stay correct under an attack's points, [n] bool; a point outside its threat does not count."""
+    inside = attack.threat.contains(x_adv, x)
+    return is_correct(model, torch.where(inside.view(-1, *[1] * (x.ndim - 1)), x_adv, x), y) | ~inside
 
 
 @dataclass(frozen=True, slots=True)
 class AttackOutcome:
-    """An attack on one batch of rightly classified images."""
+    """An attack on one batch of correctly classified images."""
 
-    robust: Tensor  # [n] bool
     x_adv: Tensor
-    parts: dict[str, Tensor]
-    distance: Tensor | None = None
+    robust: Tensor  # [n] bool
+    parts: dict[str, Tensor] = field(default_factory=dict)  # of an ensemble: who is robust after each part
+    distance: Tensor | None = None  # [n], of an attack that measures it
 
 
 def run_and_verify(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: ImageStreams) -> AttackOutcome:
-    """Run an attack and check every point it returns."""
-    kept = x.clone()  # attacks that write into their input are measured from the image as it was
-    if isinstance(attack, RayS):
-        found = attack.search(model, kept, y)
-        robust = still_correct(model, attack, found.x_adv, x, y)
-        return AttackOutcome(robust, found.x_adv, {}, found.distance)
-    if not isinstance(attack, Ensemble):
-        x_adv = attack(model, kept, y, generator=draws)
-        return AttackOutcome(still_correct(model, attack, x_adv, x, y), x_adv, {})
-    robust, x_adv, parts = torch.ones(len(x), dtype=torch.bool, device=x.device), x.clone(), {}
-    for number, (name, component) in enumerate(attack.components().items()):
-        live = robust.nonzero().squeeze(1)
-        if len(live):
-            part = run_and_verify(model, component, x[live], y[live], branch(draws[live], number))
-            x_adv[live], robust[live] = part.x_adv.to(x_adv), part.robust
-        parts[name] = robust.clone()
-    return AttackOutcome(robust, x_adv, parts)
+    """Run an attack on correctly classified images and check every point that it returns.
+
+    `draws` holds one random stream an image.
+    """
+    if isinstance(attack, Ensemble):
+
+        def run(part: Attack, x: Tensor, y: Tensor, draws: ImageStreams) -> tuple[Tensor, Tensor]:
+            outcome = run_and_verify(model, part, x, y, draws)
+            return outcome.x_adv, outcome.robust
+
+        x_adv, parts = run_ensemble(attack.components(), x, y, draws, run)
+        return AttackOutcome(x_adv, torch.stack(list(parts.values())).all(0), parts)
+    distance, given = None, x.clone()  # an attack may write into its input
+    if isinstance(attack, DistanceAttack):
+        nearest = attack.search(model, given, y, generator=draws)
+        x_adv, distance = nearest.x_adv, nearest.distance
+    else:
+        x_adv = attack(model, given, y, generator=draws)
+    return AttackOutcome(x_adv, still_correct(model, attack, x_adv, x, y), distance=distance)
 
 
 def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat) -> Tensor:
-    """Which saved images are what they claim: inside the ball and [0, 1], and misclassified in a fresh forward pass."""
+    """Which saved images are adversarial: inside the threat's ball and [0, 1], and misclassified."""
     wrong = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     if len(x) == 0:
         return wrong
     x = x if x.is_floating_point() else to_float(x)
-    sound = x_adv.isfinite().flatten(1).all(1) & threat.contains(x_adv, x)
+    inside = x_adv.isfinite().flatten(1).all(1) & threat.contains(x_adv, x)
     with eval_mode(model):
-        for part in torch.arange(len(x), device=x.device).split(250):
-            here = part[sound[part]]
-            if len(here):
-                wrong[here] = ~is_correct(model, x_adv[here], y[here])
-    return wrong & sound
-
-
-MOST_UNPACKED = 100  # times its packed size; floats of images do not shrink to a hundredth
-
-
-def save_images(path: Path, index: Tensor, x_adv: np.ndarray, y: Tensor, threat: Threat) -> None:
-    """Adversarial images as .npz: index into the test set, x_adv float32 in [0, 1], y, and the threat they keep to."""
-    buffer = io.BytesIO()
-    ball = {"norm": np.array(threat.norm), "epsilon": np.array(threat.epsilon)}
-    np.savez_compressed(buffer, index=index.cpu().numpy(), x_adv=x_adv, y=y.cpu().numpy(), **ball)  # type: ignore[arg-type]
-    write_atomically(path, buffer.getvalue())
-
-
-def check_unpacked_size(path: Path) -> None:
-    """Refuse an archive that would fill the memory before it is unpacked."""
-    with zipfile.ZipFile(path) as archive:
-        size = sum(member.file_size for member in archive.infolist())
-        packed = sum(member.compress_size for member in archive.infolist())
-    if size > MOST_UNPACKED * max(packed, 2**20):
-        raise RattleError(f"{path} would unpack to {size:,} bytes: that is not a file of images")
+        for rows in inside.nonzero().squeeze(1).split(250):
+            if len(rows):  # split gives one empty part if none is inside
+                wrong[rows] = ~is_correct(model, x_adv[rows], y[rows])
+    return wrong
 
 
 @dataclass(frozen=True, slots=True)
 class SavedImages:
-    """What save_images wrote."""
+    """Adversarial images, as a file holds them."""
 
     index: Tensor  # into the test set, [n]
-    x_adv: Tensor
+    x_adv: Tensor  # float32 in [0, 1]
     y: Tensor
     threat: Threat
 
 
+def save_images(path: Path, index: Tensor, x_adv: np.ndarray, y: Tensor, threat: Threat) -> None:
+    """Write adversarial images as an .npz file that `load_images` reads."""
+    arrays = {"index": index.cpu().numpy(), "x_adv": x_adv, "y": y.cpu().numpy()}
+    with atomic_file(path) as file:
+        np.savez_compressed(file, norm=np.array(threat.norm), epsilon=np.array(threat.epsilon), **arrays)
+
+
 def load_images(path: Path) -> SavedImages:
-    """Open and check a file that save_images wrote; nothing in it can run."""
+    """Read what `save_images` wrote; raises RattleError if the file is something else or damaged."""
+    what = "a file of adversarial images"
+    stored = read_arrays(path, what)
     try:
-        check_unpacked_size(path)
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            index, x_adv, y = (torch.from_numpy(file[key]) for key in ("index", "x_adv", "y"))
-            norm, epsilon = str(file["norm"]), float(file["epsilon"])
-    except RattleError:
-        raise
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        EOFError,
-        zlib.error,
-        zipfile.BadZipFile,
-    ) as reason:
-        raise RattleError(f"{path} is not a file of adversarial images, or is damaged") from reason
-    whole_numbers = index.dtype == y.dtype == torch.int64 and index.ndim == y.ndim == 1
-    if not whole_numbers or x_adv.dtype != torch.float32 or not len(index) == len(x_adv) == len(y):
-        raise RattleError(f"{path} is not a file of adversarial images: index, x_adv and y do not belong together")
+        index, x_adv, y = (torch.from_numpy(stored[key]) for key in ("index", "x_adv", "y"))
+        norm, epsilon = str(stored["norm"]), float(stored["epsilon"])
+    except (KeyError, TypeError, ValueError) as reason:
+        raise RattleError(f"{path} is not {what}, or is damaged") from reason
+    labels = index.dtype == y.dtype == torch.int64 and index.ndim == y.ndim == 1
+    if not labels or x_adv.dtype != torch.float32 or not len(index) == len(x_adv) == len(y):
+        raise RattleError(f"{path} is not {what}: index, x_adv and y do not belong together")
     return SavedImages(index, x_adv, y, Threat(norm=norm, epsilon=epsilon))  # type: ignore[arg-type]

@@ -21,8 +21,8 @@ from rattle.attacks import Attack
 from rattle.attacks.transfer import Transfer
 from rattle.data import Images
 from rattle.data.registry import Data
-from rattle.evaluation.evaluate import evaluate, mark
-from rattle.evaluation.results import save_results
+from rattle.evaluation.cache import cache_key
+from rattle.evaluation.evaluate import evaluate
 from rattle.paper.rows import Cell, Row, read_cell
 from rattle.paper.scales import COSTLY, Scale
 from rattle.recipes.recipe import Recipe
@@ -36,7 +36,6 @@ from rattle.runs.progress import Console
 Protocol = Literal["honest", "paper"]
 PROTOCOLS: tuple[Protocol, ...] = ("honest", "paper")
 SEED = 0  # of the attacks' random draws
-EVERY_IMAGE = torch.tensor([])  # none is left out; which ones are right at the start follows from the weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +126,7 @@ class Judge:
         if surrogate is not None:
             other = model_at(surrogate.checkpoint("best"))
             attack = Transfer(attack=attack, surrogate=other, name=str(surrogate.folder.name))
-        marked = mark(model, images.x, images.y, attack, SEED, self.batch_size, EVERY_IMAGE)
+        marked = cache_key(model, images.x, images.y, attack, seed=SEED, batch_size=self.batch_size)
         kept = read_result(path, name, marked) or same_elsewhere(run, path, marked)
         return kept or self.judge(model, images, {name: attack}, marked, run, checkpoint, recipe)
 
@@ -145,11 +144,10 @@ class Judge:
         self.console.log(f"{run.folder.name}, {checkpoint}: {', '.join(attacks)} on {len(images)} images")
         device = distributed.choose_device(recipe.device)
         model, images = model.to(device), images.to(device)
-        settings = {"batch_size": self.batch_size, "seed": SEED, "store": folder, "console": self.console}
-        result = evaluate(model, images.x, images.y, attacks, **settings)
         told = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
-        save_results(result, {**told, "seed": SEED, "mark": marked}, folder)
-        return {**told, **result.to_plain()}
+        settings = {"batch_size": self.batch_size, "seed": SEED, "console": self.console}
+        metadata = {**told, "seed": SEED, "mark": marked}
+        return evaluate(model, images.x, images.y, attacks, out=folder, metadata=metadata, **settings).to_plain()
 
     def images(self, recipe: Recipe, n: int | None) -> Images:
         """The first n test images, each dataset read once."""

@@ -52,7 +52,7 @@ def percent(flags: Sequence[bool]) -> str:
 
 def accuracy_row(name: str, result: Evaluation) -> list[str]:
     """A name, the clean accuracy and that under each attack."""
-    return [name, percent(result.clean), *(percent(verdict.flags) for verdict in result.verdicts.values())]
+    return [name, percent(result.clean), *(percent(attack.flags) for attack in result.attacks.values())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,7 +68,7 @@ def save(
     model: nn.Module,
     average: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    keep: Path | None = None,
+    backup: Path | None = None,
 ) -> None:
     """Write one checkpoint; the one that had its name is kept as `keep`."""
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
@@ -87,7 +87,7 @@ def save(
         "progress": json.dumps(progress),
     }
     content = serialise(tensors, {**texts, "digest": digest(tensors, texts)})
-    write_atomically(path, content, keep=keep)
+    write_atomically(path, content, backup=backup)
 
 
 def read(path: Path) -> Checkpoint:

@@ -1,42 +1,67 @@
-"""Files: atomic writes, lines of JSON, and dataclasses of arrays as .npz; nothing is pickled."""
-
-from __future__ import annotations
+"""Reading and writing files: atomic writes, lines of JSON, dataclasses of arrays as .npz. Nothing is pickled."""
 
 import json
 import os
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_type_hints
+from typing import Any, BinaryIO, Self, TypeVar, get_type_hints
 
 import numpy as np
 
 from rattle.errors import RattleError
 
+T = TypeVar("T")
+Plain = dict[str, Any]
+MOST_UNPACKED = 100  # times the packed size: arrays of floats never compress that much, archives built as bombs do
 
-def write_atomically(path: Path, content: bytes, *, keep: Path | None = None) -> None:
-    """All of it under its name, or nothing: write beside, fsync, rename, fsync the folder; `keep` gets the old one."""
-    beside = path.with_name(f".{path.name}.part")
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Make the folder of a file that is about to be written; raises RattleError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep is not None and path.exists():
-            os.replace(path, keep)
-        os.replace(beside, path)
-        sync_folder(path.parent)
+        yield
     except OSError as reason:
-        with suppress(OSError):
-            beside.unlink()
-        raise unwritable(path, reason) from reason
+        message = f"cannot write {path}: {reason.strerror or reason}; what was saved earlier is intact"
+        raise RattleError(message) from reason
+
+
+@contextmanager
+def atomic_file(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]:
+    """A file to write into that gets its name only when it is complete and on disk.
+
+    It is written beside `path`, synced and renamed; after an error the old file is untouched. The file that is
+    replaced is renamed to `backup` if one is given.
+    """
+    part = path.with_name(f".{path.name}.part")
+    with writing(path):
+        try:
+            with open(part, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if backup is not None and path.exists():
+                os.replace(path, backup)
+            os.replace(part, path)
+            sync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink()
+            raise
+
+
+def write_atomically(path: Path, content: bytes, *, backup: Path | None = None) -> None:
+    """Write a whole file or nothing, see `atomic_file`."""
+    with atomic_file(path, backup=backup) as file:
+        file.write(content)
 
 
 def sync_folder(path: Path) -> None:
-    """Names are on disk too."""
+    """fsync the directory entry, so that a renamed file survives a power failure."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -45,74 +70,141 @@ def sync_folder(path: Path) -> None:
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
-    """One JSON object more in a file of one a line, on disk before we go on."""
+    """Append one JSON object to a file of one object a line, and fsync it."""
+    with writing(path), open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_json(path: Path, notes: list[str]) -> Plain | None:
+    """The JSON object in a file; None if there is none, with a sentence in `notes` unless the file is absent."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as reason:
-        raise unwritable(path, reason) from reason
-
-
-def unwritable(path: Path, reason: OSError) -> RattleError:
-    return RattleError(f"cannot write {path}: {reason.strerror or reason}; what was saved earlier is intact")
-
-
-T = TypeVar("T")
-
-
-def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Every field by its dotted name, dataclasses inside dataclasses included."""
-    found: dict[str, Any] = {}
-    for field in fields(value):
-        item = getattr(value, field.name)
-        name = prefix + field.name
-        found |= flat(item, name + ".") if is_dataclass(item) else {name: np.asarray(item)}
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        notes.append(f"{path.name} is damaged and was left out")
+        return None
+    if not isinstance(found, dict):
+        notes.append(f"{path.name} does not hold an object and was left out")
+        return None
     return found
 
 
-def save_arrays(value: Any, path: str | Path) -> Path:
-    """Write a dataclass; a file half written never stands under the final name."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as file:
-        np.savez_compressed(file, kind=type(value).__name__, **flat(value))
-    os.replace(part, path)
-    return path
+def parse_line(line: bytes) -> Plain | None:
+    """The JSON object on one line; None if the line is torn or damaged."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
-def rebuilt(kind: type[T], stored: dict[str, np.ndarray], prefix: str = "") -> T:
+def read_jsonl(path: Path, notes: list[str]) -> list[Plain]:
+    """The objects of metrics.jsonl or timing.jsonl by epoch; of a repeated epoch the last line counts.
+
+    Damaged lines are left out, with a sentence in `notes`; an absent file is empty.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return []
+    found: dict[int, Plain] = {}
+    broken = []
+    for number, line in enumerate(lines, start=1):
+        entry = parse_line(line)
+        if entry is not None and isinstance(entry.get("epoch"), int):
+            found[entry["epoch"]] = entry
+        elif line.strip():
+            broken.append(str(number))
+    if broken:
+        which = f"line {broken[0]} is" if len(broken) == 1 else f"lines {', '.join(broken[:5])} are"
+        notes.append(f"{path.name}: {which} broken and left out")
+    return [found[epoch] for epoch in sorted(found)]
+
+
+def read_intact_lines(path: Path, *, repair: bool = False) -> list[Plain]:
+    """The objects before the first torn or damaged line of an append-only file, which may be absent.
+
+    With `repair` that line and all after it are cut off, so that more lines can be appended.
+    """
+    found, size = [], 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        entry = parse_line(line) if line.endswith(b"\n") else None
+        if entry is None:
+            break
+        found.append(entry)
+        size += len(line)
+    if repair and path.exists():
+        os.truncate(path, size)
+    return found
+
+
+def flatten(value: Any, prefix: str = "") -> dict[str, np.ndarray]:
+    """Every field of a dataclass by its dotted name, including those of dataclasses inside it."""
+    found: dict[str, np.ndarray] = {}
+    for field in fields(value):
+        item, name = getattr(value, field.name), prefix + field.name
+        found |= flatten(item, name + ".") if is_dataclass(item) else {name: np.asarray(item)}
+    return found
+
+
+def unflatten(kind: type[T], stored: Mapping[str, np.ndarray], prefix: str = "") -> T:
+    """The dataclass that `flatten` took apart."""
     values: dict[str, Any] = {}
-    hints = get_type_hints(kind)
-    for field in fields(kind):  # type: ignore[arg-type]
-        hint, name = hints[field.name], prefix + field.name
-        if is_dataclass(hint):
-            values[field.name] = rebuilt(hint, stored, name + ".")  # type: ignore[arg-type]
+    for name, hint in get_type_hints(kind).items():
+        key = prefix + name
+        if isinstance(hint, type) and is_dataclass(hint):
+            values[name] = unflatten(hint, stored, key + ".")
         else:
-            values[field.name] = stored[name].item() if hint in (int, float, str) else stored[name]
+            values[name] = stored[key].item() if hint in (int, float, str) else stored[key]
     return kind(**values)
 
 
+def save_arrays(value: Any, path: str | Path) -> Path:
+    """Write a dataclass of numbers, strings and arrays as a compressed .npz file."""
+    with atomic_file(Path(path)) as file:
+        np.savez_compressed(file, kind=type(value).__name__, **flatten(value))  # type: ignore[arg-type]
+    return Path(path)
+
+
 def load_arrays(kind: type[T], path: str | Path) -> T:
-    """Read back what `save` wrote; another kind of file is refused in words."""
-    path = Path(path)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            stored = {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        raise RattleError(f"there is no file {path}") from None
-    except (OSError, ValueError, zipfile.BadZipFile, AttributeError, TypeError):
-        raise RattleError(f"{path} is not an .npz file of arrays") from None
+    """Read what `save_arrays` wrote; raises RattleError if the file does not hold this dataclass."""
+    stored = read_arrays(Path(path))
     found = str(stored.get("kind", "something else"))
     if found != kind.__name__:
         raise RattleError(f"{path} holds {found}, not {kind.__name__}")
     try:
-        return rebuilt(kind, stored)
+        return unflatten(kind, stored)
     except KeyError as missing:
         raise RattleError(f"{path} lacks {missing}: it was written by another version") from None
+
+
+def read_arrays(path: Path, what: str = "an .npz file of arrays") -> dict[str, np.ndarray]:
+    """Every array of an .npz file; raises RattleError if the file is not `what`. Nothing in it can run."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size, packed = (sum(getattr(m, of) for m in archive.infolist()) for of in ("file_size", "compress_size"))
+        if size > MOST_UNPACKED * max(packed, 2**20):
+            raise RattleError(f"{path} would unpack to {size:,} bytes: it is not {what}")
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except RattleError:
+        raise
+    except FileNotFoundError:
+        raise RattleError(f"there is no file {path}") from None
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        EOFError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as reason:
+        raise RattleError(f"{path} is not {what}, or is damaged") from reason
 
 
 class Saved:

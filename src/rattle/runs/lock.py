@@ -1,6 +1,4 @@
-"""Opening a run folder for writing: begin, continue or replace a run, alone; and lines added to it by one rank."""
-
-from __future__ import annotations
+"""Opening a run folder for writing: begin, continue or replace a run, one process group at a time."""
 
 import fcntl
 import json
@@ -18,28 +16,26 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.environment import environment
 from rattle.runs.io import append_line, write_atomically
-from rattle.runs.paths import PARTS, Run
+from rattle.runs.paths import Run
 
-LOCK = "lock"
-
-
-def foreign(path: Path) -> bool:
-    """Is this something that a run which has only just begun does not write?"""
-    return path.name not in (LOCK, "train.log") and not (path.name.startswith(".") and path.name.endswith(".part"))
+LOCK = Run.lock.name
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a run folder alone. The kernel drops the lock of a process that dies: a stale one is simply taken over."""
+    """Hold a lock file alone; raises RattleError if another process holds it.
+
+    The kernel releases the lock of a process that dies, so there are no stale locks.
+    """
     with open(path, "a+", encoding="utf-8") as file:
-        for patience in (0.1, 0.2, 0.4, 0.0):  # a child of one just killed may hold its lock for a moment more
+        for pause in (0.1, 0.2, 0.4, 0.0):  # a child of a process just killed may hold its lock for a moment more
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError:
-                time.sleep(patience)
+                time.sleep(pause)
         else:
-            message = f"{path.parent} is being written by {described(path)}: wait, or choose another --out"
+            message = f"{path.parent} is being written by {holder(path)}: wait, or choose another --out"
             raise RattleError(message)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
@@ -50,27 +46,31 @@ def locked(path: Path) -> Iterator[None]:
             file.truncate(0)
 
 
-def described(lock: Path) -> str:
-    """Owner and age of a lock."""
+def holder(lock: Path) -> str:
+    """The process that a held lock file names, and the age of the lock."""
     minutes = (time.time() - lock.stat().st_mtime) / 60
     return f"{lock.read_text(encoding='utf-8').strip() or 'another process'} (for {minutes:.0f} minutes)"
 
 
 def owner(lock: Path) -> str:
-    """Who holds a lock, and for how long; nothing when nobody does."""
+    """Who holds a lock file, and for how long; empty if nobody does."""
     if not lock.exists():
         return ""
     with open(lock, encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            return described(lock)
+            return holder(lock)
     return ""
 
 
 @contextmanager
 def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Iterator[None]:
-    """Begin a run in an empty folder, continue one, or replace one; never mix two, never write beside another."""
+    """Hold a run folder for training `recipe`.
+
+    resume: continue the run that is there, if any; overwrite: remove it first. Without either, a folder that holds a
+    run is refused, as is a folder that holds anything else.
+    """
     if resume and overwrite:
         raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
     with ExitStack() as lock:
@@ -79,32 +79,37 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
 
 
 def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitStack) -> None:
-    """Check that the folder may be written, lock it, and say in it what will run."""
+    """Check that the folder may be written, lock it, and write recipe and environment."""
     if run.folder.exists() and not run.folder.is_dir():
         raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
-    if run.folder.exists() and not run.recipe.exists() and any(map(foreign, run.folder.iterdir())):
+    if run.folder.exists() and not run.exists() and any(map(foreign, run.folder.iterdir())):
         raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")
-    if run.recipe.exists() and not (resume or overwrite):
+    if run.exists() and not (resume or overwrite):
         raise RattleError(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
         raise RattleError(f"cannot make the folder {run.folder}: {reason.strerror}") from reason
-    lock.enter_context(locked(run.folder / LOCK))
+    lock.enter_context(locked(run.lock))
     if overwrite:
         clear(run)
-    elif run.recipe.exists() and Recipe.from_yaml(run.recipe.read_text(encoding="utf-8")) != recipe:
+    elif run.exists() and Recipe.from_yaml(run.recipe.read_text(encoding="utf-8")) != recipe:
         command = f"rattle train {run.recipe} --out {run.folder} --resume"
         raise RattleError(f"{run.folder} holds a run of another recipe: resume it with `{command}`")
-    (run.folder / "diverged.txt").unlink(missing_ok=True)
+    run.diverged.unlink(missing_ok=True)
     write_atomically(run.recipe, recipe.to_yaml().encode())
-    write_atomically(run.folder / "environment.json", json.dumps(environment(), indent=1).encode())
+    write_atomically(run.environment, json.dumps(environment(), indent=1).encode())
+
+
+def foreign(path: Path) -> bool:
+    """Whether a file in a folder without a recipe is not from a run that was stopped while it began."""
+    unfinished = path.name.startswith(".") and path.name.endswith(".part")
+    return not unfinished and path.name not in (LOCK, Run.log.name)
 
 
 def clear(run: Run) -> None:
     """Remove what a run wrote, and nothing else."""
-    for part in PARTS:
-        path = run.folder / part
+    for path in run.written():
         if path.is_dir():
             shutil.rmtree(path)
         else:
@@ -112,15 +117,16 @@ def clear(run: Run) -> None:
 
 
 def note_divergence(run: Run, sentence: str) -> None:
-    write_atomically(run.folder / "diverged.txt", sentence.encode())
+    """Record that the loss diverged for good, see Run.divergence."""
+    write_atomically(run.diverged, sentence.encode())
 
 
 def record_line(path: Path, line: Mapping[str, Any]) -> None:
-    """One JSON object a line, on disk before we go on; the main rank writes."""
+    """Append one JSON object to a file of lines; only the main rank writes, the others wait."""
     distributed.on_main(lambda: append_line(path, line))
 
 
 def truncate(path: Path, size: int) -> None:
-    """Forget the lines written after the checkpoint that we resume from."""
+    """Drop the lines that were written after the checkpoint a run resumes from, when the file had `size` bytes."""
     if distributed.is_main() and path.exists() and path.stat().st_size > size:
         os.truncate(path, size)

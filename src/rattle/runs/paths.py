@@ -1,24 +1,22 @@
-"""The layout of a run folder: recipe.yaml, metrics.jsonl, timing.jsonl, events/, checkpoints/, results/ and so on."""
-
-from __future__ import annotations
+"""The layout of a run folder: where each file is that anybody reads or writes there. No torch."""
 
 import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-PARTS = (
-    "checkpoints",
-    "metrics.jsonl",
-    "timing.jsonl",
-    "events",
-    "results",
-    "report.html",
-    "train.log",
-    "diverged.txt",
-    "environment.json",
-    "recipe.yaml",  # last: a folder half cleared is still a run's
-)
+LANDSCAPES = ("input", "weight-1d", "weight-2d")  # the surfaces that `Run.landscape` names, besides "plane"
+
+
+class InRun:
+    """Declares a file or folder of a run: `run.NAME` is its path."""
+
+    def __init__(self, relative: str) -> None:
+        self.relative = relative
+
+    def __get__(self, run: Any, owner: type) -> Path:
+        return Path(self.relative) if run is None else run.folder / self.relative
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,43 +25,52 @@ class Run:
 
     folder: Path
 
-    @property
-    def recipe(self) -> Path:
-        return self.folder / "recipe.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def timing(self) -> Path:
-        return self.folder / "timing.jsonl"
-
-    @property
-    def events(self) -> Path:
-        return self.folder / "events"
-
-    @property
-    def results(self) -> Path:
-        return self.folder / "results"
+    recipe = InRun("recipe.yaml")  # what was trained; a folder that has it is a run
+    environment = InRun("environment.json")  # versions, commit, hardware
+    metrics = InRun("metrics.jsonl")  # one JSON object an epoch
+    timing = InRun("timing.jsonl")  # seconds of each epoch
+    events = InRun("events")  # TensorBoard
+    checkpoints = InRun("checkpoints")
+    results = InRun("results")  # one JSON file an attack, and the files below it
+    log = InRun("train.log")  # what a run started by a sweep printed
+    diverged = InRun("diverged.txt")  # a sentence; there only after the loss diverged for good
+    lock = InRun("lock")  # held by the process that trains here
+    report = InRun("report.html")
+    gallery = InRun("results/gallery.npz")
+    flatness = InRun("results/flatness.json")
+    fidelity = InRun("results/fidelity.json")
 
     def checkpoint(self, name: str) -> Path:
-        return self.folder / "checkpoints" / f"{name}.safetensors"
+        """A checkpoint: `best`, `last`, `previous`, or the `epoch_name` of one."""
+        return self.checkpoints / f"{name}.safetensors"
+
+    def landscape(self, kind: str) -> Path:
+        """The arrays of a loss surface, one of LANDSCAPES; `plane` is the directions they share."""
+        return self.results / f"landscape-{kind}.npz"
+
+    def exists(self) -> bool:
+        """Whether the folder holds a run."""
+        return self.recipe.is_file()
 
     @property
     def divergence(self) -> str | None:
-        """Where the loss diverged for good, in words; None when it did not, or training was taken up again since."""
-        path = self.folder / "diverged.txt"
-        return path.read_text(encoding="utf-8") if path.is_file() else None
+        """The sentence that says where the loss diverged for good; None if it did not, or training was resumed."""
+        return self.diverged.read_text(encoding="utf-8") if self.diverged.is_file() else None
+
+    def written(self) -> tuple[Path, ...]:
+        """Everything that training, evaluation and the report write, for clearing; the recipe last, so that a folder
+        cleared by half is still recognised as a run."""
+        first = (self.checkpoints, self.metrics, self.timing, self.events, self.results, self.report)
+        return (*first, self.log, self.diverged, self.environment, self.recipe)
 
 
 def epoch_name(epoch: int) -> str:
-    """What the checkpoint of an epoch that is kept is called."""
+    """The name of the checkpoint that a schedule saves after an epoch."""
     return f"epoch-{epoch:03d}"
 
 
 def slugify(text: str, longest: int = 120) -> str:
-    """A folder's name made of a text, in characters that no file system or shell minds; it leads nowhere else.
+    """A folder name made of any text: safe for file systems and shells, never a path, at most `longest` characters.
 
     >>> slugify("../../epsilon=8/255")
     '_.._epsilon=8_255'

@@ -171,7 +171,7 @@ def save(learner: TrainState, recipe: Recipe, data: Dataset, run: Run, name: str
             model=learner.model,
             average=learner.average,
             optimizer=learner.optimizer if name == "last" else None,
-            keep=run.checkpoint("previous") if name == "last" else None,
+            backup=run.checkpoint("previous") if name == "last" else None,
         )
     )
 

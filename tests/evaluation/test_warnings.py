@@ -1,4 +1,4 @@
-"""What makes a robust accuracy unreliable is said on stderr and stored with it."""
+"""What makes a robust accuracy unreliable is printed on stderr and stored with it."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ class Noisy(nn.Sequential):
         ("Noisy", "the model's output is random: use autoattack-rand"),
     ],
 )
-def test_advice_is_printed_and_stored(
+def test_warnings_are_printed_and_stored(
     net: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_files(tmp_path)
@@ -41,18 +41,18 @@ def test_advice_is_printed_and_stored(
     words = ["--model", f"nets.py:{net}", "--weights", "w.pt", "--data", "test.npz", "--attacks", "fgsm", "--json"]
     assert main(["evaluate", *words]) == 0
     said = capsys.readouterr()
-    assert f"advice: {sentence}" in said.err
+    assert f"warning: {sentence}" in said.err
     stored = json.loads((tmp_path / "w-results" / "fgsm.json").read_text())
     assert any(line.startswith(sentence) for line in stored["advice"])
     assert json.loads(said.out)["advice"] == stored["advice"]
 
 
-def test_a_plain_model_gets_no_advice(
+def test_a_plain_model_gets_no_warnings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     words = ["--model", "net.py:Net", "--weights", "w.pt", "--data", "test.npz", "--attacks", "fgsm", "pgd3"]
     assert main(["evaluate", *words]) == 0
-    assert "advice" not in capsys.readouterr().err
+    assert "warning" not in capsys.readouterr().err
     assert json.loads((tmp_path / "w-results" / "fgsm.json").read_text())["advice"] == []
