@@ -16,13 +16,13 @@ import pytest
 from rattle.errors import RattleError
 from rattle.paper import tables as paper
 from rattle.report import build
-from rattle.report.compare import pairs
+from rattle.report.compare import paired_tests
 from rattle.report.figures import by_epsilon, confusion_counts
 from rattle.report.page import for_script
 from rattle.report.run_data import load_runs
-from rattle.report.surfaces import one_plane
-from rattle.report.thumbnails import enlargement
-from rattle.report.trade_off import published
+from rattle.report.surfaces import same_plane
+from rattle.report.thumbnails import enlargement_factor
+from rattle.report.trade_off import published_points
 from support import run_folders as made
 
 HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -122,9 +122,9 @@ def test_a_clear_difference_is_named_and_noise_is_not(tmp_path: Path) -> None:
     first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b", seed=1)
     made.verdict(first, "pgd20", [1] * 50 + [0] * 50, [1] * 99 + [0])
     made.verdict(second, "pgd20", [1] * 70 + [0] * 30, [0] + [1] * 99)
-    found, refused = pairs(load_runs([first, second]))
+    found, refused = paired_tests(load_runs([first, second]))
     assert refused == []
-    assert [(p.attack, p.verdict) for p in found] == [
+    assert [(p.attack, p.conclusion) for p in found] == [
         ("clean", "cannot be told apart"),
         ("pgd20", "TRADES, seed 1 is better"),
     ]
@@ -135,7 +135,7 @@ def test_verdicts_under_another_threat_are_not_compared(tmp_path: Path) -> None:
     first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b")
     made.verdict(first, "pgd20", [1, 0], [1, 1])
     made.verdict(second, "pgd20", [1, 0], [1, 1], epsilon=0.1)
-    found, refused = pairs(load_runs([first, second]))
+    found, refused = paired_tests(load_runs([first, second]))
     assert [p.attack for p in found] == ["clean"]
     assert "another threat" in refused[0]
 
@@ -240,8 +240,8 @@ def test_the_confusion_matrix_counts_every_image_once(tmp_path: Path) -> None:
 
 def test_surfaces_over_other_planes_are_not_called_comparable(tmp_path: Path) -> None:
     first, second = (made.landscapes(made.recipe(tmp_path / n), sign=s) for n, s in (("a", 1), ("b", -1)))
-    assert one_plane(load_runs([first]))
-    assert not one_plane(load_runs([first, second]))
+    assert same_plane(load_runs([first]))
+    assert not same_plane(load_runs([first, second]))
     assert "cannot be compared" in Page(build([first, second])).text
 
 
@@ -257,19 +257,19 @@ def test_all_surfaces_of_a_panel_share_one_height_scale(two: Page) -> None:
 def test_the_papers_points_come_with_the_recipe_they_belong_to(tmp_path: Path) -> None:
     folder = made.whole(tmp_path / "a", name="cifar10-linf-preact18-trades-2nd")
     made.gallery(folder, overrides="epochs 3 (200)")
-    points = published(load_runs([folder]), "pgd20", paper.published)
+    points = published_points(load_runs([folder]), "pgd20", paper.published)
     assert points
     assert all(point.paper and point.label.startswith("paper, Table") for point in points)
     page = Page(build([folder], published=paper.published))
     assert "Open diamonds" in page.text
     assert "is not the published recipe" in page.text
-    assert published(load_runs([made.recipe(tmp_path / "b")]), "pgd20", paper.published) == []
+    assert published_points(load_runs([made.recipe(tmp_path / "b")]), "pgd20", paper.published) == []
 
 
 def test_perturbations_are_enlarged_ten_times_unless_that_would_leave_the_picture() -> None:
-    assert enlargement(np.full((1, 1, 2, 2), 8 / 255)) == 10
-    assert enlargement(np.full((1, 1, 2, 2), -0.2)) == 2.5
-    assert enlargement(np.zeros((1, 1, 2, 2))) == 10
+    assert enlargement_factor(np.full((1, 1, 2, 2), 8 / 255)) == 10
+    assert enlargement_factor(np.full((1, 1, 2, 2), -0.2)) == 2.5
+    assert enlargement_factor(np.zeros((1, 1, 2, 2))) == 10
 
 
 def test_runs_of_one_recipe_and_several_seeds_are_summed_up(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import tyro
 
 from rattle.cli.options import parse
 from rattle.errors import RattleError
-from rattle.report.live import plain_line, progress, view
+from rattle.report.live import epoch_line, progress, view
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ def follow(options: Options) -> None:
         told = min(told, state.done)
         for entry in state.metrics:
             if int(entry["epoch"]) > told:
-                print(plain_line(entry, state.epochs), flush=True)
+                print(epoch_line(entry, state.epochs), flush=True)
         told = state.done
         if state.ended:
             print(state.status, flush=True)

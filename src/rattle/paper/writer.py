@@ -9,14 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import DictLoader, Environment, StrictUndefined
-
-from rattle import __version__
 from rattle.paper.cells import Figure, Line
 from rattle.paper.plan import Plan
 from rattle.paper.protocols import Protocol
 from rattle.paper.rows import Cell
-from rattle.report.page import p_value, text
+from rattle.report.page import p_value, render
 from rattle.report.tables import title_of
 from rattle.report.writers import escape_latex, escape_markdown
 from rattle.runs.environment import environment
@@ -196,9 +193,7 @@ def latex(sheet: Sheet) -> str:
 
 def html(sheet: Sheet) -> str:
     """One page that fetches nothing and runs nothing."""
-    options = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=DictLoader({"paper.html": text("paper.html")}), **options)
-    return environment.get_template("paper.html").render(sheet=sheet, style=text("page.css"), version=__version__)
+    return render("paper.html", {"sheet": sheet})
 
 
 def as_json(sheet: Sheet) -> str:

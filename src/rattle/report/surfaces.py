@@ -1,6 +1,4 @@
-"""The page's landscapes as plotly specifications: surfaces on one height scale, and curves in weight space."""
-
-from __future__ import annotations
+"""The page's landscapes as plotly specifications: surfaces on one loss scale, and curves in weight space."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +9,7 @@ from rattle.report.figures import Spec, axis, colour, figure, line
 from rattle.report.run_data import RunData, finite
 
 CAMERA = {"eye": {"x": -1.38, "y": -1.38, "z": 0.84}, "center": {"x": 0, "y": 0, "z": -0.12}}
+NO_MARGIN = {"l": 0, "r": 0, "t": 0, "b": 0}
 
 
 def rounded(values: np.ndarray) -> list[Any]:
@@ -29,16 +28,19 @@ def common_range(arrays: Sequence[np.ndarray]) -> tuple[float, float] | None:
 
 
 def surface(
-    a: np.ndarray, b: np.ndarray, height: np.ndarray, scale: tuple[float, float], titles: tuple[str, str]
+    a: np.ndarray, b: np.ndarray, loss: np.ndarray, scale: tuple[float, float], titles: tuple[str, str]
 ) -> Spec:
-    """One surface, seen from the same side as every other; x runs along a."""
+    """One surface, seen from the same side as every other; x runs along a.
+
+    `loss` is [a, b], `scale` the lowest and highest loss of all surfaces beside it, `titles` those of the two axes.
+    """
     low, high = scale
-    centre, lift = finite(height[len(a) // 2, len(b) // 2]), 0.015 * (high - low)
+    centre, lift = finite(loss[len(a) // 2, len(b) // 2]), 0.015 * (high - low)
     mesh: Spec = {
         "type": "surface",
         "x": [float(f"{v:.4g}") for v in a],
         "y": [float(f"{v:.4g}") for v in b],
-        "z": rounded(height.T),
+        "z": rounded(loss.T),
         "cmin": low,
         "cmax": high,
         "colorscale": "loss",
@@ -57,45 +59,45 @@ def surface(
         "text": [f"{centre:.3f}" if centre is not None else "not finite"],
         "hovertemplate": "the point itself: loss %{text}<extra></extra>",
     }
-    scene = {
+    layout = {"scene": scene(titles, [min(low, 0.0), high + 2 * lift]), "margin": NO_MARGIN, "showlegend": False}
+    return {"data": [mesh, dot], "layout": layout, "gl": True}
+
+
+def scene(titles: tuple[str, str], loss_range: list[float]) -> Spec:
+    """The axes and the camera of a surface."""
+    return {
         "xaxis": {"title": {"text": titles[0]}, "nticks": 5},
         "yaxis": {"title": {"text": titles[1]}, "nticks": 5},
-        "zaxis": {"title": {"text": "loss"}, "range": [min(low, 0.0), high + 2 * lift], "nticks": 5},
+        "zaxis": {"title": {"text": "loss"}, "range": loss_range, "nticks": 5},
         "aspectmode": "manual",
         "aspectratio": {"x": 1, "y": 1, "z": 0.72},
         "camera": CAMERA,
         "dragmode": "turntable",
     }
-    margin = {"l": 0, "r": 0, "t": 0, "b": 0}
-    return {"data": [mesh, dot], "layout": {"scene": scene, "margin": margin, "showlegend": False}, "gl": True}
 
 
 def weight_lines(runs: Sequence[RunData]) -> Spec:
     """Mean loss along one direction: adversarial solid, clean dashed."""
     traces = []
-    for i, run in enumerate(runs):
-        found = run.landscapes.get("weight-1d")
-        if found is None:
-            continue
+    for run in (run for run in runs if "weight-1d" in run.landscapes):
+        found = run.landscapes["weight-1d"]
         x = [float(f"{v:.4g}") for v in found["a"]]
         for key, dash, width in (("adversarial", "solid", 2.4), ("clean", "dash", 1.6)):
             y = [finite(v) for v in found[key][:, 0]]
             if any(value is not None for value in y):
-                traces.append(
-                    line(x, y, f"{run.label}, {key}" if len(runs) > 1 else key, colour(i), dash=dash, width=width)
-                )
+                legend = f"{run.label}, {key}" if len(runs) > 1 else key
+                traces.append(line(x, y, legend, colour(run.index), dash=dash, width=width))
     return figure(traces, axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero"))
 
 
-def one_plane(runs: Sequence[RunData]) -> bool:
+def same_plane(runs: Sequence[RunData]) -> bool:
     """Whether the runs' input surfaces were taken over the same plane of the same images."""
     planes = [run.plane for run in runs]
     if len(runs) < 2:
         return True
-    if any(plane is None for plane in planes):
-        return False
-    return all(
-        np.array_equal(planes[0][key], plane[key])  # type: ignore[index]
+    first = planes[0]
+    return first is not None and all(
+        plane is not None and np.array_equal(first[key], plane[key])
         for plane in planes[1:]
         for key in ("a", "b", "gradient", "rademacher")
     )

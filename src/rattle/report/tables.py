@@ -1,53 +1,54 @@
-"""Tables of accuracies: for the terminal with intervals, and of runs over seeds as Markdown, LaTeX and CSV."""
-
-from __future__ import annotations
+"""Accuracies with their intervals, and tables of methods over seeds."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rattle.errors import RattleError
+from rattle.evaluation.results import Evaluation
+from rattle.report.naming import title_of
 from rattle.report.writers import Bold, csv_table, latex_table, markdown_table
 from rattle.stats import Sample, differ, summarise, wilson
 
-if TYPE_CHECKING:
-    from rattle.evaluation.results import Evaluation
-
-
 Format = Literal["markdown", "latex", "csv"]
 
-ORDER = ("pgd20", "cw20", "autoattack", "aa")  # the usual columns; others stand between CW and AutoAttack
-
+ORDER = {"pgd20": 0, "cw20": 1, "autoattack": 3}  # of the usual columns; others stand at 2
 NOTE = (
     "Accuracy in %, mean ± standard deviation over seeds where there are several. "
     "Bold: highest of its column, and significantly so (p < 0.05) against every other row."
 )
 
-TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "aa": "AutoAttack", "fgsm": "FGSM"}
+
+def sorted_attacks(names: Sequence[str]) -> list[str]:
+    """The usual attacks first and AutoAttack last, the others between them by name."""
+    return sorted(names, key=lambda name: (ORDER.get(name, 2), name))
 
 
-def title_of(attack: str) -> str:
-    """How an attack is written in a heading.
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """A share of n images in %, with its Wilson 95 % interval."""
 
-    >>> title_of("pgd20"), title_of("clean"), title_of("my-attack")
-    ('PGD-20', 'Clean', 'my-attack')
-    """
-    for family in ("pgd", "cw", "apgd", "fab", "square"):
-        steps = attack.removeprefix(family)
-        if steps != attack and steps.isdigit():
-            return f"{family.upper()}-{steps}"
-    return TITLES.get(attack, attack)
+    value: float
+    low: float
+    high: float
+
+
+def accuracy(flags: Sequence[float]) -> Accuracy:
+    """The share of images whose flag is set."""
+    correct = int(sum(flags))
+    interval = wilson(correct, len(flags))
+    return Accuracy(100 * correct / len(flags), 100 * interval.low, 100 * interval.high)
 
 
 def percent(flags: Sequence[bool]) -> str:
-    """An accuracy and its Wilson 95 % interval, in percent.
+    """An accuracy and its interval as text.
 
     >>> percent([True] * 8 + [False] * 2)
     '80.0 [49.0, 94.3]'
     """
-    interval = wilson(sum(flags), len(flags))
-    return f"{100 * sum(flags) / len(flags):.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    found = accuracy(flags)
+    return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
 
 
 def accuracy_row(name: str, result: Evaluation) -> list[str]:
@@ -59,10 +60,10 @@ def accuracy_row(name: str, result: Evaluation) -> list[str]:
 class Cell:
     """One method's accuracy in one column: mean and deviation over n seeds, None where nothing was measured."""
 
-    mean: float | None
-    deviation: float  # NaN with one seed
-    n: int
-    best: bool  # highest of its column, and significantly so against every other row
+    mean: float | None = None
+    deviation: float = math.nan  # NaN with one seed
+    n: int = 0
+    best: bool = False  # highest of its column, and significantly so against every other row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,24 +75,21 @@ class Comparison:
 
 
 def compare(samples: Mapping[str, Mapping[str, Sample]]) -> Comparison:
-    """{method: {column: what was measured}} as cells; columns come in the order they are first met, clean first."""
-    columns = list(dict.fromkeys(column for found in samples.values() for column in found))
+    """{method: {column: what was measured}} as cells; columns in the order of their first appearance, clean first."""
+    columns = list(dict.fromkeys(column for by_column in samples.values() for column in by_column))
     columns.sort(key=lambda column: column != "clean")
     if not columns:
         raise RattleError("none of these runs has been evaluated; `rattle evaluate RUN` does it")
-    leaders = {
-        column: leader({m: found[column] for m, found in samples.items() if column in found}) for column in columns
-    }
-    return Comparison(
-        columns=tuple(columns),
-        rows={
-            method: tuple(cell(found.get(column), leaders[column] == method) for column in columns)
-            for method, found in samples.items()
-        },
-    )
+    rows: dict[str, list[Cell]] = {method: [] for method in samples}
+    for column in columns:
+        measured = {method: by_column[column] for method, by_column in samples.items() if column in by_column}
+        best = significantly_best(measured)
+        for method, row in rows.items():
+            row.append(cell(measured[method], best=method == best) if method in measured else Cell())
+    return Comparison(columns=tuple(columns), rows={method: tuple(row) for method, row in rows.items()})
 
 
-def leader(samples: Mapping[str, Sample]) -> str | None:
+def significantly_best(samples: Mapping[str, Sample]) -> str | None:
     """The method with the highest mean, when it differs significantly from each of the others."""
     if len(samples) < 2:
         return None
@@ -100,9 +98,7 @@ def leader(samples: Mapping[str, Sample]) -> str | None:
     return best if all(differ(samples[best], other) for other in others) else None
 
 
-def cell(sample: Sample | None, best: bool) -> Cell:
-    if sample is None:
-        return Cell(mean=None, deviation=math.nan, n=0, best=False)
+def cell(sample: Sample, *, best: bool) -> Cell:
     summary = summarise(sample.accuracies)
     return Cell(mean=summary.mean, deviation=summary.deviation, n=summary.n, best=best)
 
@@ -126,8 +122,8 @@ def cell_text(cell: Cell, missing: str) -> str:
     """Percent, with the deviation over seeds when there are several; bold when it is significantly the best."""
     if cell.mean is None:
         return missing
-    spread = f" ± {100 * cell.deviation:.2f}" if cell.n > 1 else ""
-    text = f"{100 * cell.mean:.2f}{spread}"
+    deviation = f" ± {100 * cell.deviation:.2f}" if cell.n > 1 else ""
+    text = f"{100 * cell.mean:.2f}{deviation}"
     return Bold(text) if cell.best else text
 
 
