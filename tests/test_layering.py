@@ -31,7 +31,16 @@ ORDER = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
-NO_TORCH = ("errors", "stats", "recipes/schema", "recipes/schedules", "runs/paths", "runs/io", "runs/progress")
+NO_TORCH = (
+    "errors",
+    "stats",
+    "recipes/schema",
+    "recipes/schedules",
+    "runs/paths",
+    "runs/io",
+    "runs/arrays",
+    "runs/progress",
+)
 NO_TORCH += ("evaluation/results", "report", "paper/tables", "paper/rows", "cli/main")
 
 

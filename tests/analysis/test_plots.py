@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rattle.analysis import plots as plots
-from rattle.analysis.landscape import InputSurface, WeightSurface
+from rattle.analysis import plots
 from rattle.errors import RattleError
+from rattle.runs.arrays import InputSurface, WeightSurface
 
 GRID = np.linspace(-1, 1, 5)
 

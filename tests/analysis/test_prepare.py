@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from rattle import cli
-from rattle.analysis.gallery import Gallery, gallery, overrides
-from rattle.analysis.landscape import InputPlane, InputSurface, WeightSurface
+from rattle.analysis.gallery import gallery, overrides
 from rattle.analysis.prepare import LandscapeConfig, compute_landscapes, looked_at_closely, prepare
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe
+from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
+from rattle.runs.io import load_arrays, save_arrays
 from rattle.runs.load import open_checkpoint
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
@@ -70,7 +71,7 @@ def test_a_gallery_is_the_same_each_time_and_comes_back_from_its_file(
     made: Gallery, trained: Path, tmp_path: Path
 ) -> None:
     again = gallery(open_checkpoint(trained), most=60)
-    stored = Gallery.load(made.save(tmp_path / "gallery.npz"))
+    stored = load_arrays(Gallery, save_arrays(made, tmp_path / "gallery.npz"))
     for name in ("x_adv", "robust", "adversarial_predicted", "clean_confidence"):
         assert np.array_equal(getattr(again, name), getattr(made, name))
         assert np.array_equal(getattr(stored, name), getattr(made, name))
@@ -88,12 +89,12 @@ def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: P
     other = Path(shutil.copytree(run, tmp_path / "other"))
     pictures = compute_landscapes([run, other], TINY)
     assert sorted(path.suffix for path in pictures) == [".png"] * 3 + [".svg"] * 3
-    planes = [InputPlane.load(folder / "results" / "landscape-plane.npz") for folder in (run, other)]
+    planes = [load_arrays(InputPlane, folder / "results" / "landscape-plane.npz") for folder in (run, other)]
     assert np.array_equal(planes[0].gradient, planes[1].gradient)
     assert np.array_equal(planes[0].rademacher, planes[1].rademacher)
-    surface = InputSurface.load(other / "results" / "landscape-input.npz")
+    surface = load_arrays(InputSurface, other / "results" / "landscape-input.npz")
     assert surface.loss.shape == (1, 5, 5)
-    assert WeightSurface.load(run / "results" / "landscape-weight-2d.npz").clean.shape == (3, 3)
+    assert load_arrays(WeightSurface, run / "results" / "landscape-weight-2d.npz").clean.shape == (3, 3)
     assert (other / "results" / "landscape-input.png").is_file()
     flat = json.loads((run / "results" / "flatness.json").read_text())
     assert flat["n"] == 8

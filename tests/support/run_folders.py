@@ -88,7 +88,8 @@ def landscapes(folder: Path, steepness: float = 1.0, sign: int = 1) -> Path:
     signs = np.full((2, 1, 8, 8), sign)
     np.savez(results / "landscape-plane.npz", kind="InputPlane", a=a, b=a, gradient=signs, rademacher=signs)
     x, loss = np.zeros((2, 1, 8, 8)), np.stack([bowl, 2 * bowl])
-    np.savez(results / "landscape-input.npz", kind="InputSurface", a=a, b=a, loss=loss, x=x, y=np.arange(2))
+    surface = {"a": a, "b": a, "loss": loss, "correct": loss < 1, "x": x, "y": np.arange(2)}
+    np.savez(results / "landscape-input.npz", kind="InputSurface", **surface)  # type: ignore[arg-type]
     np.savez(results / "landscape-weight-2d.npz", kind="WeightSurface", a=a, b=a, clean=bowl, adversarial=2 * bowl)
     line = bowl[:, 2:3]
     np.savez(

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.analysis.landscape import Array, Loss, Progress, as_array, check_batch_size, input_gradient, mean_loss
+from rattle.analysis.landscape import Loss, Progress, as_array, check_batch_size, input_gradient, mean_loss
 from rattle.attacks.base import check_batch, check_labels, logits_of
 from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.randomness import Randomness, streams
-from rattle.runs import io
+from rattle.runs.arrays import Array
 from rattle.threat import Threat
 from rattle.weights import Noise, eval_mode, perturbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lipschitz(io.Saved):
+class Lipschitz:
     """A lower bound of the loss's Lipschitz constant on the ball around each image, in the threat's norm."""
 
     values: Array  # [n]
@@ -35,7 +35,7 @@ class Lipschitz(io.Saved):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Curvature(io.Saved):
+class Curvature:
     """Largest Hessian eigenvalues: one per image in input space, one altogether in weight space."""
 
     values: Array  # [n] or [1]
@@ -43,7 +43,7 @@ class Curvature(io.Saved):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NoiseRise(io.Saved):
+class NoiseRise:
     """How much the mean loss rises at w + u, u ~ N(0, sigma^2), draw by draw."""
 
     rises: Array  # [draws]
@@ -59,7 +59,7 @@ class NoiseRise(io.Saved):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Flatness(io.Saved):
+class Flatness:
     """All flatness numbers of one model."""
 
     lipschitz: Lipschitz

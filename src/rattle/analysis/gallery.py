@@ -6,15 +6,14 @@ Arrays first: `gallery` attacks the test images of a checkpoint, the report read
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rattle.analysis.landscape import Array, as_array
+from rattle.analysis.landscape import as_array
 from rattle.attacks import Attack
 from rattle.attacks.base import logits_of
 from rattle.attacks.registry import get_attack
@@ -25,7 +24,7 @@ from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import to_plain
-from rattle.runs import io
+from rattle.runs.arrays import Gallery
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.load import load_model
 from rattle.runs.progress import Console, NullConsole
@@ -36,36 +35,6 @@ ATTACK = "pgd20"
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # in units of the threat's epsilon
 SHOWN, MOST_IMAGES = 10, 1000
 NOT_SETTINGS = ("name", "seed", "threads", "data.root", "data.in_memory_limit")  # they do not make another recipe
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Gallery:
-    """Predictions for n images under one attack, m of them with their pictures, and flags for E radii."""
-
-    classes: Array  # str [C]
-    y: Array  # [n]
-    clean_predicted: Array  # [n]
-    adversarial_predicted: Array  # [n]; the clean prediction where that is wrong already
-    index: Array  # [m], which of the n images are shown: the first of each class
-    x: Array  # [m, C, H, W] in [0, 1]
-    x_adv: Array  # [m, C, H, W]
-    clean_confidence: Array  # [m], softmax of the predicted class
-    adversarial_label: Array  # [m], predicted on x_adv
-    adversarial_confidence: Array  # [m], softmax of that class
-    epsilons: Array  # [E], rising
-    robust: Array  # bool [E, n]: withstood the attack at this radius and at every smaller one
-    attack: str
-    norm: str
-    epsilon: float
-    step: int  # optimizer steps the weights had seen
-    overrides: str  # how the run differs from the named recipe; empty when it does not
-
-    def save(self, path: str | Path) -> Path:
-        return io.save_arrays(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Gallery:
-        return io.load_arrays(cls, path)
 
 
 def first_of_each_class(y: Tensor, most: int = SHOWN) -> Tensor:

@@ -3,18 +3,15 @@
 Input space follows Figs. 2 and 3 of the paper: the plane of sign(grad_x loss) and a Rademacher(0.5) direction. Weight
 space follows Li et al. (2018), filter normalisation; the adversarial loss is attacked afresh at every point, as Wu et
 al. (2020) do. Models are borrowed: mode, weights, gradients and statistics come back as they were.
-Pictures of the arrays are drawn by `rattle.landscape_plots`.
+Pictures of the arrays are drawn by `rattle.analysis.plots`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from rattle import losses
@@ -22,52 +19,11 @@ from rattle.attacks.base import Attack, check_batch, check_labels, logits_of
 from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness, streams
-from rattle.runs import io
+from rattle.runs.arrays import Array, InputPlane, InputSurface, WeightSurface
 from rattle.weights import Delta, perturbed
 
-Array = NDArray[Any]
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits [n, C], y [n]) -> [n]
 Progress = Callable[[int, int], None]  # (done, total)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InputPlane(io.Saved):
-    """Where input-space surfaces are taken: x + a * gradient + b * rademacher; shared by all models compared."""
-
-    a: Array  # [A], steps along sign(grad_x loss), in pixel units
-    b: Array  # [B], steps along the Rademacher direction
-    gradient: Array  # [n, *image], -1, 0 or 1
-    rademacher: Array  # [n, *image], -1 or 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InputSurface(io.Saved):
-    """A model's loss on an InputPlane, image by image."""
-
-    a: Array  # [A]
-    b: Array  # [B]
-    loss: Array  # [n, A, B]
-    correct: Array  # bool [n, A, B]: where the model still gives the right class
-    x: Array  # [n, *image], the images at a = b = 0
-    y: Array  # [n]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WeightSurface(io.Saved):
-    """A model's mean loss at w + a * d_1 + b * d_2; one-dimensional when b is [0]."""
-
-    a: Array  # [A]
-    b: Array  # [B]
-    clean: Array  # [A, B]
-    adversarial: Array  # [A, B]; NaN when no attack was given
-
-    @property
-    def dimensions(self) -> int:
-        return 1 if len(self.b) == 1 else 2
-
-    @property
-    def attacked(self) -> bool:
-        return not bool(np.isnan(self.adversarial).all())
 
 
 def as_array(values: Tensor) -> Array:

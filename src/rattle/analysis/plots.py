@@ -18,8 +18,8 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize, Power
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rattle.analysis.landscape import Array, InputSurface, WeightSurface
 from rattle.errors import RattleError
+from rattle.runs.arrays import Array, InputSurface, WeightSurface, same_plane
 
 # viridis without its darkest fifth: lines stay visible on the lowest losses
 COLOURS = LinearSegmentedColormap.from_list("loss", mpl.colormaps["viridis"](np.linspace(0.18, 1, 256)))
@@ -53,10 +53,8 @@ def check_comparable(surfaces: Mapping[str, Any]) -> None:
     """Refuse an empty comparison, and one over different grids."""
     if not surfaces:
         raise RattleError("there is no landscape to draw")
-    first, *others = surfaces.values()
-    for other in others:
-        if not (np.array_equal(first.a, other.a) and np.array_equal(first.b, other.b)):
-            raise RattleError("landscapes drawn side by side must share their grid")
+    if not same_plane(list(surfaces.values())):
+        raise RattleError("landscapes drawn side by side must share their grid")
 
 
 def finite_range(arrays: list[Array]) -> tuple[float, float]:

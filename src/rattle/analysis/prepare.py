@@ -20,19 +20,28 @@ from rattle.analysis import landscape
 from rattle.analysis import plots as landscape_plots
 from rattle.analysis.flatness import Flatness, flatness
 from rattle.analysis.gallery import first_of_each_class, gallery
-from rattle.analysis.landscape import InputPlane, InputSurface, Progress, WeightSurface
+from rattle.analysis.landscape import Progress
 from rattle.attacks import PGD
 from rattle.data import Images, to_float
 from rattle.errors import RattleError
+from rattle.runs.arrays import (
+    FLATNESS,
+    GALLERY,
+    INPUT_PLANE,
+    INPUT_SURFACE,
+    WEIGHT_LINE,
+    WEIGHT_SURFACE,
+    InputPlane,
+    InputSurface,
+    WeightSurface,
+    same_plane,
+)
 from rattle.runs.checkpoint import Checkpoint
-from rattle.runs.io import write_atomically
+from rattle.runs.io import load_arrays, save_arrays, write_atomically
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run
 from rattle.runs.progress import Advance, Console, NullConsole
 from rattle.threat import Threat
-
-GALLERY, FLATNESS, PLANE = "gallery.npz", "flatness.json", "landscape-plane.npz"
-INPUT, LINE, SURFACE = "landscape-input.npz", "landscape-weight-1d.npz", "landscape-weight-2d.npz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +180,13 @@ def portrait(
             seed=detail.seed,
             progress=telling(advance),
         )
-    for value, name in ((plane, PLANE), (inputs, INPUT), (line, LINE), (surface, SURFACE)):
-        value.save(run.results / name)
+    for value, name in (
+        (plane, INPUT_PLANE),
+        (inputs, INPUT_SURFACE),
+        (line, WEIGHT_LINE),
+        (surface, WEIGHT_SURFACE),
+    ):
+        save_arrays(value, run.results / name)
     told = {"step": int(saved.progress.get("step", 0)), "n": len(x), "detail": asdict(detail), **in_numbers(flat)}
     write_atomically(run.results / FLATNESS, json.dumps(told, indent=1).encode())
     return [inputs, line, surface]
@@ -251,20 +265,20 @@ def stored_step(path: Path) -> int | None:
 def alike(runs: Sequence[Run]) -> bool:
     """Whether all runs hold landscapes over one and the same plane, looked at equally closely."""
     try:
-        planes = [InputPlane.load(run.results / PLANE) for run in runs]
+        planes = [load_arrays(InputPlane, run.results / INPUT_PLANE) for run in runs]
         details = [json.loads((run.results / FLATNESS).read_text(encoding="utf-8")).get("detail") for run in runs]
-        stored = all((run.results / name).is_file() for run in runs for name in (INPUT, LINE, SURFACE))
+        stored = all(
+            (run.results / name).is_file() for run in runs for name in (INPUT_SURFACE, WEIGHT_LINE, WEIGHT_SURFACE)
+        )
     except (RattleError, OSError, ValueError, AttributeError):
         return False
-    first = planes[0]
-    one_plane = all(np.array_equal(first.gradient, p.gradient) and np.array_equal(first.a, p.a) for p in planes[1:])
-    return stored and one_plane and all(detail == details[0] for detail in details[1:])
+    return stored and same_plane(planes) and all(detail == details[0] for detail in details[1:])
 
 
 def looked_at_closely(run: Run) -> bool:
     """Does the run hold an attacked weight surface, the part that only `rattle landscape` computes?"""
-    path = run.results / SURFACE
-    return path.exists() and WeightSurface.load(path).attacked
+    path = run.results / WEIGHT_SURFACE
+    return path.exists() and load_arrays(WeightSurface, path).attacked
 
 
 def prepare(
@@ -276,12 +290,12 @@ def prepare(
     for run, saved in runs:
         path = run.results / GALLERY
         if stored_step(path) != saved.progress.get("step", 0):
-            written.append(gallery(saved, seed=detail.seed, console=console).save(path))
+            written.append(save_arrays(gallery(saved, seed=detail.seed, console=console), path))
     fresh = all(stored_step(run.results / FLATNESS) == saved.progress.get("step", 0) for run, saved in runs)
     if not (fresh and alike([run for run, _ in runs])):
         closely = any(looked_at_closely(run) for run, _ in runs)  # what `rattle landscape` drew is not made coarser
         compute_landscapes(
             folders, LandscapeConfig(seed=detail.seed) if closely else detail, pictures=closely, console=console
         )
-        written += [run.results / INPUT for run, _ in runs]
+        written += [run.results / INPUT_SURFACE for run, _ in runs]
     return written

@@ -9,9 +9,10 @@ from typing import Annotated
 
 import tyro
 
-from rattle.analysis.prepare import FLATNESS, LandscapeConfig, compute_landscapes
+from rattle.analysis.prepare import LandscapeConfig, compute_landscapes
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
+from rattle.runs.arrays import FLATNESS
 
 COLUMNS = ("run", "local Lipschitz", "input curvature", "weight curvature", "rise under noise")
 

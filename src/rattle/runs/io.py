@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Self, TypeVar, get_type_hints
+from typing import Any, BinaryIO, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -205,16 +205,3 @@ def read_arrays(path: Path, what: str = "an .npz file of arrays") -> dict[str, n
         zipfile.BadZipFile,
     ) as reason:
         raise RattleError(f"{path} is not {what}, or is damaged") from reason
-
-
-class Saved:
-    """A dataclass that saves itself to an .npz file and loads itself from one."""
-
-    __slots__ = ()
-
-    def save(self, path: str | Path) -> Path:
-        return save_arrays(self, path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        return load_arrays(cls, path)
