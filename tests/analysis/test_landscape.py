@@ -35,7 +35,7 @@ from rattle.weights import Noise
 SPECTRUM = [5.0, 2.0, 0.5, -1.0]  # eigenvalues of the quadratic's Hessian
 
 
-def height(logits: Tensor, y: Tensor) -> Tensor:
+def as_loss(logits: Tensor, y: Tensor) -> Tensor:
     """The model's one output is the loss itself."""
     return logits[:, 0]
 
@@ -90,8 +90,8 @@ def same(before: list[object], after: list[object]) -> bool:
 
 def test_the_input_surface_of_a_quadratic_is_the_quadratic_on_the_plane() -> None:
     model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
-    plane = input_plane(model, x, y, radius=0.2, points=5, loss=height)
-    surface = input_surface(model, x, y, plane, batch_size=7, loss=height)
+    plane = input_plane(model, x, y, radius=0.2, points=5, loss=as_loss)
+    surface = input_surface(model, x, y, plane, batch_size=7, loss=as_loss)
     matrix, g, r = model.get_buffer("A").numpy(), plane.gradient.reshape(3, 4), plane.rademacher.reshape(3, 4)
     for i in range(3):
         for j, a in enumerate(plane.a):
@@ -102,7 +102,7 @@ def test_the_input_surface_of_a_quadratic_is_the_quadratic_on_the_plane() -> Non
 
 def test_the_plane_is_the_sign_of_the_gradient_and_fair_signs() -> None:
     model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
-    plane = input_plane(model, x, y, loss=height)
+    plane = input_plane(model, x, y, loss=as_loss)
     assert np.array_equal(plane.gradient.reshape(3, 4), np.sign((x.flatten(1) @ model.get_buffer("A")).numpy()))
     assert set(np.unique(plane.rademacher)) == {-1.0, 1.0}
     assert plane.a[12] == plane.b[12] == 0
@@ -121,21 +121,21 @@ def test_the_same_seed_gives_the_same_plane_and_the_middle_is_the_clean_loss() -
 
 def test_batching_over_grid_points_changes_nothing() -> None:
     model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
-    plane = input_plane(model, x, y, points=5, loss=height)
-    whole, parts = (input_surface(model, x, y, plane, batch_size=size, loss=height).loss for size in (1000, 4))
+    plane = input_plane(model, x, y, points=5, loss=as_loss)
+    whole, parts = (input_surface(model, x, y, plane, batch_size=size, loss=as_loss).loss for size in (1000, 4))
     assert np.allclose(whole, parts, rtol=1e-12)
 
 
 def test_the_weight_surface_of_a_quadratic_is_the_quadratic() -> None:
     model, (x, y) = WeightQuadratic(SPECTRUM), four_pixels()
     d1, d2 = {"w": torch.randn(2, 2).double()}, {"w": torch.randn(2, 2).double()}
-    surface = weight_surface(model, x, y, directions=(d1, d2), points=3, loss=height)
+    surface = weight_surface(model, x, y, directions=(d1, d2), points=3, loss=as_loss)
     matrix, w = model.get_buffer("A"), model.w.detach()
     for i, a in enumerate(surface.a):
         for j, b in enumerate(surface.b):
             v = (w + a * d1["w"] + b * d2["w"]).flatten()
             assert surface.clean[i, j] == pytest.approx(float(0.5 * v @ matrix @ v), rel=1e-9)
-    line = weight_surface(model, x, y, directions=(d1,), points=3, loss=height)
+    line = weight_surface(model, x, y, directions=(d1,), points=3, loss=as_loss)
     assert (line.dimensions, surface.dimensions, line.attacked) == (1, 2, False)
     assert np.allclose(line.clean[:, 0], surface.clean[:, 1])
 
@@ -169,7 +169,7 @@ def test_the_largest_eigenvalue_is_found_also_when_a_negative_one_dominates(
     spectrum: list[float], largest: float
 ) -> None:
     x, y = four_pixels()
-    settings = {"tolerance": 1e-6, "iterations": 300, "loss": height}
+    settings = {"tolerance": 1e-6, "iterations": 300, "loss": as_loss}
     inputs = input_curvature(InputQuadratic(spectrum), x, y, batch_size=2, **settings)  # type: ignore[arg-type]
     weights = weight_curvature(WeightQuadratic(spectrum), x, y, batch_size=2, **settings)  # type: ignore[arg-type]
     assert inputs.values == pytest.approx([largest] * 3, rel=1e-6)
@@ -205,8 +205,8 @@ def test_the_lipschitz_estimate_of_a_linear_loss_is_the_dual_norm_of_its_gradien
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1)).double()
     x, y = four_pixels()
     weight = model[1].weight.detach()
-    linf = local_lipschitz(model, x, y, threat=Threat(norm="linf", epsilon=0.1), loss=height)
-    l2 = local_lipschitz(model, x, y, threat=Threat(norm="l2", epsilon=0.1), loss=height)
+    linf = local_lipschitz(model, x, y, threat=Threat(norm="linf", epsilon=0.1), loss=as_loss)
+    l2 = local_lipschitz(model, x, y, threat=Threat(norm="l2", epsilon=0.1), loss=as_loss)
     assert linf.values == pytest.approx([float(weight.abs().sum())] * 3)
     assert l2.values == pytest.approx([float(weight.norm())] * 3)
 
@@ -214,14 +214,14 @@ def test_the_lipschitz_estimate_of_a_linear_loss_is_the_dual_norm_of_its_gradien
 def test_the_lipschitz_estimate_of_a_quadratic_is_reached_at_the_corner_of_the_ball() -> None:
     model = InputQuadratic([1.0, 1.0, 1.0, 1.0])  # gradient x: its l_1 norm is largest at x + epsilon
     x, y = torch.full((1, 1, 2, 2), 0.5, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
-    estimate = local_lipschitz(model, x, y, threat=Threat(epsilon=0.1), loss=height)
+    estimate = local_lipschitz(model, x, y, threat=Threat(epsilon=0.1), loss=as_loss)
     assert estimate.values == pytest.approx([4 * 0.6])
 
 
 def test_the_mean_rise_under_noise_is_half_sigma_squared_times_the_trace() -> None:
     model, (x, y) = WeightQuadratic(SPECTRUM), four_pixels(1)
     rise = noise_rise(
-        model, x, y, noise=Noise(sigma=0.5), draws=800, generator=torch.Generator().manual_seed(0), loss=height
+        model, x, y, noise=Noise(sigma=0.5), draws=800, generator=torch.Generator().manual_seed(0), loss=as_loss
     )
     assert abs(rise.mean - 0.5 * 0.25 * sum(SPECTRUM)) < 4 * rise.standard_error
     assert rise.standard_error == pytest.approx(float(rise.rises.std(ddof=1)) / math.sqrt(800))
@@ -300,15 +300,15 @@ def test_a_wrong_or_broken_file_is_refused_in_words(tmp_path: Path) -> None:
 def test_impossible_settings_are_refused_in_words() -> None:
     model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
     with pytest.raises(RattleError, match="odd and >= 3"):
-        input_plane(model, x, y, points=24, loss=height)
+        input_plane(model, x, y, points=24, loss=as_loss)
     with pytest.raises(RattleError, match="radius must be > 0"):
-        input_plane(model, x, y, radius=0, loss=height)
-    plane = input_plane(model, x, y, points=3, loss=height)
+        input_plane(model, x, y, radius=0, loss=as_loss)
+    plane = input_plane(model, x, y, points=3, loss=as_loss)
     with pytest.raises(RattleError, match="the plane is for images"):
-        input_surface(model, x[:1], y[:1], plane, loss=height)
+        input_surface(model, x[:1], y[:1], plane, loss=as_loss)
     with pytest.raises(RattleError, match="one or two directions"):
-        weight_surface(model, x, y, directions=(), loss=height)
+        weight_surface(model, x, y, directions=(), loss=as_loss)
     with pytest.raises(RattleError, match="draws must be >= 2"):
-        noise_rise(model, x, y, draws=1, loss=height)
+        noise_rise(model, x, y, draws=1, loss=as_loss)
     with pytest.raises(RattleError, match="no weight matrix"):
         filter_normalised(nn.BatchNorm1d(3))

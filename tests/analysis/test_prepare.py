@@ -13,7 +13,7 @@ import torch
 
 from rattle import cli
 from rattle.analysis.gallery import gallery, overrides
-from rattle.analysis.prepare import LandscapeConfig, compute_landscapes, looked_at_closely, prepare
+from rattle.analysis.prepare import LandscapeConfig, compute_landscapes, has_attacked_surface, prepare
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe
@@ -43,7 +43,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(trained: Path) -> Gallery:
-    return gallery(open_checkpoint(trained), most=60)
+    return gallery(open_checkpoint(trained), max_images=60)
 
 
 def test_robust_flags_fall_with_the_radius_and_begin_at_clean_accuracy(made: Gallery) -> None:
@@ -70,7 +70,7 @@ def test_an_image_wrong_before_the_attack_keeps_its_class_in_the_confusion(made:
 def test_a_gallery_is_the_same_each_time_and_comes_back_from_its_file(
     made: Gallery, trained: Path, tmp_path: Path
 ) -> None:
-    again = gallery(open_checkpoint(trained), most=60)
+    again = gallery(open_checkpoint(trained), max_images=60)
     stored = load_arrays(Gallery, save_arrays(made, tmp_path / "gallery.npz"))
     for name in ("x_adv", "robust", "adversarial_predicted", "clean_confidence"):
         assert np.array_equal(getattr(again, name), getattr(made, name))
@@ -78,7 +78,7 @@ def test_a_gallery_is_the_same_each_time_and_comes_back_from_its_file(
     assert list(stored.classes) == [str(digit) for digit in range(10)]
 
 
-def test_settings_that_differ_from_the_named_recipe_are_told_but_the_seed_is_not() -> None:
+def test_settings_that_differ_from_the_named_recipe_are_listed_but_the_seed_is_not() -> None:
     recipe = get_recipe("digits-linf-cnn-trades")
     assert overrides(replace(recipe, seed=5)) == ""
     assert overrides(replace(recipe, width=8)) == "width 8 (16)"
@@ -101,20 +101,20 @@ def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: P
     assert flat["noise_rise_error"] >= 0
 
 
-def test_a_report_never_makes_a_close_look_coarser(run: Path, tmp_path: Path) -> None:
+def test_a_report_sees_which_runs_hold_an_attacked_surface(run: Path, tmp_path: Path) -> None:
     close, other = (Path(shutil.copytree(run, tmp_path / name)) for name in ("close", "other"))
-    compute_landscapes([close], replace(TINY, surface_attacked=True), pictures=False)
-    assert looked_at_closely(Run(close))
-    assert not looked_at_closely(Run(other))
+    compute_landscapes([close], replace(TINY, surface_attacked=True))
+    assert has_attacked_surface(Run(close))
+    assert not has_attacked_surface(Run(other))
 
 
 def test_what_is_stored_and_fresh_is_not_computed_again(run: Path) -> None:
-    written = prepare(run, TINY)
+    written = prepare([run], TINY)
     assert [path.name for path in written] == ["gallery.npz", "landscape-input.npz"]
-    assert prepare(run, TINY) == []
+    assert prepare([run], TINY) == []
     flat = json.loads((run / "results" / "flatness.json").read_text())
     (run / "results" / "flatness.json").write_text(json.dumps(flat | {"step": 1}))
-    assert [path.name for path in prepare(run, TINY)] == ["landscape-input.npz"]
+    assert [path.name for path in prepare([run], TINY)] == ["landscape-input.npz"]
 
 
 def test_landscapes_refuse_what_cannot_be_compared(run: Path, tmp_path: Path) -> None:

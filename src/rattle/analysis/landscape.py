@@ -2,13 +2,13 @@
 
 Input space follows Figs. 2 and 3 of the paper: the plane of sign(grad_x loss) and a Rademacher(0.5) direction. Weight
 space follows Li et al. (2018), filter normalisation; the adversarial loss is attacked afresh at every point, as Wu et
-al. (2020) do. Models are borrowed: mode, weights, gradients and statistics come back as they were.
-Pictures of the arrays are drawn by `rattle.analysis.plots`.
+al. (2020) do. Models are restored: mode, weights, gradients and statistics. `rattle.analysis.plots` draws the arrays.
+
+Parameters that several functions share: `x` [n, *image] in [0, 1] and `y` [n] are images and labels, `loss` maps
+logits and labels to [n] losses, `batch_size` bounds a forward pass, `progress` is called with (done, total).
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -26,6 +26,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # (logits [n, C], y [n]) -> [n]
 Progress = Callable[[int, int], None]  # (done, total)
 
 
+def no_progress(done: int, total: int) -> None:
+    """The default `progress`: reports to nobody."""
+
+
 def as_array(values: Tensor) -> Array:
     return values.detach().cpu().numpy()
 
@@ -40,17 +44,27 @@ def axis(radius: float, points: int) -> Array:
     return np.arange(-half, half + 1) * (radius / half)
 
 
-def check_batch_size(batch_size: int) -> None:
+def check_inputs(x: Tensor, y: Tensor, batch_size: int = 1) -> None:
+    check_batch(x, y)
     if batch_size < 1:
         raise RattleError(f"batch_size must be >= 1, got {batch_size}")
 
 
-def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
-    """grad_x of each image's loss; to be called inside `attacked`."""
-    x = x.detach().requires_grad_()
+def batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(x.split(size), y.split(size), strict=True)
+
+
+def checked_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Logits [n, C]; raises RattleError if the model returns something else or lacks a class of y."""
     logits = logits_of(model, x)
     check_labels(logits, y)
-    return torch.autograd.grad(loss(logits, y).sum(), x)[0]
+    return logits
+
+
+def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss, *, create_graph: bool = False) -> Tensor:
+    """grad_x of each image's loss, [n, *image]; called inside `attack_mode`."""
+    x = x if x.requires_grad else x.detach().requires_grad_()
+    return torch.autograd.grad(loss(checked_logits(model, x, y), y).sum(), x, create_graph=create_graph)[0]
 
 
 def input_plane(
@@ -62,16 +76,17 @@ def input_plane(
     points: int = 25,
     generator: Randomness = None,
     loss: Loss = losses.ce,
-    progress: Progress | None = None,
 ) -> InputPlane:
-    """The plane of Figs. 2 and 3 for each image, its gradient direction taken from the given (reference) model."""
-    check_batch(x, y)
+    """The plane of Figs. 2 and 3 for each image, its gradient direction taken from the given (reference) model.
+
+    `radius` is the largest step along either direction, in pixel units; `points` (odd) the length of each axis;
+    `generator` draws the Rademacher direction.
+    """
+    check_inputs(x, y)
     steps = axis(radius, points)
     rademacher = streams(generator, x).signs(*x.shape[1:])
     with attack_mode(model):
         gradient = input_gradient(model, x, y, loss).sign()
-    if progress:
-        progress(1, 1)
     return InputPlane(a=steps, b=steps.copy(), gradient=as_array(gradient), rademacher=as_array(rademacher))
 
 
@@ -83,37 +98,30 @@ def input_surface(
     *,
     batch_size: int = 2048,
     loss: Loss = losses.ce,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> InputSurface:
     """The loss at x + a * gradient + b * rademacher for every grid point (Figs. 2, 3); points may leave [0, 1]."""
-    check_batch(x, y)
-    check_batch_size(batch_size)
+    check_inputs(x, y, batch_size)
     if plane.gradient.shape != tuple(x.shape):
         raise RattleError(f"the plane is for images {list(plane.gradient.shape)}, got {list(x.shape)}")
     a, b, gradient, rademacher = (
         torch.as_tensor(v).to(x) for v in (plane.a, plane.b, plane.gradient, plane.rademacher)
     )
     grid, total = (len(x), len(a), len(b)), len(x) * len(a) * len(b)
-    heights, right = [], []
+    values, correct = [], []
     scalar = [-1] + [1] * (x.ndim - 1)
     with attack_mode(model), torch.no_grad():
-        for first in range(0, total, batch_size):
-            point = torch.arange(first, min(first + batch_size, total), device=x.device)
+        for point in torch.arange(total, device=x.device).split(batch_size):
             image, step_a, step_b = torch.unravel_index(point, grid)
             moved = x[image] + a[step_a].view(scalar) * gradient[image] + b[step_b].view(scalar) * rademacher[image]
-            logits = logits_of(model, moved)
-            check_labels(logits, y)
-            heights.append(loss(logits, y[image]))
-            right.append(logits.argmax(1) == y[image])
-            if progress:
-                progress(int(point[-1]) + 1, total)
+            logits = checked_logits(model, moved, y[image])
+            values.append(loss(logits, y[image]))
+            correct.append(logits.argmax(1) == y[image])
+            progress(int(point[-1]) + 1, total)
+    losses_on_grid = as_array(torch.cat(values).view(grid)).astype(np.float64)
+    correct_on_grid = as_array(torch.cat(correct).view(grid))
     return InputSurface(
-        a=plane.a,
-        b=plane.b,
-        loss=as_array(torch.cat(heights).view(grid)).astype(np.float64),
-        correct=as_array(torch.cat(right).view(grid)),
-        x=as_array(x),
-        y=as_array(y),
+        a=plane.a, b=plane.b, loss=losses_on_grid, correct=correct_on_grid, x=as_array(x), y=as_array(y)
     )
 
 
@@ -131,33 +139,32 @@ def filter_normalised(model: nn.Module, *, generator: torch.Generator | None = N
             ratio = p.detach().flatten(1).norm(dim=1) / d.flatten(1).norm(dim=1).clamp_min(1e-12)
             direction[name] = d * ratio.view(ones)
     if not direction:
-        raise RattleError("the model has no weight matrix to walk along")
+        raise RattleError("the model has no weight matrix to perturb")
     return direction
 
 
-def mean_loss(model: nn.Module, x: Tensor, y: Tensor, *, batch_size: int, loss: Loss) -> float:
-    """Mean loss over the images; to be called inside `attacked`."""
-    total = 0.0
-    with torch.no_grad():
-        for xs, ys in zip(x.split(batch_size), y.split(batch_size), strict=True):
-            logits = logits_of(model, xs)
-            check_labels(logits, ys)
-            total += float(loss(logits, ys).double().sum())
-    return total / len(x)
-
-
-def adversarial_loss(
-    model: nn.Module, x: Tensor, y: Tensor, attack: Attack, *, seed: int, batch_size: int, loss: Loss
+def mean_loss(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    batch_size: int,
+    loss: Loss,
+    attack: Attack | None = None,
+    seed: int = 0,
 ) -> float:
-    """Mean loss on examples made at the present weights; image i always draws the same numbers."""
-    index = torch.arange(len(x), device=x.device)
-    x_adv = torch.cat(
-        [
-            attack(model, xs, ys, generator=ImageStreams(seed, i))
-            for xs, ys, i in zip(x.split(batch_size), y.split(batch_size), index.split(batch_size), strict=True)
-        ]
-    )
-    return mean_loss(model, x_adv, y, batch_size=batch_size, loss=loss)
+    """Mean loss over the images, or over examples made by the attack at the present weights; called in `attack_mode`.
+
+    Image i always draws the same random numbers, so that neighbouring weights are compared on equal terms.
+    """
+    total = 0.0
+    for index in torch.arange(len(x), device=x.device).split(batch_size):
+        images, labels = x[index], y[index]
+        if attack is not None:
+            images = attack(model, images, labels, generator=ImageStreams(seed, index))
+        with torch.no_grad():
+            total += float(loss(checked_logits(model, images, labels), labels).double().sum())
+    return total / len(x)
 
 
 def weight_surface(
@@ -172,29 +179,29 @@ def weight_surface(
     seed: int = 0,
     batch_size: int = 512,
     loss: Loss = losses.ce,
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> WeightSurface:
     """Mean clean and adversarial loss along one direction or over the plane of two (Li et al. 2018, eqs. 1 and 2).
 
-    `directions` are usually one or two draws of `filter_normalised`; BatchNorm keeps its running statistics.
+    `directions` are usually one or two draws of `filter_normalised`, followed for `radius` times their length at
+    `points` (odd) steps. `attack` gives the adversarial loss, its random numbers depend on `seed` and the image alone.
+    BatchNorm uses its running statistics.
     """
-    check_batch(x, y)
-    check_batch_size(batch_size)
+    check_inputs(x, y, batch_size)
     if len(directions) not in (1, 2):
         raise RattleError(f"a weight landscape has one or two directions, got {len(directions)}")
     a = axis(radius, points)
     b = a.copy() if len(directions) == 2 else np.zeros(1)
-    clean, adversarial = np.full((len(a), len(b)), np.nan), np.full((len(a), len(b)), np.nan)
+    clean, adversarial = (np.full((len(a), len(b)), np.nan) for _ in range(2))
     with attack_mode(model):
         for done, (i, j) in enumerate(np.ndindex(clean.shape), start=1):
             with perturbed(model, combined(directions, (float(a[i]), float(b[j])))):
                 clean[i, j] = mean_loss(model, x, y, batch_size=batch_size, loss=loss)
                 if attack is not None:
-                    adversarial[i, j] = adversarial_loss(
-                        model, x, y, attack, seed=seed, batch_size=batch_size, loss=loss
+                    adversarial[i, j] = mean_loss(
+                        model, x, y, batch_size=batch_size, loss=loss, attack=attack, seed=seed
                     )
-            if progress:
-                progress(done, clean.size)
+            progress(done, clean.size)
     return WeightSurface(a=a, b=b, clean=clean, adversarial=adversarial)
 
 

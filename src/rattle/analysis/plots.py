@@ -4,8 +4,6 @@ Each function takes {label: arrays} and returns a matplotlib Figure drawn off sc
 Models that are compared share one colour and height scale, so that a flat picture means a flat loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

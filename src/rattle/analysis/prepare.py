@@ -1,41 +1,27 @@
-"""What a page shows of runs and that takes computing: galleries and landscapes, made from their checkpoints.
+"""Compute from checkpoints what a report shows of runs, galleries and landscapes, and store it in RUN/results.
 
-Runs that are compared share images, directions and grids; everything is written into RUN/results.
+Runs that are compared share images, directions and grids. Each checkpoint is read once.
 """
-
-from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from rattle.analysis import landscape
-from rattle.analysis import plots as landscape_plots
-from rattle.analysis.flatness import Flatness, flatness
+from rattle.analysis import landscape, plots
+from rattle.analysis.flatness import flatness
 from rattle.analysis.gallery import first_of_each_class, gallery
-from rattle.analysis.landscape import Progress
 from rattle.attacks import PGD
 from rattle.data import Images, to_float
 from rattle.errors import RattleError
-from rattle.runs.arrays import (
-    FLATNESS,
-    GALLERY,
-    INPUT_PLANE,
-    INPUT_SURFACE,
-    WEIGHT_LINE,
-    WEIGHT_SURFACE,
-    InputPlane,
-    InputSurface,
-    WeightSurface,
-    same_plane,
-)
+from rattle.runs import arrays
+from rattle.runs.arrays import Gallery, InputPlane, WeightSurface
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.io import load_arrays, save_arrays, write_atomically
 from rattle.runs.load import load_model, open_checkpoint
@@ -43,18 +29,25 @@ from rattle.runs.paths import Run
 from rattle.runs.progress import Advance, Console, NullConsole
 from rattle.threat import Threat
 
+Stored = dict[str, Any]  # file name in RUN/results -> what it holds, a dataclass of runs.arrays
+PICTURES: dict[str, Callable[[Any], Figure]] = {
+    arrays.INPUT_SURFACE: plots.input_surfaces,
+    arrays.WEIGHT_LINE: plots.weight_curves,
+    arrays.WEIGHT_SURFACE: plots.weight_contours,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandscapeConfig:
-    """How closely to look."""
+    """Images, grids and attack of the landscapes and flatness numbers of a run."""
 
     images: int = 3  # images whose input space is drawn: the first of each class
     points: int = 25  # of each axis in input space
-    radius: float = 2.0  # how far the input plane reaches, in units of the threat's epsilon
+    radius: float = 2.0  # of the input plane, in units of the threat's epsilon
     weight_images: int = 128  # test images that the weight-space loss and the flatness numbers are means over
     line_points: int = 25  # along the one direction in weight space
     surface_points: int = 15  # along each of the two directions
-    weight_radius: float = 1.0  # how far to walk, in lengths of the filters themselves
+    weight_radius: float = 1.0  # of the weight landscapes, in lengths of the filters themselves
     attack_steps: int = 5  # of the attack behind the adversarial loss in weight space
     surface_attacked: bool = True  # adversarial loss over two directions, the slowest part
     iterations: int = 50  # of the power iterations
@@ -72,178 +65,152 @@ QUICK = LandscapeConfig(
 )
 
 
-def telling(advance: Advance) -> Progress:
-    """A bar's `advance` as a function of (done, total), on a bar of a hundred."""
-    shown = 0
+@dataclass(frozen=True, slots=True)
+class OpenRun:
+    """A run folder and its best checkpoint, read and checked."""
 
-    def tell(done: int, total: int) -> None:
-        nonlocal shown
+    run: Run
+    checkpoint: Checkpoint
+
+    @property
+    def step(self) -> int:
+        return int(self.checkpoint.progress.get("step", 0))
+
+    @property
+    def data(self) -> tuple[Any, ...]:
+        """What runs must share to be compared on the same images."""
+        return self.checkpoint.recipe.data.name, self.checkpoint.shape, self.checkpoint.classes
+
+
+def open_run(folder: Path | str) -> OpenRun:
+    if not Path(folder).is_dir():
+        raise RattleError(f"there is no run folder {folder}")
+    return OpenRun(Run(Path(folder)), open_checkpoint(folder))
+
+
+def as_progress(advance: Advance) -> landscape.Progress:
+    """A bar of a hundred steps as a function of (done, total)."""
+    percent = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal percent
         now = 100 * done // max(total, 1)
-        if now > shown:
-            advance(now - shown)
-            shown = now
+        if now > percent:
+            advance(now - percent)
+            percent = now
 
-    return tell
-
-
-def opened(folders: Sequence[Path | str]) -> list[tuple[Run, Checkpoint]]:
-    """The runs and their best checkpoints; they must be of the same images."""
-    if not folders:
-        raise RattleError("name at least one run folder")
-    found = []
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise RattleError(f"there is no run folder {folder}")
-        found.append((Run(Path(folder)), open_checkpoint(folder)))
-    first = found[0][1]
-    for run, saved in found[1:]:
-        if (saved.recipe.data.name, saved.shape, saved.classes) != (first.recipe.data.name, first.shape, first.classes):
-            raise RattleError(
-                f"{run.folder} is of {saved.recipe.data.name} and {found[0][0].folder} of {first.recipe.data.name}: "
-                "landscapes are compared on the same images"
-            )
-    return found
+    return progress
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A short name for each run: its folder's, made longer where two agree."""
-    names = [run.folder.resolve().name for run in runs]
-    return [
-        name if names.count(name) == 1 else "/".join(run.folder.resolve().parts[-2:])
-        for name, run in zip(names, runs, strict=True)
-    ]
+    """A short name for each run: its folder's, with the parent's where two agree."""
+    folders = [run.folder.resolve() for run in runs]
+    names = [folder.name for folder in folders]
+    return [f.name if names.count(f.name) == 1 else "/".join(f.parts[-2:]) for f in folders]
 
 
-def reach(threat: Threat, x: Tensor, radius: float) -> float:
-    """How far to walk along a direction of signs: that far in the threat's norm."""
+def plane_radius(threat: Threat, x: Tensor, radius: float) -> float:
+    """The step along a direction of signs that is `radius` epsilons long in the threat's norm."""
     side = 1.0 if threat.norm == "linf" else math.sqrt(x[0].numel())
     return max(radius * threat.epsilon, 1e-3) / side
 
 
 def compute_landscapes(
-    folders: Sequence[Path | str],
-    detail: LandscapeConfig | None = None,
-    *,
-    pictures: bool = True,
-    console: Console | None = None,
+    folders: Sequence[Path | str], config: LandscapeConfig | None = None, *, console: Console | None = None
 ) -> list[Path]:
     """Input and weight landscapes and flatness numbers of runs, side by side; returns the pictures' paths.
 
-    The first run is the reference: its gradient spans every run's input plane, as one plane is what makes two
-    surfaces comparable.
+    The first of the run folders is the reference: its gradient spans every run's input plane, since surfaces are
+    comparable over one plane only.
     """
-    detail, console, runs = detail or LandscapeConfig(), console or NullConsole(), opened(folders)
-    reference = runs[0][1]
+    if not folders:
+        raise RattleError("name at least one run folder")
+    runs = [open_run(folder) for folder in folders]
+    for other in runs[1:]:
+        if other.data != runs[0].data:
+            raise RattleError(
+                f"{other.run.folder} is of {other.data[0]} and {runs[0].run.folder} of {runs[0].data[0]}: "
+                "landscapes are compared on the same images"
+            )
+    return store_landscapes(runs, config or LandscapeConfig(), pictures=True, console=console or NullConsole())
+
+
+def store_landscapes(
+    runs: Sequence[OpenRun], config: LandscapeConfig, *, pictures: bool, console: Console
+) -> list[Path]:
+    """`compute_landscapes` of runs that are open already and of the same data; `pictures` also draws them."""
+    reference = runs[0].checkpoint
     test, threat = reference.recipe.data.load().test, reference.recipe.attack.threat
-    chosen = test[first_of_each_class(test.y, detail.images)]
-    x, y = to_float(chosen.x), chosen.y
+    shown = test[first_of_each_class(test.y, config.images)]
+    many = test[torch.arange(min(config.weight_images, len(test)))]
+    x = to_float(shown.x)
+    generator, radius = torch.Generator().manual_seed(config.seed), plane_radius(threat, x, config.radius)
     plane = landscape.input_plane(
-        load_model(reference),
-        x,
-        y,
-        radius=reach(threat, x, detail.radius),
-        points=detail.points,
-        generator=torch.Generator().manual_seed(detail.seed),
+        load_model(reference), x, shown.y, radius=radius, points=config.points, generator=generator
     )
-    surfaces: dict[str, list[Any]] = {}
-    for label, (run, saved) in zip(labels([run for run, _ in runs]), runs, strict=True):
-        surfaces[label] = portrait(run, saved, (x, y), plane, test, detail, label, console)
-    return draw(surfaces, [run for run, _ in runs]) if pictures else []
+    stored = {}
+    for label, opened in zip(labels([opened.run for opened in runs]), runs, strict=True):
+        stored[label] = run_landscapes(opened, label, plane, shown, many, config, console)
+    return draw(stored, [opened.run for opened in runs]) if pictures else []
 
 
-def portrait(
-    run: Run,
-    saved: Checkpoint,
-    shown: tuple[Tensor, Tensor],
-    plane: InputPlane,
-    test: Images,
-    detail: LandscapeConfig,
+def run_landscapes(
+    opened: OpenRun,
     label: str,
+    plane: InputPlane,
+    shown: Images,
+    many: Images,
+    config: LandscapeConfig,
     console: Console,
-) -> list[Any]:
-    """One run's arrays, computed and stored."""
-    model, threat = load_model(saved), saved.recipe.attack.threat
-    some = test[torch.arange(min(detail.weight_images, len(test)))]
-    x, y = to_float(some.x), some.y
+) -> Stored:
+    """One run's landscapes, in input space around the shown images, in weight space over many; stored and returned."""
+    model, threat, results = load_model(opened.checkpoint), opened.checkpoint.recipe.attack.threat, opened.run.results
+    x, y = to_float(many.x), many.y
+    stored: Stored = {arrays.INPUT_PLANE: plane}
     with console.progress(f"input landscape of {label}", 100) as advance:
-        inputs = landscape.input_surface(model, *shown, plane, progress=telling(advance))
+        stored[arrays.INPUT_SURFACE] = landscape.input_surface(
+            model, to_float(shown.x), shown.y, plane, progress=as_progress(advance)
+        )
     with console.progress(f"weight landscape of {label}", 200) as advance:
-        line, surface = walks(model, x, y, threat, detail, advance)
+        stored |= weight_surfaces(model, x, y, threat, config, advance)
     with console.progress(f"flatness of {label}", 100) as advance:
-        flat = flatness(
-            model,
-            x,
-            y,
-            threat=threat,
-            iterations=detail.iterations,
-            draws=detail.draws,
-            seed=detail.seed,
-            progress=telling(advance),
-        )
-    for value, name in (
-        (plane, INPUT_PLANE),
-        (inputs, INPUT_SURFACE),
-        (line, WEIGHT_LINE),
-        (surface, WEIGHT_SURFACE),
-    ):
-        save_arrays(value, run.results / name)
-    told = {"step": int(saved.progress.get("step", 0)), "n": len(x), "detail": asdict(detail), **in_numbers(flat)}
-    write_atomically(run.results / FLATNESS, json.dumps(told, indent=1).encode())
-    return [inputs, line, surface]
+        settings = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
+        numbers = flatness(model, x, y, threat=threat, **settings, progress=as_progress(advance)).summary()
+    for name, value in stored.items():
+        save_arrays(value, results / name)
+    metadata = {"step": opened.step, "n": len(x), "detail": asdict(config)}
+    write_atomically(results / arrays.FLATNESS, json.dumps(metadata | numbers, indent=1).encode())
+    return stored
 
 
-def walks(
-    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, detail: LandscapeConfig, advance: Advance
-) -> tuple[WeightSurface, WeightSurface]:
-    """Along one filter-normalised direction, and over the plane of two; the same draws for every run."""
-    generator = torch.Generator().manual_seed(detail.seed)
+def weight_surfaces(
+    model: nn.Module, x: Tensor, y: Tensor, threat: Threat, config: LandscapeConfig, advance: Advance
+) -> Stored:
+    """Mean loss along one filter-normalised direction and over the plane of two; the same draws for every run."""
+    generator = torch.Generator().manual_seed(config.seed)
     first, second = (landscape.filter_normalised(model, generator=generator) for _ in range(2))
-    attack = PGD(threat=threat, steps=detail.attack_steps, step_size=2.5 * threat.epsilon / detail.attack_steps)
+    attack = PGD(threat=threat, steps=config.attack_steps, step_size=2.5 * threat.epsilon / config.attack_steps)
 
-    def walk(directions: list[dict[str, Tensor]], points: int, attack: PGD | None) -> WeightSurface:
+    def surface(directions: list[dict[str, Tensor]], points: int, attack: PGD | None) -> WeightSurface:
+        grid = {"directions": directions, "radius": config.weight_radius, "points": points}
         return landscape.weight_surface(
-            model,
-            x,
-            y,
-            directions=directions,
-            radius=detail.weight_radius,
-            points=points,
-            attack=attack,
-            seed=detail.seed,
-            progress=telling(advance),
+            model, x, y, **grid, attack=attack, seed=config.seed, progress=as_progress(advance)
         )
 
-    line = walk([first], detail.line_points, attack)
-    return line, walk([first, second], detail.surface_points, attack if detail.surface_attacked else None)
-
-
-def in_numbers(flat: Flatness) -> dict[str, Any]:
-    """Flatness as plain numbers: means over images, and how far the power iterations were from converged."""
     return {
-        "lipschitz": float(flat.lipschitz.values.mean()),
-        "lipschitz_norm": flat.lipschitz.norm,
-        "lipschitz_epsilon": flat.lipschitz.epsilon,
-        "input_eigenvalue": float(flat.input.values.mean()),
-        "input_residual": float(np.median(flat.input.residuals)),
-        "weight_eigenvalue": float(flat.weight.values[0]),
-        "weight_residual": float(flat.weight.residuals[0]),
-        "noise_rise": flat.noise.mean,
-        "noise_rise_error": flat.noise.standard_error,
-        "noise_sigma": flat.noise.sigma,
+        arrays.WEIGHT_LINE: surface([first], config.line_points, attack),
+        arrays.WEIGHT_SURFACE: surface(
+            [first, second], config.surface_points, attack if config.surface_attacked else None
+        ),
     }
 
 
-def draw(surfaces: dict[str, list[Any]], runs: Sequence[Run]) -> list[Path]:
+def draw(stored: dict[str, Stored], runs: Sequence[Run]) -> list[Path]:
     """The three pictures, of all runs together, as PNG and SVG in every run's results."""
-    inputs: dict[str, InputSurface] = {label: found[0] for label, found in surfaces.items()}
-    figures = {
-        "landscape-input": landscape_plots.input_surfaces(inputs),
-        "landscape-weight-1d": landscape_plots.weight_curves({label: found[1] for label, found in surfaces.items()}),
-        "landscape-weight-2d": landscape_plots.weight_contours({label: found[2] for label, found in surfaces.items()}),
-    }
     written = []
-    for stem, figure in figures.items():
-        first = landscape_plots.save(figure, runs[0].results / stem)
+    for name, picture in PICTURES.items():
+        figure = picture({label: found[name] for label, found in stored.items()})
+        first = plots.save(figure, runs[0].results / Path(name).stem)
         written += first
         for run in runs[1:]:
             for path in first:
@@ -251,51 +218,79 @@ def draw(surfaces: dict[str, list[Any]], runs: Sequence[Run]) -> list[Path]:
     return written
 
 
-def stored_step(path: Path) -> int | None:
-    """The optimizer step a file of results was made at; None when it is missing, unreadable or of another kind."""
+def stored_gallery_step(run: Run) -> int | None:
+    """The optimizer step of the weights behind a stored gallery; None if there is none or it is unreadable."""
     try:
-        if path.suffix == ".json":
-            return int(json.loads(path.read_text(encoding="utf-8"))["step"])
-        with np.load(path, allow_pickle=False) as file:
-            return int(file["step"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return load_arrays(Gallery, run.results / arrays.GALLERY).step
+    except RattleError:
         return None
 
 
-def alike(runs: Sequence[Run]) -> bool:
-    """Whether all runs hold landscapes over one and the same plane, looked at equally closely."""
+def read_flatness(run: Run) -> dict[str, Any]:
+    """The stored flatness numbers; empty if there are none or they are unreadable."""
     try:
-        planes = [load_arrays(InputPlane, run.results / INPUT_PLANE) for run in runs]
-        details = [json.loads((run.results / FLATNESS).read_text(encoding="utf-8")).get("detail") for run in runs]
-        stored = all(
-            (run.results / name).is_file() for run in runs for name in (INPUT_SURFACE, WEIGHT_LINE, WEIGHT_SURFACE)
-        )
-    except (RattleError, OSError, ValueError, AttributeError):
+        found = json.loads((run.results / arrays.FLATNESS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def landscapes_up_to_date(runs: Sequence[OpenRun]) -> bool:
+    """Whether all runs hold landscapes of their present weights, over one plane and with one configuration."""
+    try:
+        planes = [load_arrays(InputPlane, opened.run.results / arrays.INPUT_PLANE) for opened in runs]
+    except RattleError:
         return False
-    return stored and same_plane(planes) and all(detail == details[0] for detail in details[1:])
+    flat = [read_flatness(opened.run) for opened in runs]
+    return (
+        all(found.get("step") == opened.step for found, opened in zip(flat, runs, strict=True))
+        and all((opened.run.results / name).is_file() for opened in runs for name in PICTURES)
+        and all(found.get("detail") == flat[0].get("detail") for found in flat)
+        and arrays.same_plane(planes)
+    )
 
 
-def looked_at_closely(run: Run) -> bool:
-    """Does the run hold an attacked weight surface, the part that only `rattle landscape` computes?"""
-    path = run.results / WEIGHT_SURFACE
+def has_attacked_surface(run: Run) -> bool:
+    """Whether the run holds adversarial loss over two directions, which only `rattle landscape` computes."""
+    path = run.results / arrays.WEIGHT_SURFACE
     return path.exists() and load_arrays(WeightSurface, path).attacked
 
 
 def prepare(
-    folders: Sequence[Path | str] | Path | str, detail: LandscapeConfig = QUICK, *, console: Console | None = None
+    folders: Sequence[Path | str], config: LandscapeConfig = QUICK, *, console: Console | None = None
 ) -> list[Path]:
-    """Compute what a report of these runs still lacks or holds of older weights; returns the files written."""
-    folders = [folders] if isinstance(folders, (str, Path)) else list(folders)
-    runs, written = opened(folders), []
-    for run, saved in runs:
-        path = run.results / GALLERY
-        if stored_step(path) != saved.progress.get("step", 0):
-            written.append(save_arrays(gallery(saved, seed=detail.seed, console=console), path))
-    fresh = all(stored_step(run.results / FLATNESS) == saved.progress.get("step", 0) for run, saved in runs)
-    if not (fresh and alike([run for run, _ in runs])):
-        closely = any(looked_at_closely(run) for run, _ in runs)  # what `rattle landscape` drew is not made coarser
-        compute_landscapes(
-            folders, LandscapeConfig(seed=detail.seed) if closely else detail, pictures=closely, console=console
-        )
-        written += [run.results / INPUT_SURFACE for run, _ in runs]
+    """Compute what a report of these run folders lacks or holds of older weights; returns the files written.
+
+    Runs of the same data share their landscapes' plane. Runs without checkpoints are passed over; for one that cannot
+    be read or computed the reason is logged, since a report shows the rest.
+    """
+    console, written = console or NullConsole(), []
+    groups: dict[tuple[Any, ...], list[OpenRun]] = {}
+    for folder in folders:
+        if any((Path(folder) / "checkpoints").glob("*.safetensors")):
+            try:
+                opened = open_run(folder)
+                groups.setdefault(opened.data, []).append(opened)
+            except RattleError as reason:
+                console.log(f"not computed for {folder}: {reason}")
+    for runs in groups.values():
+        try:
+            written += prepare_group(runs, config, console)
+        except RattleError as reason:
+            console.log(f"not computed for {', '.join(str(opened.run.folder) for opened in runs)}: {reason}")
+    return written
+
+
+def prepare_group(runs: Sequence[OpenRun], config: LandscapeConfig, console: Console) -> list[Path]:
+    """`prepare` of runs of the same data."""
+    written = []
+    for opened in runs:
+        if stored_gallery_step(opened.run) != opened.step:
+            found = gallery(opened.checkpoint, seed=config.seed, console=console)
+            written.append(save_arrays(found, opened.run.results / arrays.GALLERY))
+    if not landscapes_up_to_date(runs):
+        fine = any(has_attacked_surface(opened.run) for opened in runs)  # keep the resolution of `rattle landscape`
+        config = LandscapeConfig(seed=config.seed) if fine else config
+        store_landscapes(runs, config, pictures=fine, console=console)
+        written += [opened.run.results / arrays.INPUT_SURFACE for opened in runs]
     return written

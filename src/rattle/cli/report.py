@@ -12,11 +12,9 @@ import tyro
 from rattle.analysis.prepare import prepare
 from rattle.cli.console import Console
 from rattle.cli.options import parse
-from rattle.errors import RattleError
 from rattle.paper.tables import published
 from rattle.report import build
 from rattle.runs import progress
-from rattle.runs.progress import NullConsole
 
 
 @dataclass(frozen=True)
@@ -43,27 +41,6 @@ def report(
     console: progress.Console | None = None,
 ) -> Path:
     """Compute what the page lacks, as far as there are checkpoints, and write it."""
-    console = console or NullConsole()
     if compute:
-        ready = [run for run in runs if any((Path(run) / "checkpoints").glob("*.safetensors"))]
-        for group in together(ready, console):
-            try:
-                prepare(group, console=console)
-            except RattleError as reason:
-                console.log(f"not computed for {', '.join(map(str, group))}: {reason}")
+        prepare(runs, console=console)
     return build(runs, out, published=published)
-
-
-def together(runs: Sequence[Path | str], console: progress.Console) -> list[list[Path | str]]:
-    """Runs whose landscapes can share images: those of the same data."""
-    from rattle.runs.load import open_checkpoint
-
-    groups: dict[tuple[str, ...], list[Path | str]] = {}
-    for run in runs:
-        try:
-            saved = open_checkpoint(run)
-        except RattleError as reason:
-            console.log(f"not computed for {run}: {reason}")
-            continue
-        groups.setdefault((saved.recipe.data.name, *saved.classes, str(saved.shape)), []).append(run)
-    return list(groups.values())
