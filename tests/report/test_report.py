@@ -20,7 +20,7 @@ from rattle.report.compare import paired_tests
 from rattle.report.figures import by_epsilon, confusion_counts
 from rattle.report.page import for_script
 from rattle.report.run_data import load_runs
-from rattle.report.surfaces import same_plane
+from rattle.report.surfaces import comparable
 from rattle.report.thumbnails import enlargement_factor
 from rattle.report.trade_off import published_points
 from support import run_folders as made
@@ -227,21 +227,21 @@ def test_accuracy_never_rises_with_epsilon_and_its_curve_is_the_flags_mean(tmp_p
     curve = by_epsilon([run])["data"][1]["y"]
     assert curve == sorted(curve, reverse=True)
     assert run.gallery is not None
-    assert curve == pytest.approx(100 * run.gallery["robust"].mean(1))
+    assert curve == pytest.approx(100 * run.gallery.robust.mean(1))
 
 
 def test_the_confusion_matrix_counts_every_image_once(tmp_path: Path) -> None:
     (run,) = load_runs([made.gallery(made.recipe(tmp_path / "a"))])
-    counts = confusion_counts(run)
-    assert counts.sum() == 30
     assert run.gallery is not None
-    assert counts.trace() == (run.gallery["y"] == run.gallery["adversarial_predicted"]).sum()
+    counts = confusion_counts(run.gallery)
+    assert counts.sum() == 30
+    assert counts.trace() == (run.gallery.y == run.gallery.adversarial_predicted).sum()
 
 
 def test_surfaces_over_other_planes_are_not_called_comparable(tmp_path: Path) -> None:
     first, second = (made.landscapes(made.recipe(tmp_path / n), sign=s) for n, s in (("a", 1), ("b", -1)))
-    assert same_plane(load_runs([first]))
-    assert not same_plane(load_runs([first, second]))
+    assert comparable(load_runs([first]))
+    assert not comparable(load_runs([first, second]))
     assert "cannot be compared" in Page(build([first, second])).text
 
 
@@ -290,3 +290,8 @@ def test_ten_runs_fit_on_a_page(tmp_path: Path) -> None:
 def test_the_report_room_does_without_torch() -> None:
     code = "import sys, rattle.report, rattle.report.live, rattle.report.tables; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_run_that_is_named_twice_is_compared_with_itself(tmp_path: Path) -> None:
+    folder = made.whole(tmp_path / "a")
+    assert "(1) beside" in Page(build([folder, folder], tmp_path / "page.html")).text

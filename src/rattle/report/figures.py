@@ -12,6 +12,7 @@ import numpy as np
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Accuracy, accuracy
 from rattle.report.trade_off import Point
+from rattle.runs.arrays import Gallery
 
 Spec = dict[str, Any]
 NOT_TERMS = ("epoch", "step", "lr", "loss")
@@ -143,8 +144,8 @@ def by_epsilon(runs: Sequence[RunData]) -> Spec:
     for run in runs:
         if run.gallery is None:
             continue
-        x = [round(float(e), 6) for e in run.gallery["epsilons"]]
-        points = [accuracy(flags) for flags in run.gallery["robust"]]
+        x = [round(float(e), 6) for e in run.gallery.epsilons]
+        points = [accuracy(flags) for flags in run.gallery.robust]
         edge = [point.high for point in points] + [point.low for point in reversed(points)]
         band: Spec = {"type": "scatter", "x": x + x[::-1], "y": edge, "fill": "toself", "mode": "lines"}
         band |= {"fillcolor": colour(run.index, "soft"), "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
@@ -152,7 +153,7 @@ def by_epsilon(runs: Sequence[RunData]) -> Spec:
         curve = line(x, [point.value for point in points], run.label, colour(run.index), mode="lines+markers")
         group = {"legendgroup": str(run.index)}
         traces += [band | group, curve | group | {"hovertemplate": hover}]
-        trained.add(float(run.gallery["epsilon"]))
+        trained.add(float(run.gallery.epsilon))
     lines = [
         {"type": "line", "x0": epsilon, "x1": epsilon, "yref": "paper", "y0": 0, "y1": 1}
         | {"line": {"color": "var(--faint)", "width": 1, "dash": "dot"}}
@@ -162,10 +163,10 @@ def by_epsilon(runs: Sequence[RunData]) -> Spec:
     return figure(traces, x_axis, axis("accuracy, %", range=[0, 101]), shapes=lines)
 
 
-def class_accuracies(run: RunData, predicted: str) -> list[float | None]:
-    """Each class's accuracy in % by an array of predictions in the gallery; None for a class without images."""
-    gallery = run.gallery or {}
-    correct = [gallery[predicted][gallery["y"] == label] == label for label in range(len(run.classes))]
+def class_accuracies(gallery: Gallery, predicted: np.ndarray) -> list[float | None]:
+    """Each class's accuracy in % by the predicted classes of its images; None for a class without images."""
+    y = gallery.y
+    correct = [predicted[y == label] == label for label in range(len(gallery.classes))]
     return [100 * float(flags.mean()) if len(flags) else None for flags in correct]
 
 
@@ -177,40 +178,40 @@ def class_ticks(names: Sequence[str]) -> Spec:
     return {"tickvals": list(range(len(names))), "ticktext": [safe(name) for name in short]}
 
 
-def per_class(run: RunData) -> Spec:
-    """Bars of robust accuracy in front of bars of clean accuracy."""
+def per_class(gallery: Gallery, index: int) -> Spec:
+    """Bars of robust accuracy in front of bars of clean accuracy, in the colour of the run of that index."""
+    names = [str(name) for name in gallery.classes]
     bars = (
-        ("clean", "clean_predicted", colour(run.index, "soft")),
-        ("under attack", "adversarial_predicted", colour(run.index)),
+        ("clean", gallery.clean_predicted, colour(index, "soft")),
+        ("under attack", gallery.adversarial_predicted, colour(index)),
     )
     traces = [
         {
             "type": "bar",
-            "x": list(range(len(run.classes))),
-            "y": class_accuracies(run, predicted),
+            "x": list(range(len(names))),
+            "y": class_accuracies(gallery, predicted),
             "name": name,
             "marker": {"color": color},
-            "text": [safe(name) for name in run.classes],
+            "text": [safe(name) for name in names],
             "textposition": "none",
             "hovertemplate": "%{text}: %{y:.1f} %<extra>%{fullData.name}</extra>",
         }
         for name, predicted, color in bars
     ]
-    x_axis = axis("class", showgrid=False, zeroline=False, **class_ticks(run.classes))
+    x_axis = axis("class", showgrid=False, zeroline=False, **class_ticks(names))
     return figure(traces, x_axis, axis("accuracy, %", range=[0, 101]), barmode="overlay", bargap=0.25)
 
 
-def confusion_counts(run: RunData) -> np.ndarray:
+def confusion_counts(gallery: Gallery) -> np.ndarray:
     """[true, predicted] counts under attack."""
-    gallery = run.gallery or {}
-    counts = np.zeros((len(run.classes), len(run.classes)), dtype=np.int64)
-    np.add.at(counts, (gallery["y"].astype(int), gallery["adversarial_predicted"].astype(int)), 1)
+    counts = np.zeros((len(gallery.classes), len(gallery.classes)), dtype=np.int64)
+    np.add.at(counts, (gallery.y.astype(int), gallery.adversarial_predicted.astype(int)), 1)
     return counts
 
 
-def confusion(run: RunData) -> Spec:
+def confusion(gallery: Gallery) -> Spec:
     """Which class each class is taken for under attack, in % of its images."""
-    counts, names = confusion_counts(run), run.classes
+    counts, names = confusion_counts(gallery), [str(name) for name in gallery.classes]
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     named, numbered = len(names) <= MOST_TICKS, len(names) <= MOST_NUMBERS
     pair = "%{customdata[0]} taken for %{customdata[1]}" if named else "%{y} taken for %{x}"

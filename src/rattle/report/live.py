@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rattle.report.page import duration
-from rattle.report.run_data import finite, open_run
+from rattle.report.run_data import finite, read_recipe
 from rattle.runs.io import Plain, read_jsonl
 from rattle.runs.paths import Run
 
@@ -70,7 +70,7 @@ class Progress:
 
 def progress(folder: Path | str, *, now: float | None = None) -> Progress:
     """Read a run that may still be training; `now` is the time in seconds since the epoch, the clock's by default."""
-    run, files = open_run(Path(folder)), Run(Path(folder))
+    run, files = read_recipe(Path(folder)), Run(Path(folder))
     metrics, timing = read_jsonl(files.metrics, run.notes), read_jsonl(files.timing, [])
     seconds = [s for entry in timing[-10:] if (s := finite(entry.get("seconds"))) is not None]
     epochs = run.recipe.get("epochs")

@@ -1,11 +1,10 @@
 """A run folder as the report shows it: everything that is there, and a sentence about what cannot be read. No torch."""
 
 import math
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
@@ -13,17 +12,11 @@ import yaml
 from rattle.errors import RattleError
 from rattle.evaluation.results import StoredResult, load_results
 from rattle.report.naming import method_of, threat_text, unique_labels
-from rattle.runs.io import Plain, read_json, read_jsonl
-from rattle.runs.paths import LANDSCAPES, Run
+from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
+from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
+from rattle.runs.paths import Run
 
-Arrays = dict[str, np.ndarray]
-FIELDS = {  # of the files that the analysis writes: the arrays that the page draws
-    "Gallery": "classes y clean_predicted adversarial_predicted index x x_adv clean_confidence adversarial_label "
-    "adversarial_confidence epsilons robust attack norm epsilon overrides",
-    "InputPlane": "a b gradient rademacher",
-    "InputSurface": "a b loss x y",
-    "WeightSurface": "a b clean adversarial",
-}
+T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +32,11 @@ class RunData:
     metrics: list[Plain] = field(default_factory=list)  # one entry an epoch
     timing: list[Plain] = field(default_factory=list)
     results: dict[str, StoredResult] = field(default_factory=dict)  # by attack
-    gallery: Arrays | None = None
-    landscapes: dict[str, Arrays] = field(default_factory=dict)  # by kind, see runs.paths.LANDSCAPES
-    plane: Arrays | None = None  # the directions of the input landscape
+    gallery: Gallery | None = None
+    plane: InputPlane | None = None  # the directions of the input surface
+    input_surface: InputSurface | None = None
+    weight_line: WeightSurface | None = None
+    weight_surface: WeightSurface | None = None
     flatness: Plain | None = None
     notes: list[str] = field(default_factory=list)  # what could not be read
 
@@ -73,7 +68,7 @@ class RunData:
 
     @property
     def classes(self) -> list[str]:
-        return [str(name) for name in self.gallery["classes"]] if self.gallery else []
+        return [str(name) for name in self.gallery.classes] if self.gallery else []
 
 
 def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
@@ -87,7 +82,7 @@ def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
     return runs
 
 
-def open_run(folder: Path) -> RunData:
+def read_recipe(folder: Path) -> RunData:
     """A run with its recipe alone; raises RattleError if the folder holds none."""
     if not folder.is_dir():
         raise RattleError(f"there is no run folder {folder}")
@@ -108,36 +103,28 @@ def open_run(folder: Path) -> RunData:
 
 def load_run(folder: Path) -> RunData:
     """Everything in a run folder that a page shows."""
-    run, files = open_run(folder), Run(folder)
+    run, files = read_recipe(folder), Run(folder)
     run.environment = read_json(files.environment, run.notes) or {}
     run.metrics = read_jsonl(files.metrics, run.notes)
     run.timing = read_jsonl(files.timing, run.notes)
     run.results, notes = load_results(files.results)
     run.notes += notes
     run.flatness = read_json(files.flatness, run.notes)
-    run.gallery = read_arrays(files.gallery, "Gallery", run.notes)
-    run.plane = read_arrays(files.landscape("plane"), "InputPlane", run.notes)
-    for kind in LANDSCAPES:
-        written_as = "InputSurface" if kind == "input" else "WeightSurface"
-        found = read_arrays(files.landscape(kind), written_as, run.notes)
-        if found is not None:
-            run.landscapes[kind] = found
+    run.gallery = load_stored(Gallery, files.gallery, run.notes)
+    run.plane = load_stored(InputPlane, files.landscape("plane"), run.notes)
+    run.input_surface = load_stored(InputSurface, files.landscape("input"), run.notes)
+    run.weight_line = load_stored(WeightSurface, files.landscape("weight-1d"), run.notes)
+    run.weight_surface = load_stored(WeightSurface, files.landscape("weight-2d"), run.notes)
     return run
 
 
-def read_arrays(path: Path, kind: str, notes: list[str]) -> Arrays | None:
-    """The arrays of an .npz file of a kind; None if it is absent or, with a note, damaged. Nothing is unpickled."""
+def load_stored(kind: type[T], path: Path, notes: list[str]) -> T | None:
+    """What the analysis stored; None if the file is absent or, with a note, damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError, TypeError):
-        found = {}
-    if str(found.get("kind")) != kind or not set(FIELDS[kind].split()) <= found.keys():
+        return load_arrays(kind, path) if path.exists() else None
+    except RattleError:
         notes.append(f"results/{path.name} is damaged or of another version and was left out")
         return None
-    return found
 
 
 def finite(value: Any) -> float | None:

@@ -1,7 +1,7 @@
 """What each section of the page shows, as plain values for the template; what a run lacks is left out."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -11,6 +11,7 @@ from rattle.report import compare, figures, surfaces, thumbnails, trade_off
 from rattle.report.naming import epsilon_text, flatten, threat_of, title_of
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Comparison, accuracy, sorted_attacks
+from rattle.runs.arrays import Gallery, InputSurface, WeightSurface
 from rattle.runs.io import Plain
 
 AddFigure = Callable[[figures.Spec, str], Plain]  # (specification, description) -> what the template's `plot` takes
@@ -79,7 +80,7 @@ def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: trade_off.P
     paper = trade_off.published_points(runs, attack, rows_of)
     points = [*trade_off.measured_points(runs, attack), *paper]
     published = {point.run.name for point in paper}
-    overrides = [(run, str(run.gallery["overrides"])) for run in runs if run.gallery and run.name in published]
+    overrides = [(run, run.gallery.overrides) for run in runs if run.gallery and run.name in published]
     described = (f"{p.label}: {p.clean.value:.1f} % clean, {p.robust.value:.1f} % robust" for p in points)
     alt = f"Clean against robust accuracy. {'; '.join(described)}."
     return {
@@ -95,10 +96,10 @@ def epsilons(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     rows, images = [], set()
     for run in runs:
         if run.gallery is not None:
-            shares = [100 * float(flags.mean()) for flags in run.gallery["robust"]]
-            texts = [f"{float(epsilon):.4g}" for epsilon in run.gallery["epsilons"]]
+            shares = [100 * float(flags.mean()) for flags in run.gallery.robust]
+            texts = [f"{float(epsilon):.4g}" for epsilon in run.gallery.epsilons]
             rows.append({"run": run, "points": list(zip(texts, shares, strict=True))})
-            images.add(run.gallery["robust"].shape[1])
+            images.add(run.gallery.robust.shape[1])
     if not rows:
         return {}
     falls = "; ".join(
@@ -113,113 +114,123 @@ def examples(run: RunData) -> Plain | None:
     g = run.gallery
     if g is None:
         return None
-    factor = thumbnails.enlargement_factor(g["x_adv"] - g["x"])
+    factor = thumbnails.enlargement_factor(g.x_adv - g.x)
 
     def prediction(label: int, true: int, confidence: float) -> Plain:
         return {"label": run.classes[label], "correct": label == true, "confidence": 100 * float(confidence)}
 
     items = []
-    for i, position in enumerate(g["index"]):
-        true, clean, adversarial = int(g["y"][position]), int(g["clean_predicted"][position]), g["adversarial_label"][i]
+    for i, position in enumerate(g.index):
+        true, clean, adversarial = int(g.y[position]), int(g.clean_predicted[position]), g.adversarial_label[i]
         items.append(
             {
                 "true": run.classes[true],
-                "clean": prediction(clean, true, g["clean_confidence"][i]),
-                "adversarial": prediction(int(adversarial), true, g["adversarial_confidence"][i]),
-                "x": thumbnails.picture(g["x"][i]),
-                "delta": thumbnails.perturbation(g["x_adv"][i] - g["x"][i], factor),
-                "x_adv": thumbnails.picture(g["x_adv"][i]),
+                "clean": prediction(clean, true, g.clean_confidence[i]),
+                "adversarial": prediction(int(adversarial), true, g.adversarial_confidence[i]),
+                "x": thumbnails.picture(g.x[i]),
+                "delta": thumbnails.perturbation(g.x_adv[i] - g.x[i], factor),
+                "x_adv": thumbnails.picture(g.x_adv[i]),
             }
         )
-    return {"items": items, "factor": f"{factor:g}", "attack": title_of(str(g["attack"]))}
+    return {"items": items, "factor": f"{factor:g}", "attack": title_of(g.attack)}
 
 
 def by_class(run: RunData, add_figure: AddFigure) -> Plain | None:
     """Accuracy class by class and the confusion matrix of one run."""
-    if run.gallery is None:
+    g = run.gallery
+    if g is None:
         return None
     names = run.classes
-    clean, robust = (figures.class_accuracies(run, key) for key in ("clean_predicted", "adversarial_predicted"))
+    clean, robust = (
+        figures.class_accuracies(g, predicted) for predicted in (g.clean_predicted, g.adversarial_predicted)
+    )
     known = [(value, name) for value, name in zip(robust, names, strict=True) if value is not None]
     (least, weakest), (most, strongest) = min(known), max(known)
     accuracies = (
         f"Accuracy of {run.label} by class under attack: lowest for {weakest} with {least:.1f} %, "
         f"highest for {strongest} with {most:.1f} %."
     )
-    mistakes = most_frequent_mistake(run)
+    mistakes = most_frequent_mistake(g)
     return {
-        "bars": add_figure(figures.per_class(run), accuracies),
-        "confusion": add_figure(figures.confusion(run), f"Confusion matrix of {run.label} under attack: {mistakes}"),
+        "bars": add_figure(figures.per_class(g, run.index), accuracies),
+        "confusion": add_figure(figures.confusion(g), f"Confusion matrix of {run.label} under attack: {mistakes}"),
         "summary": f"{accuracies} {mistakes[0].upper()}{mistakes[1:]}",
         "rows": list(zip(names, clean, robust, strict=True)),
     }
 
 
-def most_frequent_mistake(run: RunData) -> str:
+def most_frequent_mistake(gallery: Gallery) -> str:
     """The largest entry of the confusion matrix off its diagonal, in words."""
-    wrong = figures.confusion_counts(run)
+    wrong = figures.confusion_counts(gallery)
     np.fill_diagonal(wrong, 0)
     true, taken = np.unravel_index(int(wrong.argmax()), wrong.shape)
     if not wrong.any():
         return "no image is misclassified."
-    return f"most often, {wrong[true, taken]} times, {run.classes[true]} is taken for {run.classes[taken]}."
+    return f"most often, {wrong[true, taken]} times, {gallery.classes[true]} is taken for {gallery.classes[taken]}."
 
 
 def landscape(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Surfaces over the input plane, image by image, and over the weights, all on one scale a panel."""
-    with_input = [run for run in runs if "input" in run.landscapes]
-    shown = with_input[:MOST_SURFACES]
-    weights = [run for run in runs if "weight-2d" in run.landscapes][:MOST_SURFACES]
-    images = min((len(run.landscapes["input"]["loss"]) for run in shown), default=0)
-    scale = surfaces.common_range([run.landscapes["input"]["loss"][:images] for run in shown])
-    panels = [image_panel(shown, image, scale, add_figure) for image in range(images) if scale]
-    panels += [panel for kind in ("clean", "adversarial") if (panel := weight_panel(weights, kind, add_figure))]
+    inputs = [(run, run.input_surface) for run in runs if run.input_surface]
+    weights = [(run, run.weight_surface) for run in runs if run.weight_surface]
+    shown = inputs[:MOST_SURFACES]
+    panels = [*image_panels(shown, add_figure), *weight_panels(weights[:MOST_SURFACES], add_figure)]
     found: Plain = {
         "panels": panels,
-        "left_out": len(with_input) - len(shown),
-        "same_plane": surfaces.same_plane(shown),
+        "left_out": len(inputs) - len(shown),
+        "same_plane": surfaces.comparable([run for run, _ in shown]),
         "same_settings": len({str(run.flatness.get("detail")) for run in runs if run.flatness}) < 2,
         "flatness": [run for run in runs if run.flatness],
     }
-    if any("weight-1d" in run.landscapes for run in runs):
+    if any(run.weight_line for run in runs):
         alt = "Mean loss along one filter-normalised direction in weight space, clean and adversarial."
         found["line"] = add_figure(surfaces.weight_lines(runs), alt)
     return found
 
 
-def loss_range(run: RunData, loss: np.ndarray) -> str:
-    values = loss[np.isfinite(loss)]
-    return f"{run.label}: loss between {values.min():.2f} and {values.max():.2f}" if values.size else run.label
-
-
-def image_panel(runs: Sequence[RunData], image: int, scale: tuple[float, float], add_figure: AddFigure) -> Plain:
-    """One image's loss for every run."""
-    cells = []
-    for run in runs:
-        found = run.landscapes["input"]
-        spec = surfaces.surface(found["a"], found["b"], found["loss"][image], scale, ("gradient", "Rademacher"))
-        alt = f"Loss surface around image {image + 1}. {loss_range(run, found['loss'][image])}."
-        cells.append({"run": run, "figure": add_figure(spec, alt)})
-    found = runs[0].landscapes["input"]
-    label, names = int(found["y"][image]), runs[0].classes
-    name = names[label] if label < len(names) else f"class {label}"
-    picture = thumbnails.picture(found["x"][image])
-    return {"title": f"Image {image + 1}: {name}", "name": name, "picture": picture, "cells": cells, "space": "input"}
-
-
-def weight_panel(runs: Sequence[RunData], kind: str, add_figure: AddFigure) -> Plain | None:
-    """The mean loss around the weights for every run that has it."""
-    shown = [run for run in runs if np.isfinite(run.landscapes["weight-2d"][kind]).any()]
-    scale = surfaces.common_range([run.landscapes["weight-2d"][kind] for run in shown])
+def image_panels(shown: Sequence[tuple[RunData, InputSurface]], add_figure: AddFigure) -> Iterator[Plain]:
+    """One panel an image: its loss for every run, all on one scale."""
+    images = min((len(surface.loss) for _, surface in shown), default=0)
+    scale = surfaces.common_range([surface.loss[:images] for _, surface in shown])
     if scale is None:
-        return None
+        return
+    run, first = shown[0]
+    for image in range(images):
+        label = int(first.y[image])
+        name = run.classes[label] if label < len(run.classes) else f"class {label}"
+        losses = [(each, surface.a, surface.b, surface.loss[image]) for each, surface in shown]
+        alt = f"Loss surface around image {image + 1}"
+        cells = surface_cells(losses, scale, ("gradient", "Rademacher"), alt, add_figure)
+        picture = thumbnails.picture(first.x[image])
+        yield {"title": f"Image {image + 1}: {name}", "name": name, "picture": picture, "cells": cells}
+
+
+def weight_panels(shown: Sequence[tuple[RunData, WeightSurface]], add_figure: AddFigure) -> Iterator[Plain]:
+    """The mean loss around the weights, clean and adversarial, for every run that has it."""
+    for kind in ("clean", "adversarial"):
+        losses = [(run, surface.a, surface.b, getattr(surface, kind)) for run, surface in shown]
+        losses = [each for each in losses if np.isfinite(each[-1]).any()]
+        if scale := surfaces.common_range([loss for *_, loss in losses]):
+            alt = f"Mean {kind} loss around the weights"
+            cells = surface_cells(losses, scale, ("direction 1", "direction 2"), alt, add_figure)
+            yield {"title": f"Weights, {kind}", "cells": cells}
+
+
+def surface_cells(
+    losses: Sequence[tuple[RunData, np.ndarray, np.ndarray, np.ndarray]],
+    scale: tuple[float, float],
+    axes: tuple[str, str],
+    alt: str,
+    add_figure: AddFigure,
+) -> list[Plain]:
+    """A surface for each run of a panel, from (run, a, b, loss [a, b]); `alt` begins their descriptions."""
     cells = []
-    for run in shown:
-        found = run.landscapes["weight-2d"]
-        spec = surfaces.surface(found["a"], found["b"], found[kind], scale, ("direction 1", "direction 2"))
-        alt = f"Mean {kind} loss around the weights. {loss_range(run, found[kind])}."
-        cells.append({"run": run, "figure": add_figure(spec, alt)})
-    return {"title": f"Weights, {kind}", "cells": cells, "space": "weight"}
+    for run, a, b, loss in losses:
+        values = loss[np.isfinite(loss)]
+        between = f": loss between {values.min():.2f} and {values.max():.2f}" if values.size else ""
+        spec = surfaces.surface(a, b, loss, scale, axes)
+        cells.append({"run": run, "figure": add_figure(spec, f"{alt}. {run.label}{between}.")})
+    return cells
 
 
 def cost(run: RunData) -> Plain:

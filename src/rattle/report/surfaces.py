@@ -7,6 +7,7 @@ import numpy as np
 
 from rattle.report.figures import Spec, axis, colour, figure, line
 from rattle.report.run_data import RunData, finite
+from rattle.runs.arrays import same_plane
 
 CAMERA = {"eye": {"x": -1.38, "y": -1.38, "z": 0.84}, "center": {"x": 0, "y": 0, "z": -0.12}}
 NO_MARGIN = {"l": 0, "r": 0, "t": 0, "b": 0}
@@ -79,25 +80,18 @@ def scene(titles: tuple[str, str], loss_range: list[float]) -> Spec:
 def weight_lines(runs: Sequence[RunData]) -> Spec:
     """Mean loss along one direction: adversarial solid, clean dashed."""
     traces = []
-    for run in (run for run in runs if "weight-1d" in run.landscapes):
-        found = run.landscapes["weight-1d"]
-        x = [float(f"{v:.4g}") for v in found["a"]]
-        for key, dash, width in (("adversarial", "solid", 2.4), ("clean", "dash", 1.6)):
-            y = [finite(v) for v in found[key][:, 0]]
+    curves = (("adversarial", "solid", 2.4), ("clean", "dash", 1.6))
+    for run, found in ((run, run.weight_line) for run in runs if run.weight_line):
+        x = [float(f"{v:.4g}") for v in found.a]
+        for key, dash, width in curves:
+            y = [finite(v) for v in getattr(found, key)[:, 0]]
             if any(value is not None for value in y):
                 legend = f"{run.label}, {key}" if len(runs) > 1 else key
                 traces.append(line(x, y, legend, colour(run.index), dash=dash, width=width))
     return figure(traces, axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero"))
 
 
-def same_plane(runs: Sequence[RunData]) -> bool:
+def comparable(runs: Sequence[RunData]) -> bool:
     """Whether the runs' input surfaces were taken over the same plane of the same images."""
-    planes = [run.plane for run in runs]
-    if len(runs) < 2:
-        return True
-    first = planes[0]
-    return first is not None and all(
-        plane is not None and np.array_equal(first[key], plane[key])
-        for plane in planes[1:]
-        for key in ("a", "b", "gradient", "rademacher")
-    )
+    planes = [run.plane for run in runs if run.plane]
+    return len(runs) < 2 or (len(planes) == len(runs) and same_plane(planes))
