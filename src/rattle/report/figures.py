@@ -48,17 +48,10 @@ def figure(traces: list[Spec], x: Spec, y: Spec, **layout: Any) -> Spec:
 def line(x: list[Any], y: list[Any], name: str, color: str, **more: Any) -> Spec:
     """A curve; a single point is drawn as a point."""
     single = sum(value is not None for value in y) < 2
+    mode = more.pop("mode", "markers" if single else "lines")
     style = {"color": color, "width": more.pop("width", 2), "dash": more.pop("dash", "solid")}
-    return {
-        "type": "scatter",
-        "mode": more.pop("mode", "markers" if single else "lines"),
-        "x": x,
-        "y": y,
-        "name": safe(name),
-        "line": style,
-        "marker": {"color": color, "size": 8 if single else 4},
-        **more,
-    }
+    marker = {"color": color, "size": 8 if single else 4}
+    return {"type": "scatter", "mode": mode, "x": x, "y": y, "name": safe(name), "line": style, "marker": marker} | more
 
 
 def column(run: RunData, name: str, scale: float = 1.0) -> list[float | None]:
@@ -123,11 +116,8 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     traces = []
     for point in points:
         color = colour(point.run.index)
-        trace: Spec = {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [point.clean.value],
-            "y": [point.robust.value],
+        trace: Spec = {"type": "scatter", "mode": "markers", "x": [point.clean.value], "y": [point.robust.value]}
+        trace |= {
             "name": safe(point.label),
             "hovertemplate": "clean %{x:.2f} %, robust %{y:.2f} %<extra>%{fullData.name}</extra>",
             "marker": {"color": color, "size": 12, "symbol": "diamond-open" if point.paper else "circle"},
@@ -181,23 +171,15 @@ def class_ticks(names: Sequence[str]) -> Spec:
 def per_class(gallery: Gallery, index: int) -> Spec:
     """Bars of robust accuracy in front of bars of clean accuracy, in the colour of the run of that index."""
     names = [str(name) for name in gallery.classes]
-    bars = (
+    hover = "%{text}: %{y:.1f} %<extra>%{fullData.name}</extra>"
+    traces = []
+    for name, predicted, color in (
         ("clean", gallery.clean_predicted, colour(index, "soft")),
         ("under attack", gallery.adversarial_predicted, colour(index)),
-    )
-    traces = [
-        {
-            "type": "bar",
-            "x": list(range(len(names))),
-            "y": class_accuracies(gallery, predicted),
-            "name": name,
-            "marker": {"color": color},
-            "text": [safe(name) for name in names],
-            "textposition": "none",
-            "hovertemplate": "%{text}: %{y:.1f} %<extra>%{fullData.name}</extra>",
-        }
-        for name, predicted, color in bars
-    ]
+    ):
+        bar: Spec = {"type": "bar", "x": list(range(len(names))), "y": class_accuracies(gallery, predicted)}
+        bar |= {"name": name, "marker": {"color": color}, "text": [safe(name) for name in names]}
+        traces.append(bar | {"textposition": "none", "hovertemplate": hover})
     x_axis = axis("class", showgrid=False, zeroline=False, **class_ticks(names))
     return figure(traces, x_axis, axis("accuracy, %", range=[0, 101]), barmode="overlay", bargap=0.25)
 
@@ -215,20 +197,11 @@ def confusion(gallery: Gallery) -> Spec:
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     named, numbered = len(names) <= MOST_TICKS, len(names) <= MOST_NUMBERS
     pair = "%{customdata[0]} taken for %{customdata[1]}" if named else "%{y} taken for %{x}"
-    trace: Spec = {
-        "type": "heatmap",
-        "x": list(range(len(names))),
-        "y": list(range(len(names))),
-        "z": share.round(1).tolist(),
-        "customdata": [[[safe(true), safe(taken)] for taken in names] for true in names] if named else None,
-        "zmin": 0,
-        "zmax": 100,
-        "colorscale": "heat",
-        "showscale": not numbered,
-        "xgap": 1,
-        "ygap": 1,
-        "hovertemplate": f"{pair}: %{{z:.1f}} %<extra></extra>",
-    }
+    positions = list(range(len(names)))
+    trace: Spec = {"type": "heatmap", "x": positions, "y": positions, "z": share.round(1).tolist()}
+    trace["customdata"] = [[[safe(true), safe(taken)] for taken in names] for true in names] if named else None
+    trace |= {"zmin": 0, "zmax": 100, "colorscale": "heat", "showscale": not numbered, "xgap": 1, "ygap": 1}
+    trace["hovertemplate"] = f"{pair}: %{{z:.1f}} %<extra></extra>"
     if numbered:
         trace["texttemplate"] = "%{text}"
         trace["text"] = [[f"{value:.0f}" if value >= 0.5 else "" for value in row] for row in share]

@@ -10,7 +10,10 @@ from rattle.report.run_data import RunData, finite
 from rattle.runs.arrays import same_plane
 
 CAMERA = {"eye": {"x": -1.38, "y": -1.38, "z": 0.84}, "center": {"x": 0, "y": 0, "z": -0.12}}
-NO_MARGIN = {"l": 0, "r": 0, "t": 0, "b": 0}
+SCENE = {"aspectmode": "manual", "aspectratio": {"x": 1, "y": 1, "z": 0.72}, "camera": CAMERA, "dragmode": "turntable"}
+LIGHT = {"ambient": 0.75, "diffuse": 0.45, "specular": 0.04, "roughness": 0.9}
+MESH = {"colorscale": "loss", "showscale": False, "lighting": LIGHT}
+DOT = {"size": 5, "color": "#ffffff", "line": {"color": "#222833", "width": 2}}
 
 
 def rounded(values: np.ndarray) -> list[Any]:
@@ -37,44 +40,22 @@ def surface(
     """
     low, high = scale
     centre, lift = finite(loss[len(a) // 2, len(b) // 2]), 0.015 * (high - low)
-    mesh: Spec = {
-        "type": "surface",
-        "x": [float(f"{v:.4g}") for v in a],
-        "y": [float(f"{v:.4g}") for v in b],
-        "z": rounded(loss.T),
-        "cmin": low,
-        "cmax": high,
-        "colorscale": "loss",
-        "showscale": False,
-        "lighting": {"ambient": 0.75, "diffuse": 0.45, "specular": 0.04, "roughness": 0.9},
-        "contours": {"z": {"show": True, "start": low, "end": high, "size": (high - low) / 14, "color": "#ffffff55"}},
-        "hovertemplate": "%{x:.3f}, %{y:.3f}: loss %{z:.3f}<extra></extra>",
-    }
-    dot: Spec = {
-        "type": "scatter3d",
-        "mode": "markers",
-        "x": [0],
-        "y": [0],
-        "z": [None if centre is None else centre + lift],
-        "marker": {"size": 5, "color": "#ffffff", "line": {"color": "#222833", "width": 2}},
-        "text": [f"{centre:.3f}" if centre is not None else "not finite"],
-        "hovertemplate": "the point itself: loss %{text}<extra></extra>",
-    }
-    layout = {"scene": scene(titles, [min(low, 0.0), high + 2 * lift]), "margin": NO_MARGIN, "showlegend": False}
-    return {"data": [mesh, dot], "layout": layout, "gl": True}
-
-
-def scene(titles: tuple[str, str], loss_range: list[float]) -> Spec:
-    """The axes and the camera of a surface."""
-    return {
+    x, y = ([float(f"{v:.4g}") for v in values] for values in (a, b))
+    mesh: Spec = {"type": "surface", "x": x, "y": y, "z": rounded(loss.T), "cmin": low, "cmax": high, **MESH}
+    mesh["contours"] = {"z": {"show": True, "start": low, "end": high, "size": (high - low) / 14, "color": "#ffffff55"}}
+    mesh["hovertemplate"] = "%{x:.3f}, %{y:.3f}: loss %{z:.3f}<extra></extra>"
+    top = None if centre is None else centre + lift
+    dot: Spec = {"type": "scatter3d", "mode": "markers", "x": [0], "y": [0], "z": [top], "marker": DOT}
+    dot["text"] = ["not finite" if centre is None else f"{centre:.3f}"]
+    dot["hovertemplate"] = "the point itself: loss %{text}<extra></extra>"
+    scene = {
         "xaxis": {"title": {"text": titles[0]}, "nticks": 5},
         "yaxis": {"title": {"text": titles[1]}, "nticks": 5},
-        "zaxis": {"title": {"text": "loss"}, "range": loss_range, "nticks": 5},
-        "aspectmode": "manual",
-        "aspectratio": {"x": 1, "y": 1, "z": 0.72},
-        "camera": CAMERA,
-        "dragmode": "turntable",
+        "zaxis": {"title": {"text": "loss"}, "range": [min(low, 0.0), high + 2 * lift], "nticks": 5},
+        **SCENE,
     }
+    layout = {"scene": scene, "margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "showlegend": False}
+    return {"data": [mesh, dot], "layout": layout, "gl": True}
 
 
 def weight_lines(runs: Sequence[RunData]) -> Spec:
