@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rattle.report.page import duration
+from rattle.report.naming import duration
 from rattle.report.run_data import finite, read_recipe
 from rattle.runs.io import Plain, read_jsonl
 from rattle.runs.paths import Run

@@ -1,4 +1,4 @@
-"""How runs, attacks and radii are written in tables and legends."""
+"""How runs, attacks, settings and numbers are written in tables and legends."""
 
 import re
 from collections.abc import Sequence
@@ -78,6 +78,36 @@ def epsilon_text(epsilon: float) -> str:
     pixels = round(epsilon * 255)
     whole = abs(epsilon * 255 - pixels) < 1e-6
     return f"{pixels}/255" if whole and pixels % 51 else f"{epsilon:.4g}"
+
+
+def number(value: float | None, decimals: int = 1, missing: str = "not recorded") -> str:
+    """A figure for reading, with a true minus sign."""
+    return missing if value is None else f"{value:,.{decimals}f}".replace("-", "\u2212")
+
+
+def significant(value: float | None, missing: str = "not recorded") -> str:
+    """Three significant figures."""
+    return missing if value is None else f"{value:#.3g}".rstrip(".").replace("-", "\u2212")
+
+
+def p_value(p: float) -> str:
+    """Three decimals, as far as they say anything."""
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in words.
+
+    >>> duration(75), duration(7322)
+    ('1 min 15 s', '2 h 2 min')
+    """
+    if seconds is None:
+        return "not recorded"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def flatten(plain: Any, prefix: str = "") -> dict[str, str]:

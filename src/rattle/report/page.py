@@ -6,7 +6,7 @@ Nothing is fetched: a content security policy forbids it, and lets only the page
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,12 +16,14 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 
 from rattle import __version__
 from rattle.report import compare, sections
-from rattle.report.naming import title_of
+from rattle.report.naming import duration, number, p_value, significant, title_of
 from rattle.report.run_data import RunData, load_runs
 from rattle.report.tables import NOTE
 from rattle.report.trade_off import PublishedRows
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.paths import Run
+
+FILTERS = {"number": number, "significant": significant, "p_value": p_value, "duration": duration, "attack": title_of}
 
 
 def asset(name: str) -> str:
@@ -29,7 +31,7 @@ def asset(name: str) -> str:
     return files("rattle.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def render(template: str, values: Mapping[str, Any], filters: Mapping[str, Callable[..., str]] | None = None) -> str:
+def render(template: str, values: Mapping[str, Any]) -> str:
     """A template of assets/ as HTML: values are escaped, and one that is missing is an error."""
     environment = Environment(
         loader=DictLoader({template: asset(template)}),
@@ -38,7 +40,7 @@ def render(template: str, values: Mapping[str, Any], filters: Mapping[str, Calla
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= filters or {}
+    environment.filters |= FILTERS
     return environment.get_template(template).render(style=asset("page.css"), version=__version__, **values)
 
 
@@ -69,35 +71,6 @@ class Figures:
     def __call__(self, spec: Plain, alt: str) -> Plain:
         self.specs.append(spec)
         return {"number": len(self.specs) - 1, "alt": alt, "gl": bool(spec.get("gl"))}
-
-
-def number(value: float | None, decimals: int = 1, missing: str = "not recorded") -> str:
-    """A figure for reading, with a true minus sign."""
-    return missing if value is None else f"{value:,.{decimals}f}".replace("-", "\u2212")
-
-
-def significant(value: float | None, missing: str = "not recorded") -> str:
-    """Three significant figures."""
-    return missing if value is None else f"{value:#.3g}".rstrip(".").replace("-", "\u2212")
-
-
-def p_value(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds in words.
-
-    >>> duration(75), duration(7322)
-    ('1 min 15 s', '2 h 2 min')
-    """
-    if seconds is None:
-        return "not recorded"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
 def shared(values: Sequence[str]) -> str | None:
@@ -135,15 +108,6 @@ def context(runs: Sequence[RunData], published: PublishedRows) -> Plain:
     return found | scripts | {"hashes": hashes, "figures_json": for_script(add_figure.specs)}
 
 
-FILTERS = {
-    "number": number,
-    "significant": significant,
-    "p_value": p_value,
-    "duration": duration,
-    "attack": title_of,
-}
-
-
 def build(
     folders: Sequence[Path | str] | Path | str,
     out: Path | str | None = None,
@@ -156,5 +120,5 @@ def build(
     """
     runs = load_runs([folders] if isinstance(folders, (str, Path)) else folders)
     path = Path(out) if out else Run(runs[0].folder).report
-    write_atomically(path, render("page.html", context(runs, published), FILTERS).encode())
+    write_atomically(path, render("page.html", context(runs, published)).encode())
     return path
