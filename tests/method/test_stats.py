@@ -8,7 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rattle.errors import RattleError
-from rattle.stats import Interval, McNemar, mcnemar, student, summarise, t_interval, welch, wilson
+from rattle.stats import (
+    Interval,
+    McNemar,
+    Sample,
+    differ,
+    difference,
+    holm,
+    mcnemar,
+    student,
+    summarise,
+    t_interval,
+    welch,
+    wilson,
+)
+from support.run_folders import sample
 
 WILSON = [  # scipy.stats.binomtest(k, n).proportion_ci(0.95, method="wilson")
     (0, 10, 0.0, 0.27753279986288926),
@@ -117,3 +131,47 @@ def test_welch_is_scipys_test_of_unequal_variances() -> None:
         assert welch(a, b) == pytest.approx(ttest_ind(a, b, equal_var=False)[1], rel=1e-12)
     assert welch([1.0, 1.0], [2.0, 2.0]) == 0
     assert welch([1.0, 1.0], [1.0, 1.0]) == 1
+
+
+def test_the_difference_is_tested_over_seeds_where_there_are_several() -> None:
+    assert differ(sample(0.40, 0.41, 0.42), sample(0.50, 0.51, 0.52))
+    assert not differ(sample(0.40, 0.50, 0.60), sample(0.45, 0.50, 0.58))
+    assert not differ(sample(0.40), sample(0.90, 0.91))
+    assert differ(sample(0.40, 0.41, 0.42), sample(0.50, 0.51, 0.52, seeds=(7, 8, 9)))
+    assert not differ(sample(0.1, protocol="x"), sample(0.9, protocol="y"))
+    assert not differ(sample(0.1), sample(0.9, n=50))
+
+
+def test_a_difference_is_paired_by_images_or_by_the_seeds_that_both_have() -> None:
+    from scipy.stats import ttest_rel
+
+    one = difference(sample(0.7), sample(0.4))
+    assert one is not None
+    assert (one.test, one.n, one.mean) == ("McNemar's test over images", 1, pytest.approx(0.3))
+    assert one.interval.low < one.mean < one.interval.high
+    a, b = (0.50, 0.55, 0.57), (0.45, 0.44, 0.52)
+    several = difference(sample(*a, 0.9), sample(*b))
+    assert several is not None
+    assert (several.test, several.n) == ("Student's t over seeds", 3)
+    assert several.p == pytest.approx(ttest_rel(a, b).pvalue)
+    near, far = (Sample(seeds=(0,), flags=(values,)) for values in ((0.1, 0.2, 0.0, 0.3), (0.2, 0.4, 0.0, 0.35)))
+    distances = difference(far, near)
+    assert distances is not None
+    assert distances.test == "Student's t over images"
+    assert distances.p == pytest.approx(ttest_rel(far.flags[0], near.flags[0]).pvalue)
+
+
+def test_samples_of_other_protocols_or_other_seeds_have_no_difference() -> None:
+    assert difference(sample(0.5, protocol="x"), sample(0.5, protocol="y")) is None
+    assert difference(sample(0.5, seeds=(0,)), sample(0.5, seeds=(1,))) is None
+    same, constant = difference(sample(0.5, 0.6), sample(0.5, 0.6)), difference(sample(0.6, 0.7), sample(0.5, 0.6))
+    assert same is not None
+    assert same.p == 1
+    assert constant is not None
+    assert constant.p == pytest.approx(0, abs=1e-6)
+
+
+def test_holm_never_lowers_a_p_value_and_keeps_their_order() -> None:
+    assert holm([0.5, 0.01, 0.02]) == [0.5, 0.03, 0.04]
+    assert holm([]) == []
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
