@@ -128,6 +128,11 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {safe(robust_title)}, %"))
 
 
+def epsilon_curve(gallery: Gallery) -> list[Accuracy]:
+    """Accuracy at each radius of the gallery."""
+    return [accuracy(flags) for flags in gallery.robust]
+
+
 def by_epsilon(runs: Sequence[RunData]) -> Spec:
     """Accuracy against the attack's radius, with bands of 95 %; a dotted line at each radius trained for."""
     traces, trained = [], set()
@@ -135,7 +140,7 @@ def by_epsilon(runs: Sequence[RunData]) -> Spec:
         if run.gallery is None:
             continue
         x = [round(float(e), 6) for e in run.gallery.epsilons]
-        points = [accuracy(flags) for flags in run.gallery.robust]
+        points = epsilon_curve(run.gallery)
         edge = [point.high for point in points] + [point.low for point in reversed(points)]
         band: Spec = {"type": "scatter", "x": x + x[::-1], "y": edge, "fill": "toself", "mode": "lines"}
         band |= {"fillcolor": colour(run.index, "soft"), "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}

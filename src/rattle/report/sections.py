@@ -93,20 +93,20 @@ def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: trade_off.P
 
 def epsilons(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Accuracy against the radius, as a figure and in numbers."""
-    rows, images = [], set()
-    for run in runs:
-        if run.gallery is not None:
-            shares = [100 * float(flags.mean()) for flags in run.gallery.robust]
-            texts = [f"{float(epsilon):.4g}" for epsilon in run.gallery.epsilons]
-            rows.append({"run": run, "points": list(zip(texts, shares, strict=True))})
-            images.add(run.gallery.robust.shape[1])
+    galleries = [(run, run.gallery) for run in runs if run.gallery]
+    rows = []
+    for run, gallery in galleries:
+        radii = [f"{float(epsilon):.4g}" for epsilon in gallery.epsilons]
+        shares = [point.value for point in figures.epsilon_curve(gallery)]
+        rows.append({"run": run, "points": list(zip(radii, shares, strict=True))})
     if not rows:
         return {}
     falls = "; ".join(
         f"{row['run'].label} falls from {row['points'][0][1]:.1f} % to {row['points'][-1][1]:.1f} %" for row in rows
     )
-    drawn = add_figure(figures.by_epsilon(runs), f"Accuracy against the attack's radius: {falls}.")
-    return {"figure": drawn, "rows": rows, "n": " or ".join(map(str, sorted(images)))}
+    images = sorted({gallery.robust.shape[1] for _, gallery in galleries})
+    curves = add_figure(figures.by_epsilon(runs), f"Accuracy against the attack's radius: {falls}.")
+    return {"figure": curves, "rows": rows, "n": " or ".join(map(str, images))}
 
 
 def examples(run: RunData) -> Plain | None:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"} | {
     mark: f"\\{mark}" for mark in "&%$#_{}"
@@ -30,6 +30,10 @@ def escape_csv(text: str) -> str:
     return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
 
 
+def cell_text(cell: str, escape: Callable[[str], str], bold: str) -> str:
+    return bold.format(escape(cell)) if isinstance(cell, Bold) else escape(cell)
+
+
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: int) -> str:
     """A table in GitHub's Markdown, ending in a newline.
 
@@ -37,9 +41,7 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, lef
     the others to the right.
     """
     lines = [[escape_markdown(column) for column in columns], ["---"] * left + ["---:"] * (len(columns) - left)]
-    for row in rows:
-        texts = [escape_markdown(cell) for cell in row]
-        lines.append([f"**{text}**" if isinstance(cell, Bold) else text for cell, text in zip(row, texts, strict=True)])
+    lines += [[cell_text(cell, escape_markdown, "**{}**") for cell in row] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -53,12 +55,7 @@ def latex_table(
     lines = [f"% {comment}".replace("\n", " ") for comment in comments]
     lines += [rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(columns) - left)}}}", r"\toprule"]
     lines += [" & ".join(map(escape_latex, columns)) + r" \\", r"\midrule"]
-    for row in rows:
-        texts = [escape_latex(cell) for cell in row]
-        bold = [
-            rf"\textbf{{{text}}}" if isinstance(cell, Bold) else text for cell, text in zip(row, texts, strict=True)
-        ]
-        lines.append(" & ".join(bold) + r" \\")
+    lines += [" & ".join(cell_text(cell, escape_latex, r"\textbf{{{}}}") for cell in row) + r" \\" for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
