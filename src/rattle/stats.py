@@ -157,11 +157,25 @@ def comparable(a: Sample, b: Sample) -> bool:
     return a.protocol == b.protocol and {len(flags) for flags in a.flags} == {len(flags) for flags in b.flags}
 
 
-def difference(a: Sample, b: Sample) -> Difference | None:
-    """a less b over the seeds that both have; None where there are none, or the samples are not comparable.
+def paired_test(a: Sample, b: Sample, seeds: Sequence[int]) -> tuple[list[float], float, str]:
+    """(differences a less b, two-sided p, name of the test) over seeds that both have.
 
     One seed: McNemar's mid-p, or Student's t over images where they have distances instead of flags. Several: Student's
     t of the paired differences.
+    """
+    pairs = [(a.flags[a.seeds.index(seed)], b.flags[b.seeds.index(seed)]) for seed in seeds]
+    if len(pairs) > 1:
+        over_seeds = [sum(x) / len(x) - sum(y) / len(y) for x, y in pairs]
+        return over_seeds, student(over_seeds), "Student's t over seeds"
+    first, second = pairs[0]
+    over_images = [x - y for x, y in zip(first, second, strict=True)]
+    if set(first) | set(second) <= {0, 1}:
+        return over_images, mcnemar(first, second).p_mid, "McNemar's test over images"
+    return over_images, student(over_images), "Student's t over images"
+
+
+def difference(a: Sample, b: Sample) -> Difference | None:
+    """a less b by `paired_test` over the seeds that both have; None where there are none or they are not comparable.
 
     >>> one, two = (Sample(seeds=(0,), flags=(flags,)) for flags in ((1, 1, 1, 1, 0), (0, 0, 0, 1, 0)))
     >>> round(difference(one, two).mean, 2), difference(one, two).p
@@ -170,32 +184,23 @@ def difference(a: Sample, b: Sample) -> Difference | None:
     seeds = [seed for seed in a.seeds if seed in b.seeds]
     if not seeds or not comparable(a, b):
         return None
-    pairs = [(a.flags[a.seeds.index(seed)], b.flags[b.seeds.index(seed)]) for seed in seeds]
-    first, second = pairs[0]
-    if len(seeds) > 1:
-        each = [sum(x) / len(x) - sum(y) / len(y) for x, y in pairs]
-        p, test = student(each), "Student's t over seeds"
-    else:
-        each = [x - y for x, y in zip(first, second, strict=True)]
-        p, test = student(each), "Student's t over images"
-        if set(first) | set(second) <= {0, 1}:
-            p, test = mcnemar(first, second).p_mid, "McNemar's test over images"
+    each, p, test = paired_test(a, b, seeds)
     return Difference(mean=math.fsum(each) / len(each), interval=t_interval(each), p=p, test=test, n=len(seeds))
 
 
 def differ(a: Sample, b: Sample) -> bool:
     """Whether the difference is significant at 5 %.
 
-    The same seeds, or one seed each: by `difference` (with one seed it speaks of these two networks, not of the
+    The same seeds, or one seed each: by `paired_test` (with one seed it speaks of these two networks, not of the
     methods). Other seeds: Welch's test. One seed against several says nothing.
     """
+    if not comparable(a, b):
+        return False
     if len(a.seeds) == len(b.seeds) == 1:
         b = replace(b, seeds=a.seeds)  # paired by the images, whatever the seeds
     if sorted(a.seeds) == sorted(b.seeds) and len(set(a.seeds)) == len(a.seeds):
-        found = difference(a, b)
-        return found is not None and found.p < 1 - LEVEL
-    several = min(len(a.seeds), len(b.seeds)) > 1
-    return several and comparable(a, b) and welch(a.accuracies, b.accuracies) < 1 - LEVEL
+        return paired_test(a, b, a.seeds)[1] < 1 - LEVEL
+    return min(len(a.seeds), len(b.seeds)) > 1 and welch(a.accuracies, b.accuracies) < 1 - LEVEL
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

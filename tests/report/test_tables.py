@@ -2,6 +2,8 @@
 
 import csv
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +95,15 @@ def test_a_latex_comment_stays_on_its_line_and_bold_text_is_escaped() -> None:
     assert text.startswith("% one two\n\\begin{tabular}{r}")
     assert r"\textbf{5 \%} \\" in text
     assert markdown_table(["a", "b"], [["x", Bold("1")]], left=1) == "| a | b |\n| --- | ---: |\n| x | **1** |\n"
+
+
+def test_a_table_of_one_seed_each_does_not_wait_for_scipy_or_torch(tmp_path: Path) -> None:
+    folders = [str(made.whole(tmp_path / "a")), str(made.whole(tmp_path / "b", right=0.8, awp={"gamma": 0.005}))]
+    code = (
+        "import sys; from rattle.report import compare, run_data, tables; "
+        f"print(tables.write_table(compare.over_seeds(run_data.load_runs({folders})), 'markdown')); "
+        "sys.exit(bool({'scipy', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "**80.00**" in done.stdout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rattle.report.naming import duration
-from rattle.report.run_data import finite, read_recipe
+from rattle.report.run_data import RunData, finite, read_recipe
 from rattle.runs.io import Plain, read_jsonl
 from rattle.runs.paths import Run
 
@@ -29,13 +29,14 @@ STALLED_EPOCHS = 5  # epochs without a line after which a run is thought to have
 class Progress:
     """How far a run is."""
 
-    name: str
-    method: str
+    run: RunData  # with its recipe, metrics, timing and notes
     epochs: int | None  # of the recipe
-    metrics: list[Plain] = field(default_factory=list)
-    epoch_seconds: float | None = None  # median of the last ten
-    seconds_since: float | None = None  # the last line was written
-    notes: list[str] = field(default_factory=list)  # what could not be read
+    epoch_seconds: float | None  # median of the last ten
+    seconds_since: float | None  # the last line was written
+
+    @property
+    def metrics(self) -> list[Plain]:
+        return self.run.metrics
 
     @property
     def done(self) -> int:
@@ -63,25 +64,21 @@ class Progress:
             return f"the run has ended: {self.done} of {self.epochs} epochs"
         if since is not None and since > max(30.0, STALLED_EPOCHS * (self.epoch_seconds or 0.0)):
             return f"epoch {self.done}/{self.epochs}; no news for {duration(since)}: the run may have stopped"
-        return f"epoch {self.done}/{self.epochs or '?'}" + (
-            f", about {duration(left)} left" if left is not None else ""
-        )
+        ahead = f", about {duration(left)} left" if left is not None else ""
+        return f"epoch {self.done}/{self.epochs or '?'}{ahead}"
 
 
 def progress(folder: Path | str, *, now: float | None = None) -> Progress:
     """Read a run that may still be training; `now` is the time in seconds since the epoch, the clock's by default."""
     run, files = read_recipe(Path(folder)), Run(Path(folder))
-    metrics, timing = read_jsonl(files.metrics, run.notes), read_jsonl(files.timing, [])
-    seconds = [s for entry in timing[-10:] if (s := finite(entry.get("seconds"))) is not None]
+    run.metrics, run.timing = read_jsonl(files.metrics, run.notes), read_jsonl(files.timing, [])
+    seconds = [s for entry in run.timing[-10:] if (s := finite(entry.get("seconds"))) is not None]
     epochs = run.recipe.get("epochs")
     return Progress(
-        name=run.name,
-        method=run.method,
+        run=run,
         epochs=epochs if isinstance(epochs, int) else None,
-        metrics=metrics,
         epoch_seconds=median(seconds) if seconds else None,
-        seconds_since=max(0.0, (now or time.time()) - files.metrics.stat().st_mtime) if metrics else None,
-        notes=run.notes,
+        seconds_since=max(0.0, (now or time.time()) - files.metrics.stat().st_mtime) if run.metrics else None,
     )
 
 
@@ -147,10 +144,10 @@ def view(state: Progress, *, width: int = 80, live: bool = True) -> RenderableTy
     if (rate := finite(last.get("lr"))) is not None:
         pace = f", an epoch takes {duration(state.epoch_seconds)}" if state.epoch_seconds else ""
         parts.append(Text(f"\nlearning rate {rate:.3g}{pace}", style="dim"))
-    parts += [Text(note, style="yellow") for note in state.notes]
+    parts += [Text(note, style="yellow") for note in state.run.notes]
     if live:
         parts.append(Text("\nq leaves; the run goes on", style="dim"))
-    return Panel(Group(*parts), title=Text(f"{state.name}  ({state.method})"), title_align="left")
+    return Panel(Group(*parts), title=Text(f"{state.run.name}  ({state.run.method})"), title_align="left")
 
 
 def epoch_line(entry: Plain, epochs: int | None) -> str:
