@@ -78,7 +78,7 @@ class Browser:
     def size(self, width: int, height: int) -> None:
         self.post("/window/rect", {"width": width, "height": height})
 
-    def complaints(self) -> list[str]:
+    def console_messages(self) -> list[str]:
         lines = [entry["message"] for entry in self.post("/se/log", {"type": "browser"})]
         return [line for line in lines if not any(words in line for words in HARMLESS)]
 
@@ -128,19 +128,21 @@ def test_every_figure_is_drawn_in_every_tab_without_an_error_or_a_request(browse
     browser.open(page)
     browser.until(UNDRAWN.replace("return", "return !(", 1).rstrip() + ").length")
     tabs = browser.run("return [...document.querySelectorAll('[role=tab]')].map((tab) => tab.id)")
-    seen = set(browser.run("return [...document.querySelectorAll('[data-drawn]')].map((e) => e.id)"))
+    drawn = set(browser.run("return [...document.querySelectorAll('[data-drawn]')].map((e) => e.id)"))
     for tab in tabs:
         browser.run("document.getElementById(arguments[0]).click()", tab)
         shown = "const tab = document.getElementById(arguments[0]);"
         shown += "return !document.getElementById(tab.getAttribute('aria-controls')).hidden"
         assert browser.run(shown, tab)
         browser.until(UNDRAWN.replace("return", "return !(", 1).rstrip() + ").length")
-        seen |= set(browser.run("return [...document.querySelectorAll('[data-drawn]')].map((e) => e.id)"))
-    assert seen == set(browser.run("return [...document.querySelectorAll('[data-figure]')].map((e) => e.id)"))
+        drawn |= set(browser.run("return [...document.querySelectorAll('[data-drawn]')].map((e) => e.id)"))
+    assert drawn == set(browser.run("return [...document.querySelectorAll('[data-figure]')].map((e) => e.id)"))
     assert len(tabs) >= 8
-    assert browser.complaints() == []
-    asked = [url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:", "about:", "chrome:"))]
-    assert asked == []
+    assert browser.console_messages() == []
+    fetched = [
+        url for url in browser.requests() if not url.startswith(("file:", "data:", "blob:", "about:", "chrome:"))
+    ]
+    assert fetched == []
 
 
 def test_arrow_keys_walk_through_the_tabs_and_buttons_turn_the_surfaces(browser: Browser, page: Path) -> None:
@@ -159,7 +161,7 @@ def test_arrow_keys_walk_through_the_tabs_and_buttons_turn_the_surfaces(browser:
     browser.until(f"const now = (() => {{ {eyes} }})(); return Math.abs(now[0] - arguments[0]) > 0.05", before[0])
     after = browser.run(eyes)
     assert after[0] == pytest.approx(after[1])
-    assert browser.complaints() == []
+    assert browser.console_messages() == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -175,7 +177,7 @@ def test_text_stands_out_from_its_ground_and_the_theme_button_changes_it(
     browser.run("document.getElementById('theme').click()")
     assert browser.run(ground) != before
     browser.run("localStorage.clear()")
-    assert browser.complaints() == []
+    assert browser.console_messages() == []
 
 
 def contrast(first: list[int], second: list[int]) -> float:
@@ -204,9 +206,9 @@ def test_html_in_names_runs_nothing(browser: Browser, tmp_path: Path) -> None:
     browser.until(UNDRAWN.replace("return", "return !(", 1).rstrip() + ").length")
     assert browser.run("return window.fell === undefined")
     assert browser.run("return document.querySelectorAll('.plot a[href]').length") == 0
-    assert browser.complaints() == []
+    assert browser.console_messages() == []
 
 
 def test_a_page_with_nothing_but_a_recipe_opens_without_an_error(browser: Browser, tmp_path: Path) -> None:
     browser.open(build([made.recipe(tmp_path / "bare")]))
-    assert browser.complaints() == []
+    assert browser.console_messages() == []

@@ -8,13 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rattle.errors import RattleError
-from rattle.stats import Interval, mcnemar, mcnemar_counts, summarise, t_central, t_interval, t_quantile, wilson
+from rattle.stats import (
+    Interval,
+    McNemar,
+    Sample,
+    differ,
+    difference,
+    holm,
+    mcnemar,
+    student,
+    summarise,
+    t_interval,
+    welch,
+    wilson,
+)
+from support.run_folders import sample
 
-WILSON = [  # scipy.stats.binomtest(k, n).proportion_ci(level, method="wilson")
-    (0, 10, 0.95, 0.0, 0.27753279986288926),
-    (10, 10, 0.95, 0.7224672001371109, 1.0),
-    (263, 500, 0.95, 0.4822016483694956, 0.5694018859265038),
-    (5130, 10000, 0.99, 0.5001208538584723, 0.5258619068484578),
+WILSON = [  # scipy.stats.binomtest(k, n).proportion_ci(0.95, method="wilson")
+    (0, 10, 0.0, 0.27753279986288926),
+    (10, 10, 0.7224672001371109, 1.0),
+    (263, 500, 0.4822016483694956, 0.5694018859265038),
+    (5130, 10000, 0.5032003808274409, 0.5227896352149216),
 ]
 MCNEMAR = [  # scipy.stats.binomtest(min(b, c), b + c).pvalue, and less the probability of the outcome itself
     (3, 1, 0.625, 0.375),
@@ -22,19 +36,27 @@ MCNEMAR = [  # scipy.stats.binomtest(min(b, c), b + c).pvalue, and less the prob
     (0, 6, 0.03125, 0.015625),
     (300, 371, 0.006841895632001823, 0.006123362907806937),
 ]
-STUDENT = [  # scipy.stats.t.ppf(0.975, freedom) and (0.995, freedom)
-    (1, 12.706204736174694, 63.656741162871526),
-    (2, 4.302652729749462, 9.924843200918287),
-    (3, 3.1824463052837078, 5.840909309733355),
-    (4, 2.7764451051977934, 4.604094871349992),
-    (9, 2.262157162798205, 3.249835541592126),
-    (99, 1.9842169515864174, 2.626405457280827),
+STUDENT = [  # scipy.stats.t.ppf(0.975, n - 1)
+    (2, 12.706204736174694),
+    (3, 4.302652729749462),
+    (4, 3.1824463052837078),
+    (5, 2.7764451051977934),
+    (10, 2.262157162798205),
+    (100, 1.9842169515864174),
 ]
 
 
-@pytest.mark.parametrize(("successes", "n", "level", "low", "high"), WILSON)
-def test_wilson_is_scipys(successes: int, n: int, level: float, low: float, high: float) -> None:
-    interval = wilson(successes, n, level=level)
+def mcnemar_of(only_first: int, only_second: int, *, n: int) -> McNemar:
+    """The test of two models that are both right on all images but the discordant ones."""
+    first, second = np.ones(n, dtype=bool), np.ones(n, dtype=bool)
+    second[:only_first] = False
+    first[only_first : only_first + only_second] = False
+    return mcnemar(first, second)
+
+
+@pytest.mark.parametrize(("successes", "n", "low", "high"), WILSON)
+def test_wilson_is_scipys(successes: int, n: int, low: float, high: float) -> None:
+    interval = wilson(successes, n)
     assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-12)
 
 
@@ -49,12 +71,12 @@ def test_wilson_holds_the_proportion_and_stays_between_0_and_1(n: int, data: st.
 def test_mcnemar_is_the_binomial_test_of_the_discordant_images(
     first: int, second: int, p_exact: float, p_mid: float
 ) -> None:
-    test = mcnemar_counts(first, second, n=1000)
+    test = mcnemar_of(first, second, n=1000)
     assert (test.p_exact, test.p_mid) == pytest.approx((p_exact, p_mid), rel=1e-10)
 
 
 def test_equal_models_give_p_one() -> None:
-    assert (mcnemar_counts(7, 7, n=100).p_exact, mcnemar_counts(7, 7, n=100).p_mid) == (1, 1)
+    assert (mcnemar_of(7, 7, n=100).p_exact, mcnemar_of(7, 7, n=100).p_mid) == (1, 1)
     assert (mcnemar([1, 0], [1, 0]).p_exact, mcnemar([1, 0], [1, 0]).p_mid) == (1, 1)
 
 
@@ -68,14 +90,17 @@ def test_mcnemar_counts_the_flags_and_signs_the_difference() -> None:
 
 
 def test_mcnemar_is_finite_for_ten_thousand_images() -> None:
-    assert 0 < mcnemar_counts(900, 1100, n=10_000).p_mid < 1e-5
-    assert mcnemar_counts(0, 10_000, n=10_000).p_exact == 0.0  # 2**-9999 is below the smallest float
+    assert 0 < mcnemar_of(900, 1100, n=10_000).p_mid < 1e-5
+    assert mcnemar_of(0, 10_000, n=10_000).p_exact == 0.0  # 2**-9999 is below the smallest float
 
 
-@pytest.mark.parametrize(("freedom", "t95", "t99"), STUDENT)
-def test_students_quantile_is_scipys(freedom: int, t95: float, t99: float) -> None:
-    assert (t_quantile(0.95, freedom), t_quantile(0.99, freedom)) == pytest.approx((t95, t99), rel=1e-10)
-    assert t_central(t95, freedom) == pytest.approx(0.95, abs=1e-12)
+@pytest.mark.parametrize(("n", "t95"), STUDENT)
+def test_students_interval_and_test_agree_with_the_table_of_quantiles(n: int, t95: float) -> None:
+    values = [float(i) for i in range(n)]
+    summary, interval = summarise(values), t_interval(values)
+    half = t95 * summary.deviation / math.sqrt(n)
+    assert (interval.low, interval.high) == pytest.approx((summary.mean - half, summary.mean + half), abs=1e-9)
+    assert student([value - summary.mean + half for value in values]) == pytest.approx(0.05, abs=1e-10)
 
 
 def test_three_runs_have_the_mean_deviation_and_interval_of_scipy() -> None:
@@ -90,16 +115,63 @@ def test_one_run_has_no_deviation_and_an_unbounded_interval() -> None:
     assert t_interval([51.0]) == Interval(-math.inf, math.inf)
 
 
-def test_impossible_counts_and_levels_are_refused_in_words() -> None:
+def test_impossible_counts_are_refused_in_words() -> None:
     with pytest.raises(RattleError, match="11 out of 10"):
         wilson(11, 10)
-    with pytest.raises(RattleError, match="between 0 and 1"):
-        wilson(1, 10, level=95)
     with pytest.raises(RattleError, match="one flag per image"):
         mcnemar([1, 0], [1, 0, 1])
-    with pytest.raises(RattleError, match="do not fit among 3"):
-        mcnemar_counts(2, 2, n=3)
     with pytest.raises(RattleError, match="no values"):
         summarise([])
-    with pytest.raises(RattleError, match="degree of freedom"):
-        t_quantile(0.95, 0)
+
+
+def test_welch_is_scipys_test_of_unequal_variances() -> None:
+    from scipy.stats import ttest_ind
+
+    for a, b in (([1.0, 2.0, 3.0], [2.0, 3.0, 4.5]), ([1.0, 1.1, 1.2], [2.0, 2.6, 2.3]), ([0.0, 5.0], [1.0, 2.0])):
+        assert welch(a, b) == pytest.approx(ttest_ind(a, b, equal_var=False)[1], rel=1e-12)
+    assert welch([1.0, 1.0], [2.0, 2.0]) == 0
+    assert welch([1.0, 1.0], [1.0, 1.0]) == 1
+
+
+def test_the_difference_is_tested_over_seeds_where_there_are_several() -> None:
+    assert differ(sample(0.40, 0.41, 0.42), sample(0.50, 0.51, 0.52))
+    assert not differ(sample(0.40, 0.50, 0.60), sample(0.45, 0.50, 0.58))
+    assert not differ(sample(0.40), sample(0.90, 0.91))
+    assert differ(sample(0.40, 0.41, 0.42), sample(0.50, 0.51, 0.52, seeds=(7, 8, 9)))
+    assert not differ(sample(0.1, protocol="x"), sample(0.9, protocol="y"))
+    assert not differ(sample(0.1), sample(0.9, n=50))
+
+
+def test_a_difference_is_paired_by_images_or_by_the_seeds_that_both_have() -> None:
+    from scipy.stats import ttest_rel
+
+    one = difference(sample(0.7), sample(0.4))
+    assert one is not None
+    assert (one.test, one.n, one.mean) == ("McNemar's test over images", 1, pytest.approx(0.3))
+    assert one.interval.low < one.mean < one.interval.high
+    a, b = (0.50, 0.55, 0.57), (0.45, 0.44, 0.52)
+    several = difference(sample(*a, 0.9), sample(*b))
+    assert several is not None
+    assert (several.test, several.n) == ("Student's t over seeds", 3)
+    assert several.p == pytest.approx(ttest_rel(a, b).pvalue)
+    near, far = (Sample(seeds=(0,), flags=(values,)) for values in ((0.1, 0.2, 0.0, 0.3), (0.2, 0.4, 0.0, 0.35)))
+    distances = difference(far, near)
+    assert distances is not None
+    assert distances.test == "Student's t over images"
+    assert distances.p == pytest.approx(ttest_rel(far.flags[0], near.flags[0]).pvalue)
+
+
+def test_samples_of_other_protocols_or_other_seeds_have_no_difference() -> None:
+    assert difference(sample(0.5, protocol="x"), sample(0.5, protocol="y")) is None
+    assert difference(sample(0.5, seeds=(0,)), sample(0.5, seeds=(1,))) is None
+    same, constant = difference(sample(0.5, 0.6), sample(0.5, 0.6)), difference(sample(0.6, 0.7), sample(0.5, 0.6))
+    assert same is not None
+    assert same.p == 1
+    assert constant is not None
+    assert constant.p == pytest.approx(0, abs=1e-6)
+
+
+def test_holm_never_lowers_a_p_value_and_keeps_their_order() -> None:
+    assert holm([0.5, 0.01, 0.02]) == [0.5, 0.03, 0.04]
+    assert holm([]) == []
+    assert holm([0.9, 0.8]) == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""The report page: complete, honest about what is missing, self-contained, and deaf to HTML in what users wrote."""
+"""The report page: complete, clear about what is missing, self-contained, and safe against HTML in names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import pytest
 from rattle.errors import RattleError
 from rattle.paper import tables as paper
 from rattle.report import build
-from rattle.report.compare import pairs
+from rattle.report.compare import paired_tests
 from rattle.report.figures import by_epsilon, confusion_counts
+from rattle.report.naming import method_of, title_of, unique_labels
 from rattle.report.page import for_script
 from rattle.report.run_data import load_runs
-from rattle.report.surfaces import one_plane
-from rattle.report.thumbnails import enlargement
-from rattle.report.trade_off import published
+from rattle.report.surfaces import comparable
+from rattle.report.thumbnails import enlargement_factor
+from rattle.report.trade_off import published_points
 from support import run_folders as made
 
 HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -120,22 +121,22 @@ def test_headline_figures_are_the_flags_means_with_wilsons_interval(two: Page) -
 
 def test_a_clear_difference_is_named_and_noise_is_not(tmp_path: Path) -> None:
     first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b", seed=1)
-    made.verdict(first, "pgd20", [1] * 50 + [0] * 50, [1] * 99 + [0])
-    made.verdict(second, "pgd20", [1] * 70 + [0] * 30, [0] + [1] * 99)
-    found, refused = pairs(load_runs([first, second]))
+    made.result(first, "pgd20", [1] * 50 + [0] * 50, [1] * 99 + [0])
+    made.result(second, "pgd20", [1] * 70 + [0] * 30, [0] + [1] * 99)
+    found, refused = paired_tests(load_runs([first, second]))
     assert refused == []
-    assert [(p.attack, p.verdict) for p in found] == [
+    assert [(p.attack, p.conclusion) for p in found] == [
         ("clean", "cannot be told apart"),
         ("pgd20", "TRADES, seed 1 is better"),
     ]
     assert found[1].p_adjusted >= found[1].test.p_mid
 
 
-def test_verdicts_under_another_threat_are_not_compared(tmp_path: Path) -> None:
+def test_results_under_another_threat_are_not_compared(tmp_path: Path) -> None:
     first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b")
-    made.verdict(first, "pgd20", [1, 0], [1, 1])
-    made.verdict(second, "pgd20", [1, 0], [1, 1], epsilon=0.1)
-    found, refused = pairs(load_runs([first, second]))
+    made.result(first, "pgd20", [1, 0], [1, 1])
+    made.result(second, "pgd20", [1, 0], [1, 1], epsilon=0.1)
+    found, refused = paired_tests(load_runs([first, second]))
     assert [p.attack for p in found] == ["clean"]
     assert "another threat" in refused[0]
 
@@ -180,7 +181,7 @@ def test_a_run_with_a_recipe_alone_gives_a_page_that_says_what_is_missing(tmp_pa
     assert page.figures == []
 
 
-def test_one_epoch_is_drawn_as_points_and_a_broken_line_is_told_by_its_number(tmp_path: Path) -> None:
+def test_one_epoch_is_drawn_as_points_and_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
     folder = made.epochs(made.recipe(tmp_path / "short"), n=1)
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"epoch": 2, "loss": \n[1]\n')
@@ -199,7 +200,7 @@ def test_values_that_are_no_numbers_leave_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"no zip", None])
-def test_damaged_results_are_left_out_with_a_word(tmp_path: Path, damage: bytes | None) -> None:
+def test_damaged_results_are_left_out_with_a_note(tmp_path: Path, damage: bytes | None) -> None:
     folder = made.whole(tmp_path / "damaged")
     if damage is None:
         np.savez(folder / "results" / "gallery.npz", kind="Gallery", y=np.array([{}], dtype=object))
@@ -227,25 +228,25 @@ def test_accuracy_never_rises_with_epsilon_and_its_curve_is_the_flags_mean(tmp_p
     curve = by_epsilon([run])["data"][1]["y"]
     assert curve == sorted(curve, reverse=True)
     assert run.gallery is not None
-    assert curve == pytest.approx(100 * run.gallery["robust"].mean(1))
+    assert curve == pytest.approx(100 * run.gallery.robust.mean(1))
 
 
 def test_the_confusion_matrix_counts_every_image_once(tmp_path: Path) -> None:
     (run,) = load_runs([made.gallery(made.recipe(tmp_path / "a"))])
-    counts = confusion_counts(run)
-    assert counts.sum() == 30
     assert run.gallery is not None
-    assert counts.trace() == (run.gallery["y"] == run.gallery["adversarial_predicted"]).sum()
+    counts = confusion_counts(run.gallery)
+    assert counts.sum() == 30
+    assert counts.trace() == (run.gallery.y == run.gallery.adversarial_predicted).sum()
 
 
 def test_surfaces_over_other_planes_are_not_called_comparable(tmp_path: Path) -> None:
     first, second = (made.landscapes(made.recipe(tmp_path / n), sign=s) for n, s in (("a", 1), ("b", -1)))
-    assert one_plane(load_runs([first]))
-    assert not one_plane(load_runs([first, second]))
+    assert comparable(load_runs([first]))
+    assert not comparable(load_runs([first, second]))
     assert "cannot be compared" in Page(build([first, second])).text
 
 
-def test_all_surfaces_of_a_panel_share_one_height_scale(two: Page) -> None:
+def test_all_surfaces_of_a_panel_share_one_loss_scale(two: Page) -> None:
     ranges = {
         tuple(spec["layout"]["scene"]["zaxis"]["range"])
         for spec in two.figures
@@ -257,22 +258,22 @@ def test_all_surfaces_of_a_panel_share_one_height_scale(two: Page) -> None:
 def test_the_papers_points_come_with_the_recipe_they_belong_to(tmp_path: Path) -> None:
     folder = made.whole(tmp_path / "a", name="cifar10-linf-preact18-trades-2nd")
     made.gallery(folder, overrides="epochs 3 (200)")
-    points = published(load_runs([folder]), "pgd20", paper.published)
+    points = published_points(load_runs([folder]), "pgd20", paper.published)
     assert points
     assert all(point.paper and point.label.startswith("paper, Table") for point in points)
     page = Page(build([folder], published=paper.published))
     assert "Open diamonds" in page.text
     assert "is not the published recipe" in page.text
-    assert published(load_runs([made.recipe(tmp_path / "b")]), "pgd20", paper.published) == []
+    assert published_points(load_runs([made.recipe(tmp_path / "b")]), "pgd20", paper.published) == []
 
 
 def test_perturbations_are_enlarged_ten_times_unless_that_would_leave_the_picture() -> None:
-    assert enlargement(np.full((1, 1, 2, 2), 8 / 255)) == 10
-    assert enlargement(np.full((1, 1, 2, 2), -0.2)) == 2.5
-    assert enlargement(np.zeros((1, 1, 2, 2))) == 10
+    assert enlargement_factor(np.full((1, 1, 2, 2), 8 / 255)) == 10
+    assert enlargement_factor(np.full((1, 1, 2, 2), -0.2)) == 2.5
+    assert enlargement_factor(np.zeros((1, 1, 2, 2))) == 10
 
 
-def test_runs_of_one_recipe_and_several_seeds_are_summed_up(tmp_path: Path) -> None:
+def test_runs_of_one_recipe_and_several_seeds_are_summarised(tmp_path: Path) -> None:
     runs = [made.whole(tmp_path / str(seed), seed=seed, right=0.4 + 0.1 * seed) for seed in range(2)]
     page = Page(build(runs))
     assert "Over seeds" in page.text
@@ -287,6 +288,28 @@ def test_ten_runs_fit_on_a_page(tmp_path: Path) -> None:
     assert len(page.raw.encode()) < 8e6
 
 
-def test_the_report_room_does_without_torch() -> None:
+def test_the_report_is_free_of_torch() -> None:
     code = "import sys, rattle.report, rattle.report.live, rattle.report.tables; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_run_that_is_named_twice_is_compared_with_itself(tmp_path: Path) -> None:
+    folder = made.whole(tmp_path / "a")
+    assert "(1) beside" in Page(build([folder, folder], tmp_path / "page.html")).text
+
+
+def test_a_method_is_called_what_its_recipe_says_and_old_recipes_are_read_part_by_part() -> None:
+    assert method_of({"method": "MART + 1st", "objective": {"kind": "Trades"}}) == "MART + 1st"
+    assert method_of({"objective": {"kind": "Trades", "order": 1}}) == "TRADES + 1st"
+    assert method_of({"objective": {"kind": "AT", "taylor": None}, "average": {"kind": "SWA"}}) == "AT, SWA"
+    assert method_of({"objective": {"kind": "Mine", "order": [2]}}) == "Mine"
+    assert method_of({"name": "r"}) == "r"
+
+
+def test_an_attack_that_a_user_registered_is_shown_by_its_name() -> None:
+    assert [title_of(name) for name in ("pgd20", "cw100", "autoattack")] == ["PGD-20", "CW-100", "AutoAttack"]
+    assert [title_of(name) for name in ("fab-t", "noise", "My2", "spatial30")] == ["fab-t", "noise", "My2", "spatial30"]
+
+
+def test_runs_that_agree_in_method_seed_and_folder_still_get_different_labels() -> None:
+    assert unique_labels([("AT", "seed 0", "a", "x/a")] * 2) == ["AT, seed 0, a, x/a (1)", "AT, seed 0, a, x/a (2)"]

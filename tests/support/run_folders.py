@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from rattle.stats import Sample
+
 RECIPE: dict[str, Any] = {
     "name": "digits-linf-cnn-trades",
     "data": {"name": "digits"},
@@ -43,7 +45,7 @@ def epochs(folder: Path, n: int = 3) -> Path:
     return folder
 
 
-def verdict(folder: Path, attack: str, flags: Sequence[int], clean: Sequence[int], *, epsilon: float = 0.2) -> Path:
+def result(folder: Path, attack: str, flags: Sequence[int], clean: Sequence[int], *, epsilon: float = 0.2) -> Path:
     entry = {"settings": {"kind": "PGD", "threat": {"norm": "linf", "epsilon": epsilon}}, "flags": list(flags)}
     plain = {"data": "digits", "n": len(flags), "attacks": {attack: entry}, "clean_flags": list(clean)}
     (folder / "results").mkdir(exist_ok=True)
@@ -105,5 +107,11 @@ def whole(folder: Path, *, right: float = 0.5, steepness: float = 1.0, **changes
     epochs(recipe(folder, **changes))
     clean = [1] * 190 + [0] * 10
     for attack, share in (("pgd20", right), ("cw20", right - 0.05)):
-        verdict(folder, attack, [int(i < round(200 * share)) for i in range(200)], clean)
+        result(folder, attack, [int(i < round(200 * share)) for i in range(200)], clean)
     return landscapes(gallery(folder), steepness)
+
+
+def sample(*shares: float, n: int = 100, seeds: tuple[int, ...] | None = None, protocol: str = "") -> Sample:
+    """One method's flags: for each seed the share of n images that is right."""
+    flags = tuple(tuple(int(i < round(share * n)) for i in range(n)) for share in shares)
+    return Sample(seeds=seeds or tuple(range(len(shares))), flags=flags, protocol=protocol)

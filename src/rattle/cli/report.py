@@ -1,7 +1,5 @@
 """rattle report: one HTML page of one or more runs, that works offline."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,6 @@ from rattle.cli.console import Console
 from rattle.cli.options import parse
 from rattle.paper.tables import published
 from rattle.report import build
-from rattle.runs import progress
 
 
 @dataclass(frozen=True)
@@ -34,13 +31,9 @@ def main(args: list[str]) -> None:
 
 
 def report(
-    runs: Sequence[Path | str],
-    out: Path | str | None = None,
-    *,
-    compute: bool = True,
-    console: progress.Console | None = None,
+    runs: Sequence[Path | str], out: Path | str | None = None, *, compute: bool = True, console: Console | None = None
 ) -> Path:
-    """Compute what the page lacks, as far as there are checkpoints, and write it."""
+    """Compute what the page of these run folders lacks, as far as there are checkpoints, and write it to `out`."""
     if compute:
         prepare(runs, console=console)
     return build(runs, out, published=published)

@@ -1,7 +1,5 @@
 """rattle table: runs as a table to paste, mean and standard deviation over seeds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +7,10 @@ from typing import Annotated
 import tyro
 
 from rattle.cli.options import parse
-from rattle.errors import RattleError
 from rattle.report.compare import over_seeds
 from rattle.report.run_data import load_runs
-from rattle.report.tables import Format, written
+from rattle.report.tables import Format, write_table
+from rattle.runs.io import write_atomically
 
 
 @dataclass(frozen=True)
@@ -27,12 +25,9 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "table")
-    text = written(over_seeds(load_runs(options.runs)), options.format)
-    if not options.out:
+    text = write_table(over_seeds(load_runs(options.runs)), options.format)
+    if options.out:
+        write_atomically(Path(options.out), text.encode())
+        print(f"the table is in {options.out}")
+    else:
         print(text, end="")
-        return
-    try:
-        Path(options.out).write_text(text, encoding="utf-8")
-    except OSError as reason:
-        raise RattleError(f"cannot write {options.out}: {reason.strerror or reason}") from reason
-    print(f"the table is in {options.out}")

@@ -13,7 +13,7 @@ import tyro
 
 from rattle.cli.options import parse
 from rattle.errors import RattleError
-from rattle.report.live import plain_line, progress, view
+from rattle.report.live import epoch_line, progress, view
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,7 +25,7 @@ class Options:
 
     run: Annotated[str, tyro.conf.Positional]  # a run folder
     once: bool = False  # show it as it is now, and leave
-    every: float = 1.0  # seconds between looks
+    every: float = 1.0  # seconds between two reads of the run
 
 
 def main(args: list[str]) -> None:
@@ -44,7 +44,7 @@ def main(args: list[str]) -> None:
 
 
 def draw(options: Options, console: Console) -> None:
-    """A screen that is redrawn; it stays after the run's end, as a resumed run goes on."""
+    """Redraw the screen until q is pressed, also after the run's end, since it may be resumed."""
     from rich.live import Live
 
     with keys() as pressed, Live(console=console, auto_refresh=False, screen=True) as live:
@@ -52,20 +52,19 @@ def draw(options: Options, console: Console) -> None:
             live.update(view(progress(options.run), width=console.width), refresh=True)
             if pressed(options.every) in ("q", "Q", "\x03"):
                 break
-    state = progress(options.run)
-    console.print(view(state, width=console.width, live=False))
+    console.print(view(progress(options.run), width=console.width, live=False))
 
 
 def follow(options: Options) -> None:
-    """A line for every epoch; a run whose epochs were cut back by a resume is told again from there."""
-    told = 0
+    """Print a line for every epoch; after a resume from an earlier epoch, print from there again."""
+    printed = 0
     while True:
         state = progress(options.run)
-        told = min(told, state.done)
+        printed = min(printed, state.done)
         for entry in state.metrics:
-            if int(entry["epoch"]) > told:
-                print(plain_line(entry, state.epochs), flush=True)
-        told = state.done
+            if int(entry["epoch"]) > printed:
+                print(epoch_line(entry, state.epochs), flush=True)
+        printed = state.done
         if state.ended:
             print(state.status, flush=True)
             return
@@ -74,12 +73,12 @@ def follow(options: Options) -> None:
 
 @contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits so many seconds for a key and gives it, or nothing; the terminal is put back afterwards."""
+    """A function that waits some seconds for a key and returns it, or ""; restores the terminal's mode afterwards."""
     try:
         import select
         import termios
         import tty
-    except ImportError:  # no such terminals here: Ctrl-C leaves
+    except ImportError:  # on Windows Ctrl-C leaves
         yield lambda seconds: time.sleep(seconds) or ""
         return
     if not sys.stdin.isatty():

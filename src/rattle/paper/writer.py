@@ -9,15 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import DictLoader, Environment, StrictUndefined
-
-from rattle import __version__
 from rattle.paper.cells import Figure, Line
 from rattle.paper.plan import Plan
 from rattle.paper.protocols import Protocol
 from rattle.paper.rows import Cell
-from rattle.report.page import p_value, text
-from rattle.report.tables import escaped, latex_text, title_of
+from rattle.report.page import p_value, render
+from rattle.report.tables import title_of
+from rattle.report.writers import escape_latex, escape_markdown
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.stats import LEVEL
@@ -172,27 +170,30 @@ def finite(value: Any) -> Any:
 
 
 def markdown(sheet: Sheet) -> str:
-    lines = [[escaped(word) for word in sheet.head], ["---"] * len(sheet.labels) + ["---:"] * len(sheet.columns)]
-    lines += [[escaped(word) for word in (*row.labels, *row.cells)] for row in sheet.rows]
+    lines = [
+        [escape_markdown(word) for word in sheet.head],
+        ["---"] * len(sheet.labels) + ["---:"] * len(sheet.columns),
+    ]
+    lines += [[escape_markdown(word) for word in (*row.labels, *row.cells)] for row in sheet.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"# {escaped(sheet.title)}\n\n{table}\n\n" + "".join(f"- {escaped(note)}\n" for note in sheet.notes)
+    return f"# {escape_markdown(sheet.title)}\n\n{table}\n\n" + "".join(
+        f"- {escape_markdown(note)}\n" for note in sheet.notes
+    )
 
 
 def latex(sheet: Sheet) -> str:
     """A booktabs table; needs \\usepackage{booktabs}."""
     form = "l" * len(sheet.labels) + "r" * len(sheet.columns)
-    lines = [f"% {latex_text(sheet.title)}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
-    lines += [" & ".join(map(latex_text, sheet.head)) + r" \\", r"\midrule"]
-    lines += [" & ".join(map(latex_text, (*row.labels, *row.cells))) + r" \\" for row in sheet.rows]
-    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {latex_text(note)}" for note in sheet.notes)]
+    lines = [f"% {escape_latex(sheet.title)}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
+    lines += [" & ".join(map(escape_latex, sheet.head)) + r" \\", r"\midrule"]
+    lines += [" & ".join(map(escape_latex, (*row.labels, *row.cells))) + r" \\" for row in sheet.rows]
+    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {escape_latex(note)}" for note in sheet.notes)]
     return "\n".join(lines) + "\n"
 
 
 def html(sheet: Sheet) -> str:
     """One page that fetches nothing and runs nothing."""
-    options = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=DictLoader({"paper.html": text("paper.html")}), **options)
-    return environment.get_template("paper.html").render(sheet=sheet, style=text("page.css"), version=__version__)
+    return render("paper.html", {"sheet": sheet})
 
 
 def as_json(sheet: Sheet) -> str:

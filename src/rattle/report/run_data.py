@@ -1,72 +1,44 @@
-"""A run folder as a report sees it: everything that is there, and a sentence for everything that is not. No torch."""
+"""A run folder as the report shows it: everything that is there, and a sentence about what cannot be read. No torch."""
 
-from __future__ import annotations
-
-import json
 import math
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
 
 from rattle.errors import RattleError
-from rattle.report.naming import distinct, method_of
+from rattle.evaluation.results import StoredResult, load_results
+from rattle.report.naming import method_of, threat_text, unique_labels
+from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
+from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
+from rattle.runs.paths import Run
 
-Plain = dict[str, Any]
-Arrays = dict[str, np.ndarray]
-LANDSCAPES = ("input", "weight-1d", "weight-2d")
-NEEDED = {
-    "Gallery": "classes y clean_predicted adversarial_predicted index x x_adv clean_confidence adversarial_label "
-    "adversarial_confidence epsilons robust attack norm epsilon overrides",
-    "InputPlane": "a b gradient rademacher",
-    "InputSurface": "a b loss x y",
-    "WeightSurface": "a b clean adversarial",
-}
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """One attack's flags, image by image."""
-
-    attack: str
-    settings: Plain
-    flags: tuple[int, ...]
-    clean: tuple[int, ...]
-    data: str
-
-    @property
-    def protocol(self) -> str:
-        """What was attacked and under which threat; verdicts with another one are not comparable."""
-        return json.dumps([self.data, len(self.flags), self.settings.get("threat"), self.attack], sort_keys=True)
-
-    @property
-    def epsilon(self) -> float | None:
-        threat = self.settings.get("threat")
-        value = threat.get("epsilon") if isinstance(threat, dict) else None
-        return float(value) if isinstance(value, (int, float)) else None
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunData:
     """One run, read."""
 
     folder: Path
+    index: int = 0  # its place among the runs of a page, which decides its colour
+    label: str = ""  # its name on the page, which no other run has
     recipe: Plain = field(default_factory=dict)
     recipe_text: str = ""
     environment: Plain = field(default_factory=dict)
-    metrics: list[Plain] = field(default_factory=list)
+    metrics: list[Plain] = field(default_factory=list)  # one entry an epoch
     timing: list[Plain] = field(default_factory=list)
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
-    gallery: Arrays | None = None
-    landscapes: dict[str, Arrays] = field(default_factory=dict)
-    plane: Arrays | None = None
+    results: dict[str, StoredResult] = field(default_factory=dict)  # by attack
+    gallery: Gallery | None = None
+    plane: InputPlane | None = None  # the directions of the input surface
+    input_surface: InputSurface | None = None
+    weight_line: WeightSurface | None = None
+    weight_surface: WeightSurface | None = None
     flatness: Plain | None = None
     notes: list[str] = field(default_factory=list)  # what could not be read
-    label: str = ""
 
     @property
     def name(self) -> str:
@@ -80,50 +52,45 @@ class RunData:
     def method(self) -> str:
         return method_of(self.recipe)
 
-    def setting(self, *path: str) -> Any:
-        """A nested setting of the recipe, None when it has none."""
-        found: Any = self.recipe
-        for part in path:
-            found = found.get(part) if isinstance(found, dict) else None
-        return found
+    @property
+    def data(self) -> str:
+        data = self.recipe.get("data")
+        return str(data.get("name")) if isinstance(data, dict) else "None"
+
+    @property
+    def threat(self) -> str:
+        return threat_text(self.recipe)
+
+    @property
+    def clean(self) -> tuple[int, ...] | None:
+        """Correct without an attack, image by image; None before the first evaluation."""
+        return next((result.clean for result in self.results.values()), None)
+
+    @property
+    def classes(self) -> list[str]:
+        return [str(name) for name in self.gallery.classes] if self.gallery else []
 
 
 def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
     """Read runs, and give each a label of its own."""
     if not folders:
         raise RattleError("name at least one run folder")
-    runs = [see_one(Path(folder)) for folder in folders]
-    for run, label in zip(runs, distinct(runs), strict=True):
-        run.label = label
+    runs = [load_run(Path(folder)) for folder in folders]
+    names = [(run.method, f"seed {run.seed}", run.folder.name, str(run.folder)) for run in runs]
+    for i, label in enumerate(unique_labels(names)):
+        runs[i].index, runs[i].label = i, label
     return runs
 
 
-def see_one(folder: Path) -> RunData:
+def read_recipe(folder: Path) -> RunData:
+    """A run with its recipe alone; raises RattleError if the folder holds none."""
     if not folder.is_dir():
         raise RattleError(f"there is no run folder {folder}")
-    if not (folder / "recipe.yaml").is_file():
+    if not Run(folder).exists():
         raise RattleError(f"{folder} holds no run: it has no recipe.yaml")
     run = RunData(folder)
-    read_recipe(run)
-    run.environment = read_json(folder / "environment.json", run.notes) or {}
-    run.metrics = read_jsonl(folder / "metrics.jsonl", run.notes)
-    run.timing = read_jsonl(folder / "timing.jsonl", run.notes)
-    read_verdicts(run)
-    results = folder / "results"
-    run.flatness = read_json(results / "flatness.json", run.notes)
-    run.gallery = arrays(results / "gallery.npz", "Gallery", run.notes)
-    run.plane = arrays(results / "landscape-plane.npz", "InputPlane", run.notes)
-    for part in LANDSCAPES:
-        kind = "InputSurface" if part == "input" else "WeightSurface"
-        found = arrays(results / f"landscape-{part}.npz", kind, run.notes)
-        if found is not None:
-            run.landscapes[part] = found
-    return run
-
-
-def read_recipe(run: RunData) -> None:
     try:
-        run.recipe_text = (run.folder / "recipe.yaml").read_text(encoding="utf-8", errors="replace")
+        run.recipe_text = Run(folder).recipe.read_text(encoding="utf-8", errors="replace")
         plain = yaml.safe_load(run.recipe_text)
     except (OSError, yaml.YAMLError):
         plain = None
@@ -131,80 +98,33 @@ def read_recipe(run: RunData) -> None:
         run.recipe = plain
     else:
         run.notes.append("recipe.yaml is not readable as a recipe")
+    return run
 
 
-def read_json(path: Path, notes: list[str]) -> Plain | None:
-    """One JSON object; None, with a note unless it is simply absent."""
+def load_run(folder: Path) -> RunData:
+    """Everything in a run folder that a page shows."""
+    run, files = read_recipe(folder), Run(folder)
+    run.environment = read_json(files.environment, run.notes) or {}
+    run.metrics = read_jsonl(files.metrics, run.notes)
+    run.timing = read_jsonl(files.timing, run.notes)
+    run.results, notes = load_results(files.results)
+    run.notes += notes
+    run.flatness = read_json(files.flatness, run.notes)
+    run.gallery = load_stored(Gallery, files.gallery, run.notes)
+    run.plane = load_stored(InputPlane, files.landscape("plane"), run.notes)
+    run.input_surface = load_stored(InputSurface, files.landscape("input"), run.notes)
+    run.weight_line = load_stored(WeightSurface, files.landscape("weight-1d"), run.notes)
+    run.weight_surface = load_stored(WeightSurface, files.landscape("weight-2d"), run.notes)
+    return run
+
+
+def load_stored(kind: type[T], path: Path, notes: list[str]) -> T | None:
+    """What the analysis stored; None if the file is absent or, with a note, damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
-        notes.append(f"{path.name} is damaged and was left out")
-        return None
-    if not isinstance(found, dict):
-        notes.append(f"{path.name} does not hold an object and was left out")
-        return None
-    return found
-
-
-def read_jsonl(path: Path, notes: list[str]) -> list[Plain]:
-    """One JSON object a line; lines that are none are counted and left out, a repeated epoch keeps its last line."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    found: dict[int, Plain] = {}
-    broken = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-            found[int(entry["epoch"])] = entry
-        except (ValueError, KeyError, TypeError):
-            broken.append(str(number))
-    if broken:
-        which = f"line {broken[0]} is" if len(broken) == 1 else f"lines {', '.join(broken[:5])} are"
-        notes.append(f"{path.name}: {which} broken and left out")
-    return [found[epoch] for epoch in sorted(found)]
-
-
-def read_verdicts(run: RunData) -> None:
-    """Every results/*.json that holds flags; other files there are somebody else's."""
-    for path in sorted((run.folder / "results").glob("*.json")):
-        if path.name == "flatness.json":
-            continue
-        plain = read_json(path, run.notes)
-        if plain is None or not isinstance(plain.get("attacks"), dict):
-            continue
-        try:
-            clean = tuple(int(flag) for flag in plain["clean_flags"])
-            for attack, entry in plain["attacks"].items():
-                flags = tuple(int(flag) for flag in entry["flags"])
-                if not flags or len(flags) != len(clean):
-                    raise ValueError(attack)
-                settings = entry.get("settings") or {}
-                run.verdicts[attack] = Verdict(
-                    attack=attack, settings=settings, flags=flags, clean=clean, data=str(plain.get("data", ""))
-                )
-        except (KeyError, TypeError, ValueError, AttributeError):
-            run.notes.append(f"results/{path.name} does not hold one flag per image and was left out")
-
-
-def arrays(path: Path, kind: str, notes: list[str]) -> Arrays | None:
-    """The arrays of an .npz file of a kind; nothing is unpickled."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, AttributeError, TypeError):
-        found = {}
-    if str(found.get("kind")) != kind or not set(NEEDED[kind].split()) <= found.keys():
+        return load_arrays(kind, path) if path.exists() else None
+    except RattleError:
         notes.append(f"results/{path.name} is damaged or of another version and was left out")
         return None
-    return found
 
 
 def finite(value: Any) -> float | None:

@@ -1,49 +1,54 @@
-"""Tables of accuracies: for the terminal with intervals, and of runs over seeds as Markdown, LaTeX and CSV."""
+"""Accuracies with their intervals, and tables of methods over seeds."""
 
-from __future__ import annotations
-
-import csv as comma
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from rattle.errors import RattleError
+from rattle.evaluation.results import Evaluation
+from rattle.report.naming import title_of
+from rattle.report.writers import Bold, csv_table, latex_table, markdown_table
 from rattle.stats import Sample, differ, summarise, wilson
-
-if TYPE_CHECKING:
-    from rattle.evaluation.results import Evaluation
-
 
 Format = Literal["markdown", "latex", "csv"]
 
-ORDER = ("pgd20", "cw20", "autoattack", "aa")  # the usual columns; others stand between CW and AutoAttack
+ORDER = {"pgd20": 0, "cw20": 1, "autoattack": 3}  # of the usual columns; others stand at 2
+NOTE = (
+    "Accuracy in %, mean ± standard deviation over seeds where there are several. "
+    "Bold: highest of its column, and significantly so (p < 0.05) against every other row."
+)
 
-TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "aa": "AutoAttack", "fgsm": "FGSM"}
+
+def sorted_attacks(names: Sequence[str]) -> list[str]:
+    """The usual attacks first and AutoAttack last, the others between them by name."""
+    return sorted(names, key=lambda name: (ORDER.get(name, 2), name))
 
 
-def title_of(attack: str) -> str:
-    """How an attack is written in a heading.
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """A share of n images in %, with its Wilson 95 % interval."""
 
-    >>> title_of("pgd20"), title_of("clean"), title_of("my-attack")
-    ('PGD-20', 'Clean', 'my-attack')
-    """
-    for family in ("pgd", "cw", "apgd", "fab", "square"):
-        steps = attack.removeprefix(family)
-        if steps != attack and steps.isdigit():
-            return f"{family.upper()}-{steps}"
-    return TITLES.get(attack, attack)
+    value: float
+    low: float
+    high: float
+
+
+def accuracy(flags: Sequence[float]) -> Accuracy:
+    """The share of images whose flag is set."""
+    correct = int(sum(flags))
+    interval = wilson(correct, len(flags))
+    return Accuracy(100 * correct / len(flags), 100 * interval.low, 100 * interval.high)
 
 
 def percent(flags: Sequence[bool]) -> str:
-    """An accuracy and its Wilson 95 % interval, in percent.
+    """An accuracy and its interval as text.
 
     >>> percent([True] * 8 + [False] * 2)
     '80.0 [49.0, 94.3]'
     """
-    interval = wilson(sum(flags), len(flags))
-    return f"{100 * sum(flags) / len(flags):.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    found = accuracy(flags)
+    return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
 
 
 def accuracy_row(name: str, result: Evaluation) -> list[str]:
@@ -55,10 +60,10 @@ def accuracy_row(name: str, result: Evaluation) -> list[str]:
 class Cell:
     """One method's accuracy in one column: mean and deviation over n seeds, None where nothing was measured."""
 
-    mean: float | None
-    deviation: float  # NaN with one seed
-    n: int
-    best: bool  # highest of its column, and significantly so against every other row
+    mean: float | None = None
+    deviation: float = math.nan  # NaN with one seed
+    n: int = 0
+    best: bool = False  # highest of its column, and significantly so against every other row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,117 +75,71 @@ class Comparison:
 
 
 def compare(samples: Mapping[str, Mapping[str, Sample]]) -> Comparison:
-    """{method: {column: what was measured}} as cells; columns come in the order they are first met, clean first."""
-    columns = list(dict.fromkeys(column for found in samples.values() for column in found))
+    """{method: {column: what was measured}} as cells; columns in the order of their first appearance, clean first."""
+    columns = list(dict.fromkeys(column for by_column in samples.values() for column in by_column))
     columns.sort(key=lambda column: column != "clean")
     if not columns:
         raise RattleError("none of these runs has been evaluated; `rattle evaluate RUN` does it")
-    leaders = {
-        column: leader({m: found[column] for m, found in samples.items() if column in found}) for column in columns
-    }
-    return Comparison(
-        columns=tuple(columns),
-        rows={
-            method: tuple(cell(found.get(column), leaders[column] == method) for column in columns)
-            for method, found in samples.items()
-        },
-    )
+    rows: dict[str, list[Cell]] = {method: [] for method in samples}
+    for column in columns:
+        measured = {method: by_column[column] for method, by_column in samples.items() if column in by_column}
+        best = significantly_best(measured)
+        for method, row in rows.items():
+            row.append(cell(measured[method], best=method == best) if method in measured else Cell())
+    return Comparison(columns=tuple(columns), rows={method: tuple(row) for method, row in rows.items()})
 
 
-def leader(samples: Mapping[str, Sample]) -> str | None:
+def significantly_best(samples: Mapping[str, Sample]) -> str | None:
     """The method with the highest mean, when it differs significantly from each of the others."""
     if len(samples) < 2:
         return None
-    best = max(samples, key=lambda method: samples[method].mean)
+    best = max(samples, key=lambda method: summarise(samples[method].accuracies).mean)
     others = (sample for method, sample in samples.items() if method != best)
     return best if all(differ(samples[best], other) for other in others) else None
 
 
-def cell(sample: Sample | None, best: bool) -> Cell:
-    if sample is None:
-        return Cell(mean=None, deviation=math.nan, n=0, best=False)
+def cell(sample: Sample, *, best: bool) -> Cell:
     summary = summarise(sample.accuracies)
     return Cell(mean=summary.mean, deviation=summary.deviation, n=summary.n, best=best)
 
 
-def written(comparison: Comparison, form: Format) -> str:
-    """The table as text to paste."""
-    return {"markdown": markdown, "latex": latex, "csv": csv}[form](comparison)
+def write_table(comparison: Comparison, form: Format) -> str:
+    """The table as text to paste, in one of three formats."""
+    if form == "csv":
+        return csv_text(comparison)
+    missing = {"markdown": "-", "latex": "--"}[form]
+    columns = ["Method", "Seeds", *map(title_of, comparison.columns)]
+    rows = [
+        [method, str(seed_count(row)), *(cell_text(cell, missing) for cell in row)]
+        for method, row in comparison.rows.items()
+    ]
+    if form == "latex":
+        return latex_table(columns, rows, left=1, comments=[NOTE.replace("±", "+-")])
+    return f"{markdown_table(columns, rows, left=1)}\n{NOTE}\n"
 
 
-def figures(cell: Cell, between: str) -> str:
-    """Percent, with the deviation over seeds when there are several."""
+def cell_text(cell: Cell, missing: str) -> str:
+    """Percent, with the deviation over seeds when there are several; bold when it is significantly the best."""
     if cell.mean is None:
-        return ""
-    spread = f"{between}{100 * cell.deviation:.2f}" if cell.n > 1 else ""
-    return f"{100 * cell.mean:.2f}{spread}"
+        return missing
+    deviation = f" ± {100 * cell.deviation:.2f}" if cell.n > 1 else ""
+    text = f"{100 * cell.mean:.2f}{deviation}"
+    return Bold(text) if cell.best else text
 
 
-NOTE = (
-    "Accuracy in %, mean ± standard deviation over seeds where there are several. "
-    "Bold: highest of its column, and significantly so (p < 0.05) against every other row."
-)
-
-
-def seeds(row: Sequence[Cell]) -> int:
+def seed_count(row: Sequence[Cell]) -> int:
     return max(cell.n for cell in row)
 
 
-def markdown(comparison: Comparison) -> str:
-    """GitHub's Markdown; a pipe or angle bracket in a name is escaped."""
-    head = ["Method", "Seeds", *map(title_of, comparison.columns)]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    for method, row in comparison.rows.items():
-        shown = [f"**{figures(c, ' ± ')}**" if c.best else figures(c, " ± ") or "-" for c in row]
-        lines.append([escaped(method), str(seeds(row)), *shown])
-    lines[0] = [escaped(text) for text in lines[0]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{NOTE}\n"
-
-
-def escaped(text: str) -> str:
-    for mark in ("\\", "|", "*", "_", "`", "["):
-        text = text.replace(mark, f"\\{mark}")
-    return text.replace("<", "&lt;").replace("\n", " ")
-
-
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"} | {
-    mark: f"\\{mark}" for mark in "&%$#_{}"
-}
-
-
-def latex_text(text: str) -> str:
-    """Text that LaTeX prints as it is."""
-    return "".join(LATEX.get(mark, mark) for mark in text)
-
-
-def latex(comparison: Comparison) -> str:
-    """A booktabs table; needs \\usepackage{booktabs}."""
-    lines = [f"% {NOTE.replace('±', '+-')}", rf"\begin{{tabular}}{{lr{'r' * len(comparison.columns)}}}", r"\toprule"]
-    lines.append(" & ".join(["Method", "Seeds", *(latex_text(title_of(c)) for c in comparison.columns)]) + r" \\")
-    lines.append(r"\midrule")
-    between = r" $\pm$ "
-    for method, row in comparison.rows.items():
-        shown = [rf"\textbf{{{figures(c, between)}}}" if c.best else figures(c, between) or "--" for c in row]
-        lines.append(" & ".join([latex_text(method), str(seeds(row)), *shown]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def csv(comparison: Comparison) -> str:
+def csv_text(comparison: Comparison) -> str:
     """Fractions of 1; three columns for each attack: mean, deviation, and whether it is significantly best."""
-    out = io.StringIO()
-    writer = comma.writer(out, lineterminator="\n")
-    parts = ("mean", "deviation", "best")
-    writer.writerow(["method", "seeds", *(f"{column}_{part}" for column in comparison.columns for part in parts)])
+    columns = [f"{column}_{part}" for column in comparison.columns for part in ("mean", "deviation", "best")]
+    rows = []
     for method, row in comparison.rows.items():
-        values = [v for c in row for v in (number(c.mean), number(c.deviation), "" if c.mean is None else int(c.best))]
-        writer.writerow([plain(method), seeds(row), *values])
-    return out.getvalue()
+        numbers = [(fraction(c.mean), fraction(c.deviation), "" if c.mean is None else str(int(c.best))) for c in row]
+        rows.append([method, str(seed_count(row)), *(text for triple in numbers for text in triple)])
+    return csv_table(["method", "seeds", *columns], rows)
 
 
-def number(value: float | None) -> str:
+def fraction(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else f"{value:.6f}"
-
-
-def plain(text: str) -> str:
-    """A name that a spreadsheet will not take for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text

@@ -1,18 +1,16 @@
-"""Small pictures inside the page: arrays to PNG data addresses."""
-
-from __future__ import annotations
+"""Small pictures inside the page: arrays as PNG data URLs."""
 
 import base64
 import io
 
 import numpy as np
 
-LARGEST = 96  # pixels of a side; larger images are thinned out, smaller ones the browser enlarges
+MOST_PIXELS = 96  # of a side; of larger images every k-th pixel is shown; the browser enlarges smaller ones
 LOW, MIDDLE, HIGH = (np.array(rgb, dtype=float) for rgb in ((49, 104, 176), (246, 246, 244), (196, 78, 38)))
 
 
 def png(pixels: np.ndarray) -> str:
-    """A data address of uint8 pixels [H, W] or [H, W, 3]."""
+    """The data URL of uint8 pixels [H, W] or [H, W, 3]."""
     from PIL import Image
 
     out = io.BytesIO()
@@ -20,15 +18,15 @@ def png(pixels: np.ndarray) -> str:
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode("ascii")
 
 
-def thinned(image: np.ndarray) -> np.ndarray:
-    """[C, H, W] with sides of at most LARGEST pixels."""
-    step = max(1, -(-max(image.shape[1:]) // LARGEST))
+def subsampled(image: np.ndarray) -> np.ndarray:
+    """[C, H, W] with sides of at most MOST_PIXELS pixels."""
+    step = max(1, -(-max(image.shape[1:]) // MOST_PIXELS))
     return image[:, ::step, ::step]
 
 
 def picture(image: np.ndarray) -> str:
     """An image [C, H, W] in [0, 1]: grey with one channel, colour with three, the mean of any other number."""
-    shown = np.clip(np.nan_to_num(thinned(image)), 0, 1)
+    shown = np.clip(np.nan_to_num(subsampled(image)), 0, 1)
     if shown.shape[0] != 3:
         shown = shown.mean(0, keepdims=True)
     pixels = (255 * shown).round().astype(np.uint8)
@@ -36,8 +34,8 @@ def picture(image: np.ndarray) -> str:
 
 
 def perturbation(delta: np.ndarray, factor: float) -> str:
-    """What was added, enlarged: on mid-grey in colour; blue for less and orange for more where there is one channel."""
-    shown = np.clip(np.nan_to_num(factor * thinned(delta)), -0.5, 0.5)
+    """A perturbation [C, H, W] times `factor`: around mid-grey in colour; of one channel blue is less, orange more."""
+    shown = np.clip(np.nan_to_num(factor * subsampled(delta)), -0.5, 0.5)
     if shown.shape[0] == 3:
         return picture(shown + 0.5)
     share = 2 * shown.mean(0)[..., None]
@@ -45,7 +43,7 @@ def perturbation(delta: np.ndarray, factor: float) -> str:
     return png(mixed.round().astype(np.uint8))
 
 
-def enlargement(deltas: np.ndarray) -> float:
-    """Ten, or less where ten times the largest change would leave the range of the picture."""
+def enlargement_factor(deltas: np.ndarray) -> float:
+    """By how much to enlarge perturbations for display: 10, or less if they would then leave the range of a pixel."""
     largest = float(np.nanmax(np.abs(deltas))) if deltas.size else 0.0
     return 10.0 if largest <= 0.05 else float(f"{0.5 / largest:.2g}")

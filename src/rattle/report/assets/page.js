@@ -61,7 +61,7 @@
     }
     return layout;
   };
-  // without WebGL a surface is still worth a map
+  // without WebGL a surface is drawn as a contour map
   const flattened = (spec) => {
     const [mesh] = spec.data;
     const title = (axis) => ({ title: { text: axis.title.text, standoff: 8 } });
@@ -108,7 +108,7 @@
     }
   };
 
-  // one camera for all surfaces
+  // all surfaces share one camera
   const turnAll = (next, from) => {
     camera = next;
     for (const element of plots) {
@@ -137,7 +137,7 @@
     button.addEventListener("click", () => turn(button.dataset.turn));
   }
 
-  // tabs: arrows, Home and End, as the ARIA pattern has it
+  // tabs: arrow keys, Home and End, as in the ARIA authoring practices
   const choose = (list, tab, focus) => {
     for (const other of list) {
       const chosen = other === tab;
