@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from rattle.attacks import PGD
 from rattle.attacks.batchnorm import affine_batchnorm, attack_mode
-from rattle.bench import RATIOS, Setup, bench, prepare, to_plain, trace
-from rattle.bench import reference as twins
+from rattle.bench import RATIOS, Setup, bench, prepare, reference, to_plain, trace
 from rattle.bench.cases import AUTHORS, METHODS, PUBLISHED, authors_step, published_step
 from rattle.bench.curves import Curve, exponent, growth
 from rattle.bench.limit import Limit, Passes, convolutions
@@ -99,7 +98,7 @@ def test_our_trades_step_takes_the_published_gradient(subject: Subject) -> None:
     model, x, y = subject.plain, subject.x_plain, subject.y
     ours = attack(model, x, y, generator=subject.streams())
     settings = {"epsilon": attack.threat.epsilon, "step_size": attack.step_size, "steps": 3}
-    theirs = twins.published_inner_loop(model, x, **settings, draws=subject.streams())
+    theirs = reference.published_inner_loop(model, x, **settings, draws=subject.streams())
     assert (
         float(((ours - theirs).abs() > 1e-6).double().mean()) < 0.01
     )  # signs of gradients that are zero but for rounding

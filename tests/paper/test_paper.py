@@ -18,8 +18,7 @@ from rattle import cli
 from rattle.bench.setup import Setup
 from rattle.cli import paper as verb
 from rattle.paper import plan as planning
-from rattle.paper import scales
-from rattle.paper import tables as paper
+from rattle.paper import scales, tables
 from rattle.paper.scales import SCALES
 from rattle.paper.writer import WRITERS
 from rattle.runs.paths import Run
@@ -66,7 +65,7 @@ def test_every_table_trains_attacks_and_prints_ours_beside_the_papers(
 ) -> None:
     assert rattle(out, number) == 0
     printed = capsys.readouterr().out
-    table = paper.table(number)
+    table = tables.table(number)
     assert f"Table {number}, scale tiny: {table.title}" in " ".join(printed.split())
     for row in table.rows:
         assert row.method in printed

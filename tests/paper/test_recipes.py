@@ -14,14 +14,14 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.models import Normalise
 from rattle.models.registry import create_model
-from rattle.paper import tables as paper
+from rattle.paper import tables
 from rattle.paper.rows import Row
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.training.state import init_state
 from support.tiny_runs import RECIPE, digits, save_run, small_cnn
 
-ROWS = [(number, row) for number in range(1, 6) for row in paper.table(number).rows if row.recipe]
+ROWS = [(number, row) for number in range(1, 6) for row in tables.table(number).rows if row.recipe]
 SURROGATES = sorted({c.surrogate for _, row in ROWS for c in row.cells if c.surrogate})
 WIDTHS = {"PreAct ResNet-18": 8, "WRN-34-10": 2, "VGG16": 8, "MobileNetV2": 8}  # slim: the same layers, fewer channels
 CLASSES = {"cifar10": 10, "cifar100": 100, "svhn": 10}

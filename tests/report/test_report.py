@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rattle.errors import RattleError
-from rattle.paper import tables as paper
+from rattle.paper import tables
 from rattle.report import build
 from rattle.report.compare import pairs
 from rattle.report.figures import by_epsilon, confusion_counts
@@ -257,13 +257,13 @@ def test_all_surfaces_of_a_panel_share_one_height_scale(two: Page) -> None:
 def test_the_papers_points_come_with_the_recipe_they_belong_to(tmp_path: Path) -> None:
     folder = made.whole(tmp_path / "a", name="cifar10-linf-preact18-trades-2nd")
     made.gallery(folder, overrides="epochs 3 (200)")
-    points = published(load_runs([folder]), "pgd20", paper.published)
+    points = published(load_runs([folder]), "pgd20", tables.published)
     assert points
     assert all(point.paper and point.label.startswith("paper, Table") for point in points)
-    page = Page(build([folder], published=paper.published))
+    page = Page(build([folder], published=tables.published))
     assert "Open diamonds" in page.text
     assert "is not the published recipe" in page.text
-    assert published(load_runs([made.recipe(tmp_path / "b")]), "pgd20", paper.published) == []
+    assert published(load_runs([made.recipe(tmp_path / "b")]), "pgd20", tables.published) == []
 
 
 def test_perturbations_are_enlarged_ten_times_unless_that_would_leave_the_picture() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rattle.attacks import PGD, AutoAttack
-from rattle.bench import reference as twins
+from rattle.bench import reference
 from rattle.bench.setup import Subject, library_step, recipe_of
 from rattle.models import find_head
 from rattle.threat import Threat
@@ -30,7 +30,7 @@ METHODS = {
 PUBLISHED, AUTHORS = "TRADES as published", "1st+2nd as the authors run it"
 PGD20, TEXTBOOK, TORCHATTACKS = "PGD-20", "PGD-20, textbook loop", "PGD-20, torchattacks"
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
-STEPS, TARGETS, QUERIES = 10, 3, 30  # AutoAttack's components shortened alike on both sides
+STEPS, TARGETS, QUERIES = 10, 3, 30  # both sides of AutoAttack are shortened to these
 THREAT = Threat(epsilon=2 / 255)  # small, so that not every image of an untrained network breaks at once
 
 
@@ -39,20 +39,20 @@ class Case:
     """Something to time. `short` does the same with two inner steps: its peak memory is that of the whole."""
 
     group: Group
-    kind: Literal["ours", "twin"]
+    kind: Literal["ours", "reference"]
     run: Callable[[], object]
     short: Callable[[], object] | None = None
     resident: int = 0  # bytes held before and after the call that belong to it: weights and momentum
 
 
 def training(subject: Subject) -> dict[str, Case]:
-    """A step of every method, and two twins."""
+    """A step of every method, and two reference steps."""
     resident, found = subject.resident(), {}
     for name, method in METHODS.items():
         run, short = library_step(subject, method), library_step(subject, method, steps=2)
         found[name] = Case("training", "ours", run, short, resident)
     for name, make in ((PUBLISHED, published_step), (AUTHORS, authors_step)):
-        found[name] = Case("training", "twin", make(subject), make(subject, steps=2), resident)
+        found[name] = Case("training", "reference", make(subject), make(subject, steps=2), resident)
     return found
 
 
@@ -64,7 +64,7 @@ def published_step(subject: Subject, *, steps: int | None = None) -> Callable[[]
 
     def run() -> None:
         with subject.autocast:
-            x_adv = twins.published_inner_loop(
+            x_adv = reference.published_inner_loop(
                 model,
                 x,
                 epsilon=attack.threat.epsilon,
@@ -73,7 +73,7 @@ def published_step(subject: Subject, *, steps: int | None = None) -> Callable[[]
                 draws=subject.streams(),
             )
             optimizer.zero_grad()
-            loss = twins.published_trades(model, x, x_adv, y, inv_lambda=6.0)
+            loss = reference.published_trades(model, x, x_adv, y, inv_lambda=6.0)
         loss.backward()
         optimizer.step()
 
@@ -88,7 +88,7 @@ def authors_step(subject: Subject, *, steps: int | None = None) -> Callable[[], 
     def run() -> None:
         optimizer.zero_grad()
         with subject.autocast:
-            twins.released_step(
+            reference.released_step(
                 model,
                 head,
                 subject.x_plain,
@@ -124,11 +124,11 @@ def evaluation(subject: Subject) -> dict[str, Case]:
     def textbook(steps: int) -> Callable[[], object]:
         model = copy.deepcopy(subject.plain).eval()
         settings = {"epsilon": 0.031, "step_size": 0.003, "steps": steps}
-        return lambda: with_autocast(subject, twins.textbook_pgd, model, subject.x_plain, subject.y, **settings)
+        return lambda: with_autocast(subject, reference.textbook_pgd, model, subject.x_plain, subject.y, **settings)
 
     found = {
         PGD20: Case("evaluation", "ours", ours(20), ours(2), weights),
-        TEXTBOOK: Case("evaluation", "twin", textbook(20), textbook(2), weights),
+        TEXTBOOK: Case("evaluation", "reference", textbook(20), textbook(2), weights),
     }
     if find_spec("torchattacks") is not None:
 
@@ -137,7 +137,7 @@ def evaluation(subject: Subject) -> dict[str, Case]:
             attack = make(copy.deepcopy(subject.plain).eval(), eps=0.031, alpha=0.003, steps=steps)
             return lambda: with_autocast(subject, attack, subject.x_plain, subject.y)
 
-        found[TORCHATTACKS] = Case("evaluation", "twin", theirs(20), theirs(2), weights)
+        found[TORCHATTACKS] = Case("evaluation", "reference", theirs(20), theirs(2), weights)
     return found
 
 
@@ -147,21 +147,24 @@ def with_autocast(subject: Subject, call: Callable[..., object], *args: Any, **s
 
 
 def autoattack(subject: Subject) -> dict[str, Case]:
-    """Each component on the same images, shortened alike; the reference where it is installed."""
+    """Each component on the same images, shortened the same way; pyautoattack where it is installed."""
     model, weights, found = subject.fast.eval(), subject.resident() // 2, {}
     x, y = subject.x, subject.y
     for name, attack in AutoAttack(threat=THREAT).components().items():
         run = component(subject, shortened(attack, STEPS, QUERIES), model, x)
         found[name] = Case("autoattack", "ours", run, component(subject, shortened(attack, 2, 2), model, x), weights)
     if find_spec("pyautoattack") is not None:
-        whole, brief = reference(subject.plain, STEPS, QUERIES), reference(subject.plain, 2, 2)
+        whole, brief = (
+            pyautoattack_components(subject.plain, STEPS, QUERIES),
+            pyautoattack_components(subject.plain, 2, 2),
+        )
         x_plain = subject.x_plain
         for name in COMPONENTS:
             run, short = (
                 lambda perturb=parts[name]: with_autocast(subject, perturb, x_plain.clone(), y.clone())
                 for parts in (whole, brief)
             )
-            found[f"{name}, pyautoattack"] = Case("autoattack", "twin", run, short, weights)
+            found[f"{name}, pyautoattack"] = Case("autoattack", "reference", run, short, weights)
     return found
 
 
@@ -176,8 +179,8 @@ def shortened(attack: Any, steps: int, queries: int) -> Any:
     return replace(attack, steps=steps, targets=TARGETS)
 
 
-def reference(plain: nn.Module, steps: int, queries: int) -> dict[str, Callable[..., object]]:
-    """The reference's standard components (pyautoattack), shortened."""
+def pyautoattack_components(plain: nn.Module, steps: int, queries: int) -> dict[str, Callable[..., object]]:
+    """pyautoattack's standard components, shortened."""
     logging.getLogger("auto-attack").setLevel(logging.ERROR)
     model, make = copy.deepcopy(plain).eval(), import_module("pyautoattack.autoattack").AutoAttack
     device = next(plain.parameters()).device

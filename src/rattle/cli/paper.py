@@ -15,13 +15,11 @@ from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.data.registry import SOURCES
 from rattle.errors import RattleError
-from rattle.paper import cost
-from rattle.paper import tables as paper
-from rattle.paper import writer as sheet
+from rattle.paper import cost, tables, writer
 from rattle.paper.cells import lines
 from rattle.paper.estimate import Cost, estimate
 from rattle.paper.plan import Plan, States, plan
-from rattle.paper.protocols import PROTOCOLS, Judge, Protocol
+from rattle.paper.protocols import PROTOCOLS, Evaluator, Protocol
 from rattle.paper.scales import SCALES, Scale
 from rattle.report.page import duration
 from rattle.runs.progress import ProgressOnly
@@ -50,7 +48,7 @@ class Options:
     train_size: int | None = None  # training images; the scale's when not given
     n: int | None = None  # test images that are attacked; the scale's when not given
     autoattack_n: int | None = None  # of them, by AutoAttack
-    format: sheet.Format = "terminal"  # of what is printed
+    format: writer.Format = "terminal"  # of what is printed
     plan: bool = False  # print the plan and its cost, and stop
     figures: bool = False  # also draw Figures 2 and 3 for the table's runs: rattle landscape
     yes: bool = False  # do not ask before more than ten minutes of work
@@ -62,7 +60,7 @@ def main(args: list[str]) -> None:
     number, scale, out, console = number_of(options.table), scale_of(options), Path(options.out), Console()
     if not options.protocols:
         raise RattleError("--protocols needs at least one of honest and paper")
-    title = f"Table {number}, scale {scale.name}: {paper.table(number).title}"
+    title = f"Table {number}, scale {scale.name}: {tables.table(number).title}"
     stem = f"table-{number}-{scale.name}"
     if number == 6:
         print_cost(options, scale, out, title, stem, console)
@@ -77,8 +75,8 @@ def main(args: list[str]) -> None:
     failed = train(planned, options, out, console)
     if failed is None:
         return
-    measured = lines(planned, Judge(scale, console), options.protocols, failed)
-    finish(sheet.sheet_of(planned, title, measured), options, out, stem, console)
+    measured = lines(planned, Evaluator(scale, console), options.protocols, failed)
+    finish(writer.printed_table(planned, title, measured), options, out, stem, console)
     figures(planned, options.figures, console)
     if failed:
         each = "; ".join(f"{name}: {words}" for name, words in failed.items())
@@ -90,7 +88,7 @@ def number_of(text: str) -> int:
         raise RattleError("say which table, 1 to 8: rattle paper 1 --scale tiny")
     if not text.isascii() or not text.isdecimal():
         raise RattleError(f"a table is given by its number, 1 to 8, got {text!r}")
-    return paper.table(int(text)).number
+    return tables.table(int(text)).number
 
 
 def scale_of(options: Options) -> Scale:
@@ -175,20 +173,20 @@ def print_cost(options: Options, scale: Scale, out: Path, title: str, stem: str,
     if options.plan:
         return
     agree(seconds, f"Table 6 at scale {scale.name}", options.yes)
-    finish(cost.sheet_of(scale, cost.measure(scale, path, console), title), options, out, stem, console)
+    finish(cost.printed_table(scale, cost.measure(scale, path, console), title), options, out, stem, console)
 
 
-def finish(found: sheet.Sheet, options: Options, out: Path, stem: str, console: Console) -> None:
+def finish(found: writer.PrintedTable, options: Options, out: Path, stem: str, console: Console) -> None:
     """Print the table and write it in every format."""
-    paths = sheet.write(found, out, stem)
+    paths = writer.write(found, out, stem)
     show(found, options.format)
     console.log("written: " + ", ".join(map(str, paths)))
 
 
-def show(found: sheet.Sheet, form: sheet.Format) -> None:
+def show(found: writer.PrintedTable, form: writer.Format) -> None:
     """On stdout."""
     if form != "terminal":
-        print(sheet.WRITERS[form][0](found), end="")
+        print(writer.WRITERS[form][0](found), end="")
         return
     print_table(found.head, [[*row.labels, *row.cells] for row in found.rows], title=found.title)
     print("\n".join(found.notes))

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rattle.paper.plan import Entry, Plan, States
-from rattle.paper.protocols import PROTOCOLS, Judge, Measured, Protocol
+from rattle.paper.protocols import PROTOCOLS, Evaluator, Measured, Protocol
 from rattle.paper.rows import Cell, Row
 from rattle.stats import Difference, Interval, Sample, difference, holm, summarise, t_interval, wilson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class CellResult:
     """Ours in one cell under one protocol, in the cell's unit; `state` says why there is no number."""
 
     state: str = ""  # "", or: diverged, failed, not finished
@@ -30,13 +30,13 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ComparedRow:
     """A row of the paper with ours beside it."""
 
     row: Row
     key: str  # of our runs; "" for quoted results
     baseline: Row | None
-    ours: Mapping[Protocol, Mapping[str, Figure]]  # protocol -> column -> ours
+    ours: Mapping[Protocol, Mapping[str, CellResult]]  # protocol -> column -> ours
 
     def published_difference(self, column: str) -> float | None:
         """The paper's own difference to its baseline."""
@@ -60,13 +60,13 @@ def state_of(plan: Plan, key: str, states: States, failed: Mapping[str, str]) ->
     return "failed" if names & set(failed) else "not finished"
 
 
-def figure(cell: Cell, found: Mapping[int, Measured]) -> Figure:
+def cell_result(cell: Cell, found: Mapping[int, Measured]) -> CellResult:
     """One cell from its seeds."""
     unit, measured = scaled(cell), list(found.values())
     sample = Sample(seeds=tuple(found), flags=tuple(m.values for m in measured), protocol=measured[0].protocol)
     values = [unit * share for share in sample.accuracies]
     summary = summarise(values)
-    return Figure(
+    return CellResult(
         seeds=tuple(found),
         values=tuple(values),
         checkpoints=tuple(m.checkpoint for m in measured),
@@ -91,22 +91,22 @@ def interval_of(values: Sequence[float], measured: Sequence[Measured], unit: flo
 
 
 def lines(
-    plan: Plan, judge: Judge, protocols: Sequence[Protocol] = PROTOCOLS, failed: Mapping[str, str] | None = None
-) -> list[Line]:
+    plan: Plan, evaluator: Evaluator, protocols: Sequence[Protocol] = PROTOCOLS, failed: Mapping[str, str] | None = None
+) -> list[ComparedRow]:
     """Every row, measured."""
-    known: dict[tuple[str, Protocol], dict[str, Figure]] = {}
+    known: dict[tuple[str, Protocol], dict[str, CellResult]] = {}
     states = plan.states()
     for entry in plan.entries:
         for protocol in protocols if entry.recipe else ():
             if (entry.key, protocol) not in known:
-                known[entry.key, protocol] = measured_row(plan, entry, judge, protocol, states, failed or {})
+                known[entry.key, protocol] = measured_row(plan, entry, evaluator, protocol, states, failed or {})
     rows = {entry.key: entry.row for entry in reversed(plan.entries) if entry.key}
     found = []
     for entry in plan.entries:
-        ours: dict[Protocol, Mapping[str, Figure]] = {}
+        ours: dict[Protocol, Mapping[str, CellResult]] = {}
         if entry.recipe:
             ours = {protocol: compared(entry, known, protocol) for protocol in protocols}
-        found.append(Line(row=entry.row, key=entry.key, baseline=baseline_row(plan, entry, rows), ours=ours))
+        found.append(ComparedRow(row=entry.row, key=entry.key, baseline=baseline_row(plan, entry, rows), ours=ours))
     return adjusted(found, protocols)
 
 
@@ -119,30 +119,30 @@ def baseline_row(plan: Plan, entry: Entry, rows: Mapping[str, Row]) -> Row | Non
 
 
 def measured_row(
-    plan: Plan, entry: Entry, judge: Judge, protocol: Protocol, states: States, failed: Mapping[str, str]
-) -> dict[str, Figure]:
+    plan: Plan, entry: Entry, evaluator: Evaluator, protocol: Protocol, states: States, failed: Mapping[str, str]
+) -> dict[str, CellResult]:
     """Ours in every column of a row, before anything is compared."""
     keys = list(dict.fromkeys((entry.key, *(key for _, key in entry.surrogates))))
     for key in keys:
         if state := state_of(plan, key, states, failed):
             told = state if key == entry.key else f"surrogate {state}"
-            return {cell.column: Figure(state=told) for cell in entry.row.cells}
+            return {cell.column: CellResult(state=told) for cell in entry.row.cells}
     found: dict[str, dict[int, Measured]] = {cell.column: {} for cell in entry.row.cells}
     for seed in plan.seeds:
         if any(states[key, seed] != "finished" for key in keys):
             continue
         job, surrogate = plan.jobs[entry.key, seed], plan.jobs[keys[-1], seed].run if len(keys) > 1 else None
-        for column, measured in judge.row(entry.row, job.run, job.recipe, protocol, surrogate).items():
+        for column, measured in evaluator.row(entry.row, job.run, job.recipe, protocol, surrogate).items():
             found[column][seed] = measured
     return {
-        cell.column: figure(cell, found[cell.column]) if found[cell.column] else Figure(state="not finished")
+        cell.column: cell_result(cell, found[cell.column]) if found[cell.column] else CellResult(state="not finished")
         for cell in entry.row.cells
     }
 
 
 def compared(
-    entry: Entry, known: Mapping[tuple[str, Protocol], Mapping[str, Figure]], protocol: Protocol
-) -> dict[str, Figure]:
+    entry: Entry, known: Mapping[tuple[str, Protocol], Mapping[str, CellResult]], protocol: Protocol
+) -> dict[str, CellResult]:
     """A row's figures with their differences to the baseline's."""
     ours = dict(known[entry.key, protocol])
     below = known.get((entry.baseline, protocol)) if entry.baseline else None
@@ -153,7 +153,7 @@ def compared(
     return ours
 
 
-def adjusted(found: Sequence[Line], protocols: Sequence[Protocol]) -> list[Line]:
+def adjusted(found: Sequence[ComparedRow], protocols: Sequence[Protocol]) -> list[ComparedRow]:
     """The p-values of each protocol adjusted for being several; a run that stands in two rows counts once."""
     p_values: dict[tuple[str, Protocol, str], float] = {}
     for line in found:

@@ -13,9 +13,9 @@ from rattle.bench.cases import AUTHORS, PUBLISHED, training
 from rattle.bench.measure import interleaved
 from rattle.bench.run import fair_clock, peaks
 from rattle.bench.setup import Setup, library_step, prepare
-from rattle.paper import tables as paper
+from rattle.paper import tables
 from rattle.paper.scales import Scale
-from rattle.paper.writer import Kind, Sheet, SheetRow
+from rattle.paper.writer import Kind, PrintedRow, PrintedTable
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.progress import Console
@@ -85,12 +85,12 @@ def read(path: Path, here: Mapping[str, Any]) -> dict[str, Measurement] | None:
         return None
 
 
-def sheet_of(scale: Scale, measured: Mapping[str, Measurement], title: str) -> Sheet:
+def printed_table(scale: Scale, measured: Mapping[str, Measurement], title: str) -> PrintedTable:
     """Ours, the published algorithms measured here, and the paper's figures, with their ratios to TRADES."""
     rows, plain, setup = [], [], scale.cost
-    for i, row in enumerate(paper.table(6).rows):
+    for i, row in enumerate(tables.table(6).rows):
         printed = [row.cell(column).value or 0.0 for column in ("seconds", "megabytes")]
-        zeroth = [paper.table(6).rows[0].cell(column).value or 1.0 for column in ("seconds", "megabytes")]
+        zeroth = [tables.table(6).rows[0].cell(column).value or 1.0 for column in ("seconds", "megabytes")]
         lines: list[tuple[Kind, str, tuple[float, ...]]] = []
         lines.append(("ours", "ours", figures(measured[OURS[i]], measured[OURS[0]], setup)))
         if i in THEIRS:
@@ -101,11 +101,11 @@ def sheet_of(scale: Scale, measured: Mapping[str, Measurement], title: str) -> S
             first = what == "ours"
             labels = (row.method if first else "", what)
             cells = tuple(written(value, i) for i, value in enumerate(values))
-            rows.append(SheetRow(kind=kind, labels=labels, cells=cells, first=first))
+            rows.append(PrintedRow(kind=kind, labels=labels, cells=cells, first=first))
             plain.append(dict(zip(("method", "what", *KEYS), (row.method, what, *values), strict=True)))
     about = f"Measured here: {setup.model} width {setup.width or 'as published'}, batch {setup.batch}, "
     about += f"{scale.rounds} rounds, {environment()['device']}, {environment()['threads']} threads."
-    return Sheet(
+    return PrintedTable(
         title=title,
         labels=("Method", ""),
         columns=("s an epoch", "of TRADES", "MB", "of TRADES"),

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from rattle.data import Dataset, on_device
 from rattle.paper.plan import Entry, Plan, States
-from rattle.paper.protocols import Protocol, checkpoints, looked_at, result_file, ruling, source_of, stored_name
+from rattle.paper.protocols import (
+    Protocol,
+    attacked_checkpoints,
+    checkpoints,
+    result_file,
+    selection_cell,
+    source_of,
+    stored_name,
+)
 from rattle.paper.rows import Row
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
@@ -30,7 +38,7 @@ PARTS = {"autoattack": (100, 9, 5000), "autoattack-brief": (10, 3, 100)}
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepCost:
     """Seconds of one image in a training step, and in one forward pass; and bytes of a checkpoint."""
 
     step: float
@@ -62,20 +70,20 @@ def kind_of(recipe: Recipe) -> Recipe:
     return replace(recipe, name="", seed=0, objective=replace(recipe.objective, eta=0.1), average=None)
 
 
-def pace(recipe: Recipe, data: Dataset) -> Pace:
+def step_cost(recipe: Recipe, data: Dataset) -> StepCost:
     """A few steps, on ever larger batches up to the whole one, or until a step takes long."""
-    learner = init_state(recipe, data)
-    learner.progress.epoch = recipe.awp.warmup if recipe.awp else 0
-    learner.train_mode(recipe)
-    (views, outer), images = looks(learner.model, recipe), on_device(data.train, learner.device)
+    state = init_state(recipe, data)
+    state.progress.epoch = recipe.awp.warmup if recipe.awp else 0
+    state.train_mode(recipe)
+    (views, outer), images = looks(state.model, recipe), on_device(data.train, state.device)
     most = min(recipe.batch_size, len(images))
 
     def seconds_of(size: int) -> float:
-        return fastest(lambda: step_on(torch.arange(size), learner, views, outer, recipe, images))
+        return fastest(lambda: step_on(torch.arange(size), state, views, outer, recipe, images))
 
     whole = seconds_of_batch(most, seconds_of)
-    weights = sum(p.numel() * p.element_size() for p in learner.model.parameters())
-    return Pace(whole / most, whole / most / passes(recipe), weights)
+    weights = sum(p.numel() * p.element_size() for p in state.model.parameters())
+    return StepCost(whole / most, whole / most / passes(recipe), weights)
 
 
 def seconds_of_batch(most: int, seconds_of: Callable[[int], float]) -> float:
@@ -121,15 +129,15 @@ def evaluations(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol])
     found = set()
     for protocol in protocols:
         names = checkpoints(job.recipe, protocol)
-        for cell in (*(source_of(cell, row) for cell in row.cells), ruling(row)):
-            each = looked_at(cell, names, names[-1]) if cell.column != "clean" else []
+        for cell in (*(source_of(cell, row) for cell in row.cells), selection_cell(row)):
+            each = attacked_checkpoints(cell, names, names[-1]) if cell.column != "clean" else []
             found |= {(name, stored_name(cell, scale), cell.attack) for name in each}
     return {one for one in found if not result_file(job.run, one[0], one[1]).exists()}
 
 
 def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console: Console) -> Cost:
     """Measure each kind of run that is not finished or not judged, and add everything up."""
-    paces, training, evaluation, kept = Paces(), {}, 0.0, 0
+    step_costs, training, evaluation, kept = StepCosts(), {}, 0.0, 0
     sources = dict.fromkeys(job.recipe.data for job in plan.jobs.values())
     data = {source: source.load() for source in sources}  # before anything is measured: one may be missing
     rows: dict[str, list[Entry]] = {}
@@ -141,27 +149,27 @@ def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console:
             if job.run.divergence:
                 continue
             left = 0 if states[key, seed] == "finished" else max(job.recipe.epochs - job.epochs, 1)
-            lacking = {one for entry in rows.get(key, ()) for one in evaluations(entry.row, job, plan.scale, protocols)}
-            if not left and not lacking:
+            missing = {one for entry in rows.get(key, ()) for one in evaluations(entry.row, job, plan.scale, protocols)}
+            if not left and not missing:
                 continue
             images = data[job.recipe.data]
-            here = paces.of(job.recipe, images)
+            cost = step_costs.of(job.recipe, images)
             held = len(images.val) if images.val is not None else 0
-            val = held * here.forward * job.recipe.val_attack.steps * (1 + BACKWARD)
+            val = held * cost.forward * job.recipe.val_attack.steps * (1 + BACKWARD)
             if left:
-                training[job.folder.name] = left * (len(images.train) * here.step + val)
-                kept += here.bytes * (len(checkpoints(job.recipe, "paper")) + 4)
-            for _, _, attack in lacking:
+                training[job.folder.name] = left * (len(images.train) * cost.step + val)
+                kept += cost.bytes * (len(checkpoints(job.recipe, "paper")) + 4)
+            for _, _, attack in missing:
                 n = min(plan.scale.images(attack) or len(images.test), len(images.test))
-                evaluation += n * attack_passes(attack, plan.scale) * here.forward
+                evaluation += n * attack_passes(attack, plan.scale) * cost.forward
     return Cost(training=training, evaluation=evaluation, bytes=kept)
 
 
-class Paces(dict[Recipe, Pace]):
+class StepCosts(dict[Recipe, StepCost]):
     """Each kind of run measured once."""
 
-    def of(self, recipe: Recipe, data: Dataset) -> Pace:
+    def of(self, recipe: Recipe, data: Dataset) -> StepCost:
         kind = kind_of(recipe)
         if kind not in self:
-            self[kind] = pace(kind, data)
+            self[kind] = step_cost(kind, data)
         return self[kind]

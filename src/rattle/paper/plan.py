@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
-from rattle.paper import tables as paper
+from rattle.paper import tables
 from rattle.paper.rows import Row
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
@@ -46,19 +46,19 @@ class Plan:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return paper.table(self.number).columns
+        return tables.table(self.number).columns
 
     @property
     def notes(self) -> tuple[str, ...]:
-        extra = paper.SWA_COMPARISON.notes if self.number == 8 else ()
-        return (self.scale.note, *paper.table(self.number).notes, *extra)
+        extra = tables.SWA_COMPARISON.notes if self.number == 8 else ()
+        return (self.scale.note, *tables.table(self.number).notes, *extra)
 
 
 def rows_of(number: int) -> list[Row]:
     """The rows of a table, each after the 0th-order row it is compared with, also where the paper prints none."""
-    rows = list(paper.table(number).rows)
+    rows = list(tables.table(number).rows)
     if number == 8:  # Section 5.3 sets SWA beside the method; we train it on TRADES
-        swa, second = paper.SWA_COMPARISON.rows
+        swa, second = tables.SWA_COMPARISON.rows
         ours = replace(swa, method="SWA (ours: on TRADES)", recipe=SWA_RECIPE, overrides=(("average", "SWA"),))
         rows += [ours, second]
     found: list[Row] = []
@@ -76,11 +76,11 @@ def baseline_of(row: Row) -> str | None:
 
 def unprinted(recipe: str, like: Row) -> Row:
     """A baseline that the table does not print; what other tables print of it is taken from there."""
-    known = {cell.column: cell for _, row in paper.published(recipe) for cell in row.cells}
+    known = {cell.column: cell for _, row in tables.published(recipe) for cell in row.cells}
     printed = {column: cell.printed for column, cell in known.items()}
     cells = tuple(replace(cell, printed=printed.get(cell.column, "-")) for cell in like.cells)
-    tables = ", ".join(str(number) for number, _ in paper.published(recipe))
-    note = f"not in this table; figures are those of Table {tables}" if tables else "not in the paper"
+    numbers = ", ".join(str(number) for number, _ in tables.published(recipe))
+    note = f"not in this table; figures are those of Table {numbers}" if numbers else "not in the paper"
     return replace(like, method="TRADES (0th)", recipe=recipe, cells=cells, overrides=(), note=note)
 
 

@@ -58,7 +58,7 @@ def stored_name(cell: Cell, scale: Scale) -> str:
     return f"transfer-{name}" if cell.surrogate else name
 
 
-def ruling(row: Row) -> Cell:
+def selection_cell(row: Row) -> Cell:
     """PGD-20, by which the paper chooses a checkpoint, also where the table does not print it."""
     known = next((cell for cell in row.cells if cell.attack == "pgd20"), None)
     return known or read_cell("pgd20", "-", row.norm)
@@ -66,10 +66,10 @@ def ruling(row: Row) -> Cell:
 
 def source_of(cell: Cell, row: Row) -> Cell:
     """What a column is read off: clean flags come with the verdicts of PGD-20, which is run anyway."""
-    return replace(ruling(row), column="clean", printed=cell.printed) if cell.attack == "clean" else cell
+    return replace(selection_cell(row), column="clean", printed=cell.printed) if cell.attack == "clean" else cell
 
 
-def looked_at(cell: Cell, names: list[str], best: str) -> list[str]:
+def attacked_checkpoints(cell: Cell, names: list[str], best: str) -> list[str]:
     """The checkpoints that a column is measured on."""
     return [best] if cell.column == "clean" or cell.attack in COSTLY else names
 
@@ -87,7 +87,7 @@ def result_file(run: Run, checkpoint: str, name: str) -> Path:
 
 
 @dataclass(slots=True)
-class Judge:
+class Evaluator:
     """Attacks runs; what was judged before, with the same weights, images and settings, is read."""
 
     scale: Scale
@@ -104,9 +104,11 @@ class Judge:
         names, cells = checkpoints(recipe, protocol), [source_of(cell, row) for cell in row.cells]
         best = names[0]
         if len(names) > 1:
-            best = max(names, key=lambda name: measured(ruling(row), name).mean)
+            best = max(names, key=lambda name: measured(selection_cell(row), name).mean)
         return {
-            cell.column: max((measured(cell, name) for name in looked_at(cell, names, best)), key=lambda m: m.mean)
+            cell.column: max(
+                (measured(cell, name) for name in attacked_checkpoints(cell, names, best)), key=lambda m: m.mean
+            )
             for cell in cells
         }
 
@@ -127,16 +129,16 @@ class Judge:
         if surrogate is not None:
             other = model_at(surrogate.checkpoint("best"))
             attack = Transfer(attack=attack, surrogate=other, name=str(surrogate.folder.name))
-        marked = mark(model, images.x, images.y, attack, SEED, self.batch_size, EVERY_IMAGE)
-        kept = read_result(path, name, marked) or same_elsewhere(run, path, marked)
-        return kept or self.judge(model, images, {name: attack}, marked, run, checkpoint, recipe)
+        key = mark(model, images.x, images.y, attack, SEED, self.batch_size, EVERY_IMAGE)
+        kept = read_result(path, name, key) or same_elsewhere(run, path, key)
+        return kept or self.judge(model, images, {name: attack}, key, run, checkpoint, recipe)
 
     def judge(
         self,
         model: nn.Module,
         images: Images,
         attacks: Mapping[str, Attack],
-        marked: str,
+        key: str,
         run: Run,
         checkpoint: str,
         recipe: Recipe,
@@ -148,7 +150,7 @@ class Judge:
         settings = {"batch_size": self.batch_size, "seed": SEED, "store": folder, "console": self.console}
         result = evaluate(model, images.x, images.y, attacks, **settings)
         told = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
-        save_results(result, {**told, "seed": SEED, "mark": marked}, folder)
+        save_results(result, {**told, "seed": SEED, "mark": key}, folder)
         return {**told, **result.to_plain()}
 
     def images(self, recipe: Recipe, n: int | None) -> Images:
@@ -169,20 +171,20 @@ def model_at(path: Path) -> nn.Module:
     return opened(path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
-def same_elsewhere(run: Run, path: Path, marked: str) -> dict[str, Any] | None:
+def same_elsewhere(run: Run, path: Path, key: str) -> dict[str, Any] | None:
     """The best checkpoint is often one of those kept: what was judged of the one holds for the other."""
     for other in (run.results / path.name, *sorted(run.results.glob(f"epoch-*/{path.name}"))):
-        found = read_result(other, path.stem, marked) if other != path else None
+        found = read_result(other, path.stem, key) if other != path else None
         if found is not None:
             write_atomically(path, json.dumps(found).encode())
             return found
     return None
 
 
-def read_result(path: Path, name: str, marked: str) -> dict[str, Any] | None:
+def read_result(path: Path, name: str, key: str) -> dict[str, Any] | None:
     """Verdicts on disk, when they are of these weights, images and settings; anything else is judged again."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        return plain if plain["mark"] == marked and plain["attacks"][name]["flags"] else None
+        return plain if plain["mark"] == key and plain["attacks"][name]["flags"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

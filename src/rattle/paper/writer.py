@@ -12,7 +12,7 @@ from typing import Any, Literal
 from jinja2 import DictLoader, Environment, StrictUndefined
 
 from rattle import __version__
-from rattle.paper.cells import Figure, Line
+from rattle.paper.cells import CellResult, ComparedRow
 from rattle.paper.plan import Plan
 from rattle.paper.protocols import Protocol
 from rattle.paper.rows import Cell
@@ -37,7 +37,7 @@ READING = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SheetRow:
+class PrintedRow:
     """One printed line; of a group the first carries the labels."""
 
     kind: Kind
@@ -47,13 +47,13 @@ class SheetRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
+class PrintedTable:
     """A printed table."""
 
     title: str
     labels: tuple[str, ...]
     columns: tuple[str, ...]
-    rows: tuple[SheetRow, ...]
+    rows: tuple[PrintedRow, ...]
     notes: tuple[str, ...]
     plain: dict[str, Any]  # all numbers, for JSON
 
@@ -66,14 +66,14 @@ def heading(column: str) -> str:
     return TITLES.get(column) or title_of(column)
 
 
-def decimals(cell: Cell, ours: Figure | None = None) -> int:
+def decimals(cell: Cell, ours: CellResult | None = None) -> int:
     """As the paper prints it; fewer where few images decide."""
     if cell.unit == "distance":
         return 4
     return 2 if ours is None or ours.images >= 1000 else 1
 
 
-def shown(cell: Cell, ours: Figure) -> str:
+def shown(cell: Cell, ours: CellResult) -> str:
     """Ours in a cell; a run that diverged never shows a number."""
     if ours.state:
         return ours.state
@@ -83,7 +83,7 @@ def shown(cell: Cell, ours: Figure) -> str:
     return f"{ours.mean:.{places}f}{spread}{between}"
 
 
-def shown_difference(cell: Cell, ours: Figure) -> str:
+def shown_difference(cell: Cell, ours: CellResult) -> str:
     if ours.difference is None:
         return "-"
     unit = 100 if cell.unit == "%" else 1
@@ -91,7 +91,7 @@ def shown_difference(cell: Cell, ours: Figure) -> str:
     return f"{unit * ours.difference.mean:+.{decimals(cell, ours)}f}{star} (p {p_value(ours.difference.p)})"
 
 
-def groups(line: Line) -> Iterator[tuple[Kind, str, str, list[str]]]:
+def groups(line: ComparedRow) -> Iterator[tuple[Kind, str, str, list[str]]]:
     """(kind, what, seeds, cells) of the lines of one row."""
     cells = line.row.cells
     for protocol, ours in line.ours.items():
@@ -107,25 +107,25 @@ def groups(line: Line) -> Iterator[tuple[Kind, str, str, list[str]]]:
         yield "difference", "difference", "", texts
 
 
-def sheet_of(plan: Plan, title: str, lines: Sequence[Line]) -> Sheet:
+def printed_table(plan: Plan, title: str, lines: Sequence[ComparedRow]) -> PrintedTable:
     """The table of a plan."""
     rows = []
     for line in lines:
         for i, (kind, what, seeds, cells) in enumerate(groups(line)):
             names = (line.row.dataset, line.row.architecture, line.row.method) if i == 0 else ("", "", "")
-            rows.append(SheetRow(kind=kind, labels=(*names, what, seeds), cells=tuple(cells), first=i == 0))
+            rows.append(PrintedRow(kind=kind, labels=(*names, what, seeds), cells=tuple(cells), first=i == 0))
     notes = [f"{line.row.method}: {line.row.note}." for line in lines if line.row.note and line.key]
-    return Sheet(
+    return PrintedTable(
         title=title,
         labels=("Data", "Network", "Method", "", "Seeds"),
         columns=tuple(map(heading, plan.columns)),
         rows=tuple(rows),
         notes=(*READING, *plan.notes, *dict.fromkeys(notes)),
-        plain={"table": plan.number, "scale": plan.scale.name, "rows": [plain_line(line) for line in lines]},
+        plain={"table": plan.number, "scale": plan.scale.name, "rows": [plain_row(line) for line in lines]},
     )
 
 
-def plain_line(line: Line) -> dict[str, Any]:
+def plain_row(line: ComparedRow) -> dict[str, Any]:
     """A row and everything measured for it."""
     row = line.row
     return {
@@ -140,14 +140,14 @@ def plain_line(line: Line) -> dict[str, Any]:
                 "published": cell.value,
                 "published_difference": line.published_difference(cell.column),
                 "unit": cell.unit,
-                "ours": {protocol: plain_figure(ours[cell.column]) for protocol, ours in line.ours.items()},
+                "ours": {protocol: plain_result(ours[cell.column]) for protocol, ours in line.ours.items()},
             }
             for cell in row.cells
         },
     }
 
 
-def plain_figure(ours: Figure) -> dict[str, Any]:
+def plain_result(ours: CellResult) -> dict[str, Any]:
     """Numbers only; what is not a number is null."""
     if ours.state:
         return {"state": ours.state}
@@ -171,14 +171,14 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def markdown(sheet: Sheet) -> str:
+def markdown(sheet: PrintedTable) -> str:
     lines = [[escaped(word) for word in sheet.head], ["---"] * len(sheet.labels) + ["---:"] * len(sheet.columns)]
     lines += [[escaped(word) for word in (*row.labels, *row.cells)] for row in sheet.rows]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return f"# {escaped(sheet.title)}\n\n{table}\n\n" + "".join(f"- {escaped(note)}\n" for note in sheet.notes)
 
 
-def latex(sheet: Sheet) -> str:
+def latex(sheet: PrintedTable) -> str:
     """A booktabs table; needs \\usepackage{booktabs}."""
     form = "l" * len(sheet.labels) + "r" * len(sheet.columns)
     lines = [f"% {latex_text(sheet.title)}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
@@ -188,14 +188,14 @@ def latex(sheet: Sheet) -> str:
     return "\n".join(lines) + "\n"
 
 
-def html(sheet: Sheet) -> str:
+def html(sheet: PrintedTable) -> str:
     """One page that fetches nothing and runs nothing."""
     options = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(loader=DictLoader({"paper.html": text("paper.html")}), **options)
     return environment.get_template("paper.html").render(sheet=sheet, style=text("page.css"), version=__version__)
 
 
-def as_json(sheet: Sheet) -> str:
+def as_json(sheet: PrintedTable) -> str:
     told = {"title": sheet.title, **sheet.plain, "notes": list(sheet.notes), "environment": environment()}
     return json.dumps(told, indent=1, allow_nan=False) + "\n"
 
@@ -203,7 +203,7 @@ def as_json(sheet: Sheet) -> str:
 WRITERS = {"markdown": (markdown, "md"), "latex": (latex, "tex"), "html": (html, "html"), "json": (as_json, "json")}
 
 
-def write(sheet: Sheet, out: Path, stem: str) -> list[Path]:
+def write(sheet: PrintedTable, out: Path, stem: str) -> list[Path]:
     """Every format under OUT."""
     paths = []
     for make, ending in WRITERS.values():
