@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rattle.bench.cases import AUTHORS, PUBLISHED, training
-from rattle.bench.measure import interleaved
-from rattle.bench.run import fair_clock, peaks
+from rattle.bench import run
+from rattle.bench.cases import AUTHORS, PUBLISHED, cases_of
 from rattle.bench.setup import Setup, library_step, prepare
 from rattle.paper import tables
 from rattle.paper.scales import Scale
@@ -44,41 +43,41 @@ class Measurement:
 def estimated_seconds(scale: Scale) -> float:
     """What measuring will take, from one step on a few images."""
     few = replace(scale.cost, batch=min(8, scale.cost.batch))
-    run = library_step(prepare(few), "trades")
-    run()
-    begun = time.perf_counter()
-    run()
-    step = (time.perf_counter() - begun) * scale.cost.batch / few.batch
+    step_once = library_step(prepare(few), "trades")
+    step_once()
+    start = time.perf_counter()
+    step_once()
+    step = (time.perf_counter() - start) * scale.cost.batch / few.batch
     return step * (len(OURS) + 2 * len(THEIRS)) * (scale.rounds + 1)  # the authors' take about twice as long
 
 
 def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement]:
     """Interleaved, all five; what this machine measured before with the same settings is read from the file."""
-    here = {"setup": asdict(scale.cost), "rounds": scale.rounds, "environment": environment()}
-    here["environment"].pop("commit")
-    kept = read(path, here)
-    if kept:
-        return kept
+    settings = {"setup": asdict(scale.cost), "rounds": scale.rounds, "environment": environment()}
+    settings["environment"].pop("commit")
+    known = read(path, settings)
+    if known:
+        return known
     setup = scale.cost
-    cases = {name: case for name, case in training(prepare(setup)).items() if name in (*OURS, *THEIRS.values())}
-    with console.progress(f"Table 6, {setup.model}", len(cases) * (1 + scale.rounds)) as advance:
-        memory = peaks(setup, cases, advance)
-        found = interleaved({n: c.run for n, c in cases.items()}, rounds=scale.rounds, warmup=0, advance=advance)
-    clock = fair_clock(setup)
+    names = (*OURS, *THEIRS.values())
+    cases = {name: case for name, case in cases_of(prepare(setup), ("training",)).items() if name in names}
+    seconds, memory = run.measure(f"Table 6, {setup.model}", setup, cases, rounds=scale.rounds, console=console)
     measured = {
-        name: Measurement(seconds=found[name].median, processor=found[name].on(clock).median, bytes=memory[name])
-        for name in cases
+        name: Measurement(
+            seconds=timing.wall.median, processor=timing.on(run.fair_clock(setup)).median, bytes=memory[name]
+        )
+        for name, timing in seconds.items()
     }
-    plain = {**here, "measured": {name: asdict(one) for name, one in measured.items()}}
+    plain = {**settings, "measured": {name: asdict(one) for name, one in measured.items()}}
     write_atomically(path, json.dumps(plain, indent=1).encode())
     return measured
 
 
-def read(path: Path, here: Mapping[str, Any]) -> dict[str, Measurement] | None:
+def read(path: Path, settings: Mapping[str, Any]) -> dict[str, Measurement] | None:
     """An earlier measurement of the same on the same machine."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        if any(plain[key] != json.loads(json.dumps(value)) for key, value in here.items()):
+        if any(plain[key] != json.loads(json.dumps(value)) for key, value in settings.items()):
             return None
         return {name: Measurement(**one) for name, one in plain["measured"].items()}
     except (OSError, ValueError, KeyError, TypeError):
