@@ -13,7 +13,7 @@ from rattle.cli.console import print_table
 from rattle.errors import RattleError
 from rattle.report.compare import over_seeds
 from rattle.report.run_data import load_runs
-from rattle.report.tables import compare, written
+from rattle.report.tables import compare, write_table
 from rattle.stats import Sample, differ, difference, holm, welch
 from support import run_folders as made
 
@@ -30,14 +30,14 @@ def test_a_row_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     assert table.columns == ("clean", "pgd20", "cw20")
     cell = table.rows["TRADES"][1]
     assert (cell.n, cell.mean, cell.deviation) == (3, pytest.approx(0.5), pytest.approx(0.1))
-    assert "| TRADES | 3 | 95.00 ± 0.00 | 50.00 ± 10.00 |" in written(table, "markdown")
+    assert "| TRADES | 3 | 95.00 ± 0.00 | 50.00 ± 10.00 |" in write_table(table, "markdown")
 
 
 def test_one_seed_shows_no_deviation_and_a_column_nobody_ran_a_dash(tmp_path: Path) -> None:
     first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b", awp={"gamma": 0.005})
     made.verdict(first, "pgd20", [1, 0], [1, 1])
     made.verdict(second, "cw20", [1, 0], [1, 1])
-    text = written(over_seeds(load_runs([first, second])), "markdown")
+    text = write_table(over_seeds(load_runs([first, second])), "markdown")
     assert "| TRADES | 1 | 100.00 | 50.00 | - |" in text
     assert "| TRADES-AWP | 1 | 100.00 | - | 50.00 |" in text
 
@@ -45,8 +45,8 @@ def test_one_seed_shows_no_deviation_and_a_column_nobody_ran_a_dash(tmp_path: Pa
 def test_the_best_is_bold_only_where_the_difference_is_significant() -> None:
     clear = compare({"a": {"pgd20": sample(0.4)}, "b": {"pgd20": sample(0.7)}})
     assert [row[0].best for row in clear.rows.values()] == [False, True]
-    assert "**70.00**" in written(clear, "markdown")
-    assert r"\textbf{70.00}" in written(clear, "latex")
+    assert "**70.00**" in write_table(clear, "markdown")
+    assert r"\textbf{70.00}" in write_table(clear, "latex")
     noise = compare({"a": {"pgd20": sample(0.50)}, "b": {"pgd20": sample(0.52)}})
     assert not any(row[0].best for row in noise.rows.values())
     third = compare({"a": {"pgd20": sample(0.4)}, "b": {"pgd20": sample(0.7)}, "c": {"pgd20": sample(0.69)}})
@@ -107,16 +107,16 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order() -> None:
 
 def test_names_are_escaped_in_every_format() -> None:
     table = compare({"a_b | 50% & <i>": {"my_attack": sample(0.5)}, "=1+1": {"my_attack": sample(0.5)}})
-    assert r"a\_b \| 50% & &lt;i>" in written(table, "markdown")
-    assert r"a\_b | 50\% \& <i>" in written(table, "latex")
-    rows = list(csv.reader(io.StringIO(written(table, "csv"))))
+    assert r"a\_b \| 50% & &lt;i>" in write_table(table, "markdown")
+    assert r"a\_b | 50\% \& <i>" in write_table(table, "latex")
+    rows = list(csv.reader(io.StringIO(write_table(table, "csv"))))
     assert rows[0] == ["method", "seeds", "my_attack_mean", "my_attack_deviation", "my_attack_best"]
     assert rows[1] == ["a_b | 50% & <i>", "1", "0.500000", "", "0"]
     assert rows[2][0] == "'=1+1"
 
 
 def test_a_latex_table_uses_booktabs_and_has_a_cell_for_every_column() -> None:
-    text = written(compare({"a": {"clean": sample(0.9, 0.8), "pgd20": sample(0.4, 0.5)}}), "latex")
+    text = write_table(compare({"a": {"clean": sample(0.9, 0.8), "pgd20": sample(0.4, 0.5)}}), "latex")
     assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
     assert r"a & 2 & 85.00 $\pm$ 7.07 & 45.00 $\pm$ 7.07 \\" in text
 

@@ -12,7 +12,7 @@ from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.report.compare import over_seeds
 from rattle.report.run_data import load_runs
-from rattle.report.tables import Format, written
+from rattle.report.tables import Format, write_table
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "table")
-    text = written(over_seeds(load_runs(options.runs)), options.format)
+    text = write_table(over_seeds(load_runs(options.runs)), options.format)
     if not options.out:
         print(text, end="")
         return

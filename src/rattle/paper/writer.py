@@ -17,7 +17,8 @@ from rattle.paper.plan import Plan
 from rattle.paper.protocols import Protocol
 from rattle.paper.rows import Cell
 from rattle.report.page import p_value, text
-from rattle.report.tables import escaped, latex_text, title_of
+from rattle.report.tables import title_of
+from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.stats import LEVEL
@@ -60,6 +61,10 @@ class PrintedTable:
     @property
     def head(self) -> list[str]:
         return [*self.labels, *self.columns]
+
+    @property
+    def texts(self) -> list[list[str]]:
+        return [[*row.labels, *row.cells] for row in self.rows]
 
 
 def heading(column: str) -> str:
@@ -171,21 +176,16 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def markdown(sheet: PrintedTable) -> str:
-    lines = [[escaped(word) for word in sheet.head], ["---"] * len(sheet.labels) + ["---:"] * len(sheet.columns)]
-    lines += [[escaped(word) for word in (*row.labels, *row.cells)] for row in sheet.rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"# {escaped(sheet.title)}\n\n{table}\n\n" + "".join(f"- {escaped(note)}\n" for note in sheet.notes)
+def markdown(table: PrintedTable) -> str:
+    text = markdown_table(table.head, table.texts, left=len(table.labels))
+    return f"# {escape_markdown(table.title)}\n\n{text}\n" + "".join(
+        f"- {escape_markdown(note)}\n" for note in table.notes
+    )
 
 
-def latex(sheet: PrintedTable) -> str:
-    """A booktabs table; needs \\usepackage{booktabs}."""
-    form = "l" * len(sheet.labels) + "r" * len(sheet.columns)
-    lines = [f"% {latex_text(sheet.title)}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
-    lines += [" & ".join(map(latex_text, sheet.head)) + r" \\", r"\midrule"]
-    lines += [" & ".join(map(latex_text, (*row.labels, *row.cells))) + r" \\" for row in sheet.rows]
-    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {latex_text(note)}" for note in sheet.notes)]
-    return "\n".join(lines) + "\n"
+def latex(table: PrintedTable) -> str:
+    text = latex_table(table.head, table.texts, left=len(table.labels), comments=[escape_latex(table.title)])
+    return text + "".join(f"% {escape_latex(note)}\n" for note in table.notes)
 
 
 def html(sheet: PrintedTable) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv as comma
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rattle.errors import RattleError
+from rattle.report.writers import Bold, csv_table, latex_table, markdown_table
 from rattle.stats import Sample, differ, summarise, wilson
 
 if TYPE_CHECKING:
@@ -19,6 +18,11 @@ if TYPE_CHECKING:
 Format = Literal["markdown", "latex", "csv"]
 
 ORDER = ("pgd20", "cw20", "autoattack", "aa")  # the usual columns; others stand between CW and AutoAttack
+
+NOTE = (
+    "Accuracy in %, mean ± standard deviation over seeds where there are several. "
+    "Bold: highest of its column, and significantly so (p < 0.05) against every other row."
+)
 
 TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "aa": "AutoAttack", "fgsm": "FGSM"}
 
@@ -103,84 +107,43 @@ def cell(sample: Sample | None, best: bool) -> Cell:
     return Cell(mean=summary.mean, deviation=summary.deviation, n=summary.n, best=best)
 
 
-def written(comparison: Comparison, form: Format) -> str:
-    """The table as text to paste."""
-    return {"markdown": markdown, "latex": latex, "csv": csv}[form](comparison)
+def write_table(comparison: Comparison, form: Format) -> str:
+    """The table as text to paste, in one of three formats."""
+    if form == "csv":
+        return csv_text(comparison)
+    missing = {"markdown": "-", "latex": "--"}[form]
+    columns = ["Method", "Seeds", *map(title_of, comparison.columns)]
+    rows = [
+        [method, str(seed_count(row)), *(cell_text(cell, missing) for cell in row)]
+        for method, row in comparison.rows.items()
+    ]
+    if form == "latex":
+        return latex_table(columns, rows, left=1, comments=[NOTE.replace("±", "+-")])
+    return f"{markdown_table(columns, rows, left=1)}\n{NOTE}\n"
 
 
-def figures(cell: Cell, between: str) -> str:
-    """Percent, with the deviation over seeds when there are several."""
+def cell_text(cell: Cell, missing: str) -> str:
+    """Percent, with the deviation over seeds when there are several; bold when it is significantly the best."""
     if cell.mean is None:
-        return ""
-    spread = f"{between}{100 * cell.deviation:.2f}" if cell.n > 1 else ""
-    return f"{100 * cell.mean:.2f}{spread}"
+        return missing
+    spread = f" ± {100 * cell.deviation:.2f}" if cell.n > 1 else ""
+    text = f"{100 * cell.mean:.2f}{spread}"
+    return Bold(text) if cell.best else text
 
 
-NOTE = (
-    "Accuracy in %, mean ± standard deviation over seeds where there are several. "
-    "Bold: highest of its column, and significantly so (p < 0.05) against every other row."
-)
-
-
-def seeds(row: Sequence[Cell]) -> int:
+def seed_count(row: Sequence[Cell]) -> int:
     return max(cell.n for cell in row)
 
 
-def markdown(comparison: Comparison) -> str:
-    """GitHub's Markdown; a pipe or angle bracket in a name is escaped."""
-    head = ["Method", "Seeds", *map(title_of, comparison.columns)]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    for method, row in comparison.rows.items():
-        shown = [f"**{figures(c, ' ± ')}**" if c.best else figures(c, " ± ") or "-" for c in row]
-        lines.append([escaped(method), str(seeds(row)), *shown])
-    lines[0] = [escaped(text) for text in lines[0]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + f"\n\n{NOTE}\n"
-
-
-def escaped(text: str) -> str:
-    for mark in ("\\", "|", "*", "_", "`", "["):
-        text = text.replace(mark, f"\\{mark}")
-    return text.replace("<", "&lt;").replace("\n", " ")
-
-
-LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"} | {
-    mark: f"\\{mark}" for mark in "&%$#_{}"
-}
-
-
-def latex_text(text: str) -> str:
-    """Text that LaTeX prints as it is."""
-    return "".join(LATEX.get(mark, mark) for mark in text)
-
-
-def latex(comparison: Comparison) -> str:
-    """A booktabs table; needs \\usepackage{booktabs}."""
-    lines = [f"% {NOTE.replace('±', '+-')}", rf"\begin{{tabular}}{{lr{'r' * len(comparison.columns)}}}", r"\toprule"]
-    lines.append(" & ".join(["Method", "Seeds", *(latex_text(title_of(c)) for c in comparison.columns)]) + r" \\")
-    lines.append(r"\midrule")
-    between = r" $\pm$ "
-    for method, row in comparison.rows.items():
-        shown = [rf"\textbf{{{figures(c, between)}}}" if c.best else figures(c, between) or "--" for c in row]
-        lines.append(" & ".join([latex_text(method), str(seeds(row)), *shown]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
-
-
-def csv(comparison: Comparison) -> str:
+def csv_text(comparison: Comparison) -> str:
     """Fractions of 1; three columns for each attack: mean, deviation, and whether it is significantly best."""
-    out = io.StringIO()
-    writer = comma.writer(out, lineterminator="\n")
-    parts = ("mean", "deviation", "best")
-    writer.writerow(["method", "seeds", *(f"{column}_{part}" for column in comparison.columns for part in parts)])
+    columns = [f"{column}_{part}" for column in comparison.columns for part in ("mean", "deviation", "best")]
+    rows = []
     for method, row in comparison.rows.items():
-        values = [v for c in row for v in (number(c.mean), number(c.deviation), "" if c.mean is None else int(c.best))]
-        writer.writerow([plain(method), seeds(row), *values])
-    return out.getvalue()
+        numbers = [(fraction(c.mean), fraction(c.deviation), "" if c.mean is None else str(int(c.best))) for c in row]
+        rows.append([method, str(seed_count(row)), *(text for triple in numbers for text in triple)])
+    return csv_table(["method", "seeds", *columns], rows)
 
 
-def number(value: float | None) -> str:
+def fraction(value: float | None) -> str:
     return "" if value is None or math.isnan(value) else f"{value:.6f}"
-
-
-def plain(text: str) -> str:
-    """A name that a spreadsheet will not take for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
