@@ -1,8 +1,7 @@
 """Table 6: seconds an epoch and memory of TRADES, the method, and the authors' algorithm, from single steps."""
 
-from __future__ import annotations
-
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,8 +11,8 @@ from typing import Any
 from rattle.bench import run
 from rattle.bench.cases import AUTHORS, PUBLISHED, cases_of
 from rattle.bench.setup import Setup, library_step, prepare
-from rattle.paper import tables
 from rattle.paper.scales import Scale
+from rattle.paper.tables import table
 from rattle.paper.writer import Kind, PrintedRow, PrintedTable
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
@@ -33,11 +32,11 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One algorithm."""
+    """One step of an algorithm."""
 
-    seconds: float  # a step, by the wall clock
-    processor: float  # a step, by the clock that ratios are counted in
-    bytes: int
+    seconds: float  # by the wall clock
+    processor: float  # by the clock that ratios are counted in
+    bytes: int  # peak memory
 
 
 def estimated_seconds(scale: Scale) -> float:
@@ -52,7 +51,7 @@ def estimated_seconds(scale: Scale) -> float:
 
 
 def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement]:
-    """Interleaved, all five; what this machine measured before with the same settings is read from the file."""
+    """All five algorithms, interleaved; a measurement of this machine with the same settings is read from the file."""
     settings = {"setup": asdict(scale.cost), "rounds": scale.rounds, "environment": environment()}
     settings["environment"].pop("commit")
     known = read(path, settings)
@@ -74,7 +73,7 @@ def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement
 
 
 def read(path: Path, settings: Mapping[str, Any]) -> dict[str, Measurement] | None:
-    """An earlier measurement of the same on the same machine."""
+    """An earlier measurement with the same settings on the same machine; None when there is none."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         if any(plain[key] != json.loads(json.dumps(value)) for key, value in settings.items()):
@@ -87,37 +86,33 @@ def read(path: Path, settings: Mapping[str, Any]) -> dict[str, Measurement] | No
 def printed_table(scale: Scale, measured: Mapping[str, Measurement], title: str) -> PrintedTable:
     """Ours, the published algorithms measured here, and the paper's figures, with their ratios to TRADES."""
     rows, plain, setup = [], [], scale.cost
-    for i, row in enumerate(tables.table(6).rows):
-        printed = [row.cell(column).value or 0.0 for column in ("seconds", "megabytes")]
-        zeroth = [tables.table(6).rows[0].cell(column).value or 1.0 for column in ("seconds", "megabytes")]
-        lines: list[tuple[Kind, str, tuple[float, ...]]] = []
-        lines.append(("ours", "ours", figures(measured[OURS[i]], measured[OURS[0]], setup)))
+    paper = [[row.cell(column).value or math.nan for column in ("seconds", "megabytes")] for row in table(6).rows]
+    for i, row in enumerate(table(6).rows):
+        lines: dict[str, tuple[float, ...]] = {"ours": figures(measured[OURS[i]], measured[OURS[0]], setup)}
         if i in THEIRS:
-            lines.append(("ours", "as published", figures(measured[THEIRS[i]], measured[PUBLISHED], setup)))
-        ratios = [value / base for value, base in zip(printed, zeroth, strict=True)]
-        lines.append(("paper", "paper, A100", (printed[0], ratios[0], printed[1], ratios[1])))
-        for kind, what, values in lines:
-            first = what == "ours"
-            labels = (row.method if first else "", what)
-            cells = tuple(written(value, i) for i, value in enumerate(values))
-            rows.append(PrintedRow(kind=kind, labels=labels, cells=cells, first=first))
+            lines["as published"] = figures(measured[THEIRS[i]], measured[PUBLISHED], setup)
+        (seconds, memory), (first_seconds, first_memory) = paper[i], paper[0]
+        lines["paper, A100"] = (seconds, seconds / first_seconds, memory, memory / first_memory)
+        for what, values in lines.items():
+            kind: Kind = "paper" if what.startswith("paper") else "ours"
+            texts = (f"{value:.2f}" if column % 2 else f"{value:,.0f}" for column, value in enumerate(values))
+            labels = (row.method if what == "ours" else "", what)
+            rows.append(PrintedRow(kind=kind, labels=labels, cells=tuple(texts)))
             plain.append(dict(zip(("method", "what", *KEYS), (row.method, what, *values), strict=True)))
-    about = f"Measured here: {setup.model} width {setup.width or 'as published'}, batch {setup.batch}, "
-    about += f"{scale.rounds} rounds, {environment()['device']}, {environment()['threads']} threads."
+    machine = environment()
+    note = f"Measured here: {setup.model} width {setup.width or 'as published'}, batch {setup.batch}, "
+    note += f"{scale.rounds} rounds, {machine['device']}, {machine['threads']} threads."
     return PrintedTable(
         title=title,
         labels=("Method", ""),
         columns=("s an epoch", "of TRADES", "MB", "of TRADES"),
         rows=tuple(rows),
-        notes=(about, *NOTES, scale.note),
+        notes=(note, *NOTES, scale.note),
         plain={"table": 6, "scale": scale.name, "setup": asdict(setup), "rows": plain},
     )
 
 
 def figures(one: Measurement, base: Measurement, setup: Setup) -> tuple[float, float, float, float]:
+    """Seconds an epoch, their ratio to the base, megabytes, their ratio."""
     epoch = one.seconds * EPOCH / setup.batch
     return epoch, one.processor / base.processor, one.bytes / 1e6, one.bytes / base.bytes
-
-
-def written(value: float, place: int) -> str:
-    return f"{value:.2f}" if place % 2 else f"{value:,.0f}"

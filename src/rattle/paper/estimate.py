@@ -3,8 +3,6 @@
 A training step's seconds are divided by its passes through the network; attacks are counted in the same passes.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,8 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rattle.bench.limit import unavoidable_passes
 from rattle.data import Dataset, on_device
-from rattle.paper.plan import Entry, Plan, States
+from rattle.paper.plan import Plan, States
 from rattle.paper.protocols import (
     Protocol,
     attacked_checkpoints,
@@ -48,7 +47,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds that are left, and the disk that kept checkpoints take."""
+    """Seconds that are left, and the disk space of the checkpoints."""
 
     training: dict[str, float]  # folder name -> seconds
     evaluation: float
@@ -57,12 +56,6 @@ class Cost:
     @property
     def seconds(self) -> float:
         return sum(self.training.values()) + self.evaluation
-
-
-def passes(recipe: Recipe) -> int:
-    """Forward passes that a training step costs as much as."""
-    awp = recipe.awp is not None
-    return recipe.attack.steps * (1 + BACKWARD) + 1 + 2 * (1 + BACKWARD) * (1 + awp)
 
 
 def kind_of(recipe: Recipe) -> Recipe:
@@ -83,13 +76,15 @@ def step_cost(recipe: Recipe, data: Dataset) -> StepCost:
 
     whole = seconds_of_batch(most, seconds_of)
     weights = sum(p.numel() * p.element_size() for p in state.model.parameters())
-    return StepCost(whole / most, whole / most / passes(recipe), weights)
+    passes = unavoidable_passes(recipe)
+    forwards = passes.forward + BACKWARD * (passes.by_input + passes.full)
+    return StepCost(whole / most, whole / most / forwards, weights)
 
 
 def seconds_of_batch(most: int, seconds_of: Callable[[int], float]) -> float:
     """A step of the whole batch, from steps of a few images and what each further image adds.
 
-    What a step costs with any batch is counted once: on a busy machine it can be most of a small one.
+    The cost that does not depend on the batch is counted once: it can be most of a small step.
 
     >>> round(seconds_of_batch(128, lambda size: 2 + 0.1 * size), 6)
     14.8
@@ -104,13 +99,13 @@ def seconds_of_batch(most: int, seconds_of: Callable[[int], float]) -> float:
 
 
 def fastest(step: Callable[[], Mapping[str, Tensor]]) -> float:
-    """Seconds; the fastest of four is the one that nobody else disturbed, and never the first, unless all take long."""
+    """Seconds of the fastest of four, least disturbed by others; the first counts only when a step takes long."""
     found = []
     while len(found) < 4 and sum(found) < PATIENCE:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         for value in step().values():
             float(value)  # waits for the device
-        found.append(time.perf_counter() - begun)
+        found.append(time.perf_counter() - start)
     return min(found[1:] or found)
 
 
@@ -124,8 +119,8 @@ def attack_passes(attack: str, scale: Scale) -> float:
     return steps * (1 + BACKWARD) * (1 + 2 * targets * scale.robust) + queries * scale.robust
 
 
-def evaluations(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol]) -> set[tuple[str, str, str]]:
-    """(checkpoint, stored name, attack) of every verdict that a run still lacks."""
+def missing_results(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol]) -> set[tuple[str, str, str]]:
+    """(checkpoint, stored name, attack) of every result that a run still needs for a row."""
     found = set()
     for protocol in protocols:
         names = checkpoints(job.recipe, protocol)
@@ -136,40 +131,30 @@ def evaluations(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol])
 
 
 def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console: Console) -> Cost:
-    """Measure each kind of run that is not finished or not judged, and add everything up."""
-    step_costs, training, evaluation, kept = StepCosts(), {}, 0.0, 0
-    sources = dict.fromkeys(job.recipe.data for job in plan.jobs.values())
-    data = {source: source.load() for source in sources}  # before anything is measured: one may be missing
-    rows: dict[str, list[Entry]] = {}
-    for entry in plan.entries:
-        rows.setdefault(entry.key, []).append(entry)
+    """Measure each kind of run that is not finished or not evaluated, and add everything up."""
+    costs: dict[Recipe, StepCost] = {}
+    training, evaluation, disk = {}, 0.0, 0
+    # All data are loaded before anything is measured: a dataset may be missing.
+    data = {source: source.load() for source in dict.fromkeys(job.recipe.data for job in plan.jobs.values())}
     with console.progress("measuring", len(plan.jobs)) as advance:
         for (key, seed), job in plan.jobs.items():
             advance()
             if job.run.divergence:
                 continue
             left = 0 if states[key, seed] == "finished" else max(job.recipe.epochs - job.epochs, 1)
-            missing = {one for entry in rows.get(key, ()) for one in evaluations(entry.row, job, plan.scale, protocols)}
+            rows = [entry.row for entry in plan.entries if entry.key == key]
+            missing = {one for row in rows for one in missing_results(row, job, plan.scale, protocols)}
             if not left and not missing:
                 continue
-            images = data[job.recipe.data]
-            cost = step_costs.of(job.recipe, images)
-            held = len(images.val) if images.val is not None else 0
-            val = held * cost.forward * job.recipe.val_attack.steps * (1 + BACKWARD)
+            images, kind = data[job.recipe.data], kind_of(job.recipe)
+            if kind not in costs:
+                costs[kind] = step_cost(kind, images)
+            cost, held_out = costs[kind], len(images.val) if images.val is not None else 0
             if left:
-                training[job.folder.name] = left * (len(images.train) * cost.step + val)
-                kept += cost.bytes * (len(checkpoints(job.recipe, "paper")) + 4)
+                validation = held_out * cost.forward * job.recipe.val_attack.steps * (1 + BACKWARD)
+                training[job.folder.name] = left * (len(images.train) * cost.step + validation)
+                disk += cost.bytes * (len(checkpoints(job.recipe, "paper")) + 4)
             for _, _, attack in missing:
                 n = min(plan.scale.images(attack) or len(images.test), len(images.test))
                 evaluation += n * attack_passes(attack, plan.scale) * cost.forward
-    return Cost(training=training, evaluation=evaluation, bytes=kept)
-
-
-class StepCosts(dict[Recipe, StepCost]):
-    """Each kind of run measured once."""
-
-    def of(self, recipe: Recipe, data: Dataset) -> StepCost:
-        kind = kind_of(recipe)
-        if kind not in self:
-            self[kind] = step_cost(kind, data)
-        return self[kind]
+    return Cost(training=training, evaluation=evaluation, bytes=disk)

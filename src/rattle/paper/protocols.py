@@ -1,14 +1,11 @@
-"""Attacks on the checkpoints of a run, under two protocols, verdict by verdict in the run's results.
+"""Attacks on the checkpoints of a run, under two protocols, with the results in the run's folder.
 
 honest: the checkpoint that was best on held-out validation images, for every attack. paper: the checkpoints of
 Appendix B; an attack's accuracy is the highest over them on the test set, and the clean one that of the checkpoint best
-under PGD-20. AutoAttack and RayS look at that checkpoint alone, to keep the cost sane.
+under PGD-20. AutoAttack and RayS are run on that checkpoint alone, to limit the cost.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +14,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rattle.attacks import Attack
 from rattle.attacks.transfer import Transfer
 from rattle.data import Images
 from rattle.data.registry import Data
@@ -32,11 +28,12 @@ from rattle.runs.io import write_atomically
 from rattle.runs.load import load_model
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Console
+from rattle.training.sweep import Job
 
 Protocol = Literal["honest", "paper"]
 PROTOCOLS: tuple[Protocol, ...] = ("honest", "paper")
 SEED = 0  # of the attacks' random draws
-EVERY_IMAGE = torch.tensor([])  # none is left out; which ones are right at the start follows from the weights
+EVERY_IMAGE = torch.tensor([])  # none is left out; which ones are correct at the start follows from the weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +50,18 @@ class Measured:
 
 
 def stored_name(cell: Cell, scale: Scale) -> str:
-    """What the verdicts behind a cell are kept under."""
+    """The name of the result file behind a cell."""
     name = scale.name_of(cell.attack)
     return f"transfer-{name}" if cell.surrogate else name
 
 
 def selection_cell(row: Row) -> Cell:
     """PGD-20, by which the paper chooses a checkpoint, also where the table does not print it."""
-    known = next((cell for cell in row.cells if cell.attack == "pgd20"), None)
-    return known or read_cell("pgd20", "-", row.norm)
+    return next((cell for cell in row.cells if cell.attack == "pgd20"), read_cell("pgd20", "-", row.norm))
 
 
 def source_of(cell: Cell, row: Row) -> Cell:
-    """What a column is read off: clean flags come with the verdicts of PGD-20, which is run anyway."""
+    """What a column is read from: clean flags come with the results of PGD-20, which is run anyway."""
     return replace(selection_cell(row), column="clean", printed=cell.printed) if cell.attack == "clean" else cell
 
 
@@ -81,98 +77,86 @@ def checkpoints(recipe: Recipe, protocol: Protocol) -> list[str]:
 
 
 def result_file(run: Run, checkpoint: str, name: str) -> Path:
-    """Verdicts on the best checkpoint stand where `rattle evaluate` and `rattle report` look for them."""
+    """Results of the best checkpoint are where `rattle evaluate` and `rattle report` expect them."""
     folder = run.results if checkpoint == "best" else run.results / checkpoint
     return folder / f"{name}.json"
 
 
 @dataclass(slots=True)
 class Evaluator:
-    """Attacks runs; what was judged before, with the same weights, images and settings, is read."""
+    """Attacks runs; results on disk of the same weights, images and settings are read instead."""
 
     scale: Scale
     console: Console
-    tests: dict[Data, Images] = field(default_factory=dict)
+    test_images: dict[Data, Images] = field(default_factory=dict)  # each dataset is read once
     batch_size: int = 250
 
-    def row(self, row: Row, run: Run, recipe: Recipe, protocol: Protocol, surrogate: Run | None) -> dict[str, Measured]:
-        """Every column of a row."""
+    def row(self, row: Row, job: Job, protocol: Protocol, surrogate: Run | None) -> dict[str, Measured]:
+        """Every column of a row, measured on the run of a job; transfer attacks are made on the surrogate."""
 
         def measured(cell: Cell, checkpoint: str) -> Measured:
-            return self.cell(cell, run, recipe, checkpoint, surrogate if cell.surrogate else None)
+            return self.cell(cell, job, checkpoint, surrogate if cell.surrogate else None)
 
-        names, cells = checkpoints(recipe, protocol), [source_of(cell, row) for cell in row.cells]
+        names = checkpoints(job.recipe, protocol)
         best = names[0]
         if len(names) > 1:
             best = max(names, key=lambda name: measured(selection_cell(row), name).mean)
-        return {
-            cell.column: max(
-                (measured(cell, name) for name in attacked_checkpoints(cell, names, best)), key=lambda m: m.mean
-            )
-            for cell in cells
-        }
+        found = {}
+        for cell in (source_of(cell, row) for cell in row.cells):
+            each = [measured(cell, name) for name in attacked_checkpoints(cell, names, best)]
+            found[cell.column] = max(each, key=lambda one: one.mean)
+        return found
 
-    def cell(self, cell: Cell, run: Run, recipe: Recipe, checkpoint: str, surrogate: Run | None) -> Measured:
+    def cell(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> Measured:
         """One column of one checkpoint."""
-        plain = self.verdicts(cell, run, recipe, checkpoint, surrogate)
+        plain = self.result(cell, job, checkpoint, surrogate)
         entry = plain["attacks"][stored_name(cell, self.scale)]
         values = {"clean": plain["clean_flags"], "adbd": entry.get("distances")}.get(cell.column) or entry["flags"]
-        about = [cell.column, entry["settings"], plain["data"], len(values)]
-        return Measured(values=tuple(values), checkpoint=checkpoint, protocol=json.dumps(about, sort_keys=True))
+        protocol = [cell.column, entry["settings"], plain["data"], len(values)]
+        return Measured(values=tuple(values), checkpoint=checkpoint, protocol=json.dumps(protocol, sort_keys=True))
 
-    def verdicts(self, cell: Cell, run: Run, recipe: Recipe, checkpoint: str, surrogate: Run | None) -> dict[str, Any]:
-        """What results/NAME.json holds, judged now if it is not there or was judged otherwise."""
-        name, path = stored_name(cell, self.scale), result_file(run, checkpoint, stored_name(cell, self.scale))
-        model = model_at(run.checkpoint(checkpoint))
+    def result(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> dict[str, Any]:
+        """What results/NAME.json holds; evaluated now if it is missing or its key is another."""
+        name, run, recipe = stored_name(cell, self.scale), job.run, job.recipe
+        path = result_file(run, checkpoint, name)
+        model, images = model_at(run.checkpoint(checkpoint)), self.images(recipe, self.scale.images(cell.attack))
         attack = self.scale.attack(cell, recipe)
-        images = self.images(recipe, self.scale.images(cell.attack))
         if surrogate is not None:
             other = model_at(surrogate.checkpoint("best"))
-            attack = Transfer(attack=attack, surrogate=other, name=str(surrogate.folder.name))
+            attack = Transfer(attack=attack, surrogate=other, name=surrogate.folder.name)
         key = mark(model, images.x, images.y, attack, SEED, self.batch_size, EVERY_IMAGE)
-        kept = read_result(path, name, key) or same_elsewhere(run, path, key)
-        return kept or self.judge(model, images, {name: attack}, key, run, checkpoint, recipe)
-
-    def judge(
-        self,
-        model: nn.Module,
-        images: Images,
-        attacks: Mapping[str, Attack],
-        key: str,
-        run: Run,
-        checkpoint: str,
-        recipe: Recipe,
-    ) -> dict[str, Any]:
-        folder = result_file(run, checkpoint, "").parent
-        self.console.log(f"{run.folder.name}, {checkpoint}: {', '.join(attacks)} on {len(images)} images")
+        known = read_result(path, name, key) or same_elsewhere(run, path, key)
+        if known is not None:
+            return known
+        self.console.log(f"{run.folder.name}, {checkpoint}: {name} on {len(images)} images")
         device = distributed.choose_device(recipe.device)
         model, images = model.to(device), images.to(device)
-        settings = {"batch_size": self.batch_size, "seed": SEED, "store": folder, "console": self.console}
-        result = evaluate(model, images.x, images.y, attacks, **settings)
-        told = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
-        save_results(result, {**told, "seed": SEED, "mark": key}, folder)
-        return {**told, **result.to_plain()}
+        settings = {"batch_size": self.batch_size, "seed": SEED, "store": path.parent, "console": self.console}
+        result = evaluate(model, images.x, images.y, {name: attack}, **settings)
+        metadata = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
+        save_results(result, {**metadata, "seed": SEED, "mark": key}, path.parent)
+        return {**metadata, **result.to_plain()}
 
     def images(self, recipe: Recipe, n: int | None) -> Images:
-        """The first n test images, each dataset read once."""
-        if recipe.data not in self.tests:
-            self.tests[recipe.data] = recipe.data.source().test
-        test = self.tests[recipe.data]
+        """The first n test images; all when n is None."""
+        if recipe.data not in self.test_images:
+            self.test_images[recipe.data] = recipe.data.source().test
+        test = self.test_images[recipe.data]
         return test if n is None else test[torch.arange(min(n, len(test)))]
 
 
 @lru_cache(maxsize=3)
-def opened(path: Path, stamp: int) -> nn.Module:
-    """The model of a checkpoint; the next attack on it finds it open. The stamp tells a file that was replaced."""
+def cached_model(path: Path, modified: int) -> nn.Module:
+    """The model of a checkpoint, read once for several attacks; the time of modification tells a replaced file."""
     return load_model(read(path))
 
 
 def model_at(path: Path) -> nn.Module:
-    return opened(path, path.stat().st_mtime_ns if path.exists() else 0)
+    return cached_model(path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
 def same_elsewhere(run: Run, path: Path, key: str) -> dict[str, Any] | None:
-    """The best checkpoint is often one of those kept: what was judged of the one holds for the other."""
+    """The same result of another checkpoint: the best one often equals that of an epoch."""
     for other in (run.results / path.name, *sorted(run.results.glob(f"epoch-*/{path.name}"))):
         found = read_result(other, path.stem, key) if other != path else None
         if found is not None:
@@ -182,7 +166,7 @@ def same_elsewhere(run: Run, path: Path, key: str) -> dict[str, Any] | None:
 
 
 def read_result(path: Path, name: str, key: str) -> dict[str, Any] | None:
-    """Verdicts on disk, when they are of these weights, images and settings; anything else is judged again."""
+    """A result file of these weights, images and settings; None for any other, which is then evaluated again."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
         return plain if plain["mark"] == key and plain["attacks"][name]["flags"] else None

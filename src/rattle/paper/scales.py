@@ -1,7 +1,5 @@
 """At which size a table of the paper is reproduced: full as published, small on one machine, tiny on the digits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

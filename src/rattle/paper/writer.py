@@ -1,7 +1,5 @@
 """A table of ours beside the paper's as text: for the terminal, Markdown, LaTeX, HTML and JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -44,7 +42,10 @@ class PrintedRow:
     kind: Kind
     labels: tuple[str, ...]
     cells: tuple[str, ...]
-    first: bool
+
+    @property
+    def first(self) -> bool:
+        return bool(self.labels[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +66,6 @@ class PrintedTable:
     @property
     def texts(self) -> list[list[str]]:
         return [[*row.labels, *row.cells] for row in self.rows]
-
-
-def heading(column: str) -> str:
-    return TITLES.get(column) or title_of(column)
 
 
 def decimals(cell: Cell, ours: CellResult | None = None) -> int:
@@ -118,12 +115,12 @@ def printed_table(plan: Plan, title: str, lines: Sequence[ComparedRow]) -> Print
     for line in lines:
         for i, (kind, what, seeds, cells) in enumerate(groups(line)):
             names = (line.row.dataset, line.row.architecture, line.row.method) if i == 0 else ("", "", "")
-            rows.append(PrintedRow(kind=kind, labels=(*names, what, seeds), cells=tuple(cells), first=i == 0))
+            rows.append(PrintedRow(kind=kind, labels=(*names, what, seeds), cells=tuple(cells)))
     notes = [f"{line.row.method}: {line.row.note}." for line in lines if line.row.note and line.key]
     return PrintedTable(
         title=title,
         labels=("Data", "Network", "Method", "", "Seeds"),
-        columns=tuple(map(heading, plan.columns)),
+        columns=tuple(TITLES.get(column) or title_of(column) for column in plan.columns),
         rows=tuple(rows),
         notes=(*READING, *plan.notes, *dict.fromkeys(notes)),
         plain={"table": plan.number, "scale": plan.scale.name, "rows": [plain_row(line) for line in lines]},
@@ -178,9 +175,8 @@ def finite(value: Any) -> Any:
 
 def markdown(table: PrintedTable) -> str:
     text = markdown_table(table.head, table.texts, left=len(table.labels))
-    return f"# {escape_markdown(table.title)}\n\n{text}\n" + "".join(
-        f"- {escape_markdown(note)}\n" for note in table.notes
-    )
+    notes = "".join(f"- {escape_markdown(note)}\n" for note in table.notes)
+    return f"# {escape_markdown(table.title)}\n\n{text}\n{notes}"
 
 
 def latex(table: PrintedTable) -> str:
@@ -188,25 +184,25 @@ def latex(table: PrintedTable) -> str:
     return text + "".join(f"% {escape_latex(note)}\n" for note in table.notes)
 
 
-def html(sheet: PrintedTable) -> str:
+def html(table: PrintedTable) -> str:
     """One page that fetches nothing and runs nothing."""
     options = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(loader=DictLoader({"paper.html": text("paper.html")}), **options)
-    return environment.get_template("paper.html").render(sheet=sheet, style=text("page.css"), version=__version__)
+    return environment.get_template("paper.html").render(table=table, style=text("page.css"), version=__version__)
 
 
-def as_json(sheet: PrintedTable) -> str:
-    told = {"title": sheet.title, **sheet.plain, "notes": list(sheet.notes), "environment": environment()}
-    return json.dumps(told, indent=1, allow_nan=False) + "\n"
+def as_json(table: PrintedTable) -> str:
+    plain = {"title": table.title, **table.plain, "notes": list(table.notes), "environment": environment()}
+    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
 
 WRITERS = {"markdown": (markdown, "md"), "latex": (latex, "tex"), "html": (html, "html"), "json": (as_json, "json")}
 
 
-def write(sheet: PrintedTable, out: Path, stem: str) -> list[Path]:
+def write(table: PrintedTable, out: Path, stem: str) -> list[Path]:
     """Every format under OUT."""
     paths = []
     for make, ending in WRITERS.values():
         paths.append(out / f"{stem}.{ending}")
-        write_atomically(paths[-1], make(sheet).encode())
+        write_atomically(paths[-1], make(table).encode())
     return paths
