@@ -5,17 +5,17 @@ in both memory layouts; the faster one counts. What a step takes beyond that is 
 """
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rattle.bench.measure import Rounds, synchronize
+from rattle.bench.measure import Rounds, timed
 from rattle.recipes.recipe import Recipe
 from rattle.weights import eval_mode
 
@@ -84,17 +84,10 @@ def convolutions(model: nn.Module, x: Tensor) -> Counter[Convolution]:
 class Limit:
     """Times every convolution of a model once a call, in both layouts.
 
-    `clock` counts the seconds; `dtype` is that of the tensors, as autocast would make them.
+    `dtype` is that of the tensors, as autocast would make them; `clock` counts the seconds, "wall" or "processor".
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        *,
-        dtype: torch.dtype = torch.float32,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float32, clock: str = "wall") -> None:
         self.convolutions, self.clock = convolutions(model, x), clock
         self.device, self.dtype = x.device, dtype
         self.calls: list[list[float]] = []  # seconds of all forwards, backwards by input, full backwards
@@ -133,24 +126,10 @@ class Limit:
                 out, image, weight, None, *geometry, False, [0, 0], shape.groups, mask
             )
 
-        return [self.timed(f) for f in (forward, backward(True, False), backward(not shape.first, True))]
-
-    def timed(self, call: Callable[[], object]) -> float:
-        """The better of two tries."""
-        tries = []
-        for _ in range(2):
-            synchronize()
-            start = self.clock()
-            call()
-            synchronize()
-            tries.append(self.clock() - start)
-        return min(tries)
+        passes = (forward, backward(True, False), backward(not shape.first, True))
+        return [min(timed(each)[self.clock] for _ in range(2)) for each in passes]  # the better of two tries
 
     def rounds(self, passes: Passes, last: int) -> Rounds:
         """Seconds that the passes take at least, in each of the last calls."""
-        return Rounds(
-            tuple(
-                passes.forward * forward + passes.by_input * by_input + passes.full * full
-                for forward, by_input, full in self.calls[-last:]
-            )
-        )
+        times = (passes.forward, passes.by_input, passes.full)
+        return Rounds(tuple(float(np.dot(times, call)) for call in self.calls[-last:]))

@@ -48,25 +48,28 @@ class Timing:
         return self.processor if clock == "processor" else self.wall
 
 
+def timed(call: Callable[[], object]) -> dict[str, float]:
+    """Seconds of one call by both clocks: on a shared machine only the processor's counts this process alone."""
+    synchronize()
+    wall, processor = time.perf_counter(), time.process_time()
+    call()
+    synchronize()
+    return {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
+
+
 def interleaved(
     cases: Mapping[str, Callable[[], object]], *, rounds: int, advance: Callable[[], None] = lambda: None
 ) -> dict[str, Timing]:
-    """Time every case once in each round, in an order drawn anew: a case is slower after some cases than after others.
-
-    Both clocks are read: on a shared machine only the processor's counts this process alone.
-    """
-    order, found = random.Random(0), {name: ([], []) for name in cases}
+    """Time every case once in each round, in a random order: a case is slower after some cases than after others."""
+    order, found = random.Random(0), {name: [] for name in cases}
     for _ in range(rounds):
         for name in order.sample(list(cases), len(cases)):
-            synchronize()
-            start = (time.perf_counter(), time.process_time())
-            cases[name]()
-            synchronize()
-            end = (time.perf_counter(), time.process_time())
-            for seconds, first, last in zip(found[name], start, end, strict=True):
-                seconds.append(last - first)
+            found[name].append(timed(cases[name]))
             advance()
-    return {name: Timing(Rounds(tuple(wall)), Rounds(tuple(processor))) for name, (wall, processor) in found.items()}
+    return {
+        name: Timing(*(Rounds(tuple(each[clock] for each in tries)) for clock in ("wall", "processor")))
+        for name, tries in found.items()
+    }
 
 
 def synchronize() -> None:

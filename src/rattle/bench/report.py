@@ -149,9 +149,8 @@ def growth_chart(curves: Sequence[Curve], path: Path) -> None:
         ):
             relative = [value / values[0] for value in values]
             axis.plot(curve.values, relative, mark, color=colour, label=f"{what}: exponent {exponent:.2f}")
-        axis.set(xscale="log", yscale="log", xlabel=curve.title)
         highest = max(max(costs) / costs[0] for costs in (curve.seconds, curve.bytes))
-        axis.set_ylim(0.9, 1.15 * max(highest, 2))
+        axis.set(xscale="log", yscale="log", xlabel=curve.title, ylim=(0.9, 1.15 * max(highest, 2)))
         axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
         axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
         axis.minorticks_off()

@@ -1,7 +1,6 @@
 """Run the cases: seconds and peak memory beside the convolutions' limit, growth with the setup, a trace of a step."""
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from rattle.training.state import optimizer_of
 from rattle.training.step import step
 
 GROUPS: tuple[Group, ...] = ("training", "evaluation", "autoattack")
-CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 LIMIT = "the convolutions alone"
 AXES: dict[str, tuple[str, tuple[int, ...]]] = {  # field of Setup -> (its title, values)
     "batch": ("images in a batch", (8, 16, 32, 64)),
@@ -66,7 +64,7 @@ def bench(
         raise RattleError(f"rounds must be >= 1, got {rounds}")
     clock, subject = clock or fair_clock(setup), prepare(setup)
     dtype = torch.bfloat16 if setup.precision == "bf16" else torch.float32
-    limit = Limit(subject.fast, subject.x, clock=CLOCKS[clock], dtype=dtype)
+    limit = Limit(subject.fast, subject.x, clock=clock, dtype=dtype)
     cases = cases_of(subject, groups)
     beside = {LIMIT: limit} if "training" in groups else {}
     seconds, memory = measure(f"bench {setup.model}", setup, cases, rounds=rounds, beside=beside, console=console)

@@ -144,8 +144,9 @@ def add_differences(entries: Sequence[Entry], results: dict[str, dict[str, CellR
     for entry in entries:
         for column, ours in results.get(entry.key, {}).items():
             base = results[entry.baseline].get(column) if entry.baseline else None
-            if base and ours.sample and base.sample:
-                found[entry.key, column] = difference(ours.sample, base.sample)
-    adjusted = holm([one.p for one in found.values()])
-    for ((key, column), one), p in zip(found.items(), adjusted, strict=True):
-        results[key][column] = replace(results[key][column], difference=one, p_adjusted=p)
+            change = difference(ours.sample, base.sample) if base and ours.sample and base.sample else None
+            if change:
+                found[entry.key, column] = change
+    adjusted = holm([change.p for change in found.values()])
+    for ((key, column), change), p in zip(found.items(), adjusted, strict=True):
+        results[key][column] = replace(results[key][column], difference=change, p_adjusted=p)

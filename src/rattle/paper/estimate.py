@@ -13,22 +13,12 @@ from torch import Tensor
 from rattle.bench.limit import unavoidable_passes
 from rattle.data import Dataset, on_device
 from rattle.paper.plan import Plan, States
-from rattle.paper.protocols import (
-    Protocol,
-    attacked_checkpoints,
-    checkpoints,
-    result_file,
-    selection_cell,
-    source_of,
-    stored_name,
-)
-from rattle.paper.rows import Row
+from rattle.paper.protocols import Protocol, checkpoints, missing_results
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.runs.progress import Console
 from rattle.training.loop import looks, step_on
 from rattle.training.state import init_state
-from rattle.training.sweep import Job
 
 BACKWARD = 2  # a backward pass costs about two forward ones
 PATIENCE = 4.0  # seconds after which a step is not repeated, nor tried on a larger batch
@@ -117,17 +107,6 @@ def attack_passes(attack: str, scale: Scale) -> float:
         return 20 * (1 + BACKWARD)
     steps, targets, queries = PARTS[scale.autoattack]
     return steps * (1 + BACKWARD) * (1 + 2 * targets * scale.robust) + queries * scale.robust
-
-
-def missing_results(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol]) -> set[tuple[str, str, str]]:
-    """(checkpoint, stored name, attack) of every result that a run still needs for a row."""
-    found = set()
-    for protocol in protocols:
-        names = checkpoints(job.recipe, protocol)
-        for cell in (*(source_of(cell, row) for cell in row.cells), selection_cell(row)):
-            each = attacked_checkpoints(cell, names, names[-1]) if cell.column != "clean" else []
-            found |= {(name, stored_name(cell, scale), cell.attack) for name in each}
-    return {one for one in found if not result_file(job.run, one[0], one[1]).exists()}
 
 
 def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console: Console) -> Cost:

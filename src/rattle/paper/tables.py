@@ -22,8 +22,7 @@ BEST_OF_CHECKPOINTS = (
 
 def eta_rows(order: str, label: str, *lines: str) -> list[Row]:
     """One row for each of the five values of eta."""
-    recipe = f"cifar10-linf-preact18-trades-{order}"
-    etas = (0.05, 0.1, 0.2, 0.3, 0.4)
+    recipe, etas = f"cifar10-linf-preact18-trades-{order}", (0.05, 0.1, 0.2, 0.3, 0.4)
     return [ours(f"{label} ({eta})", recipe, line, eta=eta) for eta, line in zip(etas, lines, strict=True)]
 
 
@@ -59,6 +58,8 @@ TABLE_1 = Table(
     ),
 )
 
+WRN, WRN_100 = "cifar10-linf-wrn34-10-trades", "cifar100-linf-wrn34-10-trades"
+
 TABLE_2 = Table(
     number=2,
     title="WideResNet-34-10 on CIFAR-10 and CIFAR-100, l_inf, beside the state of the art",
@@ -70,32 +71,12 @@ TABLE_2 = Table(
         quoted("Pang et al. (2021)", "WRN-34-20", "86.43 57.91** - 54.39"),
         quoted("Jin et al. (2022)", "WRN-34-20", "86.01 61.12 57.93 55.90"),
         quoted("Gowal et al. (2020)", "WRN-70-16", "85.29 58.22* - 57.20"),
-        *orders(
-            "cifar10-linf-wrn34-10-trades",
-            "84.65 56.68 54.49 53.0",
-            "85.51 58.34 56.06 54.0",
-            "85.98 58.47 56.13 54.2",
-        ),
-        *orders(
-            "cifar10-linf-wrn34-10-trades-awp",
-            "85.17 59.64 57.33 56.2",
-            "86.10 61.47 58.09 57.1",
-            "86.12 61.45 58.22 57.4",
-        ),
+        *orders(WRN, "84.65 56.68 54.49 53.0", "85.51 58.34 56.06 54.0", "85.98 58.47 56.13 54.2"),
+        *orders(f"{WRN}-awp", "85.17 59.64 57.33 56.2", "86.10 61.47 58.09 57.1", "86.12 61.45 58.22 57.4"),
         quoted("Cui et al. (2021)", "WRN-34-10", "60.43 35.50 31.50 29.34", dataset="cifar100"),
         quoted("Gowal et al. (2020)", "WRN-70-16", "60.86 31.47* - 30.03", dataset="cifar100"),
-        *orders(
-            "cifar100-linf-wrn34-10-trades",
-            "60.22 32.11 28.93 26.9",
-            "63.01 33.26 29.44 28.1",
-            "62.93 33.36 29.61 27.9",
-        ),
-        *orders(
-            "cifar100-linf-wrn34-10-trades-awp",
-            "60.38 34.09 30.78 28.6",
-            "63.98 35.36 31.63 29.8",
-            "64.71 35.73 31.41 30.2",
-        ),
+        *orders(WRN_100, "60.22 32.11 28.93 26.9", "63.01 33.26 29.44 28.1", "62.93 33.36 29.61 27.9"),
+        *orders(f"{WRN_100}-awp", "60.38 34.09 30.78 28.6", "63.98 35.36 31.63 29.8", "64.71 35.73 31.41 30.2"),
     ),
     notes=(
         "Both results of Gowal et al. (2020) are under PGD-40 and that of Pang et al. (2021) is under PGD-10, though "
@@ -160,22 +141,17 @@ TABLE_5 = Table(
 TABLE_6 = Table(
     number=6,
     title="Time per epoch and memory, WideResNet-34-10 on CIFAR-10, batch 128, one NVIDIA A100",
-    rows=tuple(
-        orders(
-            "cifar10-linf-wrn34-10-trades", "1666 12875", "2161 20629", "2362 26409", columns=("seconds", "megabytes")
-        )
-    ),
+    rows=tuple(orders(WRN, "1666 12875", "2161 20629", "2362 26409", columns=("seconds", "megabytes"))),
 )
+
+RAYS_COLUMNS = ("clean", "adbd", "rays")
 
 TABLE_7 = Table(
     number=7,
     title="RayS, the hard-label attack, PreAct ResNet-18 on CIFAR-10, l_inf",
-    rows=tuple(
-        ours(method, recipe, line, columns=("clean", "adbd", "rays"))
-        for method, recipe, line in (
-            ("TRADES", "cifar10-linf-preact18-trades", "82.89 0.0412 56.06"),
-            ("TRADES+1st+2nd", "cifar10-linf-preact18-trades-2nd", "84.13 0.0435 57.03"),
-        )
+    rows=(
+        ours("TRADES", "cifar10-linf-preact18-trades", "82.89 0.0412 56.06", columns=RAYS_COLUMNS),
+        ours("TRADES+1st+2nd", "cifar10-linf-preact18-trades-2nd", "84.13 0.0435 57.03", columns=RAYS_COLUMNS),
     ),
     notes=(
         "ADBD is a mean l_inf distance in [0, 1] units although the caption gives per cent for all columns.",

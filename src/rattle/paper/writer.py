@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ READING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintedRow:
-    """One printed line; of a group the first carries the labels."""
+    """One printed line of the group of lines that a row of the paper becomes."""
 
     kind: Kind
     labels: tuple[str, ...]
@@ -45,16 +45,17 @@ class PrintedRow:
 
     @property
     def first(self) -> bool:
+        """Whether it begins a group: only then are the labels filled in."""
         return bool(self.labels[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrintedTable:
-    """A printed table."""
+    """A table as text: columns of labels on the left, columns of numbers on the right."""
 
     title: str
-    labels: tuple[str, ...]
-    columns: tuple[str, ...]
+    labels: tuple[str, ...]  # their headings
+    columns: tuple[str, ...]  # their headings
     rows: tuple[PrintedRow, ...]
     notes: tuple[str, ...]
     plain: dict[str, Any]  # all numbers, for JSON
@@ -150,24 +151,15 @@ def plain_row(line: ComparedRow) -> dict[str, Any]:
 
 
 def plain_result(ours: CellResult) -> dict[str, Any]:
-    """Numbers only; what is not a number is null."""
+    """Its fields, with null for what JSON cannot hold; of a cell without a number only the reason."""
     if ours.state:
         return {"state": ours.state}
-    return {
-        "mean": ours.mean,
-        "deviation": None if math.isnan(ours.deviation) else ours.deviation,
-        "interval": [ours.interval.low, ours.interval.high] if ours.interval else None,
-        "seeds": list(ours.seeds),
-        "values": list(ours.values),
-        "checkpoints": list(ours.checkpoints),
-        "images": ours.images,
-        "difference": finite(asdict(ours.difference)) if ours.difference else None,
-        "p_adjusted": ours.p_adjusted,
-    }
+    plain = finite(asdict(replace(ours, sample=None)))
+    del plain["state"], plain["sample"]
+    return plain | {"interval": [ours.interval.low, ours.interval.high] if ours.interval else None}
 
 
 def finite(value: Any) -> Any:
-    """The same with null for what JSON cannot hold."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
