@@ -74,8 +74,8 @@ def interleaved(
 
 def synchronize() -> None:
     """Wait until the device has finished, where there is one to wait for."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def peak_memory(case: Callable[[], object]) -> int:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from rattle.bench import run
 from rattle.bench.cases import AUTHORS, PUBLISHED, cases_of
+from rattle.bench.measure import timed
 from rattle.bench.setup import Setup, library_step, prepare
 from rattle.paper.scales import Scale
 from rattle.paper.tables import table
@@ -42,12 +42,10 @@ class Measurement:
 def estimated_seconds(scale: Scale) -> float:
     """What measuring will take, from one step on a few images."""
     few = replace(scale.cost, batch=min(8, scale.cost.batch))
-    step_once = library_step(prepare(few), "trades")
-    step_once()
-    start = time.perf_counter()
-    step_once()
-    step = (time.perf_counter() - start) * scale.cost.batch / few.batch
-    return step * (len(OURS) + 2 * len(THEIRS)) * (scale.rounds + 1)  # the authors' take about twice as long
+    step = library_step(prepare(few), "trades")
+    step()  # the first step is slower
+    seconds = timed(step)["wall"] * scale.cost.batch / few.batch
+    return seconds * (len(OURS) + 2 * len(THEIRS)) * (scale.rounds + 1)  # the authors' take about twice as long
 
 
 def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement]:

@@ -3,14 +3,13 @@
 A training step's seconds are divided by its passes through the network; attacks are counted in the same passes.
 """
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from rattle.bench.limit import unavoidable_passes
+from rattle.bench.measure import timed
 from rattle.data import Dataset, on_device
 from rattle.paper.plan import Plan, States
 from rattle.paper.protocols import Protocol, checkpoints, missing_results
@@ -88,14 +87,11 @@ def seconds_of_batch(most: int, seconds_of: Callable[[int], float]) -> float:
     return seconds + each * (most - many)
 
 
-def fastest(step: Callable[[], Mapping[str, Tensor]]) -> float:
+def fastest(step: Callable[[], object]) -> float:
     """Seconds of the fastest of four, least disturbed by others; the first counts only when a step takes long."""
     found = []
     while len(found) < 4 and sum(found) < PATIENCE:
-        start = time.perf_counter()
-        for value in step().values():
-            float(value)  # waits for the device
-        found.append(time.perf_counter() - start)
+        found.append(timed(step)["wall"])
     return min(found[1:] or found)
 
 
