@@ -65,41 +65,45 @@ def training(subject: Subject, *, short: bool) -> dict[str, Call]:
     return found | {PUBLISHED: published_step(subject, steps=steps), AUTHORS: authors_step(subject, steps=steps)}
 
 
-def published_step(subject: Subject, *, steps: int | None = None) -> Callable[[], None]:
+def published_step(subject: Subject, *, steps: int | None = None) -> Call:
     """TRADES as its authors published it: the clean forward again at every inner step."""
-    recipe, model = recipe_of(subject.setup, "trades", steps=steps), copy.deepcopy(subject.plain)
-    optimizer, x = plain_optimizer(model), subject.x_plain
+    x, y = subject.x_plain, subject.y
 
-    def run() -> None:
-        with subject.autocast:
-            x_adv = reference.published_inner_loop(model, x, **inner_loop(recipe), draws=subject.streams())
-            optimizer.zero_grad()
-            loss = reference.published_trades(model, x, x_adv, subject.y, inv_lambda=6.0)
-        loss.backward()
-        optimizer.step()
+    def backward(model: nn.Module, recipe: Recipe) -> None:
+        x_adv = reference.published_inner_loop(model, x, **inner_loop(recipe), draws=subject.streams())
+        reference.published_trades(model, x, x_adv, y, inv_lambda=6.0).backward()
 
-    return run
+    return reference_step(subject, "trades", steps, backward)
 
 
-def authors_step(subject: Subject, *, steps: int | None = None) -> Callable[[], None]:
+def authors_step(subject: Subject, *, steps: int | None = None) -> Call:
     """The authors' algorithm, literally."""
-    recipe, model = recipe_of(subject.setup, "trades-2nd-released", steps=steps), copy.deepcopy(subject.plain)
-    optimizer, head = plain_optimizer(model), find_head(model)
+
+    def backward(model: nn.Module, recipe: Recipe) -> None:
+        reference.released_step(
+            model,
+            find_head(model),
+            subject.x_plain,
+            subject.y,
+            **inner_loop(recipe),
+            sigma=recipe.noise.sigma,
+            eta=recipe.objective.eta,
+            draws=subject.streams(),
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    return reference_step(subject, "trades-2nd-released", steps, backward)
+
+
+def reference_step(subject: Subject, method: str, steps: int | None, backward: Callable[[Any, Recipe], None]) -> Call:
+    """A step of plain SGD at the settings of a recipe; `backward(model, recipe)` leaves the gradients."""
+    recipe, model = recipe_of(subject.setup, method, steps=steps), copy.deepcopy(subject.plain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, weight_decay=5e-4)
 
     def run() -> None:
         optimizer.zero_grad()
         with subject.autocast:
-            reference.released_step(
-                model,
-                head,
-                subject.x_plain,
-                subject.y,
-                **inner_loop(recipe),
-                sigma=recipe.noise.sigma,
-                eta=recipe.objective.eta,
-                draws=subject.streams(),
-                generator=torch.Generator().manual_seed(0),
-            )
+            backward(model, recipe)
         optimizer.step()
 
     return run
@@ -108,10 +112,6 @@ def authors_step(subject: Subject, *, steps: int | None = None) -> Callable[[], 
 def inner_loop(recipe: Recipe) -> dict[str, Any]:
     attack = recipe.attack
     return {"epsilon": attack.threat.epsilon, "step_size": attack.step_size, "steps": attack.steps}
-
-
-def plain_optimizer(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, weight_decay=5e-4)
 
 
 def evaluation(subject: Subject, *, short: bool) -> dict[str, Call]:

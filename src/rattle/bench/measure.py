@@ -37,15 +37,7 @@ class Rounds:
         return Rounds(tuple(a / b for a, b in zip(self.values, other.values, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds of one case by two clocks: the wall clock, and the time that this process's threads were running."""
-
-    wall: Rounds
-    processor: Rounds
-
-    def on(self, clock: str) -> Rounds:
-        return self.processor if clock == "processor" else self.wall
+Timing = dict[str, Rounds]  # seconds by the `wall` clock, and by the `processor` clock of this process's threads
 
 
 def timed(call: Callable[[], object]) -> dict[str, float]:
@@ -67,7 +59,7 @@ def interleaved(
             found[name].append(timed(cases[name]))
             advance()
     return {
-        name: Timing(*(Rounds(tuple(each[clock] for each in tries)) for clock in ("wall", "processor")))
+        name: {clock: Rounds(tuple(each[clock] for each in tries)) for clock in ("wall", "processor")}
         for name, tries in found.items()
     }
 

@@ -32,7 +32,7 @@ RATIOS = {  # name -> what it is, its target for PreAct-ResNet-18 of full width,
 def ratios(result: Result) -> dict[str, Rounds | None]:
     """Every ratio by its name; None where a side of it was not measured."""
     memory = {name: Rounds((count,)) for name, count in result.memory.items()}  # does not vary between rounds
-    seconds = {name: timing.on(result.clock) for name, timing in result.seconds.items()}
+    seconds = {name: timing[result.clock] for name, timing in result.seconds.items()}
     for whole, suffix in ((ALL_OURS, ""), (ALL_PYAUTOATTACK, ", pyautoattack")):
         parts = [seconds[name + suffix].values for name in COMPONENTS if name + suffix in seconds]
         if len(parts) == len(COMPONENTS):
@@ -51,8 +51,8 @@ def rows(result: Result) -> list[list[str]]:
     return [
         [
             name if case.kind == "ours" else f"  {name}",
-            str(result.seconds[name].wall),
-            f"{result.setup.batch / result.seconds[name].wall.median:.1f}",
+            str(result.seconds[name]["wall"]),
+            f"{result.images_per_second(name):.1f}",
             f"{result.memory[name] / 2**20:.1f}",
             f"{result.flop[name] / 1e9:.1f}" if name in result.flop else "",
             f"{result.share(name):.2f}" if name in result.limit else "",
@@ -77,11 +77,11 @@ def to_plain(result: Result, curves: Sequence[Curve] = ()) -> dict[str, Any]:
         cases[name] = {
             "group": case.group,
             "kind": case.kind,
-            "seconds": timing.wall.summary(),
-            "images_per_second": result.setup.batch / timing.wall.median,
+            "seconds": timing["wall"].summary(),
+            "images_per_second": result.images_per_second(name),
             "peak_bytes": result.memory[name],
-            "rounds": list(timing.wall.values),
-            "processor_rounds": list(timing.processor.values),
+            "rounds": list(timing["wall"].values),
+            "processor_rounds": list(timing["processor"].values),
         }
         if name in result.limit:
             cases[name] |= {
@@ -111,7 +111,7 @@ def chart(result: Result, path: Path) -> None:
     for (speed, space), names, group in zip(axes, members, groups, strict=True):
         places = range(len(names), 0, -1)
         ours = [result.cases[name].kind == "ours" for name in names]
-        rates = [result.setup.batch / result.seconds[name].wall.median for name in names]
+        rates = [result.images_per_second(name) for name in names]
         limits = [(p, r / result.share(n)) for p, r, n in zip(places, rates, names, strict=True) if n in result.limit]
         bars(speed, places, rates, ours, most=max([*rates, *(rate for _, rate in limits)]))
         bars(space, places, [result.memory[name] / 2**20 for name in names], ours)

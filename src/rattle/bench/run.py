@@ -43,9 +43,12 @@ class Result:
     limit: dict[str, Rounds]  # of each training method: its convolutions alone, by that clock
     flop: dict[str, int]  # of each training method and image: what its convolutions cannot avoid
 
+    def images_per_second(self, name: str) -> float:
+        return self.setup.batch / self.seconds[name]["wall"].median
+
     def share(self, name: str) -> float:
         """How much of a step its convolutions take."""
-        return (self.limit[name] / self.seconds[name].on(self.clock)).median
+        return (self.limit[name] / self.seconds[name][self.clock]).median
 
 
 def bench(
@@ -66,8 +69,8 @@ def bench(
     dtype = torch.bfloat16 if setup.precision == "bf16" else torch.float32
     limit = Limit(subject.fast, subject.x, clock=clock, dtype=dtype)
     cases = cases_of(subject, groups)
-    beside = {LIMIT: limit} if "training" in groups else {}
-    seconds, memory = measure(f"bench {setup.model}", setup, cases, rounds=rounds, beside=beside, console=console)
+    extra = {LIMIT: limit} if "training" in groups else {}
+    seconds, memory = measure(f"bench {setup.model}", setup, cases, rounds=rounds, extra=extra, console=console)
     passes = {n: unavoidable_passes(recipe_of(setup, METHODS[n])) for n in METHODS if n in cases}
     return Result(
         setup=setup,
@@ -92,11 +95,11 @@ def measure(
     cases: Mapping[str, Case],
     *,
     rounds: int,
-    beside: Mapping[str, Call] | None = None,
+    extra: Mapping[str, Call] | None = None,
     console: Console | None = None,
 ) -> tuple[dict[str, Timing], dict[str, int]]:
-    """Seconds and peak bytes of every case: each round runs each case once, and each call of `beside`."""
-    calls = {**{name: case.run for name, case in cases.items()}, **(beside or {})}
+    """Seconds and peak bytes of every case: each round runs each case once, and each `extra` call."""
+    calls = {**{name: case.run for name, case in cases.items()}, **(extra or {})}
     with (console or NullConsole()).progress(title, len(cases) + rounds * len(calls)) as advance:
         memory = {}
         for name, case in cases.items():
@@ -156,7 +159,7 @@ def growth(
             run = library_step(prepare(replace(setup, **{field: value})), "trades-2nd")
             cases[str(value)] = Case("training", "ours", run, run)
         times, memory = measure(f"growth, {title}", setup, cases, rounds=rounds, console=console)
-        seconds = tuple(timing.on(clock or fair_clock(setup)).median for timing in times.values())
+        seconds = tuple(timing[clock or fair_clock(setup)].median for timing in times.values())
         slopes = exponent(values, seconds), exponent(values, list(memory.values()))
         found.append(Curve(field, title, values, seconds, tuple(memory.values()), *slopes))
     return found

@@ -61,7 +61,7 @@ def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement
     seconds, memory = run.measure(f"Table 6, {setup.model}", setup, cases, rounds=scale.rounds, console=console)
     measured = {
         name: Measurement(
-            seconds=timing.wall.median, processor=timing.on(run.fair_clock(setup)).median, bytes=memory[name]
+            seconds=timing["wall"].median, processor=timing[run.fair_clock(setup)].median, bytes=memory[name]
         )
         for name, timing in seconds.items()
     }

@@ -21,7 +21,7 @@ Norm = Literal["linf", "l2"]
 class Cell:
     """One published number."""
 
-    column: str  # the column it stands in: clean, pgd20, cw20, autoattack, adbd, rays, seconds, megabytes
+    column: str  # its column: clean, pgd20, cw20, autoattack, adbd, rays, seconds, megabytes
     attack: str  # what was run; differs from `column` only where the paper marks it; "cost" for Table 6
     printed: str  # the digits as published, "-" where the paper has none
     epsilon: float | None = None  # radius of the attack; None where nothing is attacked
