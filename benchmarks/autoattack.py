@@ -1,8 +1,8 @@
-"""AutoAttack, ours against the reference authors' pyautoattack: verdicts, robust accuracy, seconds and peak memory.
+"""AutoAttack, ours against the reference authors' pyautoattack: flags, robust accuracy, seconds and peak memory.
 
     python benchmarks/autoattack.py CACHE --cifar10 cifar10.npz --n 200 --seeds 0 1 2 --out autoattack.json
 
-CACHE keeps the adversarially trained models (trained here when missing). cifar10.npz holds uint8 arrays x_train and
+CACHE holds the adversarially trained models (trained here when missing). cifar10.npz holds uint8 arrays x_train and
 x_test [n, 32, 32, 3], y_train and y_test [n]. Every component of both runs right after the other, on the images that
 its own predecessors left unbroken, so that whatever else the machine does falls on both. On a machine that others use
 too, compare processor seconds, and set OMP_WAIT_POLICY=PASSIVE so that threads do not spin while they wait.
@@ -114,14 +114,14 @@ def load(name: str, options: argparse.Namespace) -> tuple[nn.Module, Tensor, Ten
     """The trained model, and the first n test images in [0, 1], contiguous as most users hold them."""
     torch.manual_seed(0)
     model, fit, x, y = digits() if name == "digits" else cifar10(name, options.cifar10)
-    kept = options.cache / f"{name}.pt"
-    if kept.exists():
-        model.load_state_dict(torch.load(kept, weights_only=True))
+    path = options.cache / f"{name}.pt"
+    if path.exists():
+        model.load_state_dict(torch.load(path, weights_only=True))
     else:
         print(f"training {name}", flush=True)
         fit(model)
         options.cache.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), kept)
+        torch.save(model.state_dict(), path)
     return model.eval(), to_float(x[: options.n]).contiguous(), y[: options.n]
 
 
@@ -182,7 +182,7 @@ def compare(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int, b
             line += f" ({work[who][component]:6.1f} s of processor)  "
         print(line + f"x{ratio(seconds, component):.2f} (x{ratio(work, component):.2f})", flush=True)
     agreement = float((flags["ours"] == flags["reference"]).double().mean())
-    print(f"    all      x{ratio(seconds):.2f} (x{ratio(work):.2f}), same verdict on {agreement:.2%}", flush=True)
+    print(f"    all      x{ratio(seconds):.2f} (x{ratio(work):.2f}), same result on {agreement:.2%}", flush=True)
     return {
         "seed": seed,
         "clean": float(clean.double().mean()),

@@ -46,7 +46,7 @@ def base_of(method: str) -> str:
     return base if base != method else ""
 
 
-def verdicts(runs: list[dict[str, Any]], which: str, column: str) -> Sample:
+def sample_of(runs: list[dict[str, Any]], which: str, column: str) -> Sample:
     """One attack on a method's runs; every number of images is a multiple of eight, so no bit is padding."""
     packed = [np.frombuffer(bytes.fromhex(run["found"][which]["flags"][column]), np.uint8) for run in runs]
     flags = tuple(tuple(np.unpackbits(each).tolist()) for each in packed)
@@ -68,16 +68,16 @@ class Layout:
     unit: float = 1.0
     form: str = ".3g"
 
-    def told(self, value: float, sign: str = "") -> str:
+    def text(self, value: float, sign: str = "") -> str:
         return f"{self.unit * value:{sign}{self.form}}"
 
     def mean(self, sample: Sample) -> str:
         found = summarise(sample.accuracies)
-        return f"{self.told(found.mean)} ± {self.told(found.deviation)}"
+        return f"{self.text(found.mean)} ± {self.text(found.deviation)}"
 
     def gap(self, gap: Difference, p: float) -> str:
-        low, high = (self.told(end, "+") for end in (gap.interval.low, gap.interval.high))
-        return f"{self.told(gap.mean, '+')}{'*' if p < 0.05 else ''} [{low}, {high}] p {gap.p:.3f}".replace(
+        low, high = (self.text(end, "+") for end in (gap.interval.low, gap.interval.high))
+        return f"{self.text(gap.mean, '+')}{'*' if p < 0.05 else ''} [{low}, {high}] p {gap.p:.3f}".replace(
             "p 0.000", "p < 0.001"
         )
 
@@ -89,7 +89,7 @@ class Layout:
         ]
 
 
-ACCURACIES = Layout(titles=TITLES, sample=verdicts, unit=100, form=".1f")
+ACCURACIES = Layout(titles=TITLES, sample=sample_of, unit=100, form=".1f")
 FLATNESS = Layout(titles=FLATNESS_TITLES, sample=numbers)
 
 
@@ -121,7 +121,7 @@ def forgotten(runs: Runs) -> list[str]:
     """A Markdown table of the last checkpoint less the best one: robust overfitting."""
     lines = ACCURACIES.head
     for method, each in runs.items():
-        gaps = [difference(*(verdicts(each, which, column) for which in ("last", "best"))) for column in TITLES]
+        gaps = [difference(*(sample_of(each, which, column) for which in ("last", "best"))) for column in TITLES]
         lines.append(plain_row(LABELS[method], gaps, ACCURACIES))
     return lines
 

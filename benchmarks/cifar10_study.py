@@ -105,12 +105,12 @@ def study(name: str, method: str, seed: int, options: argparse.Namespace) -> Non
     for which in regime.checkpoints:
         stored = folder / f"study-{which}.json"
         if not stored.exists():
-            found = judged(load(run.checkpoint(which)), test, folder / f"results-{which}")
+            found = accuracies_and_flatness(load(run.checkpoint(which)), test, folder / f"results-{which}")
             write_atomically(stored, json.dumps(found).encode())
             print(folder.name, which, {k: v for k, v in found.items() if k != "flags"}, flush=True)
 
 
-def judged(model: torch.nn.Module, test: Images, store: Path) -> dict[str, Any]:
+def accuracies_and_flatness(model: torch.nn.Module, test: Images, store: Path) -> dict[str, Any]:
     """Accuracies in %, the four flatness numbers, and behind each accuracy a bit for every image.
 
     AutoAttack is asked only about images that PGD-20 and CW-20 left: what those broke, at a smaller epsilon, is broken.
@@ -142,8 +142,8 @@ def gathered(options: argparse.Namespace) -> dict[str, Any]:
                 parts = {which: folder / f"study-{which}.json" for which in regime.checkpoints}
                 if all(path.exists() for path in parts.values()):
                     lines = Run(folder).metrics.read_text().splitlines()
-                    kept = ("epoch", "loss", "val_clean", "val_robust")
-                    curve = [{k: v for k, v in json.loads(line).items() if k in kept} for line in lines]
+                    shown = ("epoch", "loss", "val_clean", "val_robust")
+                    curve = [{k: v for k, v in json.loads(line).items() if k in shown} for line in lines]
                     found = {which: json.loads(path.read_text()) for which, path in parts.items()}
                     runs.append({"regime": name, "method": method, "seed": seed, "curve": curve, "found": found})
     return {"environment": environment(), "runs": runs}

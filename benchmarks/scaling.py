@@ -41,8 +41,8 @@ def main() -> None:
         two.append(rate(2, 1, options))
         one.append(rate(1, 2, options))
     ratio = (options.rounds / sum(1 / r for r in two)) / (options.rounds / sum(1 / r for r in one))
-    told = {"two_ranks_one_thread": two, "one_rank_two_threads": one, "ratio": ratio, "load": os.getloadavg()[0]}
-    print(json.dumps(told | vars(options)))
+    summary = {"two_ranks_one_thread": two, "one_rank_two_threads": one, "ratio": ratio, "load": os.getloadavg()[0]}
+    print(json.dumps(summary | vars(options)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import torch
-import torch.utils.tensorboard  # here, so that what is forked need not
+import torch.utils.tensorboard  # before forking: the children need not import it again
 
 from rattle import cli
 from rattle.data.registry import Data
@@ -103,8 +103,8 @@ def soak(wanted: int, moments: random.Random, place: Path) -> dict[str, int]:
         attacks = ["--attacks", "pgd10", "apgd-ce", "--n", "120", "--batch-size", "10"]
         return ["evaluate", str(place / "ema"), *attacks, "--out", str(out)]
 
-    seconds = finish(evaluating(place / "verdicts"))
-    cases.append(("evaluation", evaluating, evaluated, evaluated(place / "verdicts"), seconds))
+    seconds = finish(evaluating(place / "results"))
+    cases.append(("evaluation", evaluating, evaluated, evaluated(place / "results"), seconds))
     while count["killed"] < wanted:
         what, command, content, whole, seconds = cases[count["episodes"] % len(cases)]
         out = place / f"{what}{count['episodes']}"

@@ -73,8 +73,8 @@ def main() -> None:
     torch.set_num_threads(1)
     paper = f"digits-linf-cnn-{options.method}"
     if options.tune:
-        told = {"seeds": TUNING_SEEDS, "val_robust": tune(f"{paper}-fast", options.out)}
-        options.results.with_name("fast-tuning.json").write_text(json.dumps(told, indent=1) + "\n")
+        tuning = {"seeds": TUNING_SEEDS, "val_robust": tune(f"{paper}-fast", options.out)}
+        options.results.with_name("fast-tuning.json").write_text(json.dumps(tuning, indent=1) + "\n")
         return
     rows: dict[str, list[dict[str, float]]] = {paper: [], f"{paper}-fast": []}
     for seed in options.seeds:
@@ -85,14 +85,14 @@ def main() -> None:
         name: {key: summarise([row[key] for row in found]).mean for key in found[0]} for name, found in rows.items()
     }
     usual, quick = means.values()
-    verdict = {
+    fast = {
         "time_ratio": quick["processor_seconds"] / usual["processor_seconds"],
         "pgd20_points": quick["pgd20"] - usual["pgd20"],
     }
     for name, mean in means.items():
         print(f"{name:40}", "  ".join(f"{key} {value:.1f}" for key, value in mean.items()))
-    print(f"time {verdict['time_ratio']:.2f} of the paper's schedule, PGD-20 {verdict['pgd20_points']:+.2f} points")
-    whole = {"machine": environment(), "seeds": options.seeds, "rows": rows, "means": means, "fast": verdict}
+    print(f"time {fast['time_ratio']:.2f} of the paper's schedule, PGD-20 {fast['pgd20_points']:+.2f} points")
+    whole = {"machine": environment(), "seeds": options.seeds, "rows": rows, "means": means, "fast": fast}
     options.results.parent.mkdir(parents=True, exist_ok=True)
     options.results.write_text(json.dumps(whole, indent=1) + "\n")
 

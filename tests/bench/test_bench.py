@@ -1,34 +1,26 @@
-"""rattle bench: it measures what it says, fast ways equal plain ones, its files hold what is asked."""
+"""rattle bench: the measurements, the ratios and limits made of them, and the files that the command writes."""
 
 import json
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from rattle.attacks import PGD
-from rattle.attacks.batchnorm import affine_batchnorm, attack_mode
-from rattle.bench import RATIOS, Setup, bench, prepare, to_plain, trace
-from rattle.bench import reference as twins
+from rattle.bench import reference
 from rattle.bench.cases import AUTHORS, METHODS, PUBLISHED, authors_step, published_step
-from rattle.bench.curves import Curve, exponent, growth
-from rattle.bench.limit import Limit, Passes, convolutions
-from rattle.bench.measure import Timing, peak_memory, ratio
-from rattle.bench.report import growth_chart
-from rattle.bench.setup import Subject, library_step
+from rattle.bench.limit import Limit, Passes, convolutions, unavoidable_passes
+from rattle.bench.measure import Rounds, peak_memory
+from rattle.bench.report import RATIOS, growth_chart, to_plain
+from rattle.bench.run import bench, exponent, growth, trace
+from rattle.bench.setup import Setup, Subject, library_step, prepare
 from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
-from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
-from rattle.training.state import make_optimizer
-from rattle.weights import eval_mode
 
 SLIM = Setup(model="cnn", width=4, batch=12, side=8, steps=2, device="cpu")
 
@@ -64,7 +56,7 @@ def test_the_chart_is_a_picture(written: Path) -> None:
     assert (written / "b.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_case_is_timed_and_weighed(written: Path) -> None:
+def test_every_case_has_its_time_and_peak_memory(written: Path) -> None:
     cases = json.loads((written / "b.json").read_text())["cases"]
     assert {*METHODS, PUBLISHED, AUTHORS, "PGD-20", "apgd-ce", "apgd-t", "fab-t", "square"} <= set(cases)
     assert all(case["peak_bytes"] > 0 for case in cases.values())
@@ -92,120 +84,16 @@ def test_peak_memory_does_not_depend_on_the_inner_steps(subject: Subject) -> Non
     assert peaks[:2] == pytest.approx(peaks[2:], rel=0.05)
 
 
-def test_our_trades_step_takes_the_published_gradient(subject: Subject) -> None:
-    """The cases that are compared do the same work: equal adversarial images, equal loss."""
+def test_our_inner_loop_finds_the_adversarial_images_of_the_published_one(subject: Subject) -> None:
+    """The cases that are compared do the same work."""
     recipe = get_recipe("cifar10-linf-cnn-trades")
     attack = replace(recipe.attack, steps=3)
     model, x, y = subject.plain, subject.x_plain, subject.y
     ours = attack(model, x, y, generator=subject.streams())
     settings = {"epsilon": attack.threat.epsilon, "step_size": attack.step_size, "steps": 3}
-    theirs = twins.published_inner_loop(model, x, **settings, draws=subject.streams())
-    assert (
-        float(((ours - theirs).abs() > 1e-6).double().mean()) < 0.01
-    )  # signs of gradients that are zero but for rounding
-
-
-def varied(model: nn.Module) -> nn.Module:
-    """BatchNorm with statistics and weights of its own."""
-    for norm in (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        norm.running_mean.normal_(0, 0.1)
-        norm.running_var.uniform_(0.5, 2)
-        if norm.affine:
-            nn.init.uniform_(norm.weight, 0.5, 1.5)
-            nn.init.normal_(norm.bias, 0, 0.1)
-    return model.eval()
-
-
-@pytest.mark.parametrize("name", ["preact18", "resnet18", "vgg16", "mobilenetv2", "cnn"])
-def test_batch_norm_as_a_multiply_add_gives_the_plain_logits_and_gradient(name: str) -> None:
-    torch.manual_seed(0)
-    model = varied(create_model(name, classes=5, width=4))
-    x = torch.rand(3, 3, 32, 32, requires_grad=True)
-    plain = model(x)
-    (gradient,) = torch.autograd.grad(plain.logsumexp(1).sum(), x)
-    with affine_batchnorm(model):
-        fast = model(x)
-        (fast_gradient,) = torch.autograd.grad(fast.logsumexp(1).sum(), x)
-    assert torch.allclose(plain, fast, rtol=1e-4, atol=1e-5)
-    assert torch.allclose(gradient, fast_gradient, rtol=1e-3, atol=1e-3 * float(gradient.abs().max()))
-    assert torch.equal(model(x), plain)  # and everything is as it was
-    assert not any("forward" in vars(module) for module in model.modules())
-
-
-@pytest.mark.parametrize(
-    ("norm", "shape"),
-    [
-        (nn.BatchNorm1d(4), (6, 4)),
-        (nn.BatchNorm1d(4, affine=False), (6, 4, 3)),
-        (nn.BatchNorm3d(4), (2, 4, 2, 2, 2)),
-        (nn.BatchNorm2d(4, track_running_stats=False), (6, 4, 2, 2)),
-    ],
-)
-def test_every_kind_of_batch_norm_keeps_its_meaning_under_attack(norm: nn.Module, shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    model = norm.eval() if getattr(norm, "running_mean", None) is None else varied(norm)
-    x = torch.rand(shape)
-    plain = model(x)
-    with attack_mode(model):
-        assert torch.allclose(model(x), plain, atol=1e-6)
-
-
-def test_a_norm_in_another_precision_and_a_users_own_norm_are_left_alone() -> None:
-    class Own(nn.BatchNorm2d):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return super().forward(input) + 1
-
-    model, x = Own(2).eval(), torch.rand(3, 2, 4, 4)
-    with affine_batchnorm(model):
-        assert torch.equal(model(x), model.forward(x))
-        assert "forward" not in vars(model)
-    plain = nn.BatchNorm2d(2).eval()
-    with affine_batchnorm(plain), torch.no_grad():
-        assert plain(x.bfloat16()).dtype == torch.bfloat16
-
-
-def test_norms_go_back_after_an_error() -> None:
-    model = create_model("cnn", classes=3, width=2, channels=1).eval()
-    with pytest.raises(ZeroDivisionError), affine_batchnorm(model):
-        raise ZeroDivisionError
-    assert not any("forward" in vars(module) for module in model.modules())
-
-
-def test_an_attack_with_multiply_adds_finds_the_points_of_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model, x = varied(create_model("cnn", classes=5, width=8)), torch.rand(6, 3, 8, 8)
-    y, attack = torch.arange(6) % 5, PGD(steps=5)
-    fast = attack(model, x, y, generator=ImageStreams(0, torch.arange(6)))
-    monkeypatch.setattr("rattle.attacks.batchnorm.affine_batchnorm", eval_mode)
-    plain = attack(model, x, y, generator=ImageStreams(0, torch.arange(6)))
-    assert float(((fast - plain).abs() > 1e-6).double().mean()) < 0.01
-    exact = attack(model.double(), x.double(), y, generator=ImageStreams(0, torch.arange(6)))
-    monkeypatch.undo()  # in double precision no gradient's sign is a matter of rounding
-    assert torch.allclose(attack(model, x.double(), y, generator=ImageStreams(0, torch.arange(6))), exact, atol=1e-12)
-
-
-def test_the_fused_optimizer_takes_the_plain_step() -> None:
-    recipe = get_recipe("digits-linf-cnn-trades")
-    weights = []
-    for fused in (True, False):
-        torch.manual_seed(0)
-        model = create_model("cnn", classes=3, width=4)
-        optimizer = make_optimizer(recipe, model)
-        assert optimizer.defaults["fused"]
-        if not fused:
-            o = recipe.optimizer
-            optimizer = torch.optim.SGD(
-                model.parameters(), lr=o.lr, momentum=o.momentum, weight_decay=o.weight_decay, foreach=False
-            )
-        for seed in range(3):
-            torch.manual_seed(seed)
-            optimizer.zero_grad()
-            F.cross_entropy(model(torch.rand(8, 3, 8, 8)), torch.arange(8) % 3).backward()
-            optimizer.step()
-        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert torch.allclose(*weights, atol=1e-6)
+    theirs = reference.published_inner_loop(model, x, **settings, draws=subject.streams())
+    differ = float(((ours - theirs).abs() > 1e-6).double().mean())
+    assert differ < 0.01  # rounding decides the signs of gradients that are almost zero
 
 
 def test_convolutions_are_counted_with_their_own_shapes() -> None:
@@ -225,37 +113,56 @@ def test_operations_agree_with_torchs_own_count() -> None:
     assert 2 * limit.flop(Passes(forward=1, by_input=0, full=1)) == counter.get_total_flops()
 
 
-def test_passes_that_cannot_be_avoided() -> None:
-    trades = Passes.of(steps=10, clean_target=True, looks=2, awp=False)
-    assert (trades.forward, trades.by_input, trades.full) == (13, 10, 2)
-    assert Passes.of(steps=10, clean_target=False, looks=1, awp=False).forward == 11
-    assert Passes.of(steps=10, clean_target=True, looks=2, awp=True).full == 4
+@pytest.mark.parametrize(
+    ("method", "forward", "by_input", "full"),
+    [("at", 11, 10, 1), ("trades", 13, 10, 2), ("trades-2nd", 13, 10, 2), ("trades-awp-2nd", 15, 10, 4)],
+)
+def test_passes_that_a_step_cannot_avoid(method: str, forward: int, by_input: int, full: int) -> None:
+    recipe = get_recipe(f"cifar10-linf-preact18-{method}")
+    assert unavoidable_passes(recipe) == Passes(forward=forward, by_input=by_input, full=full)
 
 
 def test_the_limit_counts_rounds_by_their_passes() -> None:
-    limit = Limit(create_model("cnn", classes=3, width=2, channels=3), torch.rand(2, 3, 8, 8), clock=time.perf_counter)
+    limit = Limit(create_model("cnn", classes=3, width=2, channels=3), torch.rand(2, 3, 8, 8))
     limit(), limit()
-    one, ten = (limit.timing(Passes(forward=k, by_input=0, full=0), 2) for k in (1, 10))
-    assert len(one.seconds) == 2
-    assert ten.seconds == pytest.approx([10 * s for s in one.seconds])
+    one, ten = (limit.rounds(Passes(forward=k, by_input=0, full=0), 2) for k in (1, 10))
+    assert len(one.values) == 2
+    assert ten.values == pytest.approx([10 * s for s in one.values])
 
 
 def test_ratios_are_taken_round_by_round() -> None:
-    found = ratio(Timing((2.0, 30.0, 4.0)), Timing((1.0, 10.0, 1.0)))
-    assert (found.low, found.median, found.high) == (2.5, 3.0, 3.5)
+    found = Rounds((2.0, 30.0, 4.0)) / Rounds((1.0, 10.0, 1.0))
+    assert found.summary() == {"low": 2.5, "median": 3.0, "high": 3.5}
 
 
-def test_growth_fits_an_exponent_to_each_axis(tmp_path: Path) -> None:
+def test_growth_measures_every_value_of_an_axis_and_fits_its_exponents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of known cost: time grows with the batch, memory with its square."""
+
+    def known_step(setup: Setup, method: str) -> Callable[[], None]:
+        def run() -> None:
+            torch.empty(1000 * setup.batch**2)
+            time.sleep(0.003 * setup.batch)
+
+        return run
+
+    monkeypatch.setattr("rattle.bench.run.prepare", lambda setup: setup)
+    monkeypatch.setattr("rattle.bench.run.library_step", known_step)
+    (curve,) = growth(SLIM, axes={"batch": ("images", (4, 8, 16))}, rounds=2, clock="wall")
+    assert (curve.field, curve.title, curve.values) == ("batch", "images", (4, 8, 16))
+    assert curve.bytes == (64_000, 256_000, 1_024_000)
+    assert curve.memory_exponent == pytest.approx(2)
+    assert all(seconds >= 0.003 * n for seconds, n in zip(curve.seconds, curve.values, strict=True))
+    assert curve.time_exponent == pytest.approx(1, abs=0.3)
+    assert exponent([1, 10], [5, 500]) == pytest.approx(2)
+
+
+def test_memory_of_a_step_grows_with_the_batch_and_not_with_batch_times_classes_squared(tmp_path: Path) -> None:
     axes = {"batch": ("images", (4, 16)), "classes": ("classes", (10, 100))}
-    curves = growth(SLIM, axes=axes, rounds=1)
-    assert [curve.field for curve in curves] == list(axes)
-    batch, classes = curves
+    batch, classes = growth(SLIM, axes=axes, rounds=1)
     assert 0.5 < batch.memory_exponent < 1.1
     assert classes.memory_exponent < 1.5  # soft targets are C x C, never n x C x C
-    growth_chart(curves, tmp_path / "growth.png")
+    growth_chart([batch, classes], tmp_path / "growth.png")
     assert (tmp_path / "growth.png").stat().st_size > 1000
-    assert exponent([1, 10], [5, 500]) == pytest.approx(2)
-    assert Curve("f", "t", (1, 2), (1.0, 2.0), (1, 2), 1.0, 1.0).values == (1, 2)
 
 
 def test_the_trace_names_the_parts_of_a_step(tmp_path: Path) -> None:
@@ -283,29 +190,3 @@ def test_a_mistake_is_one_sentence(words: list[str], sentence: str, capsys: pyte
 def test_a_setup_refuses_what_cannot_be_measured() -> None:
     with pytest.raises(RattleError, match="classes must be >= 3"):
         Setup(classes=2)
-
-
-def test_fast_recipes_keep_the_method_and_cut_the_cost() -> None:
-    for name in ("cifar10-linf-preact18-trades-awp-2nd", "digits-l2-cnn-at", "svhn-linf-preact18-trades-2nd-released"):
-        usual, fast = get_recipe(name), get_recipe(f"{name}-fast")
-        assert fast.name == f"{name}-fast"
-        assert (fast.objective, fast.noise, fast.model, fast.data) == (
-            usual.objective,
-            usual.noise,
-            usual.model,
-            usual.data,
-        )
-        assert fast.attack.threat == usual.attack.threat
-        assert fast.val_attack == usual.val_attack  # judged by the same attack
-        assert fast.epochs * (2 * fast.attack.steps + 7) < 0.4 * usual.epochs * (2 * usual.attack.steps + 7)
-        assert fast.average is not None
-
-
-def test_listing_recipes_imports_nothing_that_is_slow_and_not_used() -> None:
-    check = (
-        "import sys; from rattle.cli import main; main(['recipes', 'digits']); "
-        "slow = {'matplotlib', 'sklearn', 'scipy', 'pandas', 'tensorboard', 'plotly'} & set(sys.modules); "
-        "sys.exit(' '.join(slow) or 0)"
-    )
-    answer = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=120)
-    assert answer.returncode == 0, answer.stderr

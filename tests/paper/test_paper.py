@@ -1,4 +1,4 @@
-"""`rattle paper N`: every table really trains, attacks and prints at a tiny scale, goes on, and refuses in words."""
+"""`rattle paper N`: every table trains, attacks and prints at a tiny scale, resumes, and refuses bad options."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ import pytest
 
 from rattle import cli
 from rattle.bench.setup import Setup
-from rattle.cli import paper as verb
-from rattle.paper import plan as planning
-from rattle.paper import scales
-from rattle.paper import tables as paper
+from rattle.cli import paper as command
+from rattle.paper import scales, tables
+from rattle.paper.plan import entries
 from rattle.paper.scales import SCALES
 from rattle.paper.writer import WRITERS
 from rattle.runs.paths import Run
@@ -52,7 +51,7 @@ def least() -> Iterator[None]:
         yield
 
 
-def rattle(out: Path, number: int, *words: str, sure: bool = True) -> int:
+def run_paper(out: Path, number: int, *words: str, sure: bool = True) -> int:
     return cli.main(["paper", str(number), "--scale", "tiny", "--out", str(out), *words, *(["--yes"] if sure else [])])
 
 
@@ -64,9 +63,9 @@ def numbers(out: Path, number: int) -> dict[str, Any]:
 def test_every_table_trains_attacks_and_prints_ours_beside_the_papers(
     number: int, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert rattle(out, number) == 0
+    assert run_paper(out, number) == 0
     printed = capsys.readouterr().out
-    table = paper.table(number)
+    table = tables.table(number)
     assert f"Table {number}, scale tiny: {table.title}" in " ".join(printed.split())
     for row in table.rows:
         assert row.method in printed
@@ -89,7 +88,7 @@ def check_numbers(plain: dict[str, Any]) -> None:
 
 
 def test_table_6_sets_the_authors_algorithm_beside_ours_and_the_papers(out: Path) -> None:
-    rattle(out, 6)
+    run_paper(out, 6)
     rows = numbers(out, 6)["rows"]
     assert [row["what"] for row in rows] == [
         "ours", "as published", "paper, A100", "ours", "paper, A100", "ours", "as published", "paper, A100",
@@ -100,7 +99,7 @@ def test_table_6_sets_the_authors_algorithm_beside_ours_and_the_papers(out: Path
 
 
 def test_the_papers_protocol_takes_each_attacks_highest_over_the_kept_checkpoints(tmp_path: Path) -> None:
-    rattle(tmp_path, 4, "--epochs", "2")
+    run_paper(tmp_path, 4, "--epochs", "2")
     assert (
         "Here: 128 training images, 2 epochs, 20 test images, 2 test images for AutoAttack"
         in numbers(tmp_path, 4)["notes"][2]
@@ -118,7 +117,7 @@ def test_the_papers_protocol_takes_each_attacks_highest_over_the_kept_checkpoint
 
 
 def test_differences_are_to_the_order_0_run_image_by_image(out: Path) -> None:
-    rattle(out, 1)
+    run_paper(out, 1)
     base, first, *_ = numbers(out, 1)["rows"]
     assert base["run"] == "recipe=digits-linf-cnn-trades"
     assert base["cells"]["clean"]["published_difference"] is None
@@ -134,18 +133,18 @@ def stamps(out: Path) -> dict[Path, int]:
 
 
 def test_the_same_command_again_trains_and_attacks_nothing(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rattle(out, 8)
+    run_paper(out, 8)
     before = stamps(out)
     capsys.readouterr()
-    assert rattle(out, 8) == 0
+    assert run_paper(out, 8) == 0
     said = capsys.readouterr()
     assert stamps(out) == before
     assert "about 0.0 s of training and 0.0 s of attacks are left" in said.err
     assert "training, 1 of" not in said.err
 
 
-def test_what_is_missing_is_made_again_and_only_that(out: Path, tmp_path: Path) -> None:
-    rattle(out, 7)
+def test_only_missing_results_and_runs_are_made_again(out: Path, tmp_path: Path) -> None:
+    run_paper(out, 7)
     shutil.copytree(out / "tiny", tmp_path / "tiny")
     run = Run(tmp_path / "tiny" / "recipe=digits-linf-cnn-trades,seed=0")
     rays = (run.results / "rays.json").read_text()
@@ -153,19 +152,19 @@ def test_what_is_missing_is_made_again_and_only_that(out: Path, tmp_path: Path) 
     other = Run(tmp_path / "tiny" / "recipe=digits-linf-cnn-trades-2nd,seed=0")
     whole = other.metrics.read_bytes()
     other.checkpoint("last").unlink()
-    assert rattle(tmp_path, 7) == 0
+    assert run_paper(tmp_path, 7) == 0
     again = json.loads((run.results / "rays.json").read_text())
     assert again["attacks"]["rays"]["distances"] == json.loads(rays)["attacks"]["rays"]["distances"]
     assert other.metrics.read_bytes() == whole
     assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]
 
 
-def test_verdicts_of_other_weights_are_not_believed(out: Path, tmp_path: Path) -> None:
-    rattle(out, 7)
+def test_results_of_other_weights_are_not_used(out: Path, tmp_path: Path) -> None:
+    run_paper(out, 7)
     shutil.copytree(out / "tiny", tmp_path / "tiny")
     a, b = (Run(tmp_path / "tiny" / f"recipe=digits-linf-cnn-{m},seed=0") for m in ("trades", "trades-2nd"))
     shutil.copy(a.results / "rays.json", b.results / "rays.json")
-    assert rattle(tmp_path, 7) == 0
+    assert run_paper(tmp_path, 7) == 0
     assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]
 
 
@@ -181,7 +180,7 @@ def test_a_run_that_diverged_is_shown_as_such_and_not_tried_again(
     overridden = scales.overridden
     monkeypatch.setattr(scales, "overridden", steep)
     for _ in range(2):
-        assert rattle(tmp_path, 7) == 0
+        assert run_paper(tmp_path, 7) == 0
         second = numbers(tmp_path, 7)["rows"][1]["cells"]
         assert all(cell["ours"]["honest"] == cell["ours"]["paper"] == {"state": "diverged"} for cell in second.values())
     said = capsys.readouterr()
@@ -191,7 +190,7 @@ def test_a_run_that_diverged_is_shown_as_such_and_not_tried_again(
 
 def test_several_seeds_give_a_deviation_and_student_s_interval(out: Path, tmp_path: Path) -> None:
     shutil.copytree(out / "tiny", tmp_path / "tiny")
-    assert rattle(tmp_path, 7, "--seeds", "0", "1", "--protocols", "honest") == 0
+    assert run_paper(tmp_path, 7, "--seeds", "0", "1", "--protocols", "honest") == 0
     ours = numbers(tmp_path, 7)["rows"][1]["cells"]["clean"]["ours"]["honest"]
     assert ours["seeds"] == [0, 1]
     assert ours["deviation"] is not None
@@ -210,14 +209,14 @@ def test_several_seeds_give_a_deviation_and_student_s_interval(out: Path, tmp_pa
 def test_a_format_is_printed_as_it_is_written(
     form: str, words: list[str], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert rattle(out, 7, "--format", form) == 0
+    assert run_paper(out, 7, "--format", form) == 0
     printed = capsys.readouterr().out
     assert all(word in printed for word in words)
     assert printed == (out / f"table-7-tiny.{WRITERS[form][1]}").read_text()
 
 
 def test_the_plan_names_every_run_once_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rattle(tmp_path, 4, "--plan") == 0
+    assert run_paper(tmp_path, 4, "--plan") == 0
     said = capsys.readouterr()
     for method in ("at", "trades-awp", "trades-awp-2nd"):
         assert said.err.count(f"recipe=digits-linf-cnn-{method},seed=0") == 1
@@ -228,8 +227,8 @@ def test_the_plan_names_every_run_once_and_starts_nothing(tmp_path: Path, capsys
 def test_long_work_is_refused_without_yes_where_nobody_can_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(verb, "LONG", 0.0)
-    assert rattle(tmp_path, 7, sure=False) == 2
+    monkeypatch.setattr(command, "LONG", 0.0)
+    assert run_paper(tmp_path, 7, sure=False) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("rattle: Table 7 at scale tiny would take about ")
     assert said.endswith(": give --yes to start it")
@@ -240,14 +239,14 @@ def test_long_work_is_refused_without_yes_where_nobody_can_be_asked(
 def test_a_person_is_asked_before_long_work(
     answer: str, code: int, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rattle(out, 7)
+    run_paper(out, 7)
     capsys.readouterr()
     keyboard, terminal = pty.openpty()
     os.write(keyboard, answer.encode())
     with open(terminal) as stdin, os.fdopen(keyboard):
         monkeypatch.setattr(sys, "stdin", stdin)
-        monkeypatch.setattr(verb, "LONG", -1.0)
-        assert rattle(out, 7, sure=False) == code
+        monkeypatch.setattr(command, "LONG", -1.0)
+        assert run_paper(out, 7, sure=False) == code
     said = capsys.readouterr()
     assert "Table 7 at scale tiny would take about 0.0 s on this machine. Start? [y/N]" in said.err
     assert ("nothing was started" in said.err) == (code == 2)
@@ -255,15 +254,15 @@ def test_a_person_is_asked_before_long_work(
 
 
 def test_runs_at_once_give_the_same_table(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rattle(out, 7)
+    run_paper(out, 7)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert rattle(tmp_path, 7, "--jobs", "2") == 0
+    assert run_paper(tmp_path, 7, "--jobs", "2") == 0
     assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]
 
 
 @pytest.mark.slow
 def test_figures_2_and_3_are_drawn_for_a_tables_runs(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rattle(out, 7, "--figures") == 0
+    assert run_paper(out, 7, "--figures") == 0
     drawn = [Path(line) for line in capsys.readouterr().out.splitlines() if line.endswith(".png")]
     assert {path.name for path in drawn} == {
         "landscape-input.png", "landscape-weight-1d.png", "landscape-weight-2d.png",
@@ -283,7 +282,7 @@ def test_figures_2_and_3_are_drawn_for_a_tables_runs(out: Path, capsys: pytest.C
         (["2", "--scale", "small", "--data", "cifar10=missing.npz"], "there is no .npz file at missing.npz"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(
+def test_a_bad_option_is_refused_in_one_sentence(
     words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -297,20 +296,20 @@ def test_what_cannot_be_is_one_sentence(
 def test_a_folder_of_another_recipe_or_version_is_refused(
     out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rattle(out, 7)
-    assert rattle(out, 7, "--epochs", "2") == 2
+    run_paper(out, 7)
+    assert run_paper(out, 7, "--epochs", "2") == 2
     assert "holds a run of another recipe: choose another --out" in capsys.readouterr().err
     folder = tmp_path / "tiny" / "recipe=digits-linf-cnn-trades,seed=0"
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text("name: x\nflux_capacitor: 1.21\n")
-    assert rattle(tmp_path, 7) == 2
+    assert run_paper(tmp_path, 7) == 2
     said = capsys.readouterr().err
     assert "flux_capacitor" in said
     assert "a folder of another version of rattle? choose another --out" in said
 
 
 def test_full_scale_is_the_recipes_as_named_and_small_keeps_their_shape() -> None:
-    found = planning.entries(1, SCALES["full"])
+    found = entries(1, SCALES["full"])
     assert [entry.recipe.name for entry in found if entry.recipe][1] == "cifar10-linf-preact18-trades-1st"
     etas = [entry.recipe.objective.taylor.eta for entry in found if entry.recipe]
     assert etas[1:] == [0.05, 0.1, 0.2, 0.3, 0.4] * 2
@@ -323,7 +322,7 @@ def test_full_scale_is_the_recipes_as_named_and_small_keeps_their_shape() -> Non
 
 
 def test_table_8_holds_the_swa_comparison_of_section_5_3() -> None:
-    *_, base, swa, second = planning.entries(8, SCALES["full"])
+    *_, base, swa, second = entries(8, SCALES["full"])
     assert swa.recipe is not None
     assert type(swa.recipe.average).__name__ == "SWA"
     assert swa.baseline == second.baseline == base.key

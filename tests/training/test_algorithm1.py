@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rattle.attacks import PGD
-from rattle.bench import reference as twins
+from rattle.bench import reference
 from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.models.registry import create_model
@@ -89,7 +89,7 @@ def test_released_mode_is_the_authors_algorithm_in_two_forwards_and_one_backward
     x, y = minibatch(20, 10)
     counters = Counter(ours), Counter(theirs)
     threat = recipe.attack.threat
-    expected = twins.released_step(
+    expected = reference.released_step(
         theirs, find_head(theirs), x, y, epsilon=threat.epsilon, step_size=recipe.attack.step_size, steps=10,
         sigma=1e-4, eta=0.2, draws=ImageStreams(5, torch.arange(20)), generator=torch.Generator().manual_seed(1),
     )  # fmt: skip

@@ -1,6 +1,4 @@
-"""What is measured: library steps and attacks, each beside the plain twin that does the same the textbook way."""
-
-from __future__ import annotations
+"""What is measured: library steps and attacks, each beside a plain reference that does the same the textbook way."""
 
 import copy
 import logging
@@ -14,12 +12,14 @@ import torch
 from torch import nn
 
 from rattle.attacks import PGD, AutoAttack
-from rattle.bench import reference as twins
+from rattle.bench import reference
 from rattle.bench.setup import Subject, library_step, recipe_of
 from rattle.models import find_head
+from rattle.recipes.recipe import Recipe
 from rattle.threat import Threat
 
 Group = Literal["training", "evaluation", "autoattack"]
+Call = Callable[[], object]
 METHODS = {
     "AT": "at",
     "TRADES": "trades",
@@ -29,155 +29,131 @@ METHODS = {
 }
 PUBLISHED, AUTHORS = "TRADES as published", "1st+2nd as the authors run it"
 PGD20, TEXTBOOK, TORCHATTACKS = "PGD-20", "PGD-20, textbook loop", "PGD-20, torchattacks"
+PGD_EPSILON, PGD_STEP = 0.031, 0.003  # the paper's
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
-STEPS, TARGETS, QUERIES = 10, 3, 30  # AutoAttack's components shortened alike on both sides
+STEPS, TARGETS, QUERIES = 10, 3, 30  # both sides of AutoAttack are shortened to these
 THREAT = Threat(epsilon=2 / 255)  # small, so that not every image of an untrained network breaks at once
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Something to time. `short` does the same with two inner steps: its peak memory is that of the whole."""
+    """Something to time."""
 
     group: Group
-    kind: Literal["ours", "twin"]
-    run: Callable[[], object]
-    short: Callable[[], object] | None = None
+    kind: Literal["ours", "reference"]
+    run: Call
+    short: Call  # the same with two inner steps: its peak memory is that of the whole
     resident: int = 0  # bytes held before and after the call that belong to it: weights and momentum
 
 
-def training(subject: Subject) -> dict[str, Case]:
-    """A step of every method, and two twins."""
-    resident, found = subject.resident(), {}
-    for name, method in METHODS.items():
-        run, short = library_step(subject, method), library_step(subject, method, steps=2)
-        found[name] = Case("training", "ours", run, short, resident)
-    for name, make in ((PUBLISHED, published_step), (AUTHORS, authors_step)):
-        found[name] = Case("training", "twin", make(subject), make(subject, steps=2), resident)
+def cases_of(subject: Subject, groups: tuple[Group, ...]) -> dict[str, Case]:
+    """Every case of the groups by its name."""
+    makers = {"training": training, "evaluation": evaluation, "autoattack": autoattack}
+    ours, found = {*METHODS, PGD20, *COMPONENTS}, {}
+    for group in groups:
+        whole, short = makers[group](subject, short=False), makers[group](subject, short=True)
+        resident = subject.resident() if group == "training" else subject.resident() // 2  # attacks need no momentum
+        for name, run in whole.items():
+            found[name] = Case(group, "ours" if name in ours else "reference", run, short[name], resident)
     return found
 
 
-def published_step(subject: Subject, *, steps: int | None = None) -> Callable[[], None]:
+def training(subject: Subject, *, short: bool) -> dict[str, Call]:
+    """A step of every method, and two reference steps."""
+    steps = 2 if short else None
+    found: dict[str, Call] = {name: library_step(subject, method, steps=steps) for name, method in METHODS.items()}
+    return found | {PUBLISHED: published_step(subject, steps=steps), AUTHORS: authors_step(subject, steps=steps)}
+
+
+def published_step(subject: Subject, *, steps: int | None = None) -> Call:
     """TRADES as its authors published it: the clean forward again at every inner step."""
-    recipe, model = recipe_of(subject.setup, "trades", steps=steps), copy.deepcopy(subject.plain)
-    optimizer = plain_optimizer(model)
-    x, y, attack = subject.x_plain, subject.y, recipe.attack
+    x, y = subject.x_plain, subject.y
 
-    def run() -> None:
-        with subject.autocast:
-            x_adv = twins.published_inner_loop(
-                model,
-                x,
-                epsilon=attack.threat.epsilon,
-                step_size=attack.step_size,
-                steps=attack.steps,
-                draws=subject.streams(),
-            )
-            optimizer.zero_grad()
-            loss = twins.published_trades(model, x, x_adv, y, inv_lambda=6.0)
-        loss.backward()
-        optimizer.step()
+    def backward(model: nn.Module, recipe: Recipe) -> None:
+        x_adv = reference.published_inner_loop(model, x, **inner_loop(recipe), draws=subject.streams())
+        reference.published_trades(model, x, x_adv, y, inv_lambda=6.0).backward()
 
-    return run
+    return reference_step(subject, "trades", steps, backward)
 
 
-def authors_step(subject: Subject, *, steps: int | None = None) -> Callable[[], None]:
+def authors_step(subject: Subject, *, steps: int | None = None) -> Call:
     """The authors' algorithm, literally."""
-    recipe, model = recipe_of(subject.setup, "trades-2nd-released", steps=steps), copy.deepcopy(subject.plain)
-    optimizer, head, attack = plain_optimizer(model), find_head(model), recipe.attack
+
+    def backward(model: nn.Module, recipe: Recipe) -> None:
+        reference.released_step(
+            model,
+            find_head(model),
+            subject.x_plain,
+            subject.y,
+            **inner_loop(recipe),
+            sigma=recipe.noise.sigma,
+            eta=0.2,
+            draws=subject.streams(),
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    return reference_step(subject, "trades-2nd-released", steps, backward)
+
+
+def reference_step(subject: Subject, method: str, steps: int | None, backward: Callable[[Any, Recipe], None]) -> Call:
+    """A step of plain SGD at the settings of a recipe; `backward(model, recipe)` leaves the gradients."""
+    recipe, model = recipe_of(subject.setup, method, steps=steps), copy.deepcopy(subject.plain)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, weight_decay=5e-4)
 
     def run() -> None:
         optimizer.zero_grad()
         with subject.autocast:
-            twins.released_step(
-                model,
-                head,
-                subject.x_plain,
-                subject.y,
-                epsilon=attack.threat.epsilon,
-                step_size=attack.step_size,
-                steps=attack.steps,
-                sigma=recipe.noise.sigma,
-                eta=0.2,
-                draws=subject.streams(),
-                generator=torch.Generator().manual_seed(0),
-            )
+            backward(model, recipe)
         optimizer.step()
 
     return run
 
 
-def plain_optimizer(model: nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, weight_decay=5e-4)
+def inner_loop(recipe: Recipe) -> dict[str, Any]:
+    attack = recipe.attack
+    return {"epsilon": attack.threat.epsilon, "step_size": attack.step_size, "steps": attack.steps}
 
 
-def evaluation(subject: Subject) -> dict[str, Case]:
-    """PGD-20 (epsilon 0.031, step 0.003, the paper's), the textbook loop, and torchattacks' where it is installed."""
-    weights = subject.resident() // 2
-
-    def ours(steps: int) -> Callable[[], object]:
-        attack, model = PGD(threat=Threat(epsilon=0.031), step_size=0.003, steps=steps), subject.fast.eval()
-        if subject.setup.compile:
-            model.compile()
-        x = subject.x
-        return lambda: with_autocast(subject, attack, model, x, subject.y, generator=subject.streams())
-
-    def textbook(steps: int) -> Callable[[], object]:
-        model = copy.deepcopy(subject.plain).eval()
-        settings = {"epsilon": 0.031, "step_size": 0.003, "steps": steps}
-        return lambda: with_autocast(subject, twins.textbook_pgd, model, subject.x_plain, subject.y, **settings)
-
-    found = {
-        PGD20: Case("evaluation", "ours", ours(20), ours(2), weights),
-        TEXTBOOK: Case("evaluation", "twin", textbook(20), textbook(2), weights),
+def evaluation(subject: Subject, *, short: bool) -> dict[str, Call]:
+    """PGD-20 of the library, the textbook loop, and torchattacks' where it is installed."""
+    steps, model, plain = 2 if short else 20, subject.fast.eval(), copy.deepcopy(subject.plain).eval()
+    if subject.setup.compile:
+        model.compile()
+    x, y, settings = subject.x_plain, subject.y, {"epsilon": PGD_EPSILON, "step_size": PGD_STEP, "steps": steps}
+    ours = PGD(threat=Threat(epsilon=PGD_EPSILON), step_size=PGD_STEP, steps=steps)
+    found: dict[str, Call] = {
+        PGD20: attack_call(subject, ours, model),
+        TEXTBOOK: subject.under_autocast(lambda: reference.textbook_pgd(plain, x, y, **settings)),
     }
     if find_spec("torchattacks") is not None:
-
-        def theirs(steps: int) -> Callable[[], object]:
-            make = import_module("torchattacks").PGD
-            attack = make(copy.deepcopy(subject.plain).eval(), eps=0.031, alpha=0.003, steps=steps)
-            return lambda: with_autocast(subject, attack, subject.x_plain, subject.y)
-
-        found[TORCHATTACKS] = Case("evaluation", "twin", theirs(20), theirs(2), weights)
+        own = copy.deepcopy(plain)  # it changes the model's modes
+        theirs = import_module("torchattacks").PGD(own, eps=PGD_EPSILON, alpha=PGD_STEP, steps=steps)
+        found[TORCHATTACKS] = subject.under_autocast(lambda: theirs(x, y))
     return found
 
 
-def with_autocast(subject: Subject, call: Callable[..., object], *args: Any, **settings: Any) -> object:
-    with subject.autocast:
-        return call(*args, **settings)
-
-
-def autoattack(subject: Subject) -> dict[str, Case]:
-    """Each component on the same images, shortened alike; the reference where it is installed."""
-    model, weights, found = subject.fast.eval(), subject.resident() // 2, {}
-    x, y = subject.x, subject.y
-    for name, attack in AutoAttack(threat=THREAT).components().items():
-        run = component(subject, shortened(attack, STEPS, QUERIES), model, x)
-        found[name] = Case("autoattack", "ours", run, component(subject, shortened(attack, 2, 2), model, x), weights)
+def autoattack(subject: Subject, *, short: bool) -> dict[str, Call]:
+    """Each component on the same images, shortened the same way; pyautoattack's where it is installed."""
+    model, (steps, queries) = subject.fast.eval(), (2, 2) if short else (STEPS, QUERIES)
+    components: dict[str, Any] = AutoAttack(threat=THREAT).components()
+    found = {}
+    for name, attack in components.items():
+        less = {"queries": queries} if hasattr(attack, "queries") else {"steps": steps, "targets": TARGETS}
+        found[name] = attack_call(subject, replace(attack, **less), model)
     if find_spec("pyautoattack") is not None:
-        whole, brief = reference(subject.plain, STEPS, QUERIES), reference(subject.plain, 2, 2)
-        x_plain = subject.x_plain
-        for name in COMPONENTS:
-            run, short = (
-                lambda perturb=parts[name]: with_autocast(subject, perturb, x_plain.clone(), y.clone())
-                for parts in (whole, brief)
-            )
-            found[f"{name}, pyautoattack"] = Case("autoattack", "twin", run, short, weights)
+        x, y = subject.x_plain, subject.y
+        for name, perturb in pyautoattack_components(subject.plain, steps, queries).items():
+            found[f"{name}, pyautoattack"] = subject.under_autocast(lambda p=perturb: p(x.clone(), y.clone()))
     return found
 
 
-def component(subject: Subject, attack: Any, model: nn.Module, x: torch.Tensor) -> Callable[[], object]:
-    return lambda: with_autocast(subject, attack, model, x, subject.y, generator=subject.streams())
+def attack_call(subject: Subject, attack: Any, model: nn.Module) -> Call:
+    x = subject.x
+    return subject.under_autocast(lambda: attack(model, x, subject.y, generator=subject.streams()))
 
 
-def shortened(attack: Any, steps: int, queries: int) -> Any:
-    """A component with fewer steps and targets."""
-    if hasattr(attack, "queries"):
-        return replace(attack, queries=queries)
-    return replace(attack, steps=steps, targets=TARGETS)
-
-
-def reference(plain: nn.Module, steps: int, queries: int) -> dict[str, Callable[..., object]]:
-    """The reference's standard components (pyautoattack), shortened."""
+def pyautoattack_components(plain: nn.Module, steps: int, queries: int) -> dict[str, Callable[..., object]]:
+    """pyautoattack's standard components, shortened."""
     logging.getLogger("auto-attack").setLevel(logging.ERROR)
     model, make = copy.deepcopy(plain).eval(), import_module("pyautoattack.autoattack").AutoAttack
     device = next(plain.parameters()).device
@@ -187,8 +163,3 @@ def reference(plain: nn.Module, steps: int, queries: int) -> dict[str, Callable[
     for part in parts.values():
         part.seed, part.n_iter, part.n_queries, part.n_target_classes = 0, steps, queries, TARGETS
     return {name: torch.no_grad()(part.perturb) for name, part in parts.items()}
-
-
-def all_cases(subject: Subject, groups: tuple[Group, ...]) -> dict[str, Case]:
-    makers = {"training": training, "evaluation": evaluation, "autoattack": autoattack}
-    return {name: case for group in groups for name, case in makers[group](subject).items()}

@@ -1,10 +1,8 @@
-"""Plain twins: each algorithm as published, copies, repeated passes and all.
+"""Plain references: each algorithm as published, copies, repeated passes and all.
 
 Tests hold the library to them and `rattle bench` measures against them. The authors' step is written from a description
 of their release, TRADES' loop from its paper; nothing here is fast, and nothing else imports it.
 """
-
-from __future__ import annotations
 
 import copy
 

@@ -1,21 +1,19 @@
-"""One interleaved run over all cases: seconds round by round, peak memory, and the convolutions' limit beside them."""
-
-from __future__ import annotations
+"""Run the cases: seconds and peak memory beside the convolutions' limit, growth with the setup, a trace of a step."""
 
 import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rattle.bench.cases import METHODS, Case, Group, all_cases
-from rattle.bench.limit import Limit, Passes
-from rattle.bench.measure import Ratio, Timing, interleaved, peak_memory, ratio
-from rattle.bench.setup import Setup, Subject, prepare, recipe_of
+from rattle.bench.cases import METHODS, Call, Case, Group, cases_of
+from rattle.bench.limit import Limit, unavoidable_passes
+from rattle.bench.measure import Rounds, Timing, interleaved, peak_memory
+from rattle.bench.setup import Setup, library_step, prepare, recipe_of
 from rattle.errors import RattleError
 from rattle.forward import Outputs, PairedForward
 from rattle.models import find_head
@@ -24,8 +22,13 @@ from rattle.training.state import make_optimizer
 from rattle.training.step import step
 
 GROUPS: tuple[Group, ...] = ("training", "evaluation", "autoattack")
-CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 LIMIT = "the convolutions alone"
+AXES: dict[str, tuple[str, tuple[int, ...]]] = {  # field of Setup -> (its title, values)
+    "batch": ("images in a batch", (8, 16, 32, 64)),
+    "steps": ("K, inner steps", (2, 4, 8, 16)),
+    "classes": ("classes", (10, 100, 1000)),
+    "width": ("width of the network", (8, 16, 32)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,15 @@ class Result:
     cases: dict[str, Case]
     seconds: dict[str, Timing]
     memory: dict[str, int]  # bytes
-    limit: dict[str, Timing]  # of each training method: its convolutions alone, by that clock
+    limit: dict[str, Rounds]  # of each training method: its convolutions alone, by that clock
     flop: dict[str, int]  # of each training method and image: what its convolutions cannot avoid
 
-    def share(self, name: str) -> Ratio:
+    def images_per_second(self, name: str) -> float:
+        return self.setup.batch / self.seconds[name]["wall"].median
+
+    def share(self, name: str) -> float:
         """How much of a step its convolutions take."""
-        return ratio(self.limit[name], self.seconds[name].on(self.clock))
+        return (self.limit[name] / self.seconds[name][self.clock]).median
 
 
 def bench(
@@ -54,27 +60,19 @@ def bench(
     clock: str | None = None,
     console: Console | None = None,
 ) -> Result:
-    """Measure everything, interleaved: each round runs each case once."""
+    """Measure the groups of cases, and beside training steps their convolutions alone.
+
+    `clock` is what ratios are counted by, "wall" or "processor"; `fair_clock` chooses when it is None.
+    """
     if rounds < 1:
         raise RattleError(f"rounds must be >= 1, got {rounds}")
-    clock = clock or fair_clock(setup)
-    subject = prepare(setup)
-    cases = all_cases(subject, groups)
-    limit = Limit(
-        subject.fast,
-        subject.x,
-        clock=CLOCKS[clock],
-        dtype=torch.bfloat16 if setup.precision == "bf16" else torch.float32,
-    )
-    timed: dict[str, Callable[[], object]] = {name: case.run for name, case in cases.items()}
-    if "training" in groups:
-        timed[LIMIT] = limit
-    total = sum(case.short is not None for case in cases.values()) + rounds * len(timed)
-    with (console or NullConsole()).progress(f"bench {setup.model}", total) as advance:
-        memory = peaks(setup, cases, advance)
-        seconds = interleaved(timed, rounds=rounds, warmup=0, advance=advance)  # warmed up by `peaks`
-    seconds.pop(LIMIT, None)
-    passes = {name: passes_of(subject, name) for name in METHODS if name in cases}
+    clock, subject = clock or fair_clock(setup), prepare(setup)
+    dtype = torch.bfloat16 if setup.precision == "bf16" else torch.float32
+    limit = Limit(subject.fast, subject.x, clock=clock, dtype=dtype)
+    cases = cases_of(subject, groups)
+    extra = {LIMIT: limit} if "training" in groups else {}
+    seconds, memory = measure(f"bench {setup.model}", setup, cases, rounds=rounds, extra=extra, console=console)
+    passes = {n: unavoidable_passes(recipe_of(setup, METHODS[n])) for n in METHODS if n in cases}
     return Result(
         setup=setup,
         rounds=rounds,
@@ -82,64 +80,112 @@ def bench(
         cases=cases,
         seconds=seconds,
         memory=memory,
-        limit={name: limit.timing(each, rounds) for name, each in passes.items()},
+        limit={name: limit.rounds(each, rounds) for name, each in passes.items()},
         flop={name: limit.flop(each) for name, each in passes.items()},
     )
 
 
 def fair_clock(setup: Setup) -> str:
-    """What ratios are counted in: on a CPU processor seconds, which other people's work on the machine hardly moves."""
-    return "processor" if setup.where.type == "cpu" else "wall"
+    """Processor seconds on a CPU, which other processes on the machine hardly change; else the wall clock."""
+    return "processor" if setup.torch_device.type == "cpu" else "wall"
 
 
-def peaks(setup: Setup, cases: dict[str, Case], advance: Callable[..., None]) -> dict[str, int]:
-    """Peak memory of each case: what lives all the time and what a call adds, momentum and caches being there."""
-    found = {}
-    for name, case in cases.items():
-        if case.short is None:
-            continue
-        try:
-            case.short()  # momentum buffers exist from here on
-        except Exception as reason:  # whatever the compiler finds missing or cannot do
-            if not setup.compile:
-                raise
-            said = (str(reason).strip() or type(reason).__name__).splitlines()[0]
-            raise RattleError(f"torch.compile does not work here: {said}") from reason
-        found[name] = case.resident + peak_memory(case.short)
-        advance()
+def measure(
+    title: str,
+    setup: Setup,
+    cases: Mapping[str, Case],
+    *,
+    rounds: int,
+    extra: Mapping[str, Call] | None = None,
+    console: Console | None = None,
+) -> tuple[dict[str, Timing], dict[str, int]]:
+    """Seconds and peak bytes of every case: each round runs each case once, and each `extra` call."""
+    calls = {**{name: case.run for name, case in cases.items()}, **(extra or {})}
+    with (console or NullConsole()).progress(title, len(cases) + rounds * len(calls)) as advance:
+        memory = {}
+        for name, case in cases.items():
+            memory[name] = peak_of(case, setup)
+            advance()
+        seconds = interleaved(calls, rounds=rounds, advance=advance)
+    return {name: seconds[name] for name in cases}, memory
+
+
+def peak_of(case: Case, setup: Setup) -> int:
+    """Peak memory of a case: what lives all the time and what a call adds."""
+    try:
+        case.short()  # momentum buffers and caches exist from here on
+    except Exception as reason:  # whatever the compiler finds missing or cannot do
+        if not setup.compile:
+            raise
+        message = (str(reason).strip() or type(reason).__name__).splitlines()[0]
+        raise RattleError(f"torch.compile does not work here: {message}") from reason
+    return case.resident + peak_memory(case.short)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Cost of one TRADES 1st+2nd step against one setting, the others held."""
+
+    field: str
+    title: str
+    values: tuple[int, ...]
+    seconds: tuple[float, ...]  # medians
+    bytes: tuple[int, ...]
+    time_exponent: float
+    memory_exponent: float
+
+
+def exponent(values: Sequence[float], costs: Sequence[float]) -> float:
+    """The slope of log cost against log value, by least squares.
+
+    >>> round(exponent([1, 2, 4], [3, 12, 48]), 6)
+    2.0
+    """
+    return float(np.polyfit(np.log(values), np.log(costs), 1)[0])
+
+
+def growth(
+    setup: Setup,
+    *,
+    axes: Mapping[str, tuple[str, tuple[int, ...]]] = AXES,
+    rounds: int = 3,
+    clock: str | None = None,
+    console: Console | None = None,
+) -> list[Curve]:
+    """How a step's cost grows along each axis from the setup given; the values of an axis are interleaved."""
+    found = []
+    for field, (title, values) in axes.items():
+        cases = {}
+        for value in values:
+            run = library_step(prepare(replace(setup, **{field: value})), "trades-2nd")
+            cases[str(value)] = Case("training", "ours", run, run)
+        times, memory = measure(f"growth, {title}", setup, cases, rounds=rounds, console=console)
+        seconds = tuple(timing[clock or fair_clock(setup)].median for timing in times.values())
+        slopes = exponent(values, seconds), exponent(values, list(memory.values()))
+        found.append(Curve(field, title, values, seconds, tuple(memory.values()), *slopes))
     return found
-
-
-def passes_of(subject: Subject, name: str) -> Passes:
-    recipe = recipe_of(subject.setup, METHODS[name])
-    return Passes.of(
-        steps=recipe.attack.steps,
-        clean_target=recipe.attack.loss == "kl",
-        looks=2 if recipe.objective.needs.clean else 1,
-        awp=recipe.awp is not None,
-    )
 
 
 def trace(setup: Setup, path: Path, *, method: str = "TRADES 1st+2nd") -> None:
     """Write a chrome trace of one step, its parts marked by name."""
     subject = prepare(setup)
     recipe, model = recipe_of(setup, METHODS[method]), subject.fast.train()
-    optimizer, views = make_optimizer(recipe, model), PairedForward(model, recipe.objective.needs, find_head(model))
+    optimizer, forward = make_optimizer(recipe, model), PairedForward(model, recipe.objective.needs, find_head(model))
     attack, mark = recipe.attack, torch.profiler.record_function
 
     def marked_attack(*args: object, **settings: object) -> Tensor:
         with mark("rattle: inner maximisation"):
             return attack(*args, **settings)  # type: ignore[arg-type]
 
-    def marked_views(*args: Any) -> Outputs:
+    def marked_forward(*args: Any) -> Outputs:
         with mark("rattle: outer forwards at x and x'"):
-            return views(*args)
+            return forward(*args)
 
     def run() -> None:
         optimizer.zero_grad(set_to_none=True)
         with mark("rattle: step"), subject.autocast:
             step(
-                views,
+                forward,
                 subject.x,
                 subject.y,
                 attack=marked_attack,  # type: ignore[arg-type]
@@ -148,7 +194,7 @@ def trace(setup: Setup, path: Path, *, method: str = "TRADES 1st+2nd") -> None:
                 awp=recipe.awp,
                 shared=torch.Generator().manual_seed(0),
                 private=subject.streams(),
-                ddp_forward=marked_views,
+                ddp_forward=marked_forward,
             )
         optimizer.step()
 

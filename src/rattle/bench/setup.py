@@ -1,17 +1,14 @@
-"""What a benchmark runs on: a network, a batch of images that it can tell apart, and one library step of a recipe."""
-
-from __future__ import annotations
+"""What a benchmark runs on: a network, a batch of images that it classifies, and one library step of a recipe."""
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import update_bn
 
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
@@ -24,7 +21,7 @@ from rattle.runs import distributed
 from rattle.training.state import make_optimizer
 from rattle.training.step import step
 
-LESSONS = 12  # plain training steps before anything is measured
+WARMUP_STEPS = 12  # plain training steps before anything is measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +45,14 @@ class Setup:
                 raise RattleError(f"{name} must be >= {least}, got {getattr(self, name)}")
 
     @property
-    def where(self) -> torch.device:
-        """The device, tried out."""
+    def torch_device(self) -> torch.device:
+        """The device; refused in words when it does not work."""
         try:
             device = distributed.choose_device(self.device)
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError) as reason:
-            raise RattleError(
-                f"there is no device {self.device!r} here: {str(reason).strip().splitlines()[0]}"
-            ) from reason
+            message = str(reason).strip().splitlines()[0]
+            raise RattleError(f"there is no device {self.device!r} here: {message}") from reason
         return device
 
 
@@ -80,10 +76,15 @@ class Subject:
         return self.x_plain.to(memory_format=torch.channels_last) if self.setup.channels_last else self.x_plain
 
     @property
-    def autocast(self) -> Any:
-        if self.setup.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.x_plain.device.type, torch.bfloat16)
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.x_plain.device.type, torch.bfloat16, enabled=self.setup.precision == "bf16")
+
+    def under_autocast(self, call: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            with self.autocast:
+                return call()
+
+        return run
 
     def streams(self) -> ImageStreams:
         return ImageStreams(0, torch.arange(len(self.y), device=self.y.device))
@@ -94,8 +95,8 @@ class Subject:
 
 
 def prepare(setup: Setup) -> Subject:
-    """A network after a few lessons on images of one pattern a class: attacks on it are not over at once."""
-    device = setup.where
+    """A network after a few training steps on images of one pattern a class, so that attacks do not succeed at once."""
+    device = setup.torch_device
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = create_model(setup.model, classes=setup.classes, width=setup.width).to(device)
@@ -105,31 +106,19 @@ def prepare(setup: Setup) -> Subject:
         x = (0.7 * patterns[y] + 0.3 * torch.rand(setup.batch, 3, setup.side, setup.side)).to(device)
     y = y.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    for _ in range(LESSONS):
+    for _ in range(WARMUP_STEPS):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-    settle_statistics(model, x)
+    update_bn([x], model)  # running statistics are those of the batch
     return Subject(setup, model, x, y)
-
-
-@torch.no_grad()
-def settle_statistics(model: nn.Module, x: Tensor) -> None:
-    """BatchNorm's running statistics become those of the batch."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    kept = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 1.0
-    model(x)
-    for norm, momentum in zip(norms, kept, strict=True):
-        norm.momentum = momentum
 
 
 def recipe_of(setup: Setup, method: str, *, steps: int | None = None) -> Recipe:
     """The recipe of a method on CIFAR-10 images, l_inf 8/255, with K as the setup says."""
     recipe = get_recipe(f"cifar10-linf-{setup.model}-{method}")
-    still = replace(recipe.optimizer, lr=1e-6)  # every round starts from the same weights, but for rounding
-    return replace(recipe, attack=replace(recipe.attack, steps=steps or setup.steps), optimizer=still)
+    optimizer = replace(recipe.optimizer, lr=1e-6)  # weights hardly move: every round does the same work
+    return replace(recipe, attack=replace(recipe.attack, steps=steps or setup.steps), optimizer=optimizer)
 
 
 def library_step(subject: Subject, method: str, *, steps: int | None = None) -> Callable[[], dict[str, Tensor]]:
@@ -137,10 +126,10 @@ def library_step(subject: Subject, method: str, *, steps: int | None = None) -> 
     recipe, model = recipe_of(subject.setup, method, steps=steps), subject.fast
     optimizer = make_optimizer(recipe, model)
     needs = recipe.objective.needs
-    views = PairedForward(model, needs, find_head(model) if needs.features else None)
+    forward = PairedForward(model, needs, find_head(model) if needs.features else None)
     if subject.setup.compile:
         model.compile()
-        views.compile()
+        forward.compile()
     x, y = subject.x, subject.y
     model.train()
 
@@ -148,7 +137,7 @@ def library_step(subject: Subject, method: str, *, steps: int | None = None) -> 
         optimizer.zero_grad(set_to_none=True)
         with subject.autocast:
             terms = step(
-                views,
+                forward,
                 x,
                 y,
                 attack=recipe.attack,

@@ -1,6 +1,4 @@
-"""rattle bench: how fast training steps and attacks are here, beside their plain twins and the machine's limit."""
-
-from __future__ import annotations
+"""rattle bench: how fast training steps and attacks are here, beside plain references and the machine's limit."""
 
 import json
 from dataclasses import dataclass, replace
@@ -10,8 +8,9 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from rattle.bench import GROUPS, Setup, bench, chart, growth, growth_chart, to_plain, trace
-from rattle.bench.report import ratio_rows, rows
+from rattle.bench.report import chart, growth_chart, ratio_rows, rows, to_plain
+from rattle.bench.run import GROUPS, bench, growth, trace
+from rattle.bench.setup import Setup
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.errors import RattleError
@@ -21,19 +20,19 @@ from rattle.runs.io import write_atomically
 @dataclass(frozen=True)
 class Options:
     """Measure images a second and peak memory of training steps, PGD-20 and AutoAttack's components, interleaved with
-    plain twins (the authors' algorithm, TRADES as published, a textbook PGD, pyautoattack, torchattacks when installed)
-    and with the convolutions alone, the machine's own limit."""
+    plain references (the authors' algorithm, TRADES as published, a textbook PGD, pyautoattack, torchattacks when
+    installed) and with the convolutions alone, the machine's own limit."""
 
     model: str = "preact18"  # the network's name
     width: int | None = None  # channels of its first stage; the published width when not given
-    batch: int | None = None  # images in a batch; 32 when not given
+    batch: int = 32  # images in a batch
     rounds: int | None = None  # times every case runs; 5 when not given, 2 with --quick
     steps: int = 10  # K of the inner maximisation
     parts: tuple[Literal["training", "evaluation", "autoattack"], ...] = GROUPS  # what to measure
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: forward passes under autocast
     compile: bool = False  # torch.compile the network
-    channels_last: bool = True  # memory layout of the library's side; the twins keep torch's own
+    channels_last: bool = True  # memory layout of the library's side; the references keep torch's own
     threads: int | None = None  # CPU threads; torch's own choice when not given
     clock: Literal["auto", "wall", "processor"] = "auto"  # of the ratios: auto is processor seconds on a CPU, else wall
     quick: bool = False  # a slim network (width 8), under a minute
@@ -43,30 +42,11 @@ class Options:
     chart: Annotated[str, tyro.conf.arg(metavar="FILE")] = "bench.png"  # the bar chart; --growth adds -growth
 
 
-def setup_of(options: Options) -> tuple[Setup, int]:
-    """The benchmark that the options describe, and its rounds."""
-    slim = options.quick
-    width = options.width or (8 if slim else None)
-    batch = 32 if options.batch is None else options.batch
-    rounds = (2 if slim else 5) if options.rounds is None else options.rounds
-    if rounds < 1:
-        raise RattleError(f"rounds must be >= 1, got {rounds}")
-    setup = Setup(
-        model=options.model,
-        width=width,
-        batch=batch,
-        steps=options.steps,
-        device=options.device,
-        precision=options.precision,
-        compile=options.compile,
-        channels_last=options.channels_last,
-    )
-    return setup, rounds
-
-
 def main(args: list[str]) -> None:
     options = parse(Options, args, "bench")
-    setup, rounds = setup_of(options)
+    names = ("model", "batch", "steps", "device", "precision", "compile", "channels_last")
+    width = options.width or (8 if options.quick else None)
+    setup = Setup(width=width, **{name: getattr(options, name) for name in names})
     if options.threads is not None:
         if options.threads < 1:
             raise RattleError(f"threads must be >= 1, got {options.threads}")
@@ -75,6 +55,7 @@ def main(args: list[str]) -> None:
         trace(setup, Path(options.trace))
         print(f"trace: {options.trace}; open it in chrome://tracing or ui.perfetto.dev (docs/performance.md)")
         return
+    rounds = (2 if options.quick else 5) if options.rounds is None else options.rounds
     console, clock = Console(), None if options.clock == "auto" else options.clock
     result = bench(setup, rounds=rounds, groups=options.parts, clock=clock, console=console)
     slim = replace(setup, width=setup.width or 16)
@@ -94,6 +75,6 @@ def main(args: list[str]) -> None:
         chart(result, path)
         print(f"chart: {path}")
         if curves:
-            grown = path.with_stem(f"{path.stem}-growth")
-            growth_chart(curves, grown)
-            print(f"growth: {grown}")
+            growth_path = path.with_stem(f"{path.stem}-growth")
+            growth_chart(curves, growth_path)
+            print(f"growth: {growth_path}")

@@ -1,7 +1,5 @@
 """rattle paper: a table of the paper, trained, attacked and printed beside the published numbers."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,24 +8,20 @@ from typing import Annotated, Literal
 
 import tyro
 
-from rattle.analysis.prepare import compute_landscapes
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.data.registry import SOURCES
 from rattle.errors import RattleError
-from rattle.paper import cost
-from rattle.paper import tables as paper
-from rattle.paper import writer as sheet
-from rattle.paper.cells import lines
+from rattle.paper import cost, writer
+from rattle.paper.cells import compare_rows
 from rattle.paper.estimate import Cost, estimate
 from rattle.paper.plan import Plan, States, plan
-from rattle.paper.protocols import PROTOCOLS, Judge, Protocol
+from rattle.paper.protocols import PROTOCOLS, Evaluator, Protocol
+from rattle.paper.run import draw_landscapes, landscape_pairs, train, unfinished
 from rattle.paper.scales import SCALES, Scale
+from rattle.paper.tables import table
 from rattle.report.page import duration
-from rattle.runs.progress import ProgressOnly
-from rattle.training.loop import fit
 from rattle.training.slurm import Slurm, submit
-from rattle.training.sweep import Job, pending, run_local
 
 LONG = 600.0  # seconds; what takes longer is asked about
 
@@ -51,7 +45,7 @@ class Options:
     train_size: int | None = None  # training images; the scale's when not given
     n: int | None = None  # test images that are attacked; the scale's when not given
     autoattack_n: int | None = None  # of them, by AutoAttack
-    format: sheet.Format = "terminal"  # of what is printed
+    format: writer.Format = "terminal"  # of what is printed
     plan: bool = False  # print the plan and its cost, and stop
     figures: bool = False  # also draw Figures 2 and 3 for the table's runs: rattle landscape
     yes: bool = False  # do not ask before more than ten minutes of work
@@ -63,10 +57,8 @@ def main(args: list[str]) -> None:
     number, scale, out, console = number_of(options.table), scale_of(options), Path(options.out), Console()
     if not options.protocols:
         raise RattleError("--protocols needs at least one of honest and paper")
-    title = f"Table {number}, scale {scale.name}: {paper.table(number).title}"
-    stem = f"table-{number}-{scale.name}"
     if number == 6:
-        print_cost(options, scale, out, title, stem, console)
+        print_cost(options, scale, console)
         return
     planned = plan(number, scale, options.seeds or scale.seeds, out)
     states = planned.states()
@@ -74,16 +66,24 @@ def main(args: list[str]) -> None:
     print_plan(planned, states, left, console)
     if options.plan:
         return
-    agree(left.seconds, f"Table {number} at scale {scale.name}", options.yes)
-    failed = train(planned, options, out, console)
-    if failed is None:
+    confirm(left.seconds, f"Table {number} at scale {scale.name}", options.yes)
+    todo, runs = unfinished(planned, console), out / scale.name
+    if options.launcher == "slurm" and todo:
+        submit(todo, options.slurm, runs, console, Console)
+        waiting = sum(not job.run.divergence for job in planned.jobs.values())
+        print(f"{len(todo)} of {waiting} runs are in the queue; the same command again prints the table")
         return
-    measured = lines(planned, Judge(scale, console), options.protocols, failed)
-    finish(sheet.sheet_of(planned, title, measured), options, out, stem, console)
-    figures(planned, options.figures, console)
+    failed = train(todo, at_once=options.jobs, out=runs, console=console)
+    rows = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
+    print_result(writer.printed_table(planned, title_of(number, scale), rows), number, options, console)
+    print_landscapes(planned, options.figures, console)
     if failed:
-        each = "; ".join(f"{name}: {words}" for name, words in failed.items())
+        each = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise RattleError(f"{len(failed)} of {len(planned.jobs)} runs failed, the same command retries them: {each}")
+
+
+def title_of(number: int, scale: Scale) -> str:
+    return f"Table {number}, scale {scale.name}: {table(number).title}"
 
 
 def number_of(text: str) -> int:
@@ -91,7 +91,7 @@ def number_of(text: str) -> int:
         raise RattleError("say which table, 1 to 8: rattle paper 1 --scale tiny")
     if not text.isascii() or not text.isdecimal():
         raise RattleError(f"a table is given by its number, 1 to 8, got {text!r}")
-    return paper.table(int(text)).number
+    return table(int(text)).number
 
 
 def scale_of(options: Options) -> Scale:
@@ -102,7 +102,7 @@ def scale_of(options: Options) -> Scale:
 
 
 def sources(words: Sequence[str]) -> dict[str, str]:
-    """{dataset: file}; a word without a sign is for every dataset."""
+    """{dataset: file}; a file without `NAME=` is for every dataset."""
     found: dict[str, str] = {}
     for word in words:
         name, sign, file = word.partition("=")
@@ -125,86 +125,50 @@ def print_plan(planned: Plan, states: States, left: Cost, console: Console) -> N
     training = duration(sum(left.training.values()))
     console.log(f"about {training} of training and {duration(left.evaluation)} of attacks are left on this machine")
     if left.bytes > 1e9:
-        console.log(f"the kept checkpoints will take about {left.bytes / 1e9:.0f} GB")
+        console.log(f"the checkpoints will take about {left.bytes / 1e9:.0f} GB")
 
 
-def agree(seconds: float, what: str, yes: bool) -> None:
-    """Ask before long work; where there is nobody to ask, refuse."""
+def confirm(seconds: float, what: str, yes: bool) -> None:
+    """Ask before long work; refuse it where nobody can be asked."""
     if yes or seconds <= LONG:
         return
     sentence = f"{what} would take about {duration(seconds)} on this machine"
     if not sys.stdin.isatty():
         raise RattleError(f"{sentence}: give --yes to start it")
-    sys.stderr.write(f"{sentence}. Start? [y/N] ")  # stdout may be a file that wants the table
+    sys.stderr.write(f"{sentence}. Start? [y/N] ")  # stdout may be redirected to a file for the table
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise RattleError("nothing was started")
 
 
-def train(planned: Plan, options: Options, out: Path, console: Console) -> dict[str, str] | None:
-    """Train what is missing; what failed, and why. None when SLURM has the runs now."""
-    jobs = [job for job in planned.jobs.values() if not job.run.divergence]
-    todo = pending(jobs, ProgressOnly(console))
-    place = out / planned.scale.name
-    if options.launcher == "slurm" and todo:
-        submit(todo, options.slurm, place, console, Console)
-        print(f"{len(todo)} of {len(jobs)} runs are in the queue; the same command again prints the table")
-        return None
-    alone = options.jobs == 1
-    failed = one_by_one(todo, console) if alone else run_local(todo, at_once=options.jobs, out=place, console=console)
-    diverged = {job.folder.name for job in todo if job.run.divergence}
-    return {name: words for name, words in failed.items() if name not in diverged}
-
-
-def one_by_one(todo: Sequence[Job], console: Console) -> dict[str, str]:
-    """Train in this process; a run that fails does not stop the others."""
-    failed = {}
-    for i, job in enumerate(todo):
-        console.log(f"{job.folder.name}: training, {i + 1} of {len(todo)}")
-        try:
-            fit(job.recipe, job.folder, resume=True, console=ProgressOnly(console))
-        except RattleError as reason:
-            failed[job.folder.name] = str(reason)
-    return failed
-
-
-def print_cost(options: Options, scale: Scale, out: Path, title: str, stem: str, console: Console) -> None:
+def print_cost(options: Options, scale: Scale, console: Console) -> None:
     """Table 6: nothing is trained; steps are timed."""
-    path = out / scale.name / "cost.json"
+    path = Path(options.out) / scale.name / "cost.json"
     seconds = 0.0 if path.exists() else cost.estimated_seconds(scale)
     console.log(f"Table 6 times single steps of {scale.cost.model}: about {duration(seconds)} are left")
     if options.plan:
         return
-    agree(seconds, f"Table 6 at scale {scale.name}", options.yes)
-    finish(cost.sheet_of(scale, cost.measure(scale, path, console), title), options, out, stem, console)
+    confirm(seconds, f"Table 6 at scale {scale.name}", options.yes)
+    measured = cost.measure(scale, path, console)
+    print_result(cost.printed_table(scale, measured, title_of(6, scale)), 6, options, console)
 
 
-def finish(found: sheet.Sheet, options: Options, out: Path, stem: str, console: Console) -> None:
+def print_result(printed: writer.PrintedTable, number: int, options: Options, console: Console) -> None:
     """Print the table and write it in every format."""
-    paths = sheet.write(found, out, stem)
-    show(found, options.format)
+    paths = writer.write(printed, Path(options.out), f"table-{number}-{options.scale}")
+    if options.format == "terminal":
+        print_table(printed.head, printed.texts, title=printed.title)
+        print("\n".join(printed.notes))
+    else:
+        print(writer.WRITERS[options.format][0](printed), end="")
     console.log("written: " + ", ".join(map(str, paths)))
 
 
-def show(found: sheet.Sheet, form: sheet.Format) -> None:
-    """On stdout."""
-    if form != "terminal":
-        print(sheet.WRITERS[form][0](found), end="")
-        return
-    print_table(found.head, [[*row.labels, *row.cells] for row in found.rows], title=found.title)
-    print("\n".join(found.notes))
-
-
-def figures(planned: Plan, draw: bool, console: Console) -> None:
-    """Figures 2 and 3: the landscapes of a baseline and of the method on it, or the command that draws them."""
-    second = [e for e in planned.entries if "-2nd" in (e.row.recipe or "") and "eta" not in e.key]  # the paper's eta
-    for pair in dict.fromkeys((entry.baseline or "", entry.key) for entry in second):
-        jobs = [planned.jobs[key, planned.seeds[0]] for key in pair]
-        if any(job.run.divergence or job.state != "finished" for job in jobs):
-            continue
-        folders = [str(job.folder) for job in jobs]
-        if draw:
-            for path in compute_landscapes(folders, console=console):
-                print(path)
-        else:
+def print_landscapes(planned: Plan, draw: bool, console: Console) -> None:
+    """Figures 2 and 3, or the command that draws them."""
+    if draw:
+        for path in draw_landscapes(planned, console):
+            print(path)
+    else:
+        for folders in landscape_pairs(planned):
             console.log(f"Figures 2 and 3 for these two: rattle landscape {' '.join(folders)}")

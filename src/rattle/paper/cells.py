@@ -1,19 +1,17 @@
 """A table's figures: mean, deviation, interval and difference to the baseline, cell by cell beside the paper's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rattle.paper.plan import Entry, Plan, States
-from rattle.paper.protocols import PROTOCOLS, Judge, Measured, Protocol
+from rattle.paper.protocols import PROTOCOLS, Evaluator, Measured, Protocol
 from rattle.paper.rows import Cell, Row
 from rattle.stats import Difference, Interval, Sample, difference, holm, summarise, t_interval, wilson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class CellResult:
     """Ours in one cell under one protocol, in the cell's unit; `state` says why there is no number."""
 
     state: str = ""  # "", or: diverged, failed, not finished
@@ -30,27 +28,22 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ComparedRow:
     """A row of the paper with ours beside it."""
 
     row: Row
     key: str  # of our runs; "" for quoted results
     baseline: Row | None
-    ours: Mapping[Protocol, Mapping[str, Figure]]  # protocol -> column -> ours
+    ours: Mapping[Protocol, Mapping[str, CellResult]]  # protocol -> column -> ours
 
     def published_difference(self, column: str) -> float | None:
         """The paper's own difference to its baseline."""
-        above, below = (row.cell(column).value if row else None for row in (self.row, self.baseline))
-        return None if above is None or below is None else above - below
-
-
-def scaled(cell: Cell) -> float:
-    """What a share is multiplied by to be in a cell's unit."""
-    return 100.0 if cell.unit == "%" else 1.0
+        value, base = (row.cell(column).value if row else None for row in (self.row, self.baseline))
+        return None if value is None or base is None else value - base
 
 
 def state_of(plan: Plan, key: str, states: States, failed: Mapping[str, str]) -> str:
-    """Why a row has no numbers; nothing when at least one of its runs is finished and none diverged."""
+    """Why a row has no numbers; "" when at least one of its runs is finished and none diverged."""
     found = [states[key, seed] for seed in plan.seeds]
     if "diverged" in found:
         return "diverged" if len(found) == 1 else f"diverged ({found.count('diverged')} of {len(found)})"
@@ -60,121 +53,100 @@ def state_of(plan: Plan, key: str, states: States, failed: Mapping[str, str]) ->
     return "failed" if names & set(failed) else "not finished"
 
 
-def figure(cell: Cell, found: Mapping[int, Measured]) -> Figure:
+def cell_result(cell: Cell, by_seed: Mapping[int, Measured]) -> CellResult:
     """One cell from its seeds."""
-    unit, measured = scaled(cell), list(found.values())
-    sample = Sample(seeds=tuple(found), flags=tuple(m.values for m in measured), protocol=measured[0].protocol)
+    if not by_seed:
+        return CellResult(state="not finished")
+    unit, measured = 100.0 if cell.unit == "%" else 1.0, list(by_seed.values())
+    sample = Sample(seeds=tuple(by_seed), flags=tuple(m.values for m in measured), protocol=measured[0].protocol)
     values = [unit * share for share in sample.accuracies]
     summary = summarise(values)
-    return Figure(
-        seeds=tuple(found),
+    return CellResult(
+        seeds=tuple(by_seed),
         values=tuple(values),
         checkpoints=tuple(m.checkpoint for m in measured),
         images=len(measured[0].values),
         mean=summary.mean,
         deviation=summary.deviation,
-        interval=interval_of(values, measured, unit),
+        interval=t_interval(values) if len(values) > 1 else interval_over_images(measured[0].values, unit),
         sample=sample,
     )
 
 
-def interval_of(values: Sequence[float], measured: Sequence[Measured], unit: float) -> Interval | None:
-    """95 %: of the mean over seeds; with one seed, of its mean over images."""
-    if len(values) > 1:
-        return t_interval(values)
-    flags = measured[0].values
-    if set(flags) <= {0, 1}:
-        within = wilson(int(sum(flags)), len(flags))
+def interval_over_images(values: Sequence[float], unit: float) -> Interval | None:
+    """95 % interval of one seed's mean: Wilson's for flags, Student's for distances."""
+    if set(values) <= {0, 1}:
+        within = wilson(int(sum(values)), len(values))
+    elif len(values) > 1:
+        within = t_interval(values)
     else:
-        within = t_interval(flags) if len(flags) > 1 else None
-    return Interval(unit * within.low, unit * within.high) if within else None
+        return None
+    return Interval(unit * within.low, unit * within.high)
 
 
-def lines(
-    plan: Plan, judge: Judge, protocols: Sequence[Protocol] = PROTOCOLS, failed: Mapping[str, str] | None = None
-) -> list[Line]:
-    """Every row, measured."""
-    known: dict[tuple[str, Protocol], dict[str, Figure]] = {}
+def compare_rows(
+    plan: Plan,
+    evaluator: Evaluator,
+    protocols: Sequence[Protocol] = PROTOCOLS,
+    failed: Mapping[str, str] | None = None,
+) -> list[ComparedRow]:
+    """Every row, measured under the protocols; `failed` names the folders of runs whose training failed, and why."""
     states = plan.states()
+    results: dict[Protocol, dict[str, dict[str, CellResult]]] = {protocol: {} for protocol in protocols}
     for entry in plan.entries:
         for protocol in protocols if entry.recipe else ():
-            if (entry.key, protocol) not in known:
-                known[entry.key, protocol] = measured_row(plan, entry, judge, protocol, states, failed or {})
-    rows = {entry.key: entry.row for entry in reversed(plan.entries) if entry.key}
-    found = []
-    for entry in plan.entries:
-        ours: dict[Protocol, Mapping[str, Figure]] = {}
-        if entry.recipe:
-            ours = {protocol: compared(entry, known, protocol) for protocol in protocols}
-        found.append(Line(row=entry.row, key=entry.key, baseline=baseline_row(plan, entry, rows), ours=ours))
-    return adjusted(found, protocols)
+            if entry.key not in results[protocol]:
+                results[protocol][entry.key] = measured_row(plan, entry, evaluator, protocol, states, failed or {})
+    for by_key in results.values():
+        add_differences(plan.entries, by_key)
+    return [
+        ComparedRow(
+            row=entry.row,
+            key=entry.key,
+            baseline=baseline_row(plan, entry),
+            ours={protocol: by_key[entry.key] for protocol, by_key in results.items()} if entry.recipe else {},
+        )
+        for entry in plan.entries
+    ]
 
 
-def baseline_row(plan: Plan, entry: Entry, rows: Mapping[str, Row]) -> Row | None:
-    """The row that the paper's own difference is taken to: the one of the same recipe, not of a stand-in for it."""
+def baseline_row(plan: Plan, entry: Entry) -> Row | None:
+    """The row that the paper's own difference is taken to: preferably of the same recipe, not of a stand-in for it."""
     if entry.baseline is None:
         return None
     wanted = entry.row.baseline or entry.row.recipe
-    return next((e.row for e in plan.entries if e.row.recipe == wanted and not e.row.overrides), rows[entry.baseline])
+    same = [e.row for e in plan.entries if e.row.recipe == wanted and not e.row.overrides]
+    return (same or [e.row for e in plan.entries if e.key == entry.baseline])[0]
 
 
 def measured_row(
-    plan: Plan, entry: Entry, judge: Judge, protocol: Protocol, states: States, failed: Mapping[str, str]
-) -> dict[str, Figure]:
+    plan: Plan, entry: Entry, evaluator: Evaluator, protocol: Protocol, states: States, failed: Mapping[str, str]
+) -> dict[str, CellResult]:
     """Ours in every column of a row, before anything is compared."""
-    keys = list(dict.fromkeys((entry.key, *(key for _, key in entry.surrogates))))
+    keys = [entry.key, entry.surrogate] if entry.surrogate else [entry.key]
     for key in keys:
         if state := state_of(plan, key, states, failed):
-            told = state if key == entry.key else f"surrogate {state}"
-            return {cell.column: Figure(state=told) for cell in entry.row.cells}
+            state = state if key == entry.key else f"surrogate {state}"
+            return {cell.column: CellResult(state=state) for cell in entry.row.cells}
     found: dict[str, dict[int, Measured]] = {cell.column: {} for cell in entry.row.cells}
     for seed in plan.seeds:
-        if any(states[key, seed] != "finished" for key in keys):
-            continue
-        job, surrogate = plan.jobs[entry.key, seed], plan.jobs[keys[-1], seed].run if len(keys) > 1 else None
-        for column, measured in judge.row(entry.row, job.run, job.recipe, protocol, surrogate).items():
-            found[column][seed] = measured
-    return {
-        cell.column: figure(cell, found[cell.column]) if found[cell.column] else Figure(state="not finished")
-        for cell in entry.row.cells
-    }
+        if all(states[key, seed] == "finished" for key in keys):
+            surrogate = plan.jobs[entry.surrogate, seed].run if entry.surrogate else None
+            measured = evaluator.row(entry.row, plan.jobs[entry.key, seed], protocol, surrogate)
+            for column, one in measured.items():
+                found[column][seed] = one
+    return {cell.column: cell_result(cell, found[cell.column]) for cell in entry.row.cells}
 
 
-def compared(
-    entry: Entry, known: Mapping[tuple[str, Protocol], Mapping[str, Figure]], protocol: Protocol
-) -> dict[str, Figure]:
-    """A row's figures with their differences to the baseline's."""
-    ours = dict(known[entry.key, protocol])
-    below = known.get((entry.baseline, protocol)) if entry.baseline else None
-    for column, mine in ours.items():
-        other = below.get(column) if below else None
-        if other and mine.sample and other.sample:
-            ours[column] = replace(mine, difference=difference(mine.sample, other.sample))
-    return ours
-
-
-def adjusted(found: Sequence[Line], protocols: Sequence[Protocol]) -> list[Line]:
-    """The p-values of each protocol adjusted for being several; a run that stands in two rows counts once."""
-    p_values: dict[tuple[str, Protocol, str], float] = {}
-    for line in found:
-        for protocol, cells in line.ours.items():
-            for column, ours in cells.items():
-                if ours.difference:
-                    p_values[line.key, protocol, column] = ours.difference.p
-    after: dict[tuple[str, Protocol, str], float] = {}
-    for protocol in protocols:
-        keys = [key for key in p_values if key[1] == protocol]
-        after |= dict(zip(keys, holm([p_values[key] for key in keys]), strict=True))
-    return [
-        replace(
-            line,
-            ours={
-                protocol: {
-                    column: replace(ours, p_adjusted=after.get((line.key, protocol, column)))
-                    for column, ours in cells.items()
-                }
-                for protocol, cells in line.ours.items()
-            },
-        )
-        for line in found
-    ]
+def add_differences(entries: Sequence[Entry], results: dict[str, dict[str, CellResult]]) -> None:
+    """Compare the results of one protocol with their baselines; a run that is in two rows counts as one test."""
+    found: dict[tuple[str, str], Difference] = {}
+    for entry in entries:
+        for column, ours in results.get(entry.key, {}).items():
+            base = results[entry.baseline].get(column) if entry.baseline else None
+            change = difference(ours.sample, base.sample) if base and ours.sample and base.sample else None
+            if change:
+                found[entry.key, column] = change
+    adjusted = holm([change.p for change in found.values()])
+    for ((key, column), change), p in zip(found.items(), adjusted, strict=True):
+        results[key][column] = replace(results[key][column], difference=change, p_adjusted=p)

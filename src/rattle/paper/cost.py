@@ -1,21 +1,19 @@
 """Table 6: seconds an epoch and memory of TRADES, the method, and the authors' algorithm, from single steps."""
 
-from __future__ import annotations
-
 import json
-import time
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rattle.bench.cases import AUTHORS, PUBLISHED, training
-from rattle.bench.measure import interleaved
-from rattle.bench.run import fair_clock, peaks
+from rattle.bench import run
+from rattle.bench.cases import AUTHORS, PUBLISHED, cases_of
+from rattle.bench.measure import timed
 from rattle.bench.setup import Setup, library_step, prepare
-from rattle.paper import tables as paper
 from rattle.paper.scales import Scale
-from rattle.paper.writer import Kind, Sheet, SheetRow
+from rattle.paper.tables import table
+from rattle.paper.writer import Kind, PrintedRow, PrintedTable
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.progress import Console
@@ -34,91 +32,85 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One algorithm."""
+    """One step of an algorithm."""
 
-    seconds: float  # a step, by the wall clock
-    processor: float  # a step, by the clock that ratios are counted in
-    bytes: int
+    seconds: float  # by the wall clock
+    processor: float  # by the clock that ratios are counted in
+    bytes: int  # peak memory
 
 
 def estimated_seconds(scale: Scale) -> float:
     """What measuring will take, from one step on a few images."""
     few = replace(scale.cost, batch=min(8, scale.cost.batch))
-    run = library_step(prepare(few), "trades")
-    run()
-    begun = time.perf_counter()
-    run()
-    step = (time.perf_counter() - begun) * scale.cost.batch / few.batch
-    return step * (len(OURS) + 2 * len(THEIRS)) * (scale.rounds + 1)  # the authors' take about twice as long
+    step = library_step(prepare(few), "trades")
+    step()  # the first step is slower
+    seconds = timed(step)["wall"] * scale.cost.batch / few.batch
+    return seconds * (len(OURS) + 2 * len(THEIRS)) * (scale.rounds + 1)  # the authors' take about twice as long
 
 
 def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement]:
-    """Interleaved, all five; what this machine measured before with the same settings is read from the file."""
-    here = {"setup": asdict(scale.cost), "rounds": scale.rounds, "environment": environment()}
-    here["environment"].pop("commit")
-    kept = read(path, here)
-    if kept:
-        return kept
+    """All five algorithms, interleaved; a measurement of this machine with the same settings is read from the file."""
+    settings = {"setup": asdict(scale.cost), "rounds": scale.rounds, "environment": environment()}
+    settings["environment"].pop("commit")
+    known = read(path, settings)
+    if known:
+        return known
     setup = scale.cost
-    cases = {name: case for name, case in training(prepare(setup)).items() if name in (*OURS, *THEIRS.values())}
-    with console.progress(f"Table 6, {setup.model}", len(cases) * (1 + scale.rounds)) as advance:
-        memory = peaks(setup, cases, advance)
-        found = interleaved({n: c.run for n, c in cases.items()}, rounds=scale.rounds, warmup=0, advance=advance)
-    clock = fair_clock(setup)
+    names = (*OURS, *THEIRS.values())
+    cases = {name: case for name, case in cases_of(prepare(setup), ("training",)).items() if name in names}
+    seconds, memory = run.measure(f"Table 6, {setup.model}", setup, cases, rounds=scale.rounds, console=console)
     measured = {
-        name: Measurement(seconds=found[name].median, processor=found[name].on(clock).median, bytes=memory[name])
-        for name in cases
+        name: Measurement(
+            seconds=timing["wall"].median, processor=timing[run.fair_clock(setup)].median, bytes=memory[name]
+        )
+        for name, timing in seconds.items()
     }
-    plain = {**here, "measured": {name: asdict(one) for name, one in measured.items()}}
+    plain = {**settings, "measured": {name: asdict(one) for name, one in measured.items()}}
     write_atomically(path, json.dumps(plain, indent=1).encode())
     return measured
 
 
-def read(path: Path, here: Mapping[str, Any]) -> dict[str, Measurement] | None:
-    """An earlier measurement of the same on the same machine."""
+def read(path: Path, settings: Mapping[str, Any]) -> dict[str, Measurement] | None:
+    """An earlier measurement with the same settings on the same machine; None when there is none."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        if any(plain[key] != json.loads(json.dumps(value)) for key, value in here.items()):
+        if any(plain[key] != json.loads(json.dumps(value)) for key, value in settings.items()):
             return None
         return {name: Measurement(**one) for name, one in plain["measured"].items()}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def sheet_of(scale: Scale, measured: Mapping[str, Measurement], title: str) -> Sheet:
+def printed_table(scale: Scale, measured: Mapping[str, Measurement], title: str) -> PrintedTable:
     """Ours, the published algorithms measured here, and the paper's figures, with their ratios to TRADES."""
     rows, plain, setup = [], [], scale.cost
-    for i, row in enumerate(paper.table(6).rows):
-        printed = [row.cell(column).value or 0.0 for column in ("seconds", "megabytes")]
-        zeroth = [paper.table(6).rows[0].cell(column).value or 1.0 for column in ("seconds", "megabytes")]
-        lines: list[tuple[Kind, str, tuple[float, ...]]] = []
-        lines.append(("ours", "ours", figures(measured[OURS[i]], measured[OURS[0]], setup)))
+    paper = [[row.cell(column).value or math.nan for column in ("seconds", "megabytes")] for row in table(6).rows]
+    for i, row in enumerate(table(6).rows):
+        lines: dict[str, tuple[float, ...]] = {"ours": figures(measured[OURS[i]], measured[OURS[0]], setup)}
         if i in THEIRS:
-            lines.append(("ours", "as published", figures(measured[THEIRS[i]], measured[PUBLISHED], setup)))
-        ratios = [value / base for value, base in zip(printed, zeroth, strict=True)]
-        lines.append(("paper", "paper, A100", (printed[0], ratios[0], printed[1], ratios[1])))
-        for kind, what, values in lines:
-            first = what == "ours"
-            labels = (row.method if first else "", what)
-            cells = tuple(written(value, i) for i, value in enumerate(values))
-            rows.append(SheetRow(kind=kind, labels=labels, cells=cells, first=first))
+            lines["as published"] = figures(measured[THEIRS[i]], measured[PUBLISHED], setup)
+        (seconds, memory), (first_seconds, first_memory) = paper[i], paper[0]
+        lines["paper, A100"] = (seconds, seconds / first_seconds, memory, memory / first_memory)
+        for what, values in lines.items():
+            kind: Kind = "paper" if what.startswith("paper") else "ours"
+            texts = (f"{value:.2f}" if column % 2 else f"{value:,.0f}" for column, value in enumerate(values))
+            labels = (row.method if what == "ours" else "", what)
+            rows.append(PrintedRow(kind=kind, labels=labels, cells=tuple(texts)))
             plain.append(dict(zip(("method", "what", *KEYS), (row.method, what, *values), strict=True)))
-    about = f"Measured here: {setup.model} width {setup.width or 'as published'}, batch {setup.batch}, "
-    about += f"{scale.rounds} rounds, {environment()['device']}, {environment()['threads']} threads."
-    return Sheet(
+    machine = environment()
+    note = f"Measured here: {setup.model} width {setup.width or 'as published'}, batch {setup.batch}, "
+    note += f"{scale.rounds} rounds, {machine['device']}, {machine['threads']} threads."
+    return PrintedTable(
         title=title,
         labels=("Method", ""),
         columns=("s an epoch", "of TRADES", "MB", "of TRADES"),
         rows=tuple(rows),
-        notes=(about, *NOTES, scale.note),
+        notes=(note, *NOTES, scale.note),
         plain={"table": 6, "scale": scale.name, "setup": asdict(setup), "rows": plain},
     )
 
 
 def figures(one: Measurement, base: Measurement, setup: Setup) -> tuple[float, float, float, float]:
+    """Seconds an epoch, their ratio to the base, megabytes, their ratio."""
     epoch = one.seconds * EPOCH / setup.batch
     return epoch, one.processor / base.processor, one.bytes / 1e6, one.bytes / base.bytes
-
-
-def written(value: float, place: int) -> str:
-    return f"{value:.2f}" if place % 2 else f"{value:,.0f}"

@@ -3,26 +3,22 @@
 A training step's seconds are divided by its passes through the network; attacks are counted in the same passes.
 """
 
-from __future__ import annotations
-
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
+from rattle.bench.limit import unavoidable_passes
+from rattle.bench.measure import timed
 from rattle.data import Dataset, on_device
-from rattle.paper.plan import Entry, Plan, States
-from rattle.paper.protocols import Protocol, checkpoints, looked_at, result_file, ruling, source_of, stored_name
-from rattle.paper.rows import Row
+from rattle.paper.plan import Plan, States
+from rattle.paper.protocols import Protocol, checkpoints, missing_results
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import replace_at
 from rattle.runs.progress import Console
 from rattle.training.loop import train_step, wrap_model
 from rattle.training.state import init_state
-from rattle.training.sweep import Job
 
 BACKWARD = 2  # a backward pass costs about two forward ones
 PATIENCE = 4.0  # seconds after which a step is not repeated, nor tried on a larger batch
@@ -31,7 +27,7 @@ PARTS = {"autoattack": (100, 9, 5000), "autoattack-brief": (10, 3, 100)}
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepCost:
     """Seconds of one image in a training step, and in one forward pass; and bytes of a checkpoint."""
 
     step: float
@@ -41,7 +37,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds that are left, and the disk that kept checkpoints take."""
+    """Seconds that are left, and the disk space of the checkpoints."""
 
     training: dict[str, float]  # folder name -> seconds
     evaluation: float
@@ -52,39 +48,34 @@ class Cost:
         return sum(self.training.values()) + self.evaluation
 
 
-def passes(recipe: Recipe) -> int:
-    """Forward passes that a training step costs as much as."""
-    awp = recipe.awp is not None
-    return recipe.attack.steps * (1 + BACKWARD) + 1 + 2 * (1 + BACKWARD) * (1 + awp)
-
-
 def kind_of(recipe: Recipe) -> Recipe:
     """Runs that cost the same: seed, eta and name do not matter."""
     recipe = replace(recipe, name="", seed=0, average=None)
-    taylor = getattr(recipe.objective, "taylor", None)
-    return replace_at(recipe, "objective.taylor.eta", None) if taylor else recipe
+    return replace_at(recipe, "objective.taylor.eta", None) if hasattr(recipe.objective, "taylor") else recipe
 
 
-def pace(recipe: Recipe, data: Dataset) -> Pace:
+def step_cost(recipe: Recipe, data: Dataset) -> StepCost:
     """A few steps, on ever larger batches up to the whole one, or until a step takes long."""
-    learner = init_state(recipe, data)
-    learner.progress.epoch = recipe.awp.warmup if recipe.awp else 0
-    learner.train_mode()
-    (forward, ddp_forward), images = wrap_model(learner.model, recipe), on_device(data.train, learner.device)
+    state = init_state(recipe, data)
+    state.progress.epoch = recipe.awp.warmup if recipe.awp else 0
+    state.train_mode()
+    (forward, ddp_forward), images = wrap_model(state.model, recipe), on_device(data.train, state.device)
     most = min(recipe.batch_size, len(images))
 
     def seconds_of(size: int) -> float:
-        return fastest(lambda: train_step(learner, forward, ddp_forward, images, torch.arange(size)))
+        return fastest(lambda: train_step(state, forward, ddp_forward, images, torch.arange(size)))
 
     whole = seconds_of_batch(most, seconds_of)
-    weights = sum(p.numel() * p.element_size() for p in learner.model.parameters())
-    return Pace(whole / most, whole / most / passes(recipe), weights)
+    weights = sum(p.numel() * p.element_size() for p in state.model.parameters())
+    passes = unavoidable_passes(recipe)
+    forwards = passes.forward + BACKWARD * (passes.by_input + passes.full)
+    return StepCost(whole / most, whole / most / forwards, weights)
 
 
 def seconds_of_batch(most: int, seconds_of: Callable[[int], float]) -> float:
     """A step of the whole batch, from steps of a few images and what each further image adds.
 
-    What a step costs with any batch is counted once: on a busy machine it can be most of a small one.
+    The cost that does not depend on the batch is counted once: it can be most of a small step.
 
     >>> round(seconds_of_batch(128, lambda size: 2 + 0.1 * size), 6)
     14.8
@@ -98,14 +89,11 @@ def seconds_of_batch(most: int, seconds_of: Callable[[int], float]) -> float:
     return seconds + each * (most - many)
 
 
-def fastest(step: Callable[[], Mapping[str, Tensor]]) -> float:
-    """Seconds; the fastest of four is the one that nobody else disturbed, and never the first, unless all take long."""
+def fastest(step: Callable[[], object]) -> float:
+    """Seconds of the fastest of four, least disturbed by others; the first counts only when a step takes long."""
     found = []
     while len(found) < 4 and sum(found) < PATIENCE:
-        begun = time.perf_counter()
-        for value in step().values():
-            float(value)  # waits for the device
-        found.append(time.perf_counter() - begun)
+        found.append(timed(step)["wall"])
     return min(found[1:] or found)
 
 
@@ -119,52 +107,31 @@ def attack_passes(attack: str, scale: Scale) -> float:
     return steps * (1 + BACKWARD) * (1 + 2 * targets * scale.robust) + queries * scale.robust
 
 
-def evaluations(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol]) -> set[tuple[str, str, str]]:
-    """(checkpoint, stored name, attack) of every verdict that a run still lacks."""
-    found = set()
-    for protocol in protocols:
-        names = checkpoints(job.recipe, protocol)
-        for cell in (*(source_of(cell, row) for cell in row.cells), ruling(row)):
-            each = looked_at(cell, names, names[-1]) if cell.column != "clean" else []
-            found |= {(name, stored_name(cell, scale), cell.attack) for name in each}
-    return {one for one in found if not result_file(job.run, one[0], one[1]).exists()}
-
-
 def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console: Console) -> Cost:
-    """Measure each kind of run that is not finished or not judged, and add everything up."""
-    paces, training, evaluation, kept = Paces(), {}, 0.0, 0
-    sources = dict.fromkeys(job.recipe.data for job in plan.jobs.values())
-    data = {source: source.load() for source in sources}  # before anything is measured: one may be missing
-    rows: dict[str, list[Entry]] = {}
-    for entry in plan.entries:
-        rows.setdefault(entry.key, []).append(entry)
+    """Measure each kind of run that is not finished or not evaluated, and add everything up."""
+    costs: dict[Recipe, StepCost] = {}
+    training, evaluation, disk = {}, 0.0, 0
+    # All data are loaded before anything is measured: a dataset may be missing.
+    data = {source: source.load() for source in dict.fromkeys(job.recipe.data for job in plan.jobs.values())}
     with console.progress("measuring", len(plan.jobs)) as advance:
         for (key, seed), job in plan.jobs.items():
             advance()
             if job.run.divergence:
                 continue
             left = 0 if states[key, seed] == "finished" else max(job.recipe.epochs - job.epochs, 1)
-            lacking = {one for entry in rows.get(key, ()) for one in evaluations(entry.row, job, plan.scale, protocols)}
-            if not left and not lacking:
+            rows = [entry.row for entry in plan.entries if entry.key == key]
+            missing = {one for row in rows for one in missing_results(row, job, plan.scale, protocols)}
+            if not left and not missing:
                 continue
-            images = data[job.recipe.data]
-            here = paces.of(job.recipe, images)
-            held = len(images.val) if images.val is not None else 0
-            val = held * here.forward * job.recipe.val_attack.steps * (1 + BACKWARD)
+            images, kind = data[job.recipe.data], kind_of(job.recipe)
+            if kind not in costs:
+                costs[kind] = step_cost(kind, images)
+            cost, held_out = costs[kind], len(images.val) if images.val is not None else 0
             if left:
-                training[job.folder.name] = left * (len(images.train) * here.step + val)
-                kept += here.bytes * (len(checkpoints(job.recipe, "paper")) + 4)
-            for _, _, attack in lacking:
+                validation = held_out * cost.forward * job.recipe.val_attack.steps * (1 + BACKWARD)
+                training[job.folder.name] = left * (len(images.train) * cost.step + validation)
+                disk += cost.bytes * (len(checkpoints(job.recipe, "paper")) + 4)
+            for _, _, attack in missing:
                 n = min(plan.scale.images(attack) or len(images.test), len(images.test))
-                evaluation += n * attack_passes(attack, plan.scale) * here.forward
-    return Cost(training=training, evaluation=evaluation, bytes=kept)
-
-
-class Paces(dict[Recipe, Pace]):
-    """Each kind of run measured once."""
-
-    def of(self, recipe: Recipe, data: Dataset) -> Pace:
-        kind = kind_of(recipe)
-        if kind not in self:
-            self[kind] = pace(kind, data)
-        return self[kind]
+                evaluation += n * attack_passes(attack, plan.scale) * cost.forward
+    return Cost(training=training, evaluation=evaluation, bytes=disk)

@@ -1,64 +1,62 @@
 """Which runs a table of the paper needs at a scale: its rows, the baselines they are compared with, surrogates."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
-from rattle.paper import tables as paper
+from rattle.paper import tables
 from rattle.paper.rows import Row
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.training import sweep
 from rattle.training.sweep import Job
 
-States = Mapping[tuple[str, int], str]
+States = Mapping[tuple[str, int], str]  # (key, seed) -> new, broken, running, finished or diverged
 SWA_RECIPE = "cifar10-linf-preact18-trades"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A row of the paper and the runs of ours that stand beside it; `key` names them, without their seed."""
+    """A row of the paper and our runs that reproduce it; keys name runs without their seed."""
 
     row: Row
     recipe: Recipe | None = None  # None for results that the paper quotes
     key: str = ""
     baseline: str | None = None  # key of the entry it is compared with
-    surrogates: tuple[tuple[str, str], ...] = ()  # column -> key of the run that the attack is made on
+    surrogate: str | None = None  # key of the run that transfer attacks are made on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Rows, and every run they need, each once."""
 
-    number: int
+    number: int  # of the table
     scale: Scale
     entries: tuple[Entry, ...]
     seeds: tuple[int, ...]
     jobs: dict[tuple[str, int], Job]  # (key, seed) -> its run
 
     def states(self) -> States:
-        """Of every run: new, broken, running, finished or diverged. Reads checkpoints: ask once."""
+        """The state of every run. Reads checkpoints, so call it once."""
         return {key: "diverged" if job.run.divergence else job.state for key, job in self.jobs.items()}
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return paper.table(self.number).columns
+        return tables.table(self.number).columns
 
     @property
     def notes(self) -> tuple[str, ...]:
-        extra = paper.SWA_COMPARISON.notes if self.number == 8 else ()
-        return (self.scale.note, *paper.table(self.number).notes, *extra)
+        extra = tables.SWA_COMPARISON.notes if self.number == 8 else ()
+        return (self.scale.note, *tables.table(self.number).notes, *extra)
 
 
 def rows_of(number: int) -> list[Row]:
     """The rows of a table, each after the 0th-order row it is compared with, also where the paper prints none."""
-    rows = list(paper.table(number).rows)
+    rows = list(tables.table(number).rows)
     if number == 8:  # Section 5.3 sets SWA beside the method; we train it on TRADES
-        swa, second = paper.SWA_COMPARISON.rows
+        swa, second = tables.SWA_COMPARISON.rows
         ours = replace(swa, method="SWA (ours: on TRADES)", recipe=SWA_RECIPE, overrides=(("average", "SWA"),))
         rows += [ours, second]
     found: list[Row] = []
@@ -76,11 +74,11 @@ def baseline_of(row: Row) -> str | None:
 
 def unprinted(recipe: str, like: Row) -> Row:
     """A baseline that the table does not print; what other tables print of it is taken from there."""
-    known = {cell.column: cell for _, row in paper.published(recipe) for cell in row.cells}
-    printed = {column: cell.printed for column, cell in known.items()}
+    published = tables.published(recipe)
+    printed = {cell.column: cell.printed for _, row in published for cell in row.cells}
     cells = tuple(replace(cell, printed=printed.get(cell.column, "-")) for cell in like.cells)
-    tables = ", ".join(str(number) for number, _ in paper.published(recipe))
-    note = f"not in this table; figures are those of Table {tables}" if tables else "not in the paper"
+    numbers = ", ".join(str(number) for number, _ in published)
+    note = f"not in this table; figures are those of Table {numbers}" if numbers else "not in the paper"
     return replace(like, method="TRADES (0th)", recipe=recipe, cells=cells, overrides=(), note=note)
 
 
@@ -91,42 +89,38 @@ def entries(number: int, scale: Scale) -> list[Entry]:
         if row.recipe is None:
             found.append(Entry(row=row))
             continue
-        recipe, baseline = scale.recipe(row.recipe, dict(row.overrides)), baseline_of(row)
-        surrogates = tuple((cell.column, key_of(scale, cell.surrogate)) for cell in row.cells if cell.surrogate)
+        baseline = baseline_of(row)
         found.append(
             Entry(
                 row=row,
-                recipe=recipe,
+                recipe=scale.recipe(row.recipe, dict(row.overrides)),
                 key=key_of(scale, row.recipe, dict(row.overrides)),
-                baseline=key_of(scale, baseline) if baseline else None,
-                surrogates=surrogates,
+                baseline=key_of(scale, baseline, {}) if baseline else None,
+                surrogate=key_of(scale, row.surrogate, {}) if row.surrogate else None,
             )
         )
     return found
 
 
-def key_of(scale: Scale, name: str, overrides: dict[str, Any] | None = None) -> str:
-    """What runs of a recipe are called: its name at this scale, and what really differs from it."""
+def key_of(scale: Scale, name: str, overrides: Mapping[str, Any]) -> str:
+    """What runs of a recipe are called: its name at this scale, and the overrides that change it."""
     plain = scale.recipe(name, {})
-    changes = {k: v for k, v in (overrides or {}).items() if scale.recipe(name, {k: v}) != plain}
+    changes = {k: v for k, v in overrides.items() if scale.recipe(name, {k: v}) != plain}
     return sweep.folder_name({"recipe": plain.name, **changes})
-
-
-def needed(found: Sequence[Entry], number: int, scale: Scale) -> Iterator[tuple[str, Recipe]]:
-    """Every run's name and recipe, surrogates included; some come twice."""
-    yield from ((entry.key, entry.recipe) for entry in found if entry.recipe)
-    surrogates = [cell.surrogate for row in rows_of(number) for cell in row.cells if cell.surrogate]
-    yield from ((key_of(scale, name), scale.recipe(name, {})) for name in surrogates)
 
 
 def plan(number: int, scale: Scale, seeds: tuple[int, ...], out: Path) -> Plan:
     """The runs of a table under OUT/SCALE; a folder that holds another run is refused."""
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise RattleError(f"--seeds are whole numbers from 0 on, none of them twice, got {' '.join(map(str, seeds))}")
-    found, jobs = entries(number, scale), {}
-    for key, recipe in needed(found, number, scale) if number != 6 else ():
-        for seed in seeds:
-            jobs[key, seed] = Job(out / scale.name / f"{key},seed={seed}", replace(recipe, seed=seed))
+    found = entries(number, scale)
+    recipes = {entry.key: entry.recipe for entry in found if entry.recipe}
+    recipes |= {e.surrogate: scale.recipe(e.row.surrogate, {}) for e in found if e.surrogate and e.row.surrogate}
+    jobs = {
+        (key, seed): Job(out / scale.name / f"{key},seed={seed}", replace(recipe, seed=seed))
+        for key, recipe in recipes.items()
+        for seed in seeds
+    }
     try:
         sweep.check(list(jobs.values()))
     except RattleError as reason:

@@ -1,14 +1,12 @@
-"""Attacks on the checkpoints of a run, under two protocols, verdict by verdict in the run's results.
+"""Attacks on the checkpoints of a run, under two protocols, with the results in the run's folder.
 
 honest: the checkpoint that was best on held-out validation images, for every attack. paper: the checkpoints of
 Appendix B; an attack's accuracy is the highest over them on the test set, and the clean one that of the checkpoint best
-under PGD-20. AutoAttack and RayS look at that checkpoint alone, to keep the cost sane.
+under PGD-20. AutoAttack and RayS are run on that checkpoint alone, to limit the cost.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rattle.attacks import Attack
 from rattle.attacks.transfer import Transfer
 from rattle.data import Images
 from rattle.data.registry import Data
@@ -32,6 +29,7 @@ from rattle.runs.io import write_atomically
 from rattle.runs.load import load_model
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Console
+from rattle.training.sweep import Job
 
 Protocol = Literal["honest", "paper"]
 PROTOCOLS: tuple[Protocol, ...] = ("honest", "paper")
@@ -52,23 +50,22 @@ class Measured:
 
 
 def stored_name(cell: Cell, scale: Scale) -> str:
-    """What the verdicts behind a cell are kept under."""
+    """The name of the result file behind a cell."""
     name = scale.name_of(cell.attack)
     return f"transfer-{name}" if cell.surrogate else name
 
 
-def ruling(row: Row) -> Cell:
+def selection_cell(row: Row) -> Cell:
     """PGD-20, by which the paper chooses a checkpoint, also where the table does not print it."""
-    known = next((cell for cell in row.cells if cell.attack == "pgd20"), None)
-    return known or read_cell("pgd20", "-", row.norm)
+    return next((cell for cell in row.cells if cell.attack == "pgd20"), read_cell("pgd20", "-", row.norm))
 
 
 def source_of(cell: Cell, row: Row) -> Cell:
-    """What a column is read off: clean flags come with the verdicts of PGD-20, which is run anyway."""
-    return replace(ruling(row), column="clean", printed=cell.printed) if cell.attack == "clean" else cell
+    """What a column is read from: clean flags come with the results of PGD-20, which is run anyway."""
+    return replace(selection_cell(row), column="clean", printed=cell.printed) if cell.attack == "clean" else cell
 
 
-def looked_at(cell: Cell, names: list[str], best: str) -> list[str]:
+def attacked_checkpoints(cell: Cell, names: list[str], best: str) -> list[str]:
     """The checkpoints that a column is measured on."""
     return [best] if cell.column == "clean" or cell.attack in COSTLY else names
 
@@ -76,115 +73,114 @@ def looked_at(cell: Cell, names: list[str], best: str) -> list[str]:
 def checkpoints(recipe: Recipe, protocol: Protocol) -> list[str]:
     if protocol == "honest":
         return ["best"]
-    return (
-        [epoch_name(epoch) for epoch in recipe.keep_checkpoints.epochs(recipe.epochs)]
-        if recipe.keep_checkpoints
-        else []
-    )
+    schedule = recipe.keep_checkpoints
+    return [epoch_name(epoch) for epoch in schedule.epochs(recipe.epochs)] if schedule else []
 
 
 def result_file(run: Run, checkpoint: str, name: str) -> Path:
-    """Verdicts on the best checkpoint stand where `rattle evaluate` and `rattle report` look for them."""
+    """Results of the best checkpoint are where `rattle evaluate` and `rattle report` expect them."""
     folder = run.results if checkpoint == "best" else run.results / checkpoint
     return folder / f"{name}.json"
 
 
+def missing_results(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol]) -> set[tuple[str, str, str]]:
+    """(checkpoint, stored name, attack) of every result that the run of a job still needs for a row."""
+    found = set()
+    for protocol in protocols:
+        names = checkpoints(job.recipe, protocol)
+        for cell in (*row.cells, selection_cell(row)):
+            each = attacked_checkpoints(cell, names, names[-1]) if cell.column != "clean" else []
+            found |= {(name, stored_name(cell, scale), cell.attack) for name in each}
+    return {one for one in found if not result_file(job.run, one[0], one[1]).exists()}
+
+
 @dataclass(slots=True)
-class Judge:
-    """Attacks runs; what was judged before, with the same weights, images and settings, is read."""
+class Evaluator:
+    """Attacks runs; results on disk of the same weights, images and settings are read instead."""
 
     scale: Scale
     console: Console
-    tests: dict[Data, Images] = field(default_factory=dict)
+    test_images: dict[Data, Images] = field(default_factory=dict)  # each dataset is read once
     batch_size: int = 250
 
-    def row(self, row: Row, run: Run, recipe: Recipe, protocol: Protocol, surrogate: Run | None) -> dict[str, Measured]:
-        """Every column of a row."""
+    def row(self, row: Row, job: Job, protocol: Protocol, surrogate: Run | None) -> dict[str, Measured]:
+        """Every column of a row, measured on the run of a job; transfer attacks are made on the surrogate."""
 
         def measured(cell: Cell, checkpoint: str) -> Measured:
-            return self.cell(cell, run, recipe, checkpoint, surrogate if cell.surrogate else None)
+            return self.cell(cell, job, checkpoint, surrogate if cell.surrogate else None)
 
-        names, cells = checkpoints(recipe, protocol), [source_of(cell, row) for cell in row.cells]
+        names = checkpoints(job.recipe, protocol)
         best = names[0]
         if len(names) > 1:
-            best = max(names, key=lambda name: measured(ruling(row), name).mean)
-        return {
-            cell.column: max((measured(cell, name) for name in looked_at(cell, names, best)), key=lambda m: m.mean)
-            for cell in cells
-        }
+            best = max(names, key=lambda name: measured(selection_cell(row), name).mean)
+        found = {}
+        for cell in (source_of(cell, row) for cell in row.cells):
+            each = [measured(cell, name) for name in attacked_checkpoints(cell, names, best)]
+            found[cell.column] = max(each, key=lambda one: one.mean)
+        return found
 
-    def cell(self, cell: Cell, run: Run, recipe: Recipe, checkpoint: str, surrogate: Run | None) -> Measured:
+    def cell(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> Measured:
         """One column of one checkpoint."""
-        plain = self.verdicts(cell, run, recipe, checkpoint, surrogate)
+        plain = self.result(cell, job, checkpoint, surrogate)
         entry = plain["attacks"][stored_name(cell, self.scale)]
         values = {"clean": plain["clean_flags"], "adbd": entry.get("distances")}.get(cell.column) or entry["flags"]
-        about = [cell.column, entry["settings"], plain["data"], len(values)]
-        return Measured(values=tuple(values), checkpoint=checkpoint, protocol=json.dumps(about, sort_keys=True))
+        protocol = [cell.column, entry["settings"], plain["data"], len(values)]
+        return Measured(values=tuple(values), checkpoint=checkpoint, protocol=json.dumps(protocol, sort_keys=True))
 
-    def verdicts(self, cell: Cell, run: Run, recipe: Recipe, checkpoint: str, surrogate: Run | None) -> dict[str, Any]:
-        """What results/NAME.json holds, judged now if it is not there or was judged otherwise."""
-        name, path = stored_name(cell, self.scale), result_file(run, checkpoint, stored_name(cell, self.scale))
-        model = model_at(run.checkpoint(checkpoint))
+    def result(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> dict[str, Any]:
+        """What results/NAME.json holds; evaluated now if it is missing or its key is another."""
+        name, run, recipe = stored_name(cell, self.scale), job.run, job.recipe
+        path = result_file(run, checkpoint, name)
+        model, images = model_at(run.checkpoint(checkpoint)), self.images(recipe, self.scale.images(cell.attack))
         attack = self.scale.attack(cell, recipe)
-        images = self.images(recipe, self.scale.images(cell.attack))
         if surrogate is not None:
             other = model_at(surrogate.checkpoint("best"))
-            attack = Transfer(attack=attack, surrogate=other, name=str(surrogate.folder.name))
-        marked = cache_key(model, images.x, images.y, attack, seed=SEED, batch_size=self.batch_size)
-        kept = read_result(path, name, marked) or same_elsewhere(run, path, marked)
-        return kept or self.judge(model, images, {name: attack}, marked, run, checkpoint, recipe)
-
-    def judge(
-        self,
-        model: nn.Module,
-        images: Images,
-        attacks: Mapping[str, Attack],
-        marked: str,
-        run: Run,
-        checkpoint: str,
-        recipe: Recipe,
-    ) -> dict[str, Any]:
-        folder = result_file(run, checkpoint, "").parent
-        self.console.log(f"{run.folder.name}, {checkpoint}: {', '.join(attacks)} on {len(images)} images")
+            attack = Transfer(attack=attack, surrogate=other, name=surrogate.folder.name)
+        key = cache_key(model, images.x, images.y, attack, seed=SEED, batch_size=self.batch_size)
+        known = read_result(path, name, key) or same_elsewhere(run, path, key)
+        if known is not None:
+            return known
+        self.console.log(f"{run.folder.name}, {checkpoint}: {name} on {len(images)} images")
         device = distributed.choose_device(recipe.device)
         model, images = model.to(device), images.to(device)
-        told = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
+        metadata = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
+        metadata |= {"seed": SEED, "mark": key}
         settings = {"batch_size": self.batch_size, "seed": SEED, "console": self.console}
-        metadata = {**told, "seed": SEED, "mark": marked}
-        return evaluate(model, images.x, images.y, attacks, out=folder, metadata=metadata, **settings).to_plain()
+        attacks = {name: attack}
+        return evaluate(model, images.x, images.y, attacks, out=path.parent, metadata=metadata, **settings).to_plain()
 
     def images(self, recipe: Recipe, n: int | None) -> Images:
-        """The first n test images, each dataset read once."""
-        if recipe.data not in self.tests:
-            self.tests[recipe.data] = recipe.data.source().test
-        test = self.tests[recipe.data]
+        """The first n test images; all when n is None."""
+        if recipe.data not in self.test_images:
+            self.test_images[recipe.data] = recipe.data.source().test
+        test = self.test_images[recipe.data]
         return test if n is None else test[torch.arange(min(n, len(test)))]
 
 
 @lru_cache(maxsize=3)
-def opened(path: Path, stamp: int) -> nn.Module:
-    """The model of a checkpoint; the next attack on it finds it open. The stamp tells a file that was replaced."""
+def cached_model(path: Path, modified: int) -> nn.Module:
+    """The model of a checkpoint, read once for several attacks; the time of modification tells a replaced file."""
     return load_model(read(path))
 
 
 def model_at(path: Path) -> nn.Module:
-    return opened(path, path.stat().st_mtime_ns if path.exists() else 0)
+    return cached_model(path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
-def same_elsewhere(run: Run, path: Path, marked: str) -> dict[str, Any] | None:
-    """The best checkpoint is often one of those kept: what was judged of the one holds for the other."""
+def same_elsewhere(run: Run, path: Path, key: str) -> dict[str, Any] | None:
+    """The same result of another checkpoint: the best one often equals that of an epoch."""
     for other in (run.results / path.name, *sorted(run.results.glob(f"epoch-*/{path.name}"))):
-        found = read_result(other, path.stem, marked) if other != path else None
+        found = read_result(other, path.stem, key) if other != path else None
         if found is not None:
             write_atomically(path, json.dumps(found).encode())
             return found
     return None
 
 
-def read_result(path: Path, name: str, marked: str) -> dict[str, Any] | None:
-    """Verdicts on disk, when they are of these weights, images and settings; anything else is judged again."""
+def read_result(path: Path, name: str, key: str) -> dict[str, Any] | None:
+    """A result file of these weights, images and settings; None for any other, which is then evaluated again."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-        return plain if plain["mark"] == marked and plain["attacks"][name]["flags"] else None
+        return plain if plain["mark"] == key and plain["attacks"][name]["flags"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,13 +1,10 @@
 """At which size a table of the paper is reproduced: full as published, small on one machine, tiny on the digits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rattle.attacks import Attack
-from rattle.attacks.rays import RayS
 from rattle.attacks.registry import get_attack
 from rattle.bench.setup import Setup
 from rattle.errors import RattleError
@@ -24,15 +21,15 @@ COSTLY = {"autoattack": "AutoAttack", "rays": "RayS"}  # run on one checkpoint o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What stands in for the paper's data, networks and lengths; None leaves them as published."""
+    """What replaces the paper's data, networks and lengths; None leaves them as published."""
 
     name: str
-    about: str  # what stands in for what, for the table's notes
+    description: str  # what replaces what, for the table's notes
     seeds: tuple[int, ...] = (0, 1, 2)
-    dataset: str | None = None  # whose recipes stand in for those of every dataset
+    dataset: str | None = None  # replaces every dataset
     sources: Mapping[str, str] = field(default_factory=dict)  # dataset -> a file or folder that holds it
     root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
-    models: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)  # network -> (its stand-in, width)
+    models: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)  # network -> (its replacement, width)
     epochs: int | None = None
     train_size: int | None = None
     n: int | None = None  # test images that are attacked; all when None
@@ -53,18 +50,18 @@ class Scale:
 
     @property
     def note(self) -> str:
-        """What was run, for a reader of the table: what stands in for what, and the sizes that are not the paper's."""
+        """What was run, for a reader of the table: what replaces what, and the sizes that are not the paper's."""
         counts = {"training images": self.train_size, "epochs": self.epochs, "test images": self.n}
         counts |= {f"test images for {name}": self.images(attack) for attack, name in COSTLY.items()}
         sizes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count is not None)
-        return f"{self.about} Here: {sizes}." if sizes else self.about
+        return f"{self.description} Here: {sizes}." if sizes else self.description
 
     def recipe(self, name: str, overrides: Mapping[str, Any]) -> Recipe:
-        """The recipe of that name at this scale, every checkpoint of the paper's schedule kept."""
+        """The recipe of that name at this scale, with the paper's schedule of checkpoints."""
         dataset, norm, rest = name.split("-", 2)
         model = next(known for known in ARCHITECTURES if rest.startswith(known))
-        stand_in, width = self.models.get(model, (model, None))
-        recipe = get_recipe(f"{self.dataset or dataset}-{norm}-{stand_in}-{rest.removeprefix(f'{model}-')}")
+        replacement, width = self.models.get(model, (model, None))
+        recipe = get_recipe(f"{self.dataset or dataset}-{norm}-{replacement}-{rest.removeprefix(f'{model}-')}")
         recipe = replace(recipe, width=width or recipe.width, keep_checkpoints=CheckpointSchedule())
         images = replace(recipe.data, root=self.root, train_size=self.train_size)
         recipe = replace(recipe, data=replace(images, name=self.sources.get(images.name, images.name)))
@@ -74,19 +71,19 @@ class Scale:
         return overridden(recipe, overrides)
 
     def attack(self, cell: Cell, recipe: Recipe) -> Attack:
-        """What a cell was run with."""
+        """The attack of a cell."""
         threat = recipe.attack.threat
         if self.published_epsilon and cell.epsilon is not None:
             threat = Threat(norm=threat.norm, epsilon=cell.epsilon)
-        name = self.name_of(cell.attack)
-        return RayS(threat=threat, queries=self.queries) if name == "rays" else get_attack(name, threat)
+        attack: Any = get_attack(self.name_of(cell.attack), threat)
+        return replace(attack, queries=self.queries) if cell.attack == "rays" else attack
 
     def name_of(self, attack: str) -> str:
         """What is run for an attack of the paper."""
         return self.autoattack if attack == "autoattack" else attack
 
     def images(self, attack: str) -> int | None:
-        """How many test images an attack sees."""
+        """How many test images an attack is run on."""
         fewer = {"autoattack": self.autoattack_n, "rays": self.rays_n}.get(attack)
         return min(self.n or fewer, fewer) if fewer else self.n
 
@@ -111,10 +108,10 @@ SMALL = {
     "mobilenetv2": ("mobilenetv2", 8),
 }
 SCALES = {
-    "full": Scale(name="full", about="Full scale: the paper's settings."),
+    "full": Scale(name="full", description="Full scale: the paper's settings."),
     "small": Scale(
         name="small",
-        about="Small scale: slim networks, fewer images, shorter runs. "
+        description="Small scale: slim networks, fewer images, shorter runs. "
         "The absolute figures are not comparable with the paper's; differences between rows are the thing to read.",
         robust=0.2,
         models=SMALL,
@@ -125,7 +122,7 @@ SCALES = {
     ),
     "tiny": Scale(
         name="tiny",
-        about="Tiny scale: 8x8 digits and a small CNN stand in for every dataset and network; it shows that "
+        description="Tiny scale: 8x8 digits and a small CNN stand in for every dataset and network; it shows that "
         "everything runs and says nothing about the paper's figures. AutoAttack is the brief version, a tenth of its "
         "steps: an upper bound on what the whole leaves.",
         seeds=(0,),

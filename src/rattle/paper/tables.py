@@ -3,12 +3,9 @@
 Jin et al., "Randomized Adversarial Training via Taylor Expansion" (CVPR 2023). Plain Python: nothing here needs torch.
 """
 
-from __future__ import annotations
-
 from rattle.errors import RattleError
-from rattle.paper.rows import Cell, Row, Table, orders, ours, quoted
+from rattle.paper.rows import Row, Table, orders, ours, quoted
 
-ZHANG, WU = "Zhang et al. (2019)", "Wu et al. (2020)"
 UNSTATED_EPSILON = (
     "The paper states the epsilon of PGD-20 and CW-20 (0.031) for Table 2 alone; the same is assumed here, as in the "
     "authors' release."
@@ -23,9 +20,10 @@ BEST_OF_CHECKPOINTS = (
 )
 
 
-def eta_rows(order: str, label: str, lines: dict[float, str]) -> list[Row]:
-    recipe = f"cifar10-linf-preact18-trades-{order}"
-    return [ours(f"{label} ({eta})", recipe, line, citation=ZHANG, eta=eta) for eta, line in lines.items()]
+def eta_rows(order: str, label: str, *lines: str) -> list[Row]:
+    """One row for each of the five values of eta."""
+    recipe, etas = f"cifar10-linf-preact18-trades-{order}", (0.05, 0.1, 0.2, 0.3, 0.4)
+    return [ours(f"{label} ({eta})", recipe, line, eta=eta) for eta, line in zip(etas, lines, strict=True)]
 
 
 TABLE_1 = Table(
@@ -35,24 +33,20 @@ TABLE_1 = Table(
         *eta_rows(
             "1st",
             "1st",
-            {
-                0.05: "83.19 53.98 52.12 48.2",
-                0.1: "82.86 54.29 52.24 49.3",
-                0.2: "83.55 54.86 52.65 48.8",
-                0.3: "83.96 55.05 52.54 49.7",
-                0.4: "83.93 54.65 52.23 48.6",
-            },
+            "83.19 53.98 52.12 48.2",
+            "82.86 54.29 52.24 49.3",
+            "83.55 54.86 52.65 48.8",
+            "83.96 55.05 52.54 49.7",
+            "83.93 54.65 52.23 48.6",
         ),
         *eta_rows(
             "2nd",
             "1st+2nd",
-            {
-                0.05: "83.25 54.07 51.93 48.4",
-                0.1: "83.47 54.42 52.28 49.7",
-                0.2: "84.13 54.91 52.53 50.3",
-                0.3: "84.27 54.36 51.80 48.9",
-                0.4: "84.14 54.38 51.56 49.6",
-            },
+            "83.25 54.07 51.93 48.4",
+            "83.47 54.42 52.28 49.7",
+            "84.13 54.91 52.53 50.3",
+            "84.27 54.36 51.80 48.9",
+            "84.14 54.38 51.56 49.6",
         ),
     ),
     notes=(
@@ -64,51 +58,25 @@ TABLE_1 = Table(
     ),
 )
 
+WRN, WRN_100 = "cifar10-linf-wrn34-10-trades", "cifar100-linf-wrn34-10-trades"
+
 TABLE_2 = Table(
     number=2,
     title="WideResNet-34-10 on CIFAR-10 and CIFAR-100, l_inf, beside the state of the art",
     rows=(
-        quoted("Lee et al. (2020)", "WRN-34-10", "92.56 59.75 54.53 39.70", dataset="cifar10"),
-        quoted("Wang et al. (2020)", "WRN-34-10", "83.51 58.31 54.33 51.10", dataset="cifar10"),
-        quoted("Rice et al. (2020)", "WRN-34-20", "85.34 - - 53.42", dataset="cifar10"),
-        quoted("Zhang et al. (2020)", "WRN-34-10", "84.52 - - 53.51", dataset="cifar10"),
-        quoted("Pang et al. (2021)", "WRN-34-20", "86.43 57.91** - 54.39", dataset="cifar10"),
-        quoted("Jin et al. (2022)", "WRN-34-20", "86.01 61.12 57.93 55.90", dataset="cifar10"),
-        quoted("Gowal et al. (2020)", "WRN-70-16", "85.29 58.22* - 57.20", dataset="cifar10"),
-        *orders(
-            "cifar10-linf-wrn34-10-trades",
-            ZHANG,
-            ZHANG,
-            "84.65 56.68 54.49 53.0",
-            "85.51 58.34 56.06 54.0",
-            "85.98 58.47 56.13 54.2",
-        ),
-        *orders(
-            "cifar10-linf-wrn34-10-trades-awp",
-            WU,
-            WU,
-            "85.17 59.64 57.33 56.2",
-            "86.10 61.47 58.09 57.1",
-            "86.12 61.45 58.22 57.4",
-        ),
+        quoted("Lee et al. (2020)", "WRN-34-10", "92.56 59.75 54.53 39.70"),
+        quoted("Wang et al. (2020)", "WRN-34-10", "83.51 58.31 54.33 51.10"),
+        quoted("Rice et al. (2020)", "WRN-34-20", "85.34 - - 53.42"),
+        quoted("Zhang et al. (2020)", "WRN-34-10", "84.52 - - 53.51"),
+        quoted("Pang et al. (2021)", "WRN-34-20", "86.43 57.91** - 54.39"),
+        quoted("Jin et al. (2022)", "WRN-34-20", "86.01 61.12 57.93 55.90"),
+        quoted("Gowal et al. (2020)", "WRN-70-16", "85.29 58.22* - 57.20"),
+        *orders(WRN, "84.65 56.68 54.49 53.0", "85.51 58.34 56.06 54.0", "85.98 58.47 56.13 54.2"),
+        *orders(f"{WRN}-awp", "85.17 59.64 57.33 56.2", "86.10 61.47 58.09 57.1", "86.12 61.45 58.22 57.4"),
         quoted("Cui et al. (2021)", "WRN-34-10", "60.43 35.50 31.50 29.34", dataset="cifar100"),
         quoted("Gowal et al. (2020)", "WRN-70-16", "60.86 31.47* - 30.03", dataset="cifar100"),
-        *orders(
-            "cifar100-linf-wrn34-10-trades",
-            ZHANG,
-            ZHANG,
-            "60.22 32.11 28.93 26.9",
-            "63.01 33.26 29.44 28.1",
-            "62.93 33.36 29.61 27.9",
-        ),
-        *orders(
-            "cifar100-linf-wrn34-10-trades-awp",
-            WU,
-            WU,
-            "60.38 34.09 30.78 28.6",
-            "63.98 35.36 31.63 29.8",
-            "64.71 35.73 31.41 30.2",
-        ),
+        *orders(WRN_100, "60.22 32.11 28.93 26.9", "63.01 33.26 29.44 28.1", "62.93 33.36 29.61 27.9"),
+        *orders(f"{WRN_100}-awp", "60.38 34.09 30.78 28.6", "63.98 35.36 31.63 29.8", "64.71 35.73 31.41 30.2"),
     ),
     notes=(
         "Both results of Gowal et al. (2020) are under PGD-40 and that of Pang et al. (2021) is under PGD-10, though "
@@ -138,7 +106,7 @@ TABLE_3 = Table(
     rows=tuple(
         row
         for dataset, numbers in zip(ACROSS, L2_NUMBERS, strict=True)
-        for row in orders(f"{dataset}-l2-preact18-trades-awp", WU, WU, *numbers, columns=L2_COLUMNS)
+        for row in orders(f"{dataset}-l2-preact18-trades-awp", *numbers, columns=L2_COLUMNS)
     ),
     notes=(
         "The epsilon of the l_2 evaluation is not stated; 128/255, that of training, is assumed.",
@@ -153,9 +121,7 @@ TABLE_4 = Table(
     rows=tuple(
         row
         for dataset, numbers in zip(ACROSS, TRANSFER_NUMBERS, strict=True)
-        for row in orders(
-            f"{dataset}-linf-preact18-trades-awp", WU, WU, *numbers, columns=TRANSFER_COLUMNS, transfer=True
-        )
+        for row in orders(f"{dataset}-linf-preact18-trades-awp", *numbers, columns=TRANSFER_COLUMNS, transfer=True)
     ),
     notes=(UNSTATED_EPSILON, BEST_OF_CHECKPOINTS),
 )
@@ -164,10 +130,10 @@ TABLE_5 = Table(
     number=5,
     title="VGG16 and MobileNetV2 on CIFAR-10, l_inf",
     rows=(
-        *orders("cifar10-linf-vgg16-trades", ZHANG, ZHANG, "79.78 49.88 46.95 44.3", "80.99 50.13 47.09 44.4"),
-        *orders("cifar10-linf-vgg16-trades-awp", WU, WU, "78.46 51.19 47.41 46.3", "80.31 52.71 48.38 46.5"),
-        *orders("cifar10-linf-mobilenetv2-trades", ZHANG, ZHANG, "79.73 51.41 48.43 46.4", "81.86 53.34 49.93 47.8"),
-        *orders("cifar10-linf-mobilenetv2-trades-awp", WU, WU, "79.86 53.56 50.11 47.7", "81.95 55.37 51.55 49.4"),
+        *orders("cifar10-linf-vgg16-trades", "79.78 49.88 46.95 44.3", "80.99 50.13 47.09 44.4"),
+        *orders("cifar10-linf-vgg16-trades-awp", "78.46 51.19 47.41 46.3", "80.31 52.71 48.38 46.5"),
+        *orders("cifar10-linf-mobilenetv2-trades", "79.73 51.41 48.43 46.4", "81.86 53.34 49.93 47.8"),
+        *orders("cifar10-linf-mobilenetv2-trades-awp", "79.86 53.56 50.11 47.7", "81.95 55.37 51.55 49.4"),
     ),
     notes=(UNSTATED_EPSILON, ONE_DECIMAL, BEST_OF_CHECKPOINTS),
 )
@@ -175,28 +141,17 @@ TABLE_5 = Table(
 TABLE_6 = Table(
     number=6,
     title="Time per epoch and memory, WideResNet-34-10 on CIFAR-10, batch 128, one NVIDIA A100",
-    rows=tuple(
-        orders(
-            "cifar10-linf-wrn34-10-trades",
-            ZHANG,
-            ZHANG,
-            "1666 12875",
-            "2161 20629",
-            "2362 26409",
-            columns=("seconds", "megabytes"),
-        )
-    ),
+    rows=tuple(orders(WRN, "1666 12875", "2161 20629", "2362 26409", columns=("seconds", "megabytes"))),
 )
+
+RAYS_COLUMNS = ("clean", "adbd", "rays")
 
 TABLE_7 = Table(
     number=7,
     title="RayS, the hard-label attack, PreAct ResNet-18 on CIFAR-10, l_inf",
-    rows=tuple(
-        ours(method, recipe, line, columns=("clean", "adbd", "rays"), citation=ZHANG)
-        for method, recipe, line in (
-            ("TRADES", "cifar10-linf-preact18-trades", "82.89 0.0412 56.06"),
-            ("TRADES+1st+2nd", "cifar10-linf-preact18-trades-2nd", "84.13 0.0435 57.03"),
-        )
+    rows=(
+        ours("TRADES", "cifar10-linf-preact18-trades", "82.89 0.0412 56.06", columns=RAYS_COLUMNS),
+        ours("TRADES+1st+2nd", "cifar10-linf-preact18-trades-2nd", "84.13 0.0435 57.03", columns=RAYS_COLUMNS),
     ),
     notes=(
         "ADBD is a mean l_inf distance in [0, 1] units although the caption gives per cent for all columns.",
@@ -208,17 +163,15 @@ TABLE_8 = Table(
     number=8,
     title="On plain adversarial training, beside GAT and HAT, ResNet-18 on CIFAR-10, l_inf",
     rows=(
-        ours("AT", "cifar10-linf-resnet18-at", "82.41 52.77 50.43 47.1", citation="Madry et al. (2018)"),
-        ours("AT+1st+2nd", "cifar10-linf-resnet18-at-2nd", "83.56 54.23 52.19 48.7", citation="Madry et al. (2018)"),
-        quoted("Sriramanan et al. (2020)", "ResNet-18", "80.49 53.13 - 47.3", dataset="cifar10", method="GAT"),
-        quoted("Sriramanan et al. (2020)", "ResNet-18", "81.32 53.37 - 49.6", dataset="cifar10", method="TRADES+GAT"),
-        quoted("Rade and Moosavi-Dezfooli (2022)", "ResNet-18", "84.90 49.08 - -", dataset="cifar10", method="HAT"),
+        ours("AT", "cifar10-linf-resnet18-at", "82.41 52.77 50.43 47.1"),
+        ours("AT+1st+2nd", "cifar10-linf-resnet18-at-2nd", "83.56 54.23 52.19 48.7"),
+        quoted("GAT", "ResNet-18", "80.49 53.13 - 47.3"),  # Sriramanan et al. (2020)
+        quoted("TRADES+GAT", "ResNet-18", "81.32 53.37 - 49.6"),  # Sriramanan et al. (2020)
+        quoted("HAT", "ResNet-18", "84.90 49.08 - -"),  # Rade and Moosavi-Dezfooli (2022)
         quoted(
-            "Rade and Moosavi-Dezfooli (2022)",
+            "HAT(DDPM)",
             "ResNet-18",
             "86.86 57.09 - -",
-            dataset="cifar10",
-            method="HAT(DDPM)",
             note="57.09 stands under PGD-20; the authors of HAT report it as AutoAttack accuracy.",
         ),
     ),
@@ -235,8 +188,8 @@ SWA_COMPARISON = Table(
     number=0,
     title="Section 5.3: stochastic weight averaging (Chen et al.) beside the paper's method, CIFAR-10, l_inf",
     rows=(
-        quoted("Chen et al. (2020)", "ResNet-18", "- 52.14 - 49.44", dataset="cifar10", method="SWA"),
-        ours("1st+2nd (0.2)", "cifar10-linf-preact18-trades-2nd", "- 55.13 - 50.8", citation=ZHANG, eta=0.2),
+        quoted("SWA", "ResNet-18", "- 52.14 - 49.44"),  # Chen et al. (2020)
+        ours("1st+2nd (0.2)", "cifar10-linf-preact18-trades-2nd", "- 55.13 - 50.8", eta=0.2),
     ),
     notes=(
         "The text refers to Table 1 for 55.13 and 50.8, but Table 1 has 54.91 and 50.3 in that row.",
@@ -265,6 +218,3 @@ def published(recipe: str) -> list[tuple[int, Row]]:
     [7]
     """
     return [(t.number, row) for t in TABLES.values() for row in t.rows if row.recipe == recipe]
-
-
-__all__ = ["SWA_COMPARISON", "TABLES", "Cell", "Row", "Table", "published", "table"]

@@ -1,21 +1,19 @@
 """A table of ours beside the paper's as text: for the terminal, Markdown, LaTeX, HTML and JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rattle.paper.cells import Figure, Line
+from rattle.paper.cells import CellResult, ComparedRow
 from rattle.paper.plan import Plan
 from rattle.paper.protocols import Protocol
 from rattle.paper.rows import Cell
 from rattle.report.page import p_value, render
 from rattle.report.tables import title_of
-from rattle.report.writers import escape_latex, escape_markdown
+from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.stats import LEVEL
@@ -35,23 +33,27 @@ READING = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SheetRow:
-    """One printed line; of a group the first carries the labels."""
+class PrintedRow:
+    """One printed line of the group of lines that a row of the paper becomes."""
 
     kind: Kind
     labels: tuple[str, ...]
     cells: tuple[str, ...]
-    first: bool
+
+    @property
+    def first(self) -> bool:
+        """Whether it begins a group: only then are the labels filled in."""
+        return bool(self.labels[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
-    """A printed table."""
+class PrintedTable:
+    """A table as text: columns of labels on the left, columns of numbers on the right."""
 
     title: str
-    labels: tuple[str, ...]
-    columns: tuple[str, ...]
-    rows: tuple[SheetRow, ...]
+    labels: tuple[str, ...]  # their headings
+    columns: tuple[str, ...]  # their headings
+    rows: tuple[PrintedRow, ...]
     notes: tuple[str, ...]
     plain: dict[str, Any]  # all numbers, for JSON
 
@@ -59,19 +61,19 @@ class Sheet:
     def head(self) -> list[str]:
         return [*self.labels, *self.columns]
 
+    @property
+    def texts(self) -> list[list[str]]:
+        return [[*row.labels, *row.cells] for row in self.rows]
 
-def heading(column: str) -> str:
-    return TITLES.get(column) or title_of(column)
 
-
-def decimals(cell: Cell, ours: Figure | None = None) -> int:
+def decimals(cell: Cell, ours: CellResult | None = None) -> int:
     """As the paper prints it; fewer where few images decide."""
     if cell.unit == "distance":
         return 4
     return 2 if ours is None or ours.images >= 1000 else 1
 
 
-def shown(cell: Cell, ours: Figure) -> str:
+def shown(cell: Cell, ours: CellResult) -> str:
     """Ours in a cell; a run that diverged never shows a number."""
     if ours.state:
         return ours.state
@@ -81,7 +83,7 @@ def shown(cell: Cell, ours: Figure) -> str:
     return f"{ours.mean:.{places}f}{spread}{between}"
 
 
-def shown_difference(cell: Cell, ours: Figure) -> str:
+def shown_difference(cell: Cell, ours: CellResult) -> str:
     if ours.difference is None:
         return "-"
     unit = 100 if cell.unit == "%" else 1
@@ -89,7 +91,7 @@ def shown_difference(cell: Cell, ours: Figure) -> str:
     return f"{unit * ours.difference.mean:+.{decimals(cell, ours)}f}{star} (p {p_value(ours.difference.p)})"
 
 
-def groups(line: Line) -> Iterator[tuple[Kind, str, str, list[str]]]:
+def groups(line: ComparedRow) -> Iterator[tuple[Kind, str, str, list[str]]]:
     """(kind, what, seeds, cells) of the lines of one row."""
     cells = line.row.cells
     for protocol, ours in line.ours.items():
@@ -105,25 +107,25 @@ def groups(line: Line) -> Iterator[tuple[Kind, str, str, list[str]]]:
         yield "difference", "difference", "", texts
 
 
-def sheet_of(plan: Plan, title: str, lines: Sequence[Line]) -> Sheet:
+def printed_table(plan: Plan, title: str, lines: Sequence[ComparedRow]) -> PrintedTable:
     """The table of a plan."""
     rows = []
     for line in lines:
         for i, (kind, what, seeds, cells) in enumerate(groups(line)):
             names = (line.row.dataset, line.row.architecture, line.row.method) if i == 0 else ("", "", "")
-            rows.append(SheetRow(kind=kind, labels=(*names, what, seeds), cells=tuple(cells), first=i == 0))
+            rows.append(PrintedRow(kind=kind, labels=(*names, what, seeds), cells=tuple(cells)))
     notes = [f"{line.row.method}: {line.row.note}." for line in lines if line.row.note and line.key]
-    return Sheet(
+    return PrintedTable(
         title=title,
         labels=("Data", "Network", "Method", "", "Seeds"),
-        columns=tuple(map(heading, plan.columns)),
+        columns=tuple(TITLES.get(column) or title_of(column) for column in plan.columns),
         rows=tuple(rows),
         notes=(*READING, *plan.notes, *dict.fromkeys(notes)),
-        plain={"table": plan.number, "scale": plan.scale.name, "rows": [plain_line(line) for line in lines]},
+        plain={"table": plan.number, "scale": plan.scale.name, "rows": [plain_row(line) for line in lines]},
     )
 
 
-def plain_line(line: Line) -> dict[str, Any]:
+def plain_row(line: ComparedRow) -> dict[str, Any]:
     """A row and everything measured for it."""
     row = line.row
     return {
@@ -138,76 +140,56 @@ def plain_line(line: Line) -> dict[str, Any]:
                 "published": cell.value,
                 "published_difference": line.published_difference(cell.column),
                 "unit": cell.unit,
-                "ours": {protocol: plain_figure(ours[cell.column]) for protocol, ours in line.ours.items()},
+                "ours": {protocol: plain_result(ours[cell.column]) for protocol, ours in line.ours.items()},
             }
             for cell in row.cells
         },
     }
 
 
-def plain_figure(ours: Figure) -> dict[str, Any]:
-    """Numbers only; what is not a number is null."""
+def plain_result(ours: CellResult) -> dict[str, Any]:
+    """Its fields, with null for what JSON cannot hold; of a cell without a number only the reason."""
     if ours.state:
         return {"state": ours.state}
-    return {
-        "mean": ours.mean,
-        "deviation": None if math.isnan(ours.deviation) else ours.deviation,
-        "interval": [ours.interval.low, ours.interval.high] if ours.interval else None,
-        "seeds": list(ours.seeds),
-        "values": list(ours.values),
-        "checkpoints": list(ours.checkpoints),
-        "images": ours.images,
-        "difference": finite(asdict(ours.difference)) if ours.difference else None,
-        "p_adjusted": ours.p_adjusted,
-    }
+    plain = finite(asdict(replace(ours, sample=None)))
+    del plain["state"], plain["sample"]
+    return plain | {"interval": [ours.interval.low, ours.interval.high] if ours.interval else None}
 
 
 def finite(value: Any) -> Any:
-    """The same with null for what JSON cannot hold."""
     if isinstance(value, dict):
         return {key: finite(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def markdown(sheet: Sheet) -> str:
-    lines = [
-        [escape_markdown(word) for word in sheet.head],
-        ["---"] * len(sheet.labels) + ["---:"] * len(sheet.columns),
-    ]
-    lines += [[escape_markdown(word) for word in (*row.labels, *row.cells)] for row in sheet.rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"# {escape_markdown(sheet.title)}\n\n{table}\n\n" + "".join(
-        f"- {escape_markdown(note)}\n" for note in sheet.notes
-    )
+def markdown(table: PrintedTable) -> str:
+    text = markdown_table(table.head, table.texts, left=len(table.labels))
+    notes = "".join(f"- {escape_markdown(note)}\n" for note in table.notes)
+    return f"# {escape_markdown(table.title)}\n\n{text}\n{notes}"
 
 
-def latex(sheet: Sheet) -> str:
-    """A booktabs table; needs \\usepackage{booktabs}."""
-    form = "l" * len(sheet.labels) + "r" * len(sheet.columns)
-    lines = [f"% {escape_latex(sheet.title)}", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
-    lines += [" & ".join(map(escape_latex, sheet.head)) + r" \\", r"\midrule"]
-    lines += [" & ".join(map(escape_latex, (*row.labels, *row.cells))) + r" \\" for row in sheet.rows]
-    lines += [r"\bottomrule", r"\end{tabular}", *(f"% {escape_latex(note)}" for note in sheet.notes)]
-    return "\n".join(lines) + "\n"
+def latex(table: PrintedTable) -> str:
+    text = latex_table(table.head, table.texts, left=len(table.labels), comments=[escape_latex(table.title)])
+    return text + "".join(f"% {escape_latex(note)}\n" for note in table.notes)
 
 
-def html(sheet: Sheet) -> str:
+def html(table: PrintedTable) -> str:
     """One page that fetches nothing and runs nothing."""
-    return render("paper.html", {"sheet": sheet})
+    return render("paper.html", {"table": table})
 
 
-def as_json(sheet: Sheet) -> str:
-    told = {"title": sheet.title, **sheet.plain, "notes": list(sheet.notes), "environment": environment()}
-    return json.dumps(told, indent=1, allow_nan=False) + "\n"
+def as_json(table: PrintedTable) -> str:
+    plain = {"title": table.title, **table.plain, "notes": list(table.notes), "environment": environment()}
+    return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
 
 WRITERS = {"markdown": (markdown, "md"), "latex": (latex, "tex"), "html": (html, "html"), "json": (as_json, "json")}
 
 
-def write(sheet: Sheet, out: Path, stem: str) -> list[Path]:
+def write(table: PrintedTable, out: Path, stem: str) -> list[Path]:
     """Every format under OUT."""
     paths = []
     for make, ending in WRITERS.values():
         paths.append(out / f"{stem}.{ending}")
-        write_atomically(paths[-1], make(sheet).encode())
+        write_atomically(paths[-1], make(table).encode())
     return paths

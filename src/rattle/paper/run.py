@@ -1,0 +1,55 @@
+"""Train the runs of a plan that are not finished, and draw the loss landscapes of those that are."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rattle.analysis.prepare import compute_landscapes
+from rattle.errors import RattleError
+from rattle.paper.plan import Plan
+from rattle.runs.progress import Console, ProgressOnly
+from rattle.training.loop import fit
+from rattle.training.sweep import Job, pending, run_local
+
+
+def unfinished(plan: Plan, console: Console) -> list[Job]:
+    """The runs left to train; one that diverged is not tried again."""
+    return pending([job for job in plan.jobs.values() if not job.run.divergence], ProgressOnly(console))
+
+
+def train(todo: Sequence[Job], *, at_once: int, out: Path, console: Console) -> dict[str, str]:
+    """Train runs on this machine, `at_once` at a time; the names of those that failed, and why.
+
+    A run that diverges has not failed: the table says so. `out` is named when a signal stops the training.
+    """
+    failed = one_by_one(todo, console) if at_once == 1 else run_local(todo, at_once=at_once, out=out, console=console)
+    diverged = {job.folder.name for job in todo if job.run.divergence}
+    return {name: reason for name, reason in failed.items() if name not in diverged}
+
+
+def one_by_one(todo: Sequence[Job], console: Console) -> dict[str, str]:
+    """Train in this process; a run that fails does not stop the others."""
+    failed = {}
+    for i, job in enumerate(todo):
+        console.log(f"{job.folder.name}: training, {i + 1} of {len(todo)}")
+        try:
+            fit(job.recipe, job.folder, resume=True, console=ProgressOnly(console))
+        except RattleError as reason:
+            failed[job.folder.name] = str(reason)
+    return failed
+
+
+def landscape_pairs(plan: Plan) -> list[list[str]]:
+    """For Figures 2 and 3: the folders of each baseline and of the 1st+2nd run on it at the paper's eta."""
+    second = [e for e in plan.entries if "-2nd" in (e.row.recipe or "") and "eta" not in e.key]
+    pairs = []
+    for pair in dict.fromkeys((entry.baseline or "", entry.key) for entry in second):
+        jobs = [plan.jobs[key, plan.seeds[0]] for key in pair]
+        if all(job.state == "finished" and not job.run.divergence for job in jobs):
+            pairs.append([str(job.folder) for job in jobs])
+    return pairs
+
+
+def draw_landscapes(plan: Plan, console: Console) -> Iterator[Path]:
+    """Draw Figures 2 and 3 for the runs of a plan."""
+    for folders in landscape_pairs(plan):
+        yield from compute_landscapes(folders, console=console)

@@ -1,0 +1,106 @@
+"""Training from given weights, and training networks that are not in the registry or that normalise their input."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rattle
+from rattle.cli.main import main
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+from rattle.models import Normalise
+from rattle.recipes.recipe import Recipe
+from rattle.training.state import init_state
+from support.tiny_runs import RECIPE, digits, save_run, small_cnn
+
+TINY = [
+    "--epochs",
+    "1",
+    "--data.train-size",
+    "40",
+    "--data.val-size",
+    "10",
+    "--batch-size",
+    "20",
+    "--attack.steps",
+    "1",
+]
+DIGITS = "digits-linf-cnn-trades-2nd"
+NET = """
+from torch import nn
+
+def build(classes, channels):
+    return nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, classes))
+"""
+
+
+def test_fine_tuning_starts_from_a_file_a_checkpoint_or_a_run(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run")
+    torch.save({"state_dict": small_cnn().state_dict()}, tmp_path / "w.pt")
+    data = RECIPE.data.load()
+    for init in (tmp_path / "w.pt", run / "checkpoints" / "best.safetensors", run):
+        state = init_state(replace(RECIPE, init=str(init)), data).model.state_dict()
+        assert all(torch.equal(state[k], v) for k, v in small_cnn().state_dict().items())
+    with pytest.raises(RattleError, match="no file of weights at nowhere"):
+        init_state(replace(RECIPE, init="nowhere"), data)
+
+
+def test_a_checkpoint_with_optimizer_and_average_is_a_start_too(tmp_path: Path) -> None:
+    words = ["--width", "4", *TINY, "--average.kind", "EMA"]
+    assert main(["train", DIGITS, *words, "--out", str(tmp_path / "a")]) == 0
+    last = tmp_path / "a" / "checkpoints" / "last.safetensors"
+    state = init_state(replace(RECIPE, init=str(last)), RECIPE.data.load()).model.state_dict()
+    own = rattle.load(last).state_dict()
+    assert all(torch.equal(state[k], v) for k, v in own.items())
+
+
+def test_other_classes_get_a_fresh_head(tmp_path: Path) -> None:
+    x, y, x_test, y_test = (t.numpy() for t in digits())
+    few, few_test = y < 4, y_test < 4
+    arrays = {"x_train": x[few], "y_train": y[few], "x_test": x_test[few_test], "y_test": y_test[few_test]}
+    np.savez(tmp_path / "four.npz", **arrays)
+    torch.save(small_cnn().state_dict(), tmp_path / "w.pt")
+    words = ["--width", "4", *TINY, "--data.name", str(tmp_path / "four.npz"), "--init", str(tmp_path / "w.pt")]
+    assert main(["train", DIGITS, *words, "--out", str(tmp_path / "run")]) == 0
+    recipe = Recipe.from_yaml((tmp_path / "run" / "recipe.yaml").read_text())
+    fresh = init_state(recipe, recipe.data.load()).model
+    assert fresh.head.weight.shape == (4, small_cnn().head.weight.shape[1])
+    pairs = [(v, small_cnn().state_dict()[k]) for k, v in fresh.state_dict().items() if not k.startswith("head.")]
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert rattle.load(tmp_path / "run")(torch.rand(2, 1, 8, 8)).shape == (2, 4)
+
+
+def test_normalisation_and_silu_survive_saving_and_loading(tmp_path: Path) -> None:
+    words = ["--width", "4", *TINY, "--normalise", "--activation", "silu"]
+    assert main(["train", DIGITS, *words, "--out", str(tmp_path / "run")]) == 0
+    model = rattle.load(tmp_path / "run")
+    (layer,) = (m for m in model.modules() if isinstance(m, Normalise))
+    recipe = Recipe.from_yaml((tmp_path / "run" / "recipe.yaml").read_text())
+    images = recipe.data.load().train.x / 255
+    assert float(layer.mean) == pytest.approx(float(images.mean()), abs=1e-4)
+    assert float(layer.std) == pytest.approx(float(images.std()), abs=1e-4)
+    assert any(isinstance(m, torch.nn.SiLU) for m in model.modules())
+    assert main(["evaluate", str(tmp_path / "run"), "--attacks", "fgsm", "--n", "10"]) == 0
+
+
+@pytest.mark.parametrize("extra", [[], ["--normalise"]])
+def test_a_network_of_ones_own_is_trained_and_loaded(
+    extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mynet.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", DIGITS, "--model", "mynet.py:build", *TINY, *extra, "--out", "run"]) == 0
+    model = rattle.load("run")
+    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+    assert main(["evaluate", "run", "--attacks", "fgsm", "--n", "10"]) == 0
+    assert main(["train", DIGITS, "--model", "mynet.py:build", "--width", "3", *TINY, "--out", "b"]) == 2
+    assert "mynet.py:build has no keyword 'width', which the recipe sets" in capsys.readouterr().err
+
+
+def test_a_recipe_whose_data_are_elsewhere_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = save_run(tmp_path / "run", recipe=replace(RECIPE, data=Data(name="gone.npz")))
+    assert main(["evaluate", str(run)]) == 2
+    assert "there is no .npz file at gone.npz" in capsys.readouterr().err
