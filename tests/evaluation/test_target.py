@@ -44,11 +44,11 @@ MINE = ["--model", "net.py:Net", "--weights", "w.pt", "--data", "test.npz"]
 
 def test_autoattack_on_a_model_weights_and_images_of_ones_own(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = said(capsys, *MINE, "--attacks", "autoattack", "--threat.epsilon", "0.3", "--n", "20")
-    verdict = result["attacks"]["autoattack"]
+    autoattack = result["attacks"]["autoattack"]
     assert result["n"] == 20
-    assert verdict["settings"]["threat"] == {"norm": "linf", "epsilon": 0.3}
-    assert list(verdict["parts"]) == ["apgd-ce", "apgd-t", "fab-t", "square"]
-    assert result["clean_accuracy"] > 0.7 > verdict["robust_accuracy"]
+    assert autoattack["settings"]["threat"] == {"norm": "linf", "epsilon": 0.3}
+    assert list(autoattack["parts"]) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert result["clean_accuracy"] > 0.7 > autoattack["robust_accuracy"]
     assert result == json.loads((files / "w-results" / "autoattack.json").read_text())
 
 

@@ -21,15 +21,17 @@ from rattle.weights import eval_mode
 Version = Literal["standard", "plus", "rand", "fast", "brief"]
 
 
-StillCorrect = Callable[[Attack, Tensor, Tensor, Tensor], Tensor]  # (component, x_adv, x, y) -> [n] bool
-
-
 def run_components(
-    ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, draws: ImageStreams, still_correct: StillCorrect
+    ensemble: Ensemble,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    draws: ImageStreams,
+    still_correct: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Run each component on the correctly classified images that the ones before it did not break.
 
-    still_correct: at which points of a component an image counts as correct.
+    still_correct: (x_adv, x, y) -> [n] bool, false where a point breaks its image.
     Yields after each component its name, the points of all images so far, and which images are still correct, [n].
     """
     x_adv, correct = x.clone(), is_correct(model, x, y)
@@ -38,7 +40,7 @@ def run_components(
         if len(left):
             points = component(model, x[left], y[left], generator=branch(draws[left], number))
             x_adv[left] = points.to(x_adv)
-            correct[left] = still_correct(component, x_adv[left], x[left], y[left])
+            correct[left] = still_correct(x_adv[left], x[left], y[left])
         yield name, x_adv, correct.clone()
 
 
@@ -121,7 +123,7 @@ class AutoAttack:
         x, y = check_batch(x, y)
         with eval_mode(model):
             steps = run_components(
-                self, model, x, y, streams(generator, x), lambda _, x_adv, x, y: is_correct(model, x_adv, y)
+                self, model, x, y, streams(generator, x), lambda x_adv, _, y: is_correct(model, x_adv, y)
             )
             *_, (_, x_adv, _) = steps
         return x_adv

@@ -45,17 +45,9 @@ def main(args: list[str]) -> None:
         for name in options.attacks
     }
     out = Path(options.out) if options.out else target.results
-    result = evaluate(
-        target.model,
-        images.x,
-        images.y,
-        attacks,
-        out=out,
-        metadata=target.metadata | {"surrogate": surrogate.metadata["checkpoint"], "seed": options.seed},
-        batch_size=options.batch_size,
-        seed=options.seed,
-        console=Console(),
-    )
+    metadata = target.metadata | {"surrogate": surrogate.metadata["checkpoint"], "seed": options.seed}
+    settings = {"batch_size": options.batch_size, "seed": options.seed, "console": Console()}
+    result = evaluate(target.model, images.x, images.y, attacks, out=out, metadata=metadata, **settings)
     if options.json:
         print(json.dumps(result.to_plain()))
         return

@@ -45,7 +45,7 @@ def run_and_verify(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws
     """
     if isinstance(attack, Ensemble):
         x_adv, robust, parts = x, torch.ones_like(y, dtype=torch.bool), {}
-        check = partial(still_correct, model)
+        check = partial(still_correct, model, attack)
         for name, x_adv, robust in run_components(attack, model, x, y, draws, check):  # noqa: B007
             parts[name] = robust
         return AttackOutcome(x_adv, robust, parts)

@@ -16,6 +16,7 @@ from rattle.errors import RattleError
 
 T = TypeVar("T")
 Plain = dict[str, Any]
+UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, zlib.error, zipfile.BadZipFile)
 MOST_UNPACKED = 100  # times the packed size: arrays of floats never compress that much, archives built as bombs do
 
 
@@ -194,14 +195,5 @@ def read_arrays(path: Path, what: str = "an .npz file of arrays") -> dict[str, n
         raise
     except FileNotFoundError:
         raise RattleError(f"there is no file {path}") from None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        EOFError,
-        zlib.error,
-        zipfile.BadZipFile,
-    ) as reason:
+    except UNREADABLE as reason:
         raise RattleError(f"{path} is not {what}, or is damaged") from reason
