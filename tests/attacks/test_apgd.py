@@ -8,7 +8,7 @@ from torch import nn
 
 from rattle import losses
 from rattle.attacks import APGD
-from rattle.attacks.apgd import checkpoints, defined
+from rattle.attacks.apgd import checkpoints, effective_loss
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
@@ -20,7 +20,7 @@ from support.attack_cases import NORMS, linear, robust
 def test_the_verdict_on_a_linear_model_is_exact(norm, loss, classes) -> None:
     case = linear(classes)
     threat = case.threat(norm)
-    attack = APGD(threat=threat, loss=loss, steps=60 if norm == "l1" else 40, shrinking=norm == "l1")
+    attack = APGD(threat=threat, loss=loss, steps=60 if norm == "l1" else 40, eps_schedule=norm == "l1")
     x_adv = attack(case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(len(case.x))))
     safe = case.distance[norm] > threat.epsilon
     found = robust(case.model, x_adv, case.y)
@@ -37,7 +37,7 @@ def test_the_verdict_on_a_linear_model_is_exact(norm, loss, classes) -> None:
 def test_too_few_classes_for_dlr_fall_back_to_the_margin_and_are_exact(classes, loss, used) -> None:
     case = linear(classes)
     threat = case.threat("linf")
-    assert defined(loss, classes) == used
+    assert effective_loss(loss, classes) == used
     x_adv = APGD(threat=threat, loss=loss, targets=9, steps=40)(case.model, case.x, case.y)
     found, safe = robust(case.model, x_adv, case.y), case.distance["linf"] > threat.epsilon
     assert torch.equal(found, safe)
@@ -93,7 +93,7 @@ def test_gradients_of_a_random_model_are_averaged() -> None:
         ({"eot": 0}, "eot must be >= 1"),
         ({"rho": 2.0}, "rho"),
         ({"loss": "hinge"}, "loss must be"),
-        ({"shrinking": True}, "shrinking is for the l1 threat"),
+        ({"eps_schedule": True}, "eps_schedule is for the l1 threat"),
     ],
 )
 def test_bad_settings_are_refused(options, message) -> None:

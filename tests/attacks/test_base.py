@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rattle.attacks.flat_model import FlatModel, accepts_channels_last
 from rattle.attacks.registry import get_attack, list_attacks
-from rattle.attacks.rows import FlatModel, accepts_channels_last, branch
+from rattle.attacks.rows import spawn
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
@@ -176,17 +177,17 @@ def test_names_make_attacks_that_run(name) -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_rows_and_images_are_views_of_each_other(norm, channels_last) -> None:
     x = torch.rand(3, 2, 4, 5)
-    victim = FlatModel(Returns(lambda z: z), torch.rand(3, 2, 6, 6))
-    victim.shape, victim.channels_last = x.shape[1:], channels_last
-    rows = victim.flat(x)
-    assert torch.equal(victim.images(rows), x)
-    assert victim.images(rows).data_ptr() == rows.data_ptr()
+    flat_model = FlatModel(Returns(lambda z: z), torch.rand(3, 2, 6, 6))
+    flat_model.shape, flat_model.channels_last = x.shape[1:], channels_last
+    rows = flat_model.flat(x)
+    assert torch.equal(flat_model.images(rows), x)
+    assert flat_model.images(rows).data_ptr() == rows.data_ptr()
     distance = Threat(norm=norm).distance
     torch.testing.assert_close(distance(rows, 0 * rows), distance(x, 0 * x))
 
 
-def test_branches_are_streams_of_their_own() -> None:
+def test_spawned_streams_are_independent() -> None:
     draws = ImageStreams(0, torch.arange(3))
-    numbers = torch.stack([branch(draws, k).uniform(100).flatten() for k in range(4)] + [draws.uniform(100).flatten()])
+    numbers = torch.stack([spawn(draws, k).uniform(100).flatten() for k in range(4)] + [draws.uniform(100).flatten()])
     assert len(numbers.unique()) > 0.999 * numbers.numel()
     assert (torch.corrcoef(numbers) - torch.eye(5)).abs().max() < 0.25

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rattle.attacks.batchnorm import folded
+from rattle.attacks.batchnorm import fold_batchnorm
 from support.attack_cases import SmallNet
 
 
@@ -42,7 +42,7 @@ def shaken(model: nn.Module) -> nn.Module:
 def test_the_twin_answers_as_the_model_and_leaves_it_alone() -> None:
     model, x = shaken(SmallNet()), torch.rand(3, 2, 6, 6)
     before, kernel = copy.deepcopy(model.state_dict()), model.body[0].weight
-    twin = folded(model, x)
+    twin = fold_batchnorm(model, x)
     assert twin is not None
     assert not any(isinstance(node.target, str) and node.target == "body.1" for node in twin.graph.nodes)
     torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
@@ -53,7 +53,7 @@ def test_the_twin_answers_as_the_model_and_leaves_it_alone() -> None:
 
 def test_a_kernel_used_twice_is_never_folded_wrongly() -> None:
     model, x = shaken(Residual()), torch.rand(3, 2, 6, 6)
-    twin = folded(model, x)
+    twin = fold_batchnorm(model, x)
     if twin is not None:
         torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
 
@@ -77,8 +77,8 @@ class Masks(SmallNet):
 
 @pytest.mark.parametrize("kind", [Noisy, Branches, Masks])
 def test_what_cannot_be_traced_faithfully_has_no_twin(kind) -> None:
-    assert folded(shaken(kind()), torch.rand(3, 2, 6, 6)) is None
+    assert fold_batchnorm(shaken(kind()), torch.rand(3, 2, 6, 6)) is None
 
 
 def test_a_model_without_batchnorm_has_no_twin() -> None:
-    assert folded(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), torch.rand(3, 2, 6, 6)) is None
+    assert fold_batchnorm(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), torch.rand(3, 2, 6, 6)) is None

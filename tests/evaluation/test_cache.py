@@ -57,7 +57,6 @@ class Quick:
         }
 
     __call__ = AutoAttack.__call__
-    unbroken = staticmethod(AutoAttack.unbroken)
 
 
 def images(n: int) -> tuple[Tensor, Tensor]:

@@ -96,7 +96,7 @@ ATTACKS: dict[str, tuple[Callable[[Threat], Attack], tuple[Norm, ...]]] = {
     "apgd-ce": (lambda threat: APGD(threat=threat, steps=8, restarts=2), NORMS),
     "apgd-dlr": (lambda threat: APGD(threat=threat, loss="dlr", steps=8), NORMS),
     "apgd-t": (lambda threat: APGD(threat=threat, loss="dlr-targeted", targets=3, steps=8), NORMS),
-    "apgd-shrinking": (lambda threat: APGD(threat=threat, steps=10, shrinking=True), ("l1",)),
+    "apgd-eps-schedule": (lambda threat: APGD(threat=threat, steps=10, eps_schedule=True), ("l1",)),
     "fab": (lambda threat: FAB(threat=threat, targets=0, steps=5, restarts=2), NORMS),
     "fab-t": (lambda threat: FAB(threat=threat, targets=3, steps=5), NORMS),
     "square": (lambda threat: Square(threat=threat, queries=60), NORMS),

@@ -1,9 +1,9 @@
-"""What every attack is: (model, x, y, *, generator) -> x_adv, and what all of them share: checks, layout, packing."""
+"""The contract of an attack, (model, x, y, *, generator) -> x_adv, and the input checks that all attacks share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,7 +20,13 @@ class Attack(Protocol):
     @property
     def threat(self) -> Threat: ...
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor: ...
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        """Adversarial examples x_adv, shaped like x.
+
+        model: returns logits [n, C]; x: images in [0, 1], [n, ...]; y: true classes, [n];
+        generator: a torch generator, one stream for each image, or None for torch's global generator.
+        """
+        ...
 
 
 # What an attack may offer besides. Whoever runs attacks asks for these, never for a class by name.
@@ -28,7 +34,7 @@ class Attack(Protocol):
 
 @runtime_checkable
 class Ensemble(Protocol):
-    """An attack made of others, each run on the images that the ones before it left (AutoAttack)."""
+    """An attack made of others, each run on the images that the ones before it did not break (AutoAttack)."""
 
     def components(self) -> dict[str, Attack]: ...
 
@@ -38,9 +44,7 @@ class Nearest:
     """The nearest misclassified points that a search found."""
 
     x_adv: Tensor  # x itself where x is misclassified already, or where nothing was found
-    distance: (
-        Tensor  # [n], in the threat's norm: 0 where x is misclassified, the largest possible where nothing was found
-    )
+    distance: Tensor  # [n], in the threat's norm: 0 where x is misclassified, the largest possible if nothing was found
 
 
 @runtime_checkable
@@ -64,17 +68,54 @@ class HasMetadata(Protocol):
     def metadata(self) -> dict[str, Any]: ...
 
 
-def check_batch(x: Tensor, y: Tensor) -> None:
-    """Refuse what no attack can mean: empty batches, unequal lengths, images that are not floats in [0, 1]."""
-    if len(x) == 0:
-        raise RattleError("there are no images to attack: the batch is empty")
+def describe(attack: Attack) -> dict[str, Any]:
+    """What a result file records of an attack, as plain data: class, settings, and the components of an ensemble."""
+    if isinstance(attack, HasMetadata):
+        return attack.metadata()
+    described = asdict(attack) if is_dataclass(attack) else {"threat": asdict(attack.threat)}
+    if isinstance(attack, Ensemble):
+        described["components"] = {name: describe(component) for name, component in attack.components().items()}
+    return {"kind": type(attack).__name__, **described}
+
+
+def check_at_least(attack: object, **lowest: float) -> None:
+    """Refuse settings of an attack below the given values."""
+    for name, low in lowest.items():
+        if not getattr(attack, name) >= low:
+            raise RattleError(f"attack.{name} must be >= {low}, got {getattr(attack, name)}")
+
+
+def check_choice(attack: object, name: str, choices: tuple[str, ...]) -> None:
+    """Refuse a setting of an attack that is not one of the choices."""
+    if getattr(attack, name) not in choices:
+        listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise RattleError(f"attack.{name} must be {listed}, got {getattr(attack, name)!r}")
+
+
+def check_batch(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The images and the labels as int64; refuses what cannot be attacked with one sentence.
+
+    Every attack calls it once, before anything else. It reads the range of x and so waits for the device.
+    """
+    for name, value in (("images", x), ("labels", y)):
+        if not isinstance(value, Tensor):
+            kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+            raise RattleError(f"attacks take torch tensors, but the {name} are {kind}; convert with torch.as_tensor")
+    if y.ndim != 1 or x.ndim < 2:
+        shapes = f"{list(x.shape)} and {list(y.shape)}"
+        raise RattleError(f"images and labels must have shapes [n, ...] and [n], got {shapes}")
     if len(x) != len(y):
         raise RattleError(f"{len(x)} images but {len(y)} labels")
+    if len(x) == 0:
+        raise RattleError("there are no images to attack: the batch is empty")
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise RattleError(f"labels must be whole numbers, got {y.dtype}")
     if not x.is_floating_point():
         raise RattleError(f"images must be floating point in [0, 1], got {x.dtype}; divide uint8 images by 255")
     low, high = (float(v) for v in torch.aminmax(x))
     if not (low >= 0 and high <= 1):  # also true for NaN
         raise RattleError(f"images must lie in [0, 1], got [{low:.4g}, {high:.4g}]; normalise inside the model")
+    return x, y.long()
 
 
 def check_labels(logits: Tensor, y: Tensor) -> None:
@@ -88,8 +129,14 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's logits [n, C]; a sentence instead of a traceback when it returns something else."""
-    out: Any = model(x)
+    """The model's logits [n, C]; RattleError if it returns something else or its weights are of another dtype."""
+    try:
+        out: Any = model(x)
+    except RuntimeError as reason:
+        weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
+        if weights == x.dtype or "type" not in str(reason):
+            raise
+        raise RattleError(f"the images are {x.dtype}, the model's weights {weights}; convert one of them") from reason
     if not isinstance(out, Tensor):
         raise RattleError(
             f"the model must return logits [n, C], got {type(out).__name__}; wrap it to return the logits alone"
@@ -100,11 +147,13 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 class NotANumber(RattleError):
-    """A model whose logits mean nothing."""
+    """The model returned NaN logits."""
 
 
 def finite(logits: Tensor) -> Tensor:
-    """The logits, refused when one is NaN: no comparison with it would mean anything."""
+    """The logits; NotANumber if one is NaN, because comparisons with NaN are always false."""
     if bool(logits.isnan().any()):
-        raise NotANumber("the model returned NaN logits; an attack cannot tell right from wrong by them")
+        raise NotANumber(
+            "the model returned NaN logits; no attack can tell from them whether an image is misclassified"
+        )
     return logits

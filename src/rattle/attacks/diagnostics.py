@@ -1,9 +1,7 @@
-"""What makes a robustness evaluation unreliable, found before and after it: each check returns sentences of advice.
+"""What makes a robustness evaluation unreliable, checked before and after it: each check returns its warnings.
 
-The warnings of the reference AutoAttack (Croce and Hein 2020, its flags), and those of Carlini et al. 2019.
+They are those of the reference AutoAttack package (Croce and Hein 2020) and of Carlini et al. 2019.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,23 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.apgd import FEWEST_CLASSES, defined
+from rattle.attacks.apgd import FEWEST_CLASSES, effective_loss
 from rattle.attacks.base import check_batch, check_labels, finite, logits_of
 from rattle.attacks.batchnorm import attack_mode
-from rattle.attacks.rows import accepts_channels_last
+from rattle.attacks.flat_model import accepts_channels_last
 
-SAMPLE = 250  # images looked at
+SAMPLE = 250  # images used at most
 
 
-def advice(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
-    """Everything that can be said before attacking; no sentence means that nothing was found.
+def find_warnings(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
+    """All warnings that can be given before attacking, a sentence each; empty if nothing was found.
+
+    model: returns logits; x, y: some of the images to be attacked and their labels, of which the first 250 are used.
 
     >>> soft = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Softmax(1))
-    >>> [sentence.split(":")[0] for sentence in advice(soft, torch.rand(5, 1, 2, 2), torch.arange(5) % 3)]
-    ['the model returns probabilities', 'with 3 classes apgd-t climbs the margin instead of targeted DLR']
+    >>> [warning.split(":")[0] for warning in find_warnings(soft, torch.rand(5, 1, 2, 2), torch.arange(5) % 3)]
+    ['the model returns probabilities', 'with 3 classes apgd-t maximises the margin instead of targeted DLR']
     """
-    check_batch(x, y)
-    x, y = x[:SAMPLE], y[:SAMPLE]
+    x, y = check_batch(x[:SAMPLE], y[:SAMPLE])
     with attack_mode(model):
         with torch.no_grad():
             logits = finite(logits_of(model, x))
@@ -46,7 +45,7 @@ def advice(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
 
 
 def randomised(model: nn.Module, x: Tensor, y: Tensor, *, passes: int = 5, tolerance: float = 1e-4) -> list[str]:
-    """The same images, other logits."""
+    """Logits that differ between passes over the same images."""
     with torch.no_grad():
         outputs = [logits_of(model, x) for _ in range(passes)]
     correct = {int((z.argmax(1) == y).sum()) for z in outputs}
@@ -108,37 +107,37 @@ def dynamic(model: nn.Module, x: Tensor) -> list[str]:
         )
     if state() != before:
         found.append(
-            "the model changes its weights or buffers while it predicts: verdicts depend on what it saw before"
+            "the model changes its weights or buffers while it predicts: results depend on what it was called with before"
         )
     return found
 
 
 def zero_gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
-    """Images from which no gradient attack gets away."""
+    """Images at which a gradient attack cannot start."""
     flat: dict[str, int] = {}
     for name, loss in {"cross-entropy": losses.ce, "margin": losses.cw}.items():
         leaf = x.detach().requires_grad_()
-        height = loss(logits_of(model, leaf), y).sum()
-        if not height.requires_grad:
+        total = loss(logits_of(model, leaf), y).sum()
+        if not total.requires_grad:
             return ["the model's output has no gradient: only square and rays can attack it"]
-        (gradient,) = torch.autograd.grad(height, leaf, allow_unused=True)
+        (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
         zero = len(x) if gradient is None else int((gradient.flatten(1).abs().amax(1) == 0).sum())
         if zero:
             flat[name] = zero
     if not flat:
         return []
     counts = " and ".join(f"{k} of {len(x)} images for the {name}" for name, k in flat.items())
-    return [f"the gradient is exactly zero ({counts}): gradient attacks are unreliable there, see what square finds"]
+    return [f"the gradient is exactly zero ({counts}): gradient attacks are unreliable there, compare with square"]
 
 
 def few_classes(classes: int, *, targets: int = 9) -> list[str]:
     """Which loss and how many targets AutoAttack uses when there are few classes."""
     found = []
-    if defined("dlr", classes) != "dlr":
-        found.append(f"with {classes} classes apgd-dlr climbs the margin: DLR needs {FEWEST_CLASSES['dlr']}")
-    if defined("dlr-targeted", classes) != "dlr-targeted":
+    if effective_loss("dlr", classes) != "dlr":
+        found.append(f"with {classes} classes apgd-dlr maximises the margin: DLR needs {FEWEST_CLASSES['dlr']}")
+    if effective_loss("dlr-targeted", classes) != "dlr-targeted":
         needed = FEWEST_CLASSES["dlr-targeted"]
-        found.append(f"with {classes} classes apgd-t climbs the margin instead of targeted DLR: that needs {needed}")
+        found.append(f"with {classes} classes apgd-t maximises the margin instead of targeted DLR: that needs {needed}")
     elif classes - 1 < targets:
         found.append(f"with {classes} classes apgd-t and fab-t have {classes - 1} targets, not {targets}")
     return found

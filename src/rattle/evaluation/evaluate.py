@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack, RayS
 from rattle.attacks.base import check_batch
-from rattle.attacks.diagnostics import advice as find_advice
-from rattle.attacks.diagnostics import rises, square_helped
+from rattle.attacks.diagnostics import find_warnings, rises, square_helped
 from rattle.attacks.registry import get_attack
 from rattle.attacks.transfer import Transfer
 from rattle.data import to_float
@@ -95,7 +94,7 @@ def evaluate(
         for index, part, label in image_batches(x, y, batch_size):
             clean[index] = is_correct(model, part, label)
         clean = distributed.total(clean.int()).bool()
-        sentences = find_advice(model, sample, y[:some]) if advise else []
+        sentences = find_warnings(model, sample, y[:some]) if advise else []
         start = clean if among is None else clean & torch.tensor(list(among), device=clean.device)
         verdicts = {}
         for name, attack in chosen.items():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack, RayS
 from rattle.attacks.base import check_labels, finite, logits_of
-from rattle.attacks.rows import branch
+from rattle.attacks.rows import spawn
 from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
@@ -72,7 +72,7 @@ def run_and_verify(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws
     for number, (name, component) in enumerate(attack.components().items()):
         live = robust.nonzero().squeeze(1)
         if len(live):
-            part = run_and_verify(model, component, x[live], y[live], branch(draws[live], number))
+            part = run_and_verify(model, component, x[live], y[live], spawn(draws[live], number))
             x_adv[live], robust[live] = part.x_adv.to(x_adv), part.robust
         parts[name] = robust.clone()
     return AttackOutcome(robust, x_adv, parts)
