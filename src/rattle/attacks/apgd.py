@@ -14,7 +14,7 @@ from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch, check_choice
 from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.flat_model import FlatModel
-from rattle.attacks.rows import PerRow, RunResult, TargetRows, best_of_runs
+from rattle.attacks.rows import ActiveRows, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Threat
@@ -85,85 +85,63 @@ class APGD:
                 self.run, model, x, y, generator, targets=targets, restarts=self.restarts, row_share=0.75
             )
 
-    def run(self, flat_model: FlatModel, rows: TargetRows, draws: ImageStreams, *, restart: int) -> RunResult:
+    def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult:
         """One random start; with `eps_schedule` through larger balls first, of which only the last points are used."""
         if not self.eps_schedule:
-            return self.ascend(flat_model, self.threat, rows, self.threat.random_start(rows.x, draws), self.steps)
+            return self.ascend(model, self.threat, rows, self.threat.random_start(rows.x, draws), self.steps)
         x_adv, left = rows.x + draws.normal(rows.x.shape[1]).to(rows.x.dtype), self.steps
         for factor, share in LARGER_BALLS:
             threat = replace(self.threat, epsilon=factor * self.threat.epsilon)
             steps = min(left, math.ceil(share * self.steps))
             start = threat.project(x_adv, rows.x)
-            x_adv, left = self.ascend(flat_model, threat, rows, start, steps, drop_broken=False).x_adv, left - steps
-        return self.ascend(flat_model, self.threat, rows, self.threat.project(x_adv, rows.x), left)
+            x_adv, left = self.ascend(model, threat, rows, start, steps).x_adv, left - steps
+        return self.ascend(model, self.threat, rows, self.threat.project(x_adv, rows.x), left)
 
-    def ascend(
-        self,
-        flat_model: FlatModel,
-        threat: Threat,
-        rows: TargetRows,
-        start: Tensor,
-        steps: int,
-        *,
-        drop_broken: bool = True,
-    ) -> RunResult:
+    def ascend(self, model: FlatModel, threat: Threat, rows: TargetRows, start: Tensor, steps: int) -> RunResult:
         """Algorithm 1 from `start`: the point of highest loss of each row, or the first that is misclassified."""
         result = RunResult(rows.x)
-        logits, loss, gradient = self.loss_and_grad(flat_model, rows, start)
+        logits, loss, gradient = self.loss_and_grad(model, rows, start)
         rule = L1StepRule if threat.norm == "l1" else StepSizeRule
-        live = Ascent(
-            **vars(rows),
-            x_adv=start,
-            x_old=start,
-            loss=loss,
-            gradient=gradient,
-            best=start.clone(),
-            best_loss=loss,
-            best_gradient=gradient.clone(),
-            rule=rule.begin(self, threat, steps, rows.x, start, loss),
-        )
+        live = Ascent(rows, start, loss, gradient, rule(self, threat, steps, rows.x, start, loss))
         for step in range(steps + 1):
-            if drop_broken:
+            if threat == self.threat:  # a point of a larger ball breaks nothing
                 result.pack_broken(live, live.x_adv, logits.argmax(1) != live.y)
-            if len(live) == 0 or step == steps:
+            if len(live.y) == 0 or step == steps:
                 break
             live.x_old, live.x_adv = live.x_adv, live.rule.step(live, first=step == 0)
             last_loss = live.loss
-            logits, live.loss, live.gradient = self.loss_and_grad(
-                flat_model, live, live.x_adv, gradient=step + 1 < steps
-            )
+            logits, live.loss, live.gradient = self.loss_and_grad(model, live, live.x_adv, gradient=step + 1 < steps)
             live.keep_best()
             live.rule.after(live, step + 1, live.loss > last_loss)
         result.record(live, live.best, live.best_loss)
         return result
 
     def loss_and_grad(
-        self, flat_model: FlatModel, rows: TargetRows, x_adv: Tensor, *, gradient: bool = True
+        self, model: FlatModel, rows: TargetRows, x_adv: Tensor, *, gradient: bool = True
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Logits, loss [n] and its gradient [n, d] at x_adv, averaged over `eot` passes; zeros without `gradient`."""
         logits = loss = total = x_adv.new_zeros(())
         for _ in range(self.eot if gradient else 1):
             with torch.set_grad_enabled(gradient):
                 leaf = x_adv.detach().requires_grad_(gradient)
-                logits = flat_model.logits(leaf)
+                logits = model.logits(leaf)
                 loss = LOSSES[effective_loss(self.loss, logits.shape[1])](logits, rows.y, rows.target)
             if gradient:
                 total = total + torch.autograd.grad(loss.sum() / self.eot, leaf)[0]
         return logits.detach(), loss.detach(), total.expand_as(x_adv)
 
 
-@dataclass
 class Ascent(TargetRows):
     """The variables of Algorithm 1, one entry per row."""
 
-    x_adv: Tensor  # current point, [r, d]
-    x_old: Tensor  # the point before
-    loss: Tensor  # at x_adv, [r]
-    gradient: Tensor  # of the loss at x_adv, [r, d]
-    best: Tensor  # point of highest loss so far, [r, d]
-    best_loss: Tensor  # [r]
-    best_gradient: Tensor  # [r, d]
-    rule: StepSizeRule | L1StepRule
+    def __init__(
+        self, rows: TargetRows, start: Tensor, loss: Tensor, gradient: Tensor, rule: StepSizeRule | L1StepRule
+    ) -> None:
+        super().__init__(**vars(rows))
+        self.x_adv = self.x_old = start  # current point and the one before, [r, d]
+        self.loss, self.gradient = loss, gradient  # at x_adv, [r] and [r, d]
+        self.best, self.best_loss, self.best_gradient = start.clone(), loss, gradient.clone()  # where it was highest
+        self.rule = rule  # proposes the next point
 
     def keep_best(self) -> None:
         """Update the best point where the loss is higher than ever."""
@@ -177,38 +155,18 @@ class Ascent(TargetRows):
         self.gradient = torch.where(rows[:, None], self.best_gradient, self.gradient)
 
 
-@dataclass
-class StepSizeRule(PerRow):
+class StepSizeRule(ActiveRows):
     """The steps for l_inf and l_2 (Sec. 3): halve where the loss rose too rarely or its maximum did not grow."""
 
-    threat: Threat
-    rho: float
-    checks: set[int]  # steps after which the step size is reconsidered
-    last_check: int
-    step_size: Tensor  # [r]
-    rises: Tensor  # how often the loss rose since the last check, [r]
-    loss_at_check: Tensor  # best loss at the last check, [r]
-    halved: Tensor  # whether the last check halved the step size, [r]
-    low: Tensor | None  # bounds of ball and box, [r, d]; None for l_2
-    high: Tensor | None
-
-    @classmethod
-    def begin(cls, attack: APGD, threat: Threat, steps: int, x: Tensor, start: Tensor, loss: Tensor) -> StepSizeRule:
-        epsilon, low, high = threat.epsilon, None, None
-        if threat.norm == "linf":
-            low, high = (x - epsilon).clamp_(0, 1), (x + epsilon).clamp_(0, 1)
-        return cls(
-            threat,
-            attack.rho,
-            checkpoints(steps),
-            last_check=0,
-            step_size=torch.full_like(loss, 2 * epsilon),
-            rises=torch.zeros_like(loss),
-            loss_at_check=loss,
-            halved=torch.ones_like(loss, dtype=torch.bool),
-            low=low,
-            high=high,
-        )
+    def __init__(self, attack: APGD, threat: Threat, steps: int, x: Tensor, start: Tensor, loss: Tensor) -> None:
+        self.threat, self.rho, self.checks, self.last_check = threat, attack.rho, checkpoints(steps), 0
+        self.step_size = torch.full_like(loss, 2 * threat.epsilon)
+        self.rises = torch.zeros_like(loss)  # how often the loss rose since the last check
+        self.loss_at_check = loss  # the best loss then
+        self.halved = torch.ones_like(loss, dtype=torch.bool)  # whether the last check halved the step size
+        self.low = self.high = None
+        if threat.norm == "linf":  # here the projection is a clamp, whose bounds do not change
+            self.low, self.high = (x - threat.epsilon).clamp_(0, 1), (x + threat.epsilon).clamp_(0, 1)
 
     def step(self, live: Ascent, *, first: bool) -> Tensor:
         """Eq. (4): a projected step, then momentum, projected again."""
@@ -219,7 +177,6 @@ class StepSizeRule(PerRow):
         return self.project(z.mul_(a).add_(live.x_adv, alpha=2 - 2 * a).sub_(live.x_old, alpha=1 - a), live.x)
 
     def project(self, z: Tensor, x: Tensor) -> Tensor:
-        """For l_inf a clamp in place with the bounds computed once."""
         return self.threat.project(z, x) if self.low is None else torch.clamp(z, self.low, self.high, out=z)
 
     def after(self, live: Ascent, step: int, rose: Tensor) -> None:
@@ -235,23 +192,15 @@ class StepSizeRule(PerRow):
         self.loss_at_check, self.rises, self.last_check = live.best_loss, torch.zeros_like(self.rises), step
 
 
-@dataclass
-class L1StepRule(PerRow):
+class L1StepRule(ActiveRows):
     """The steps for l_1 (Croce and Hein 2021, Algorithm 1): how many coordinates move, and how far."""
 
-    threat: Threat
-    every: int  # steps between checks
-    moved: Tensor  # coordinates in which the best point differed from x at the last check, [r]
-    share: Tensor  # of the coordinates, moved by a step, [r]
-    step_size: Tensor  # l_1 length of a step, [r]
-
-    @classmethod
-    def begin(cls, attack: APGD, threat: Threat, steps: int, x: Tensor, start: Tensor, loss: Tensor) -> L1StepRule:
-        d = x.shape[1]
+    def __init__(self, attack: APGD, threat: Threat, steps: int, x: Tensor, start: Tensor, loss: Tensor) -> None:
+        self.threat, self.every, d = threat, max(int(0.04 * steps), 1), x.shape[1]
         moved = (start != x).sum(1).to(x.dtype)
-        share = moved / d / 1.5 if attack.eps_schedule else torch.full_like(moved, 0.2)
-        moved = moved if attack.eps_schedule else torch.full_like(moved, d)
-        return cls(threat, max(int(0.04 * steps), 1), moved, share, torch.full_like(moved, threat.epsilon))
+        self.moved = moved if attack.eps_schedule else torch.full_like(moved, d)  # coordinates, at the last check
+        self.share = moved / d / 1.5 if attack.eps_schedule else torch.full_like(moved, 0.2)  # moved by one step
+        self.step_size = torch.full_like(moved, threat.epsilon)  # l_1 length of a step
 
     def step(self, live: Ascent, *, first: bool) -> Tensor:
         """Move the coordinates of largest gradient by the same amount, the step's l_1 length in all, and project."""

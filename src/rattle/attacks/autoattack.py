@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from rattle.attacks.apgd import APGD
-from rattle.attacks.base import Attack, Ensemble, check_batch, check_labels, describe, finite, logits_of
+from rattle.attacks.base import Attack, Ensemble, check_batch, describe, is_correct
 from rattle.attacks.fab import FAB
 from rattle.attacks.rows import spawn
 from rattle.attacks.square import Square
@@ -23,38 +22,27 @@ StillCorrect = Callable[[Attack, Tensor, Tensor, Tensor], Tensor]  # (component,
 def run_components(
     ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, draws: ImageStreams, still_correct: StillCorrect
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Run each component on the images that the ones before it did not break.
+    """Run each component on the correctly classified images that the ones before it did not break.
 
+    still_correct: at which points of a component an image counts as correct.
     Yields after each component its name, the points of all images so far, and which images are still correct, [n].
-    still_correct: whether an image stays correct at a component's point, [n].
     """
-    x_adv, robust = x.clone(), torch.ones(len(x), dtype=torch.bool, device=x.device)
+    x_adv, correct = x.clone(), is_correct(model, x, y)
     for number, (name, component) in enumerate(ensemble.components().items()):
-        left = robust.nonzero().squeeze(1)
+        left = correct.nonzero().squeeze(1)
         if len(left):
             points = component(model, x[left], y[left], generator=spawn(draws[left], number))
             x_adv[left] = points.to(x_adv)
-            robust[left] = still_correct(component, x_adv[left], x[left], y[left])
-        yield name, x_adv, robust.clone()
+            correct[left] = still_correct(component, x_adv[left], x[left], y[left])
+        yield name, x_adv, correct.clone()
 
 
-def attack_with_all(ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, generator: Randomness) -> Tensor:
-    """The points of an ensemble; an image that the model misclassifies is returned as it is."""
+def run_ensemble(ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+    """`__call__` of an ensemble: the point of the first component that breaks an image, else of the last."""
     x, y = check_batch(x, y)
-    draws, x_adv = streams(generator, x), x.clone()
-
-    @torch.no_grad()
-    def is_correct(x: Tensor, y: Tensor) -> Tensor:
-        with eval_mode(model):
-            logits = finite(logits_of(model, x))
-        check_labels(logits, y)
-        return logits.argmax(1) == y
-
-    left = is_correct(x, y).nonzero().squeeze(1)
-    if len(left):
-        runs = run_components(ensemble, model, x[left], y[left], draws[left], lambda _, z, x, y: is_correct(z, y))
-        for _, points, _ in runs:
-            x_adv[left] = points
+    with eval_mode(model):
+        correct_at = lambda _, x_adv, x, y: is_correct(model, x_adv, y)
+        *_, (_, x_adv, _) = run_components(ensemble, model, x, y, streams(generator, x), correct_at)
     return x_adv
 
 
@@ -104,19 +92,14 @@ class AutoAttack:
     version: Literal["standard", "plus", "rand"] = "standard"  # as in the reference package; rand: for random models
 
     def __post_init__(self) -> None:
-        if self.version in RENAMED:
-            new = RENAMED[self.version]
-            raise RattleError(
-                f"{self.version!r} is not AutoAttack and has its own name now: get_attack({new!r}, threat)"
-            )
         if self.version not in VERSIONS:
-            raise RattleError(f"attack.version must be one of {', '.join(VERSIONS)}, got {self.version!r}")
+            new = f"; it is now called {RENAMED[self.version]}" if self.version in RENAMED else ""
+            raise RattleError(f"attack.version must be one of {', '.join(VERSIONS)}, got {self.version!r}{new}")
 
     def components(self) -> dict[str, Attack]:
         return VERSIONS[self.version](self.threat)
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        return attack_with_all(self, model, x, y, generator)
+    __call__ = run_ensemble
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +123,7 @@ class AttackSequence:
     def components(self) -> dict[str, Attack]:
         return dict(self.attacks)
 
-    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        return attack_with_all(self, model, x, y, generator)
+    __call__ = run_ensemble
 
     def metadata(self) -> dict[str, Any]:
         parts = {name: describe(attack) for name, attack in self.attacks.items()}

@@ -157,3 +157,11 @@ def finite(logits: Tensor) -> Tensor:
             "the model returned NaN logits; no attack can tell from them whether an image is misclassified"
         )
     return logits
+
+
+@torch.no_grad()
+def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Which images the model classifies correctly in one forward pass, [n] bool."""
+    logits = finite(logits_of(model, x))
+    check_labels(logits, y)
+    return logits.argmax(1) == y

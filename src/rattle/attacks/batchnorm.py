@@ -4,15 +4,13 @@
 a traced copy, which pays off for attacks that call the model many times.
 """
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
+from torch.fx.experimental.optimization import fuse
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from rattle.weights import eval_mode
 
@@ -42,9 +40,14 @@ def affine_batchnorm(model: nn.Module) -> Iterator[None]:
     on slim networks (docs/performance.md). Compiled models are left alone: the compiler does the same.
     """
     compiled = getattr(model, "_compiled_call_impl", None) is not None or hasattr(model, "_orig_mod")
-    norms = [] if compiled else [m for m in model.modules() if isinstance(m, _BatchNorm) and is_affine(m)]
+    norms = [
+        m
+        for m in model.modules()
+        if isinstance(m, _BatchNorm) and not m.training and m.running_mean is not None and not compiled
+        if type(m).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) and "forward" not in vars(m)
+    ]
     for norm in norms:
-        norm.forward = multiply_add(norm)
+        norm.forward = multiply_add(norm)  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -52,16 +55,10 @@ def affine_batchnorm(model: nn.Module) -> Iterator[None]:
             del norm.forward
 
 
-def is_affine(norm: _BatchNorm) -> bool:
-    """Whether the layer now scales by its running statistics, with torch's own forward."""
-    own_forward = type(norm).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward) or "forward" in vars(norm)
-    return not norm.training and norm.running_mean is not None and not own_forward
-
-
 def multiply_add(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
     """x -> scale x + shift by the running statistics; inputs of another dtype (autocast) go to the layer itself."""
     mean, var = norm.running_mean, norm.running_var
-    assert mean is not None, "is_affine has checked it"
+    assert mean is not None, "only called for layers with running statistics"
     assert var is not None, "set together with the mean"
     with torch.no_grad():
         scale = (var + norm.eps).rsqrt() if norm.weight is None else norm.weight * (var + norm.eps).rsqrt()
@@ -86,9 +83,9 @@ def fold_batchnorm(model: nn.Module, x: Tensor) -> nn.Module | None:
         return None
     try:
         first, second = logits_and_gradient(model, x), logits_and_gradient(model, x)
-        if not all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
+        if not all(map(torch.equal, first, second)):
             return None
-        folded = fold_graph(fx.symbolic_trace(model))
+        folded = fuse(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         pairs = zip(first, logits_and_gradient(folded, x), strict=True)
         return folded if all(bool((a - b).abs().max() <= TOLERANCE * a.abs().max()) for a, b in pairs) else None
     except Exception:  # tracing runs the model's own code on proxies: whatever it raises, the model itself still works
@@ -102,26 +99,3 @@ def logits_and_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     logits = model(leaf)
     weights = torch.linspace(-1, 1, logits.shape[1], device=x.device, dtype=logits.dtype)
     return logits.detach(), torch.autograd.grad((logits * weights).sum(), leaf)[0]
-
-
-def fold_graph(traced: fx.GraphModule) -> fx.GraphModule:
-    """Copy every convolution, and remove each BatchNorm whose input is a convolution that nothing else reads."""
-    modules: dict[str, Any] = dict(traced.named_modules())
-    for node in list(traced.graph.nodes):
-        module = modules.get(node.target) if node.op == "call_module" else None
-        if isinstance(module, nn.Conv2d):
-            merged: Any = copy.deepcopy(module)
-        elif isinstance(module, nn.BatchNorm2d):
-            source = node.args[0]
-            if source.op != "call_module" or not isinstance(modules[source.target], nn.Conv2d) or len(source.users) > 1:
-                continue
-            merged = fuse_conv_bn_eval(modules[source.target], module)
-            node.replace_all_uses_with(source)
-            traced.graph.erase_node(node)
-            node = source
-        else:
-            continue
-        modules[node.target] = merged.to(memory_format=torch.channels_last)
-        traced.set_submodule(node.target, modules[node.target])
-    traced.recompile()
-    return traced

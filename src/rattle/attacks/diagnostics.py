@@ -3,9 +3,9 @@
 They are those of the reference AutoAttack package (Croce and Hein 2020) and of Carlini et al. 2019.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import pairwise
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -73,23 +73,6 @@ def coarse(logits: Tensor) -> list[str]:
     return []
 
 
-@contextmanager
-def counted_backward() -> Iterator[list[int]]:
-    """Counts how often autograd runs backward in the body."""
-    name, calls = "_engine_run_backward", [0]
-    engine = getattr(torch.autograd, name)
-
-    def counting(*args: object, **options: object) -> object:
-        calls[0] += 1
-        return engine(*args, **options)
-
-    setattr(torch.autograd, name, counting)
-    try:
-        yield calls
-    finally:
-        setattr(torch.autograd, name, engine)
-
-
 def dynamic(model: nn.Module, x: Tensor) -> list[str]:
     """Defences that optimise, or change their weights or buffers, while they predict."""
 
@@ -97,18 +80,15 @@ def dynamic(model: nn.Module, x: Tensor) -> list[str]:
         named = [*model.named_parameters(), *model.named_buffers()]
         return [(name, tensor.data_ptr(), tensor._version) for name, tensor in named]
 
-    before = state()
-    with counted_backward() as calls:
+    before, found = state(), []
+    with mock.patch.object(torch.autograd, "_engine_run_backward", wraps=torch.autograd._engine_run_backward) as run:
         logits_of(model, x)
-    found = []
-    if calls[0]:
+    if run.called:
         found.append(
             "the model computes gradients while it predicts: AutoAttack may not be enough, attack it adaptively"
         )
     if state() != before:
-        found.append(
-            "the model changes its weights or buffers while it predicts: results depend on what it was called with before"
-        )
+        found.append("the model changes its weights or buffers while it predicts: results depend on the calls before")
     return found
 
 

@@ -63,13 +63,14 @@ def fill_greedy(size: Tensor, room: Tensor, amount: Tensor) -> Tensor:
     return torch.zeros_like(room).scatter_(1, order, spent / size.clamp_min(1e-30))
 
 
-@dataclass
 class FABRows(TargetRows):
-    """Where the search of each row is."""
+    """The variables of Algorithm 1, one entry per row."""
 
-    x_adv: Tensor  # current point, [r, d]
-    nearest: Tensor  # adversarial point nearest to x so far, [r, d]
-    distance: Tensor  # its distance, [r]; inf before there is one
+    def __init__(self, rows: TargetRows, start: Tensor) -> None:
+        super().__init__(**vars(rows))
+        self.x_adv = start  # current point, [r, d]
+        self.nearest = self.x.clone()  # adversarial point nearest to x so far, [r, d]
+        self.distance = start.new_full((len(start),), torch.inf)  # of that point, [r]; inf before there is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,22 +106,21 @@ class FAB:
         with attack_mode(model):
             return best_of_runs(self.run, model, x, y, generator, targets=self.targets, restarts=self.restarts)
 
-    def run(self, flat_model: FlatModel, rows: TargetRows, draws: ImageStreams, *, restart: int) -> RunResult:
+    def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult:
         """The nearest adversarial point of each row, moved into the ball, with minus its distance as score."""
         result = RunResult(rows.x)
         start = rows.x if restart == 0 else (rows.x + self.threat.random_start(rows.x, draws)) / 2
-        unknown = torch.full_like(result.score, torch.inf)
-        live = FABRows(**vars(rows), x_adv=start, nearest=rows.x.clone(), distance=unknown)
+        live = FABRows(rows, start)
         for _ in range(self.steps):
-            live.x_adv = self.step(live, *self.boundary(flat_model, live))
+            live.x_adv = self.step(live, *self.boundary(model, live))
             with torch.no_grad():
-                adversarial = flat_model.logits(live.x_adv).argmax(1) != live.y
+                adversarial = model.logits(live.x_adv).argmax(1) != live.y
             distance = self.threat.distance(live.x_adv, live.x)
             nearer = adversarial & (distance < live.distance)
             live.nearest[nearer], live.distance[nearer] = live.x_adv[nearer], distance[nearer]
             live.x_adv[adversarial] = torch.lerp(live.x[adversarial], live.x_adv[adversarial], self.backward)
             result.pack_broken(live, live.nearest, live.distance <= self.threat.epsilon)
-            if len(live) == 0:
+            if len(live.y) == 0:
                 return result
         result.record(live, self.threat.project(live.nearest, live.x), -live.distance)
         return result
@@ -137,13 +137,13 @@ class FAB:
             live.x_adv.add(here, alpha=self.overshoot), live.x.add(there, alpha=self.overshoot), alpha
         ).clamp_(0, 1)
 
-    def boundary(self, flat_model: FlatModel, live: FABRows) -> tuple[Tensor, Tensor]:
+    def boundary(self, model: FlatModel, live: FABRows) -> tuple[Tensor, Tensor]:
         """The margin f [n, 1] to the wrong class and its gradient w [n, d]: f + <w, z - x'> = 0 is the boundary.
 
         Targeted, the class is given; otherwise it is the one whose linearised boundary is nearest (eq. 8).
         """
         leaf = live.x_adv.detach().requires_grad_()
-        logits = flat_model.logits(leaf)
+        logits = model.logits(leaf)
         if self.targets:
             margin = losses.cw_targeted(logits, live.y, live.target)
             return margin.detach()[:, None], torch.autograd.grad(margin.sum(), leaf)[0]

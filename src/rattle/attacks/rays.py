@@ -31,16 +31,16 @@ class BoundaryDistances(Nearest):
         return float((self.distance > epsilon).double().mean())
 
 
-@dataclass
 class RayRows(ActiveRows):
-    """The best ray of each image so far."""
+    """The best ray of each image: it begins with plus signs and an unknown radius, taken to be the box's width."""
 
-    signs: Tensor  # its direction, +-1, [r, d]
-    radius: Tensor  # where it meets the boundary, [r]; the box's width before it has
-    met: Tensor  # whether it has met the boundary, [r]
-    x_adv: Tensor  # the misclassified point there, [r, d]
-    distance: Tensor  # of x_adv, [r]
-    queries: Tensor  # [r]
+    def __init__(self, row: Tensor, x: Tensor, y: Tensor) -> None:
+        self.row, self.x, self.y = row, x, y  # index of the image, [r]; clean images, [r, d]; labels, [r]
+        self.signs = torch.ones_like(x)  # direction of the ray
+        self.radius = x.new_ones(len(x))  # where it meets the boundary, [r]
+        self.met = torch.zeros_like(row, dtype=torch.bool)  # whether it has met the boundary yet
+        self.x_adv, self.distance = x.clone(), x.new_ones(len(x))  # the misclassified point there
+        self.queries = torch.zeros_like(row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +85,10 @@ class RayS:
             rows = x.reshape(len(x), -1)  # blocks are counted in the images' own order, whatever the model's layout
             x_adv, queries = rows.clone(), torch.zeros_like(y)
             distance = torch.where(wrong, 0, rows.new_ones(len(rows)))
-            live = self.first_rays(rows, y, (~wrong).nonzero().squeeze(1))
+            correct = (~wrong).nonzero().squeeze(1)
+            live = RayRows(correct, rows[correct], y[correct])
             level, block = 0, 0
-            while len(live):
+            while len(live.y):
                 size = math.ceil(rows.shape[1] / 2**level)
                 begin, end = block * size, min((block + 1) * size, rows.shape[1])
                 self.flip_block(flat_model, live, slice(begin, end))
@@ -99,31 +100,15 @@ class RayS:
                     live.select(~done)
         return BoundaryDistances(x_adv.view_as(x), distance, queries)
 
-    @staticmethod
-    def first_rays(rows: Tensor, y: Tensor, correct: Tensor) -> RayRows:
-        """Every ray begins with plus signs and an unknown radius, taken to be the box's width."""
-        x = rows[correct]
-        return RayRows(
-            row=correct,
-            x=x,
-            y=y[correct],
-            signs=torch.ones_like(x),
-            radius=x.new_ones(len(x)),
-            met=torch.zeros_like(correct, dtype=torch.bool),
-            x_adv=x.clone(),
-            distance=x.new_ones(len(x)),
-            queries=torch.zeros_like(correct),
-        )
-
-    def flip_block(self, flat_model: FlatModel, live: RayRows, block: slice) -> None:
+    def flip_block(self, model: FlatModel, live: RayRows, block: slice) -> None:
         """Flip one block: first ask whether the boundary is met at the present radius at all, then bisect."""
         live.signs[:, block] *= -1
-        better = self.crosses(flat_model, live, torch.arange(len(live), device=live.y.device), live.radius)
+        better = self.crosses(model, live, torch.arange(len(live.y), device=live.y.device), live.radius)
         live.signs[~better, block] *= -1
         rows = better.nonzero().squeeze(1)
         if len(rows) == 0:
             return
-        radius = self.bisect(flat_model, live, rows)
+        radius = self.bisect(model, live, rows)
         sooner = (radius < live.radius[rows]) | ~live.met[rows]
         live.signs[rows[~sooner], block] *= -1
         rows, radius = rows[sooner], radius[sooner]
@@ -131,23 +116,23 @@ class RayS:
         live.radius[rows], live.met[rows], live.x_adv[rows] = radius, True, x_adv
         live.distance[rows] = (x_adv - live.x[rows]).abs().amax(1)
 
-    def bisect(self, flat_model: FlatModel, live: RayRows, rows: Tensor) -> Tensor:
+    def bisect(self, model: FlatModel, live: RayRows, rows: Tensor) -> Tensor:
         """The radius at which the present rays of these rows meet the boundary, while queries last, [rows]."""
         low, high = torch.zeros_like(live.radius[rows]), live.radius[rows]
         tolerance = self.tolerance / math.sqrt(live.x.shape[1])
         active = (live.queries[rows] < self.queries).nonzero().squeeze(1)
         while len(active):
             middle = (low[active] + high[active]) / 2
-            over = self.crosses(flat_model, live, rows[active], middle)
+            over = self.crosses(model, live, rows[active], middle)
             high[active] = torch.where(over, middle, high[active])
             low[active] = torch.where(over, low[active], middle)
             spent = live.queries[rows[active]] >= self.queries
             active = active[(high[active] - low[active] > tolerance) & ~spent]
         return high
 
-    def crosses(self, flat_model: FlatModel, live: RayRows, rows: Tensor, radius: Tensor) -> Tensor:
+    def crosses(self, model: FlatModel, live: RayRows, rows: Tensor, radius: Tensor) -> Tensor:
         """Whether the label changes at a radius along the present ray: one query for each of the rows."""
         live.queries[rows] += 1
         points = (live.x[rows] + radius[:, None] * live.signs[rows]).clamp_(0, 1)
-        images = points.view(-1, *flat_model.shape)
-        return flat_model.logits(flat_model.flat(images)).argmax(1) != live.y[rows]
+        images = points.view(-1, *model.shape)
+        return model.logits(model.flat(images)).argmax(1) != live.y[rows]

@@ -3,10 +3,8 @@
 APGD and FAB share everything here; Square and RayS use `ActiveRows` and `spawn`.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, fields
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,36 +13,26 @@ from rattle.attacks.flat_model import FlatModel
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 
 
-class PerRow:
-    """A dataclass with one entry per row in each tensor field; other fields are shared by all rows."""
+class ActiveRows:
+    """State of the rows still under attack: each attribute that is a tensor or streams has one entry per row."""
 
     def select(self, rows: Tensor) -> None:
         """Keep only these rows (a mask or indices)."""
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if isinstance(value, Tensor | ImageStreams):
-                setattr(self, field.name, value[rows])
-            elif isinstance(value, PerRow):
+                setattr(self, name, value[rows])
+            elif isinstance(value, ActiveRows):
                 value.select(rows)
-
-
-@dataclass
-class ActiveRows(PerRow):
-    """State of the rows still under attack; each attack declares further fields in a subclass."""
-
-    row: Tensor  # [r], where the row's result goes
-    x: Tensor  # clean images, [r, d]
-    y: Tensor  # labels, [r]
-
-    def __len__(self) -> int:
-        return len(self.row)
 
 
 @dataclass
 class TargetRows(ActiveRows):
     """What one run of APGD or FAB works on: one row for each target of each image."""
 
-    image: Tensor  # [r], rows with the same number belong to the same image
+    row: Tensor  # index of the row's result, [r]
+    image: Tensor  # rows with the same number belong to the same image, [r]
+    x: Tensor  # clean images, [r, d]
+    y: Tensor  # labels, [r]
     target: Tensor  # class aimed at, [r]; the label itself in untargeted attacks
 
 
@@ -65,10 +53,8 @@ class RunResult:
         self.x_adv[rows.row], self.score[rows.row] = points, score.to(self.score)
 
 
-class Run(Protocol):
-    """One run of an attack from one start."""
-
-    def __call__(self, flat_model: FlatModel, rows: TargetRows, draws: ImageStreams, *, restart: int) -> RunResult: ...
+# One run of an attack from one start: (model, rows, streams of the rows, number of the restart) -> result.
+Run = Callable[[FlatModel, TargetRows, ImageStreams, int], RunResult]
 
 
 def spawn(draws: ImageStreams, number: Tensor | int) -> ImageStreams:
@@ -113,8 +99,8 @@ def best_of_runs(
                 break
             number = torch.arange(len(group) * count, device=x.device)
             image = group.repeat_interleave(count)
-            rows = TargetRows(number, flat[image], y[image], image, classes[group].flatten())
-            found = run(flat_model, rows, spawn(draws[image], number % count + restart * count), restart=restart)
+            rows = TargetRows(number, image, flat[image], y[image], classes[group].flatten())
+            found = run(flat_model, rows, spawn(draws[image], number % count + restart * count), restart)
             score, which = found.score.view(-1, count).max(1)
             better = score > best.score[group]
             best.x_adv[group[better]] = found.x_adv.view(len(group), count, -1)[better, which[better]]

@@ -11,7 +11,7 @@ from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch
 from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.flat_model import FlatModel
-from rattle.attacks.rows import ActiveRows, PerRow, spawn
+from rattle.attacks.rows import ActiveRows, spawn
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
@@ -89,87 +89,16 @@ class Square:
             return flat_model.images(points)
 
 
-@dataclass
-class Proposals(PerRow):
-    """Random numbers of the next BLOCK queries."""
+class Patch:
+    """A square of one size: its pixels' indices in a row, counted from the corner, and where its corner may be."""
 
-    places: Tensor  # uniforms, [r, BLOCK, 5]: corner of the new patch, of the emptied one, orientation
-    signs: Tensor  # of each channel, [r, BLOCK, C]
-    codes: Tensor  # the signs as bits of one integer, [r, BLOCK]
-
-
-@dataclass
-class SquareRows(ActiveRows):
-    """The search of each image."""
-
-    draws: ImageStreams
-    best: Tensor  # point of highest loss so far, [r, d]
-    loss: Tensor  # its margin loss, [r]; positive where it is misclassified
-    proposals: Proposals
-    rejected: Tensor | None  # patches known not to raise the loss of `best`, [r, H * W * 2^C]; None: not memoized
-
-
-class Search:
-    """One random search on the rows of unbroken images; each image draws its own patches."""
-
-    def __init__(self, attack: Square, flat_model: FlatModel, x: Tensor, y: Tensor, draws: ImageStreams) -> None:
-        self.attack, self.flat_model, self.threat = attack, flat_model, attack.threat
-        self.channels, self.height, self.width = flat_model.shape
-        self.strides = flat_model.images(x).stride()[1:]
-        self.resize(1, x)
-        best = self.stripes(x, draws) if self.threat.norm == "linf" else self.tiles(x, draws)
-        self.live = SquareRows(
-            row=torch.arange(len(y), device=x.device),
-            x=x,
-            y=y,
-            draws=draws,
-            best=best,
-            loss=losses.cw(flat_model.logits(best), y),
-            proposals=self.propose(x, draws),
-            rejected=None,
-        )
-        deterministic = torch.equal(flat_model.logits(x[:2]), flat_model.logits(x[:2]))
-        if self.threat.norm == "linf" and self.channels <= 4 and deterministic:
-            self.live.rejected = y.new_zeros(len(y), self.height * self.width << self.channels, dtype=torch.bool)
-
-    def run(self) -> tuple[Tensor, Tensor]:
-        """The point of highest loss of each image, and which images it breaks."""
-        live = self.live
-        points, broken = torch.empty_like(live.x), torch.zeros_like(live.y, dtype=torch.bool)
-        for query in range(self.attack.queries + 1):
-            hit = live.loss > 0
-            if bool(hit.any()):
-                points[live.row[hit]], broken[live.row[hit]] = live.best[hit], True
-                live.select(~hit)
-            if len(live) == 0 or query == self.attack.queries:
-                break
-            number = query % BLOCK
-            if query and number == 0:
-                live.proposals = self.propose(live.x, live.draws)
-            side = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
-            if side != self.side:
-                self.resize(side, live.x)
-                if live.rejected is not None:  # they were patches of the former size
-                    live.rejected = torch.zeros_like(live.rejected)
-            places, signs = live.proposals.places[:, number], live.proposals.signs[:, number]
-            if self.threat.norm == "linf":
-                self.propose_linf(live, places, signs, live.proposals.codes[:, number])
-            else:
-                self.propose_lp(live, places, signs)
-        points[live.row] = live.best
-        return points, broken
-
-    def propose(self, x: Tensor, draws: ImageStreams) -> Proposals:
-        """Draw the random numbers of the next BLOCK queries."""
-        places, signs = draws.uniform(BLOCK, 5).to(x.dtype), draws.signs(BLOCK, self.channels).to(x.dtype)
-        return Proposals(places, signs, (signs > 0).long() @ (2 ** torch.arange(self.channels, device=x.device)))
-
-    def resize(self, side: int, x: Tensor) -> None:
-        """Use patches of this side: where their pixels lie in a row, counted from the corner, [C * s * s]."""
-        c, i, j = (torch.arange(k, device=x.device) for k in (self.channels, side, side))
-        along_c, along_h, along_w = self.strides
-        self.patch = (c[:, None, None] * along_c + i[:, None] * along_h + j * along_w).flatten()
-        self.side, self.span = side, x.new_tensor([self.height - side, self.width - side])
+    def __init__(self, side: int, flat_model: FlatModel, x: Tensor) -> None:
+        channels, height, width = flat_model.shape
+        along_c, self.along_h, self.along_w = flat_model.images(x).stride()[1:]
+        c, i, j = (torch.arange(k, device=x.device) for k in (channels, side, side))
+        self.side = side
+        self.offsets = (c[:, None, None] * along_c + i[:, None] * self.along_h + j * self.along_w).flatten()
+        self.span = x.new_tensor([height - side, width - side])
 
     def corner(self, places: Tensor) -> Tensor:
         """Top left corners from uniforms, [n, 2]; as in the reference, never the last place when there are several."""
@@ -177,101 +106,147 @@ class Search:
 
     def index(self, corner: Tensor) -> Tensor:
         """Indices of the patch's pixels in each row, [n, C * s * s]."""
-        _, along_h, along_w = self.strides
-        return (corner[:, :1] * along_h + corner[:, 1:] * along_w) + self.patch
+        return (corner[:, :1] * self.along_h + corner[:, 1:] * self.along_w) + self.offsets
 
-    def stripes(self, x: Tensor, draws: ImageStreams) -> Tensor:
+
+class Search(ActiveRows):
+    """One random search on unbroken images; each image draws its own patches."""
+
+    def __init__(self, attack: Square, flat_model: FlatModel, x: Tensor, y: Tensor, draws: ImageStreams) -> None:
+        self.attack, self.flat_model, self.threat = attack, flat_model, attack.threat
+        self.channels, self.height, self.width = flat_model.shape
+        self.patch = Patch(1, flat_model, x)
+        self.row, self.x, self.y, self.draws = torch.arange(len(y), device=x.device), x, y, draws
+        self.best = self.stripes() if self.threat.norm == "linf" else self.tiles()  # point of highest loss, [n, d]
+        self.loss = losses.cw(flat_model.logits(self.best), y)  # positive where it is misclassified, [n]
+        self.places = self.signs = self.codes = self.loss  # random numbers of the next queries, see `draw`
+        self.rejected = None  # patches that did not raise the loss of `best`, [n, H * W * 2^C]; None: not memoized
+        deterministic = torch.equal(flat_model.logits(x[:2]), flat_model.logits(x[:2]))
+        if self.threat.norm == "linf" and self.channels <= 4 and deterministic:
+            self.rejected = y.new_zeros(len(y), self.height * self.width << self.channels, dtype=torch.bool)
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        """The point of highest loss of each image, and which images it breaks."""
+        points, broken = torch.empty_like(self.x), torch.zeros_like(self.y, dtype=torch.bool)
+        for query in range(self.attack.queries + 1):
+            hit = self.loss > 0
+            if bool(hit.any()):
+                points[self.row[hit]], broken[self.row[hit]] = self.best[hit], True
+                self.select(~hit)
+            if len(self.y) == 0 or query == self.attack.queries:
+                break
+            number = query % BLOCK
+            if number == 0:
+                self.draw()
+            side = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
+            if side != self.patch.side:
+                self.patch = Patch(side, self.flat_model, self.x)
+                self.rejected = None if self.rejected is None else torch.zeros_like(self.rejected)
+            if self.threat.norm == "linf":
+                self.propose_linf(self.places[:, number], self.signs[:, number], self.codes[:, number])
+            else:
+                self.propose_lp(self.places[:, number], self.signs[:, number])
+        points[self.row] = self.best
+        return points, broken
+
+    def draw(self) -> None:
+        """Draw for BLOCK queries: uniforms of two corners and an orientation, signs of the channels, these as bits."""
+        self.places = self.draws.uniform(BLOCK, 5).to(self.x.dtype)
+        self.signs = self.draws.signs(BLOCK, self.channels).to(self.x.dtype)
+        self.codes = (self.signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
+
+    def stripes(self) -> Tensor:
         """l_inf starts from vertical stripes of x +- epsilon."""
-        signs = draws.signs(self.channels, 1, self.width).to(x.dtype)
-        return self.flat_model.flat((self.flat_model.images(x) + self.threat.epsilon * signs).clamp_(0, 1))
+        signs = self.draws.signs(self.channels, 1, self.width).to(self.x.dtype)
+        return self.flat_model.flat((self.flat_model.images(self.x) + self.threat.epsilon * signs).clamp_(0, 1))
 
-    def propose_linf(self, live: SquareRows, places: Tensor, signs: Tensor, codes: Tensor) -> None:
+    def propose_linf(self, places: Tensor, signs: Tensor, codes: Tensor) -> None:
         """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2).
 
         The model is not called for a square that changes nothing, nor again for one that was rejected since the
         image last changed: the answer is known.
         """
-        corner = self.corner(places[:, :2])
-        rows = self.not_rejected(live, corner, codes)
+        corner = self.patch.corner(places[:, :2])
+        rows = self.not_rejected(corner, codes)
         if len(rows) == 0:
             return
-        x_new, changed = self.with_square(live, rows, corner[rows], self.threat.epsilon * signs[rows])
+        x_new, changed = self.with_square(rows, corner[rows], self.threat.epsilon * signs[rows])
         if not bool(changed.all()):
             rows, x_new = rows[changed], x_new[changed]
         if len(rows) == 0:
             return
-        loss = losses.cw(self.flat_model.logits(x_new), live.y[rows])
-        better = (loss > live.loss[rows]).nonzero().squeeze(1)
+        loss = losses.cw(self.flat_model.logits(x_new), self.y[rows])
+        better = (loss > self.loss[rows]).nonzero().squeeze(1)
         rows = rows[better]
         if len(rows) == 0:
             return
-        live.best[rows], live.loss[rows] = x_new[better], loss[better]
-        if live.rejected is not None:
-            live.rejected[rows] = False
+        self.best[rows], self.loss[rows] = x_new[better], loss[better]
+        if self.rejected is not None:
+            self.rejected[rows] = False
 
-    def not_rejected(self, live: SquareRows, corner: Tensor, codes: Tensor) -> Tensor:
+    def not_rejected(self, corner: Tensor, codes: Tensor) -> Tensor:
         """Rows whose square has not been rejected yet; marks it as rejected until `best` changes."""
-        if live.rejected is None:
-            return torch.arange(len(live), device=live.x.device)
+        if self.rejected is None:
+            return torch.arange(len(self.y), device=self.x.device)
         square = ((corner[:, 0] * self.width + corner[:, 1]) << self.channels) + codes
-        rows = (~live.rejected.gather(1, square[:, None]).squeeze(1)).nonzero().squeeze(1)
-        live.rejected[rows, square[rows]] = True
+        rows = (~self.rejected.gather(1, square[:, None]).squeeze(1)).nonzero().squeeze(1)
+        self.rejected[rows, square[rows]] = True
         return rows
 
-    def with_square(self, live: SquareRows, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    def with_square(self, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """The best points of these rows with a square of x + shift, and which of them it changes; in small parts."""
-        x_new, changed = live.best[rows], torch.empty_like(rows, dtype=torch.bool)
-        count = max(1, MOST_INDICES // len(self.patch))
+        x_new, changed = self.best[rows], torch.empty_like(rows, dtype=torch.bool)
+        count = max(1, MOST_INDICES // len(self.patch.offsets))
         for part in (slice(begin, begin + count) for begin in range(0, len(rows), count)):
-            index = self.index(corner[part])
-            old, new = x_new[part].gather(1, index), live.x.take(index + rows[part, None] * live.x.shape[1])
-            new.view(-1, self.channels, self.side**2).add_(shift[part, :, None])
+            index = self.patch.index(corner[part])
+            old, new = x_new[part].gather(1, index), self.x.take(index + rows[part, None] * self.x.shape[1])
+            new.view(-1, self.channels, self.patch.side**2).add_(shift[part, :, None])
             new.clamp_(0, 1)
             x_new[part].scatter_(1, index, new)
             changed[part] = (new - old).abs_().amax(1) > 0
         return x_new, changed
 
-    def tiles(self, x: Tensor, draws: ImageStreams) -> Tensor:
+    def tiles(self) -> Tensor:
         """l_2 and l_1 start from a grid of bumps of random sign and orientation (Sec. 3.3)."""
-        side, images = max(self.height // 5, 1), self.flat_model.images(x)
+        side, images = max(self.height // 5, 1), self.flat_model.images(self.x)
         begin = (self.height - 5 * side) // 2 if self.height >= 5 else 0
         delta = torch.zeros_like(images)
         for top in range(begin, min(begin + self.height // side * side, self.height - side + 1), side):
             for left in range(begin, min(begin + self.width // side * side, self.width - side + 1), side):
-                patch = self.bumps(x, side, draws.uniform(1)).view(-1, 1, side, side)
-                signs = draws.signs(self.channels, 1, 1).to(x.dtype)
+                patch = self.bumps(side, self.draws.uniform(1)).view(-1, 1, side, side)
+                signs = self.draws.signs(self.channels, 1, 1).to(self.x.dtype)
                 delta[:, :, top : top + side, left : left + side] = patch * signs
-        return self.scale_to_ball(x, self.flat_model.flat(delta))
+        return self.scale_to_ball(self.flat_model.flat(delta))
 
-    def bumps(self, x: Tensor, side: int, uniform: Tensor) -> Tensor:
+    def bumps(self, side: int, uniform: Tensor) -> Tensor:
         """Each image's bump, transposed where its uniform exceeds 1/2, [n, 1, s * s]."""
-        upright = bump(side, self.threat.norm).to(x)
+        upright = bump(side, self.threat.norm).to(self.x)
         return torch.where(uniform[:, :, None] > 0.5, upright.T.flatten(), upright.flatten())
 
-    def scale_to_ball(self, x: Tensor, delta: Tensor) -> Tensor:
+    def scale_to_ball(self, delta: Tensor) -> Tensor:
         """l_2: the perturbation scaled to length epsilon, then clipped; l_1: projected on ball and box."""
         if self.threat.norm == "l1":
-            return self.threat.project(x + delta, x)
-        return (x + delta * (self.threat.epsilon / delta.norm(dim=1, keepdim=True).clamp_min(1e-12))).clamp_(0, 1)
+            return self.threat.project(self.x + delta, self.x)
+        return (self.x + delta * (self.threat.epsilon / delta.norm(dim=1, keepdim=True).clamp_min(1e-12))).clamp_(0, 1)
 
-    def propose_lp(self, live: SquareRows, places: Tensor, signs: Tensor) -> None:
+    def propose_lp(self, places: Tensor, signs: Tensor) -> None:
         """l_2 and l_1: the mass of one square moves to another, whose bump is renewed (Algorithm 3)."""
-        p, n, area = (2 if self.threat.norm == "l2" else 1), len(live), self.side * self.side
-        delta = live.best - live.x
-        corner, source = self.corner(places[:, :2]), self.corner(places[:, 2:4])
-        first, second = self.index(corner), self.index(source)
+        p, n, area = (2 if self.threat.norm == "l2" else 1), len(self.y), self.patch.side * self.patch.side
+        delta = self.best - self.x
+        corner, source = self.patch.corner(places[:, :2]), self.patch.corner(places[:, 2:4])
+        first, second = self.patch.index(corner), self.patch.index(source)
         old, emptied = (delta.gather(1, i).view(n, -1, area).abs().pow(p) for i in (first, second))
-        i, j = (torch.arange(self.side, device=delta.device) + (source - corner)[:, k, None] for k in (0, 1))
-        overlap = ((i >= 0) & (i < self.side))[:, :, None] & ((j >= 0) & (j < self.side))[:, None, :]
+        i, j = (torch.arange(self.patch.side, device=delta.device) + (source - corner)[:, k, None] for k in (0, 1))
+        overlap = ((i >= 0) & (i < self.patch.side))[:, :, None] & ((j >= 0) & (j < self.patch.side))[:, None, :]
         mass = old.sum(2, keepdim=True)
         both = mass + emptied.masked_fill_(overlap.view(n, 1, area), 0).sum(2, keepdim=True)
         spare = (self.threat.epsilon**p - delta.abs().pow(p).sum(1)).clamp_min(0)[:, None, None] / self.channels
         budget = (spare + both).pow(1 / p) * (self.channels if p == 1 else 1)
         unit = delta.gather(1, first).view(n, -1, area) / (mass.pow(1 / p) + 1e-12)
-        unit += self.bumps(live.x, self.side, places[:, 4:]) * signs[:, :, None]
+        unit += self.bumps(self.patch.side, places[:, 4:]) * signs[:, :, None]
         unit *= budget / (unit.norm(dim=2, p=p, keepdim=True) + 1e-12)
-        x_new = self.scale_to_ball(live.x, delta.scatter_(1, second, 0).scatter_(1, first, unit.view(n, -1)))
-        loss = losses.cw(self.flat_model.logits(x_new), live.y)
-        better = loss > live.loss
-        live.best = torch.where(better[:, None], x_new, live.best)
-        live.loss = torch.where(better, loss, live.loss)
+        x_new = self.scale_to_ball(delta.scatter_(1, second, 0).scatter_(1, first, unit.view(n, -1)))
+        loss = losses.cw(self.flat_model.logits(x_new), self.y)
+        better = loss > self.loss
+        self.best = torch.where(better[:, None], x_new, self.best)
+        self.loss = torch.where(better, loss, self.loss)
