@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.flat_model import FlatModel, accepts_channels_last
+from rattle.attacks.base import logits_of
 from rattle.attacks.registry import get_attack, list_attacks
-from rattle.attacks.rows import spawn
+from rattle.attacks.rows import FlatModel, RunResult, TargetRows, accepts_channels_last, spawn
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
@@ -154,6 +154,55 @@ def test_bad_images_are_refused_in_a_sentence(name, x, message) -> None:
     y = torch.zeros(0 if len(x) == 0 else 3, dtype=torch.long)
     with pytest.raises(RattleError, match=message):
         quick(name, ATTACKS[name][1][0])(Returns(lambda z: z), x, y)
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_int32_labels_give_the_same_points(name) -> None:
+    model, x, y = small_case()
+    attack = quick(name, ATTACKS[name][1][0])
+    points = [attack(model, x, labels, generator=ImageStreams(0, torch.arange(len(x)))) for labels in (y, y.int())]
+    assert torch.equal(*points)
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x.numpy(), y), "the images are numpy.ndarray; convert with torch.as_tensor"),
+        (lambda x, y: (x, y.tolist()), "the labels are list; convert with torch.as_tensor"),
+        (lambda x, y: (x, y[:, None]), r"shapes \[n, ...\] and \[n\], got \[3, 2, 6, 6\] and \[3, 1\]"),
+        (lambda x, y: (x, y.float()), "labels must be whole numbers, got torch.float32"),
+        (lambda x, y: (x, y.bool()), "labels must be whole numbers, got torch.bool"),
+        (lambda x, y: (x.double(), y), "the images are torch.float64, the model's weights torch.float32"),
+    ],
+)
+def test_inputs_of_another_kind_are_refused_in_a_sentence(name, change, message) -> None:
+    x, y = torch.rand(3, 2, 6, 6), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(RattleError, match=message):
+        quick(name, ATTACKS[name][1][0])(Returns(lambda z: z), *change(x, y))
+
+
+def test_a_failure_that_is_not_about_types_is_not_blamed_on_them() -> None:
+    class Fails(Returns):
+        def forward(self, x: Tensor):
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        logits_of(Fails(None), torch.rand(3, 2, 6, 6, dtype=torch.float64))
+
+
+def test_one_broken_target_ends_all_rows_of_its_image() -> None:
+    row = torch.arange(6)
+    image, x = torch.tensor([0, 0, 1, 1, 2, 2]), torch.rand(6, 4)
+    rows, result = TargetRows(row, image, x, torch.zeros(6), torch.ones(6)), RunResult(x)
+    result.pack_broken(rows, x + 1, torch.tensor([False, True, False, False, False, False]))
+    assert rows.row.tolist() == [2, 3, 4, 5]
+    assert rows.image.tolist() == [1, 1, 2, 2]
+    assert torch.equal(rows.x, x[2:])
+    assert result.score.tolist() == [-torch.inf, torch.inf] + 4 * [-torch.inf]
+    assert torch.equal(result.x_adv[1], x[1] + 1)
+    result.pack_broken(rows, x[2:], torch.zeros(4, dtype=torch.bool))
+    assert len(rows.y) == 4
 
 
 def test_a_negative_epsilon_is_refused() -> None:

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rattle import losses
 from rattle.attacks import PGD
-from rattle.attacks.registry import get_attack, list_attacks
+from rattle.attacks.registry import get_attack
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
@@ -253,19 +253,3 @@ def test_images_that_mean_nothing_are_refused(spoil, sentence: str) -> None:
 def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
     with pytest.raises(RattleError, match=f"^{sentence}$"):
         PGD(**setting)
-
-
-def test_a_name_means_an_attack() -> None:
-    threat = Threat(epsilon=0.031)
-    assert get_attack("pgd20", threat) == PGD(threat=threat, steps=20, step_size=0.0031)
-    assert get_attack("pgd", threat) == get_attack("pgd20", threat)
-    assert get_attack("cw50", threat) == PGD(threat=threat, steps=50, step_size=0.062 / 50, loss="cw")
-    assert {"fgsm", "pgd20", "cw20"} <= set(list_attacks())
-
-
-@pytest.mark.parametrize("name", ["pdg20", "pgd0", "", "PGD", "pgd-20"])
-def test_a_name_that_means_none_is_refused(name: str) -> None:
-    with pytest.raises(RattleError, match=f"^unknown attack {name!r}"):
-        get_attack(name, Threat())
-    with pytest.raises(RattleError, match="did you mean 'pgd20'"):
-        get_attack("pdg20", Threat())

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch, check_choice
 from rattle.attacks.batchnorm import attack_mode
-from rattle.attacks.flat_model import FlatModel
-from rattle.attacks.rows import ActiveRows, RunResult, TargetRows, best_of_runs
+from rattle.attacks.rows import ActiveRows, FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Threat

@@ -16,15 +16,18 @@ from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
-StillCorrect = Callable[[Attack, Tensor, Tensor, Tensor], Tensor]  # (component, x_adv, x, y) -> [n] bool
-
 
 def run_components(
-    ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, draws: ImageStreams, still_correct: StillCorrect
+    ensemble: Ensemble,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    draws: ImageStreams,
+    still_correct: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Run each component on the correctly classified images that the ones before it did not break.
 
-    still_correct: at which points of a component an image counts as correct.
+    still_correct: (x_adv, x, y) -> [n] bool, false where a point breaks its image.
     Yields after each component its name, the points of all images so far, and which images are still correct, [n].
     """
     x_adv, correct = x.clone(), is_correct(model, x, y)
@@ -33,16 +36,17 @@ def run_components(
         if len(left):
             points = component(model, x[left], y[left], generator=spawn(draws[left], number))
             x_adv[left] = points.to(x_adv)
-            correct[left] = still_correct(component, x_adv[left], x[left], y[left])
+            correct[left] = still_correct(x_adv[left], x[left], y[left])
         yield name, x_adv, correct.clone()
 
 
 def run_ensemble(ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
     """`__call__` of an ensemble: the point of the first component that breaks an image, else of the last."""
     x, y = check_batch(x, y)
+    draws = streams(generator, x)
     with eval_mode(model):
-        correct_at = lambda _, x_adv, x, y: is_correct(model, x_adv, y)
-        *_, (_, x_adv, _) = run_components(ensemble, model, x, y, streams(generator, x), correct_at)
+        runs = run_components(ensemble, model, x, y, draws, lambda x_adv, _, y: is_correct(model, x_adv, y))
+        *_, (_, x_adv, _) = runs
     return x_adv
 
 

@@ -4,13 +4,15 @@
 a traced copy, which pays off for attacks that call the model many times.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.fx.experimental.optimization import fuse
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from rattle.weights import eval_mode
 
@@ -85,7 +87,8 @@ def fold_batchnorm(model: nn.Module, x: Tensor) -> nn.Module | None:
         first, second = logits_and_gradient(model, x), logits_and_gradient(model, x)
         if not all(map(torch.equal, first, second)):
             return None
-        folded = fuse(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        folded: Any = fold_graph(fx.symbolic_trace(copy.deepcopy(model)))
+        folded.to(memory_format=torch.channels_last)
         pairs = zip(first, logits_and_gradient(folded, x), strict=True)
         return folded if all(bool((a - b).abs().max() <= TOLERANCE * a.abs().max()) for a, b in pairs) else None
     except Exception:  # tracing runs the model's own code on proxies: whatever it raises, the model itself still works
@@ -99,3 +102,18 @@ def logits_and_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     logits = model(leaf)
     weights = torch.linspace(-1, 1, logits.shape[1], device=x.device, dtype=logits.dtype)
     return logits.detach(), torch.autograd.grad((logits * weights).sum(), leaf)[0]
+
+
+def fold_graph(traced: fx.GraphModule) -> nn.Module:
+    """Fold in place each BatchNorm whose input is a convolution that nothing else reads."""
+    for node in list(traced.graph.nodes):
+        source = node.args[0] if node.op == "call_module" and node.args else None
+        if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) > 1:
+            continue
+        conv, norm = (traced.get_submodule(str(n.target)) for n in (source, node))
+        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            traced.set_submodule(str(source.target), fuse_conv_bn_eval(conv, norm))
+            node.replace_all_uses_with(source)
+            traced.graph.erase_node(node)
+    traced.recompile()
+    return traced

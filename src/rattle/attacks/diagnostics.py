@@ -5,7 +5,7 @@ They are those of the reference AutoAttack package (Croce and Hein 2020) and of 
 
 from collections.abc import Mapping
 from itertools import pairwise
-from unittest import mock
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from rattle import losses
 from rattle.attacks.apgd import FEWEST_CLASSES, effective_loss
 from rattle.attacks.base import check_batch, check_labels, finite, logits_of
 from rattle.attacks.batchnorm import attack_mode
-from rattle.attacks.flat_model import accepts_channels_last
+from rattle.attacks.rows import accepts_channels_last
 
 SAMPLE = 250  # images used at most
 
@@ -80,13 +80,19 @@ def dynamic(model: nn.Module, x: Tensor) -> list[str]:
         named = [*model.named_parameters(), *model.named_buffers()]
         return [(name, tensor.data_ptr(), tensor._version) for name, tensor in named]
 
-    before, found = state(), []
-    with mock.patch.object(torch.autograd, "_engine_run_backward", wraps=torch.autograd._engine_run_backward) as run:
+    def counting(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return engine(*args, **options)
+
+    before, found, calls = state(), [], []
+    engine = torch.autograd._engine_run_backward
+    torch.autograd._engine_run_backward = counting  # type: ignore[assignment]
+    try:
         logits_of(model, x)
-    if run.called:
-        found.append(
-            "the model computes gradients while it predicts: AutoAttack may not be enough, attack it adaptively"
-        )
+    finally:
+        torch.autograd._engine_run_backward = engine
+    if calls:
+        found.append("the model computes gradients while it predicts: AutoAttack may not suffice, attack it adaptively")
     if state() != before:
         found.append("the model changes its weights or buffers while it predicts: results depend on the calls before")
     return found
@@ -134,8 +140,7 @@ def square_helped(accuracies: Mapping[str, float], *, tolerance: float = 0.002) 
     """After AutoAttack: robust accuracy after each component, in the order they ran, from 'clean' on."""
     if "square" not in accuracies or len(accuracies) < 3:
         return []
-    others = min(value for name, value in accuracies.items() if name != "square")
-    gain = others - accuracies["square"]
+    gain = min(value for name, value in accuracies.items() if name != "square") - accuracies["square"]
     if gain <= tolerance:
         return []
     return [
@@ -145,11 +150,9 @@ def square_helped(accuracies: Mapping[str, float], *, tolerance: float = 0.002) 
 
 def rises(accuracies: Mapping[str, float], *, tolerance: float = 0.0) -> list[str]:
     """Robust accuracy of each attack on its own, from weakest to strongest: it must not rise."""
-    found, pairs = [], list(accuracies.items())
-    for (weaker, before), (stronger, after) in pairwise(pairs):
-        if after > before + tolerance:
-            found.append(
-                f"robust accuracy rises from {before:.2%} under {weaker} to {after:.2%} under the stronger {stronger}: "
-                "gradients may be masked"
-            )
-    return found
+    return [
+        f"robust accuracy rises from {before:.2%} under {weaker} to {after:.2%} under the stronger {stronger}: "
+        "gradients may be masked"
+        for (weaker, before), (stronger, after) in pairwise(accuracies.items())
+        if after > before + tolerance
+    ]

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from rattle.attacks.base import Nearest, check_at_least, check_batch
 from rattle.attacks.batchnorm import attack_mode
-from rattle.attacks.flat_model import FlatModel
-from rattle.attacks.rows import ActiveRows
+from rattle.attacks.rows import ActiveRows, FlatModel
 from rattle.errors import RattleError
 from rattle.randomness import Randomness
 from rattle.threat import Threat

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch
 from rattle.attacks.batchnorm import attack_mode
-from rattle.attacks.flat_model import FlatModel
-from rattle.attacks.rows import ActiveRows, spawn
+from rattle.attacks.rows import ActiveRows, FlatModel, spawn
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
