@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack, RayS
-from rattle.attacks.base import check_batch
+from rattle.attacks.base import check_batch, describe
 from rattle.attacks.diagnostics import find_warnings, rises, square_helped
 from rattle.attacks.registry import get_attack
 from rattle.attacks.transfer import Transfer
@@ -25,23 +25,12 @@ from rattle.evaluation.cache import ResultCache, cache_key
 from rattle.evaluation.results import AttackResult, Evaluation, ints
 from rattle.evaluation.verify import Ensemble, is_correct, run_and_verify, save_images
 from rattle.randomness import ImageStreams
-from rattle.recipes.schema import to_plain
 from rattle.runs import distributed
 from rattle.runs.progress import Console, NullConsole
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
 Attacks = Mapping[str, Attack] | Sequence[str]
-
-
-def describe(attack: Attack) -> dict[str, Any]:
-    """An attack's class and full settings."""
-    if isinstance(attack, Transfer):
-        return {"kind": "Transfer", "surrogate": attack.name, "attack": describe(attack.attack)}
-    plain = to_plain(attack)
-    settings = plain if isinstance(plain, dict) else {"threat": to_plain(attack.threat)}  # a class of the user's own
-    parts = {name: describe(part) for name, part in attack.components().items()} if isinstance(attack, Ensemble) else {}
-    return {"kind": type(attack).__name__, **settings, **({"components": parts} if parts else {})}
 
 
 def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
