@@ -77,12 +77,6 @@ class FAB:
     """Follow the decision boundary towards the image by projecting on its linearisation (Algorithm 1).
 
     FAB minimises the distance of an adversarial point; here an image is done when one lies inside the ball.
-
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    >>> x, y = torch.rand(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])
-    >>> x_adv = FAB(threat=Threat(norm="l2", epsilon=0.1), steps=5)(model, x, y)
-    >>> bool((x_adv - x).flatten(1).norm(dim=1).max() <= 0.1 + 1e-6)
-    True
     """
 
     threat: Threat = Threat()

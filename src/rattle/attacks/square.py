@@ -50,14 +50,7 @@ def bump(side: int, norm: str) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Square:
-    """Random search: propose a new square patch and accept it where the loss rises (Algorithm 1); logits only.
-
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
-    >>> x, y = torch.rand(5, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1])
-    >>> x_adv = Square(threat=Threat(epsilon=0.1), queries=20)(model, x, y)
-    >>> bool((x_adv - x).abs().max() <= 0.1 + 1e-6)
-    True
-    """
+    """Random search: propose a new square patch and accept it where the loss rises (Algorithm 1); logits only."""
 
     threat: Threat = Threat()
     queries: int = 5000  # forward passes for each image and restart
