@@ -90,7 +90,7 @@ def test_a_sequence_needs_attacks_on_one_threat() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("classes", [2, 5])
-def test_the_verdict_on_a_linear_model_is_exact(norm, classes) -> None:
+def test_the_result_on_a_linear_model_is_exact(norm, classes) -> None:
     case = linear(classes, n=8)
     threat = case.threat(norm)
     x_adv = get_attack("apgd-ce+t", threat)(case.model, case.x, case.y)
@@ -142,7 +142,7 @@ def shortened(attack, steps: int, queries: int, targets: int):
     return replace(attack, steps=steps, **({"targets": targets} if attack.targets else {}))
 
 
-def verdicts(
+def flags_of_both(
     norm: str, epsilon: float, name: str, case, *, n: int, steps: int, queries: int, targets: int, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Robust flags of our component and of the reference's, both with the same few steps, [n] each."""
@@ -174,7 +174,7 @@ RADII = {"linf": 0.15, "l2": 0.6, "l1": 1.5}
 def test_short_runs_agree_with_the_reference(norm, name) -> None:
     """On 200 images: from another start, or on another processor, the reference decides on some of them otherwise."""
     case = trained(40, 8)
-    mine, theirs = verdicts(norm, RADII[norm], name, case, n=200, steps=20, queries=150, targets=2)
+    mine, theirs = flags_of_both(norm, RADII[norm], name, case, n=200, steps=20, queries=150, targets=2)
     assert 0.1 < theirs.float().mean() < 0.95
     assert (mine == theirs).float().mean() >= (0.9 if name == "square" else 0.95)
     assert mine.float().mean() <= theirs.float().mean() + 1 / 40
@@ -187,7 +187,7 @@ def test_each_component_agrees_with_the_reference(norm, name) -> None:
     """Image by image as well as the reference agrees with itself from another start; FAB starts at the image."""
     case, starts = trained(300, 16), 1 if name.startswith("fab") else 3
     settings = {"n": 200, "steps": 100, "queries": 1000, "targets": 9}
-    found = [verdicts(norm, RADII[norm], name, case, seed=seed, **settings) for seed in range(starts)]
+    found = [flags_of_both(norm, RADII[norm], name, case, seed=seed, **settings) for seed in range(starts)]
     mine, theirs = (torch.stack(flags) for flags in zip(*found, strict=True))
     assert 0.2 < theirs.float().mean() < 0.9
     usual = 0.94 if norm == "l1" else 0.97

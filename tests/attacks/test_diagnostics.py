@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.diagnostics import find_warnings, rises, square_helped
+from rattle.attacks.diagnostics import find_warnings, post_checks, rises, square_helped
 from rattle.errors import RattleError
 
 
@@ -106,3 +106,11 @@ def test_accuracy_that_rises_with_a_stronger_attack_is_named() -> None:
     assert len(found) == 1
     assert "fgsm" in found[0]
     assert not rises({"fgsm": 0.5, "pgd20": 0.5})
+
+
+def test_results_are_checked_by_attack_and_by_component() -> None:
+    found = post_checks(0.9, {"autoattack": 0.45, "pgd20": 0.4}, {"autoattack": {"apgd-ce": 0.5, "square": 0.45}})
+    assert len(found) == 2
+    assert found[0].startswith("robust accuracy rises from 40.00% under pgd20 to 45.00% under the stronger autoattack")
+    assert found[1].startswith("square broke another 5.00%")
+    assert post_checks(0.9, {"pgd20": 0.4, "autoattack": 0.4}, {"autoattack": {"apgd-ce": 0.4, "square": 0.4}}) == []

@@ -19,7 +19,7 @@ from support.attack_cases import NORMS, linear, robust
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("classes", [2, 3, 6])
 @pytest.mark.parametrize("targets", [0, 9])
-def test_the_verdict_on_a_linear_model_is_exact(norm, classes, targets) -> None:
+def test_the_result_on_a_linear_model_is_exact(norm, classes, targets) -> None:
     case = linear(classes)
     threat = case.threat(norm, gap=0.06)  # FAB oversteps the boundary by 5 %
     attack = FAB(threat=threat, targets=targets, steps=30)

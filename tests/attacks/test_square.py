@@ -15,7 +15,7 @@ from support.attack_cases import NORMS, linear, robust
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_the_linf_verdict_on_a_linear_model_is_exact(classes) -> None:
+def test_the_linf_result_on_a_linear_model_is_exact(classes) -> None:
     case = linear(classes)
     threat = case.threat("linf")
     attack = Square(threat=threat, queries=2000)

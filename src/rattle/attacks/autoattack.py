@@ -17,17 +17,15 @@ from rattle.threat import Threat
 from rattle.weights import eval_mode
 
 
+StillCorrect = Callable[[Attack, Tensor, Tensor, Tensor], Tensor]  # (component, x_adv, x, y) -> [n] bool
+
+
 def run_components(
-    ensemble: Ensemble,
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    draws: ImageStreams,
-    still_correct: Callable[[Tensor, Tensor, Tensor], Tensor],
+    ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, draws: ImageStreams, still_correct: StillCorrect
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Run each component on the correctly classified images that the ones before it did not break.
 
-    still_correct: (x_adv, x, y) -> [n] bool, false where a point breaks its image.
+    still_correct: which images count as correct at a component's points.
     Yields after each component its name, the points of all images so far, and which images are still correct, [n].
     """
     x_adv, correct = x.clone(), is_correct(model, x, y)
@@ -36,7 +34,7 @@ def run_components(
         if len(left):
             points = component(model, x[left], y[left], generator=spawn(draws[left], number))
             x_adv[left] = points.to(x_adv)
-            correct[left] = still_correct(x_adv[left], x[left], y[left])
+            correct[left] = still_correct(component, x_adv[left], x[left], y[left])
         yield name, x_adv, correct.clone()
 
 
@@ -45,7 +43,7 @@ def run_ensemble(ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, *, 
     x, y = check_batch(x, y)
     draws = streams(generator, x)
     with eval_mode(model):
-        runs = run_components(ensemble, model, x, y, draws, lambda x_adv, _, y: is_correct(model, x_adv, y))
+        runs = run_components(ensemble, model, x, y, draws, lambda _, x_adv, x, y: is_correct(model, x_adv, y))
         *_, (_, x_adv, _) = runs
     return x_adv
 

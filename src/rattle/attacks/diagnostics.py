@@ -17,6 +17,7 @@ from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.rows import accepts_channels_last
 
 SAMPLE = 250  # images used at most
+WEAK_TO_STRONG = ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack")  # accuracy must not rise along it
 
 
 def find_warnings(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
@@ -156,3 +157,11 @@ def rises(accuracies: Mapping[str, float], *, tolerance: float = 0.0) -> list[st
         for (weaker, before), (stronger, after) in pairwise(accuracies.items())
         if after > before + tolerance
     ]
+
+
+def post_checks(clean: float, accuracies: Mapping[str, float], parts: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Warnings that results give: clean accuracy, robust accuracy by attack, and of ensembles after each component."""
+    found = rises({name: accuracies[name] for name in WEAK_TO_STRONG if name in accuracies})
+    for after in parts.values():
+        found += square_helped({"clean": clean, **after})
+    return found
