@@ -16,7 +16,6 @@ from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
-
 StillCorrect = Callable[[Attack, Tensor, Tensor, Tensor], Tensor]  # (component, x_adv, x, y) -> [n] bool
 
 
