@@ -165,13 +165,14 @@ def test_attacks_offer_what_the_contract_names() -> None:
     attacks = {"pgd": PGD(), "rays": RayS(), "transfer": transfer, "sequence": AttackSequence({"pgd": PGD()})}
     offers = {
         DistanceAttack: {"rays"},
-        UsesModels: {"transfer"},
+        UsesModels: {"transfer", "sequence"},
         HasMetadata: {"transfer", "sequence"},
         Ensemble: {"sequence"},
     }
     for protocol, names in offers.items():
         assert {name for name, attack in attacks.items() if isinstance(attack, protocol)} == names
     assert transfer.models() == {"other": surrogate}
+    assert AttackSequence({"pgd": PGD(), "black-box": transfer}).models() == {"black-box/other": surrogate}
 
 
 def test_rays_takes_a_generator_and_returns_points_with_distances() -> None:

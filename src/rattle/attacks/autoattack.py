@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from rattle.attacks.apgd import APGD
-from rattle.attacks.base import Attack, Ensemble, check_batch, describe, is_correct
+from rattle.attacks.base import Attack, Ensemble, UsesModels, check_batch, describe, is_correct
 from rattle.attacks.fab import FAB
 from rattle.attacks.rows import spawn
 from rattle.attacks.square import Square
@@ -125,6 +125,10 @@ class AttackSequence:
         return dict(self.attacks)
 
     __call__ = run_ensemble
+
+    def models(self) -> dict[str, nn.Module]:
+        users = {name: attack for name, attack in self.attacks.items() if isinstance(attack, UsesModels)}
+        return {f"{name}/{other}": model for name, user in users.items() for other, model in user.models().items()}
 
     def metadata(self) -> dict[str, Any]:
         parts = {name: describe(attack) for name, attack in self.attacks.items()}
