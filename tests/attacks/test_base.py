@@ -106,7 +106,7 @@ def test_models_that_flatten_by_view_are_attacked_all_the_same(name, caplog) -> 
         for _ in range(2):
             x_adv = quick(name, norm)(model, x, y)
     assert quick(name, norm).threat.contains(x_adv, x).all()
-    assert len(caplog.records) == 1  # said once
+    assert len(caplog.records) == 1  # warned once
 
 
 def test_a_broken_model_is_not_blamed_on_its_layout() -> None:

@@ -36,7 +36,7 @@ class Linear:
 
 def linear(classes: int, *, n: int = 24, side: int = 6, spread: float = 0.6, seed: int = 0) -> Linear:
     """Images near grey, so that no shortest way to the boundary leaves [0, 1]; the last row and column carry no weight
-    because the square attack never paints them."""
+    because the square attack never changes them."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(classes, 1, side, side, generator=generator).mul_(spread)
     weight[..., -1, :] = weight[..., :, -1] = 0
