@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import PGD, AutoAttack
-from rattle.attacks.rows import branch
+from rattle.attacks.rows import spawn
 from rattle.data import to_float
 from rattle.data.registry import Data, batches
 from rattle.models.registry import create_model
@@ -140,7 +140,7 @@ def reference(model: nn.Module, threat: Threat, seed: int, *, short: bool = Fals
 
 def ours(threat: Threat, seed: int, index: Tensor, model: nn.Module) -> dict[str, Callable[..., Tensor]]:
     def runner(number: int, attack: Any) -> Callable[..., Tensor]:
-        return lambda x, y, rows: attack(model, x, y, generator=branch(ImageStreams(seed, index)[rows], number))
+        return lambda x, y, rows: attack(model, x, y, generator=spawn(ImageStreams(seed, index)[rows], number))
 
     return {name: runner(k, attack) for k, (name, attack) in enumerate(AutoAttack(threat=threat).components().items())}
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from rattle import losses
 from rattle.attacks import APGD
-from rattle.attacks.apgd import checkpoints, defined
+from rattle.attacks.apgd import checkpoints, effective_loss
+from rattle.attacks.rows import FlatModel, TargetRows
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
@@ -17,10 +18,10 @@ from support.attack_cases import NORMS, linear, robust
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("loss", "classes"), [("ce", 2), ("ce", 6), ("dlr", 6), ("dlr-targeted", 6)])
-def test_the_verdict_on_a_linear_model_is_exact(norm, loss, classes) -> None:
+def test_the_result_on_a_linear_model_is_exact(norm, loss, classes) -> None:
     case = linear(classes)
     threat = case.threat(norm)
-    attack = APGD(threat=threat, loss=loss, steps=60 if norm == "l1" else 40, shrinking=norm == "l1")
+    attack = APGD(threat=threat, loss=loss, steps=60 if norm == "l1" else 40, eps_schedule=norm == "l1")
     x_adv = attack(case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(len(case.x))))
     safe = case.distance[norm] > threat.epsilon
     found = robust(case.model, x_adv, case.y)
@@ -37,7 +38,7 @@ def test_the_verdict_on_a_linear_model_is_exact(norm, loss, classes) -> None:
 def test_too_few_classes_for_dlr_fall_back_to_the_margin_and_are_exact(classes, loss, used) -> None:
     case = linear(classes)
     threat = case.threat("linf")
-    assert defined(loss, classes) == used
+    assert effective_loss(loss, classes) == used
     x_adv = APGD(threat=threat, loss=loss, targets=9, steps=40)(case.model, case.x, case.y)
     found, safe = robust(case.model, x_adv, case.y), case.distance["linf"] > threat.epsilon
     assert torch.equal(found, safe)
@@ -48,12 +49,36 @@ def test_checkpoints_are_the_papers() -> None:
     assert sorted(checkpoints(3)) == [1, 2, 3]
 
 
-def test_an_unbroken_image_gets_its_highest_point() -> None:
-    case = linear(5)
+def test_an_unbroken_image_gets_the_optimum_of_a_linear_model() -> None:
+    case = linear(2)
     threat = Threat(epsilon=float(case.distance["linf"].min()) / 2)
     x_adv = APGD(threat=threat, steps=20)(case.model, case.x, case.y)
-    with torch.no_grad():
-        assert (losses.ce(case.model(x_adv), case.y) > losses.ce(case.model(case.x), case.y)).all()
+    weight = case.model[1].weight.detach()
+    toward = (weight[1 - case.y] - weight[case.y]).sign().view_as(case.x)  # nothing leaves [0, 1] here
+    best = losses.ce(case.model(case.x + threat.epsilon * toward), case.y)
+    torch.testing.assert_close(losses.ce(case.model(x_adv), case.y), best, rtol=1e-5, atol=1e-6)
+
+
+class Wavy(nn.Module):
+    """A loss with many maxima, and always the right class; records the loss of every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wave = torch.sin(40 * x.flatten(1)).sum(1)
+        self.losses.append(wave.detach())
+        return torch.stack([5 + 0 * wave, wave], 1)
+
+
+def test_an_unbroken_image_gets_the_point_of_highest_loss_that_was_tried() -> None:
+    model, x, y = Wavy(), torch.rand(9, 1, 2, 2, dtype=torch.float64), torch.zeros(9, dtype=torch.long)
+    x_adv = APGD(threat=Threat(epsilon=0.3), steps=12)(model, x, y, generator=ImageStreams(0, torch.arange(9)))
+    tried = torch.stack(model.losses[-13:])  # the start and 12 steps
+    model(x_adv)
+    torch.testing.assert_close(model.losses[-1], tried.amax(0), rtol=0, atol=1e-12)
+    assert (tried[-1] < tried.amax(0)).any()  # the last point would not do
 
 
 def test_restarts_break_no_fewer_images() -> None:
@@ -72,17 +97,42 @@ def test_restarts_break_no_fewer_images() -> None:
     assert not (often & ~once).any()
 
 
-def test_gradients_of_a_random_model_are_averaged() -> None:
-    class Noisy(nn.Module):
-        calls = 0
+class Noisy(nn.Module):
+    """A linear model whose weights are drawn anew in every call, which it counts."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x.flatten(1) @ torch.randn(36, 3, generator=torch.Generator().manual_seed(self.calls))
+
+
+@pytest.mark.parametrize("eot", [1, 4])
+def test_a_random_model_is_called_eot_times_for_each_gradient(eot) -> None:
+    class Steady(Noisy):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            Noisy.calls += 1
-            return case.model(x + 0.3 * torch.randn_like(x))
+            self.calls += 1
+            return case.model(x)
 
-    case = linear(3, n=6)
-    APGD(threat=Threat(epsilon=1e-4), steps=2, eot=4)(Noisy(), case.x, case.y)
-    assert Noisy.calls <= 2 + 2 * 4 + 1  # layout, clean, two gradients, one last look
+    case, model = linear(3, n=6), Steady()
+    APGD(threat=Threat(epsilon=1e-4), steps=2, eot=eot)(model, case.x, case.y)
+    assert model.calls == 2 + 2 * eot + 1  # layout, clean images, two gradients, the last point
+
+
+def test_gradients_of_a_random_model_are_averaged() -> None:
+    x, y = torch.rand(5, 1, 6, 6), torch.tensor([0, 1, 2, 0, 1])
+    rows = TargetRows(torch.arange(5), torch.arange(5), x.flatten(1), y, y)
+
+    def gradient(eot: int, calls_before: int) -> torch.Tensor:
+        model = FlatModel(noisy := Noisy(), x)
+        noisy.calls = calls_before
+        return APGD(eot=eot).loss_and_grad(model, rows, rows.x)[2]
+
+    single = [gradient(1, calls_before) for calls_before in range(4)]
+    assert not torch.allclose(single[0], single[1])
+    torch.testing.assert_close(gradient(4, 0), torch.stack(single).mean(0))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +143,7 @@ def test_gradients_of_a_random_model_are_averaged() -> None:
         ({"eot": 0}, "eot must be >= 1"),
         ({"rho": 2.0}, "rho"),
         ({"loss": "hinge"}, "loss must be"),
-        ({"shrinking": True}, "shrinking is for the l1 threat"),
+        ({"eps_schedule": True}, "eps_schedule is for the l1 threat"),
     ],
 )
 def test_bad_settings_are_refused(options, message) -> None:

@@ -1,7 +1,9 @@
-"""AutoAttack: the reference's components and settings, its verdicts, and what `fast` leaves out."""
+"""AutoAttack: the reference's components and settings, its results, and the ensembles that are less than it."""
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from functools import cache
 from itertools import combinations
@@ -11,10 +13,10 @@ import torch
 from pyautoattack.autoattack import AutoAttack as Reference
 from torch import Tensor, nn
 
-from rattle.attacks import APGD, FAB, PGD, AutoAttack, Square
+from rattle.attacks import APGD, FAB, PGD, AttackSequence, AutoAttack, Square, describe
 from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.registry import get_attack
-from rattle.attacks.rows import branch
+from rattle.attacks.rows import spawn
 from rattle.data import to_float
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
@@ -38,7 +40,7 @@ def test_components_and_settings_are_the_references(norm, version) -> None:
             part = theirs.apgd_targeted if name == "apgd-t" else theirs.apgd
             assert attack.loss == {"apgd-ce": "ce", "apgd-dlr": "dlr", "apgd-t": "dlr-targeted"}[name]
             assert (attack.steps, attack.restarts, attack.rho) == (part.n_iter, part.n_restarts, part.thr_decr)
-            assert (attack.eot, attack.shrinking) == (part.eot_iter, part.use_largereps)
+            assert (attack.eot, attack.eps_schedule) == (part.eot_iter, part.use_largereps)
             assert name != "apgd-t" or attack.targets == part.n_target_classes
         elif isinstance(attack, FAB):
             part = theirs.fab
@@ -52,26 +54,46 @@ def test_components_and_settings_are_the_references(norm, version) -> None:
             assert attack.restarts == theirs.square.n_restarts
 
 
-def test_brief_is_every_component_with_a_tenth_of_the_steps() -> None:
-    brief = AutoAttack(version="brief").components()
-    assert list(brief) == list(AutoAttack().components())
-    assert get_attack("autoattack-brief", Threat()) == AutoAttack(version="brief")
+def test_the_smoke_ensemble_is_every_component_with_a_tenth_of_the_steps() -> None:
+    short, whole = (get_attack(name, Threat()).components() for name in ("smoke-ensemble", "autoattack"))
+    assert list(short) == list(whole)
+    for name, attack in short.items():
+        if isinstance(attack, Square):
+            assert 0 < attack.queries <= whole[name].queries // 10
+        else:
+            assert attack.steps == whole[name].steps // 10
+            assert attack.targets <= whole[name].targets
+        assert (type(attack), attack.restarts) == (type(whole[name]), whole[name].restarts)
 
 
-def test_fast_is_the_first_two_components() -> None:
+def test_apgd_ce_and_t_are_the_first_two_components() -> None:
     threat = Threat(epsilon=0.1)
-    whole, fast = (AutoAttack(threat=threat, version=v).components() for v in ("standard", "fast"))
-    assert fast == {name: whole[name] for name in ("apgd-ce", "apgd-t")}
-    assert get_attack("autoattack-fast", threat) == AutoAttack(threat=threat, version="fast")
+    whole, pair = AutoAttack(threat=threat).components(), get_attack("apgd-ce+t", threat).components()
+    assert pair == {name: whole[name] for name in ("apgd-ce", "apgd-t")}
     assert get_attack("autoattack", threat) == AutoAttack(threat=threat)
+
+
+@pytest.mark.parametrize(("old", "new"), [("fast", "apgd-ce+t"), ("brief", "smoke-ensemble")])
+def test_names_that_only_looked_like_autoattack_are_refused_with_the_new_name(old, new) -> None:
+    with pytest.raises(RattleError, match=f"^autoattack-{old} is not AutoAttack and is now called {re.escape(new)}$"):
+        get_attack(f"autoattack-{old}", Threat())
+    with pytest.raises(RattleError, match=f"it is now called {re.escape(new)}$"):
+        AutoAttack(version=old)
+    assert "AutoAttack" not in json.dumps(describe(get_attack(new, Threat())))
+
+
+def test_a_sequence_needs_attacks_on_one_threat() -> None:
+    for attacks in ({}, {"a": PGD(), "b": PGD(threat=Threat(epsilon=0.1))}):
+        with pytest.raises(RattleError, match="at least one attack, and the same threat"):
+            AttackSequence(attacks)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("classes", [2, 5])
-def test_the_verdict_on_a_linear_model_is_exact(norm, classes) -> None:
+def test_the_result_on_a_linear_model_is_exact(norm, classes) -> None:
     case = linear(classes, n=8)
     threat = case.threat(norm)
-    x_adv = AutoAttack(threat=threat, version="fast")(case.model, case.x, case.y)
+    x_adv = get_attack("apgd-ce+t", threat)(case.model, case.x, case.y)
     assert threat.contains(x_adv, case.x).all()
     assert torch.equal(robust(case.model, x_adv, case.y), case.distance[norm] > threat.epsilon)
 
@@ -79,12 +101,12 @@ def test_the_verdict_on_a_linear_model_is_exact(norm, classes) -> None:
 def test_only_unbroken_images_meet_the_next_component() -> None:
     case = linear(4, n=12)
     threat = case.threat("linf")
-    attack = AutoAttack(threat=threat, version="fast")
+    attack = get_attack("apgd-ce+t", threat)
     draws = ImageStreams(0, torch.arange(12))
     flags = torch.ones(12, dtype=torch.bool)
     for number, part in enumerate(attack.components().values()):
         rows = flags.nonzero().squeeze(1)
-        x_adv = part(case.model, case.x[rows], case.y[rows], generator=branch(draws[rows], number))
+        x_adv = part(case.model, case.x[rows], case.y[rows], generator=spawn(draws[rows], number))
         flags[rows] = robust(case.model, x_adv, case.y[rows])
     whole = attack(case.model, case.x, case.y, generator=draws)
     assert torch.equal(robust(case.model, whole, case.y), flags)
@@ -120,7 +142,7 @@ def shortened(attack, steps: int, queries: int, targets: int):
     return replace(attack, steps=steps, **({"targets": targets} if attack.targets else {}))
 
 
-def verdicts(
+def flags_of_both(
     norm: str, epsilon: float, name: str, case, *, n: int, steps: int, queries: int, targets: int, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Robust flags of our component and of the reference's, both with the same few steps, [n] each."""
@@ -152,7 +174,7 @@ RADII = {"linf": 0.15, "l2": 0.6, "l1": 1.5}
 def test_short_runs_agree_with_the_reference(norm, name) -> None:
     """On 200 images: from another start, or on another processor, the reference decides on some of them otherwise."""
     case = trained(40, 8)
-    mine, theirs = verdicts(norm, RADII[norm], name, case, n=200, steps=20, queries=150, targets=2)
+    mine, theirs = flags_of_both(norm, RADII[norm], name, case, n=200, steps=20, queries=150, targets=2)
     assert 0.1 < theirs.float().mean() < 0.95
     assert (mine == theirs).float().mean() >= (0.9 if name == "square" else 0.95)
     assert mine.float().mean() <= theirs.float().mean() + 1 / 40
@@ -165,7 +187,7 @@ def test_each_component_agrees_with_the_reference(norm, name) -> None:
     """Image by image as well as the reference agrees with itself from another start; FAB starts at the image."""
     case, starts = trained(300, 16), 1 if name.startswith("fab") else 3
     settings = {"n": 200, "steps": 100, "queries": 1000, "targets": 9}
-    found = [verdicts(norm, RADII[norm], name, case, seed=seed, **settings) for seed in range(starts)]
+    found = [flags_of_both(norm, RADII[norm], name, case, seed=seed, **settings) for seed in range(starts)]
     mine, theirs = (torch.stack(flags) for flags in zip(*found, strict=True))
     assert 0.2 < theirs.float().mean() < 0.9
     usual = 0.94 if norm == "l1" else 0.97

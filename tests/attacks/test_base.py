@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rattle.attacks.base import logits_of
 from rattle.attacks.registry import get_attack, list_attacks
-from rattle.attacks.rows import FlatModel, accepts_channels_last, branch
+from rattle.attacks.rows import FlatModel, RunResult, TargetRows, accepts_channels_last, spawn
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
@@ -105,7 +106,7 @@ def test_models_that_flatten_by_view_are_attacked_all_the_same(name, caplog) -> 
         for _ in range(2):
             x_adv = quick(name, norm)(model, x, y)
     assert quick(name, norm).threat.contains(x_adv, x).all()
-    assert len(caplog.records) == 1  # said once
+    assert len(caplog.records) == 1  # warned once
 
 
 def test_a_broken_model_is_not_blamed_on_its_layout() -> None:
@@ -155,6 +156,55 @@ def test_bad_images_are_refused_in_a_sentence(name, x, message) -> None:
         quick(name, ATTACKS[name][1][0])(Returns(lambda z: z), x, y)
 
 
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_int32_labels_give_the_same_points(name) -> None:
+    model, x, y = small_case()
+    attack = quick(name, ATTACKS[name][1][0])
+    points = [attack(model, x, labels, generator=ImageStreams(0, torch.arange(len(x)))) for labels in (y, y.int())]
+    assert torch.equal(*points)
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x.numpy(), y), "the images are numpy.ndarray; convert with torch.as_tensor"),
+        (lambda x, y: (x, y.tolist()), "the labels are list; convert with torch.as_tensor"),
+        (lambda x, y: (x, y[:, None]), r"shapes \[n, ...\] and \[n\], got \[3, 2, 6, 6\] and \[3, 1\]"),
+        (lambda x, y: (x, y.float()), "labels must be whole numbers, got torch.float32"),
+        (lambda x, y: (x, y.bool()), "labels must be whole numbers, got torch.bool"),
+        (lambda x, y: (x.double(), y), "the images are torch.float64, the model's weights torch.float32"),
+    ],
+)
+def test_inputs_of_another_kind_are_refused_in_a_sentence(name, change, message) -> None:
+    x, y = torch.rand(3, 2, 6, 6), torch.zeros(3, dtype=torch.long)
+    with pytest.raises(RattleError, match=message):
+        quick(name, ATTACKS[name][1][0])(Returns(lambda z: z), *change(x, y))
+
+
+def test_a_failure_that_is_not_about_types_is_not_blamed_on_them() -> None:
+    class Fails(Returns):
+        def forward(self, x: Tensor):
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        logits_of(Fails(None), torch.rand(3, 2, 6, 6, dtype=torch.float64))
+
+
+def test_one_broken_target_ends_all_rows_of_its_image() -> None:
+    row = torch.arange(6)
+    image, x = torch.tensor([0, 0, 1, 1, 2, 2]), torch.rand(6, 4)
+    rows, result = TargetRows(row, image, x, torch.zeros(6), torch.ones(6)), RunResult(x)
+    result.pack_broken(rows, x + 1, torch.tensor([False, True, False, False, False, False]))
+    assert rows.row.tolist() == [2, 3, 4, 5]
+    assert rows.image.tolist() == [1, 1, 2, 2]
+    assert torch.equal(rows.x, x[2:])
+    assert result.score.tolist() == [-torch.inf, torch.inf] + 4 * [-torch.inf]
+    assert torch.equal(result.x_adv[1], x[1] + 1)
+    result.pack_broken(rows, x[2:], torch.zeros(4, dtype=torch.bool))
+    assert len(rows.y) == 4
+
+
 def test_a_negative_epsilon_is_refused() -> None:
     with pytest.raises(RattleError, match="epsilon must be >= 0"):
         Threat(epsilon=-0.1)
@@ -176,17 +226,17 @@ def test_names_make_attacks_that_run(name) -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_rows_and_images_are_views_of_each_other(norm, channels_last) -> None:
     x = torch.rand(3, 2, 4, 5)
-    victim = FlatModel(Returns(lambda z: z), torch.rand(3, 2, 6, 6))
-    victim.shape, victim.channels_last = x.shape[1:], channels_last
-    rows = victim.flat(x)
-    assert torch.equal(victim.images(rows), x)
-    assert victim.images(rows).data_ptr() == rows.data_ptr()
+    flat_model = FlatModel(Returns(lambda z: z), torch.rand(3, 2, 6, 6))
+    flat_model.shape, flat_model.channels_last = x.shape[1:], channels_last
+    rows = flat_model.flat(x)
+    assert torch.equal(flat_model.images(rows), x)
+    assert flat_model.images(rows).data_ptr() == rows.data_ptr()
     distance = Threat(norm=norm).distance
     torch.testing.assert_close(distance(rows, 0 * rows), distance(x, 0 * x))
 
 
-def test_branches_are_streams_of_their_own() -> None:
+def test_spawned_streams_are_independent() -> None:
     draws = ImageStreams(0, torch.arange(3))
-    numbers = torch.stack([branch(draws, k).uniform(100).flatten() for k in range(4)] + [draws.uniform(100).flatten()])
+    numbers = torch.stack([spawn(draws, k).uniform(100).flatten() for k in range(4)] + [draws.uniform(100).flatten()])
     assert len(numbers.unique()) > 0.999 * numbers.numel()
     assert (torch.corrcoef(numbers) - torch.eye(5)).abs().max() < 0.25

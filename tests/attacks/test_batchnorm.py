@@ -1,4 +1,4 @@
-"""The folded twin: the same answers, or none."""
+"""BatchNorm folded into convolutions: a copy with the same logits and gradients, or none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rattle.attacks.batchnorm import folded
+from rattle.attacks.batchnorm import fold_batchnorm
 from support.attack_cases import SmallNet
 
 
@@ -30,7 +30,7 @@ class Residual(nn.Module):
         return self.head(b.mean((2, 3)))
 
 
-def shaken(model: nn.Module) -> nn.Module:
+def with_random_norms(model: nn.Module) -> nn.Module:
     """BatchNorms with statistics and weights of their own."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -39,23 +39,23 @@ def shaken(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def test_the_twin_answers_as_the_model_and_leaves_it_alone() -> None:
-    model, x = shaken(SmallNet()), torch.rand(3, 2, 6, 6)
+def test_the_folded_copy_gives_the_models_logits_and_leaves_it_alone() -> None:
+    model, x = with_random_norms(SmallNet()), torch.rand(3, 2, 6, 6)
     before, kernel = copy.deepcopy(model.state_dict()), model.body[0].weight
-    twin = folded(model, x)
-    assert twin is not None
-    assert not any(isinstance(node.target, str) and node.target == "body.1" for node in twin.graph.nodes)
-    torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
+    folded = fold_batchnorm(model, x)
+    assert folded is not None
+    assert not any(isinstance(node.target, str) and node.target == "body.1" for node in folded.graph.nodes)
+    torch.testing.assert_close(folded(x), model(x), rtol=1e-4, atol=1e-5)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert model.body[0].weight is kernel
     assert kernel.is_contiguous()
 
 
 def test_a_kernel_used_twice_is_never_folded_wrongly() -> None:
-    model, x = shaken(Residual()), torch.rand(3, 2, 6, 6)
-    twin = folded(model, x)
-    if twin is not None:
-        torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
+    model, x = with_random_norms(Residual()), torch.rand(3, 2, 6, 6)
+    folded = fold_batchnorm(model, x)
+    if folded is not None:
+        torch.testing.assert_close(folded(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 class Noisy(SmallNet):
@@ -76,9 +76,9 @@ class Masks(SmallNet):
 
 
 @pytest.mark.parametrize("kind", [Noisy, Branches, Masks])
-def test_what_cannot_be_traced_faithfully_has_no_twin(kind) -> None:
-    assert folded(shaken(kind()), torch.rand(3, 2, 6, 6)) is None
+def test_what_cannot_be_traced_faithfully_is_not_folded(kind) -> None:
+    assert fold_batchnorm(with_random_norms(kind()), torch.rand(3, 2, 6, 6)) is None
 
 
-def test_a_model_without_batchnorm_has_no_twin() -> None:
-    assert folded(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), torch.rand(3, 2, 6, 6)) is None
+def test_a_model_without_batchnorm_is_not_folded() -> None:
+    assert fold_batchnorm(nn.Sequential(nn.Flatten(), nn.Linear(72, 3)), torch.rand(3, 2, 6, 6)) is None

@@ -1,4 +1,4 @@
-"""The advice given about models that are hard to evaluate."""
+"""Warnings about models that are hard to evaluate."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import diagnostics as checks
-from rattle.attacks.diagnostics import find_warnings
+from rattle.attacks.diagnostics import find_warnings, post_checks, rises, square_helped
 from rattle.errors import RattleError
 
 
@@ -42,7 +41,7 @@ def test_a_plain_model_gets_no_warnings() -> None:
 )
 def test_each_flaw_is_named(after, words) -> None:
     found = find_warnings(Wrapped(after), *images())
-    assert any(words in sentence for sentence in found), found
+    assert any(words in warning for warning in found), found
 
 
 def test_a_model_that_optimises_while_predicting_is_named() -> None:
@@ -53,7 +52,7 @@ def test_a_model_that_optimises_while_predicting_is_named() -> None:
                 (step,) = torch.autograd.grad(self.body(leaf).logsumexp(1).sum(), leaf)
             return self.body(x + 0.01 * step)
 
-    assert any("computes gradients" in sentence for sentence in find_warnings(Purifies(), *images()))
+    assert any("computes gradients" in warning for warning in find_warnings(Purifies(), *images()))
 
 
 def test_a_model_that_changes_while_predicting_is_named() -> None:
@@ -62,15 +61,15 @@ def test_a_model_that_changes_while_predicting_is_named() -> None:
             self.seen += len(x)
             return self.body(x)
 
-    assert any("changes its weights or buffers" in sentence for sentence in find_warnings(Counts(), *images()))
+    assert any("changes its weights or buffers" in warning for warning in find_warnings(Counts(), *images()))
 
 
 @pytest.mark.parametrize(
-    ("classes", "words"), [(2, "apgd-dlr climbs the margin"), (3, "targeted DLR"), (5, "4 targets, not 9")]
+    ("classes", "words"), [(2, "apgd-dlr maximises the margin"), (3, "targeted DLR"), (5, "4 targets, not 9")]
 )
 def test_few_classes_are_explained(classes, words) -> None:
     x, y = images()
-    assert any(words in sentence for sentence in find_warnings(Wrapped(classes=classes), x, y % classes))
+    assert any(words in warning for warning in find_warnings(Wrapped(classes=classes), x, y % classes))
 
 
 def test_view_models_are_told_to_flatten() -> None:
@@ -78,7 +77,7 @@ def test_view_models_are_told_to_flatten() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.body(x.view(len(x), -1))
 
-    assert any("channels-last" in sentence for sentence in find_warnings(Views(), *images()))
+    assert any("channels-last" in warning for warning in find_warnings(Views(), *images()))
 
 
 def test_models_that_return_no_logits_are_refused() -> None:
@@ -97,13 +96,21 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_square_breaking_more_than_gradients_is_named() -> None:
-    assert checks.square_helped({"clean": 0.9, "apgd-ce": 0.5, "square": 0.4})
-    assert not checks.square_helped({"clean": 0.9, "apgd-ce": 0.5, "square": 0.499})
-    assert not checks.square_helped({"clean": 0.9, "square": 0.4})
+    assert square_helped({"clean": 0.9, "apgd-ce": 0.5, "square": 0.4})
+    assert not square_helped({"clean": 0.9, "apgd-ce": 0.5, "square": 0.499})
+    assert not square_helped({"clean": 0.9, "square": 0.4})
 
 
 def test_accuracy_that_rises_with_a_stronger_attack_is_named() -> None:
-    found = checks.rises({"fgsm": 0.4, "pgd20": 0.5, "autoattack": 0.3})
+    found = rises({"fgsm": 0.4, "pgd20": 0.5, "autoattack": 0.3})
     assert len(found) == 1
     assert "fgsm" in found[0]
-    assert not checks.rises({"fgsm": 0.5, "pgd20": 0.5})
+    assert not rises({"fgsm": 0.5, "pgd20": 0.5})
+
+
+def test_results_are_checked_by_attack_and_by_component() -> None:
+    found = post_checks(0.9, {"autoattack": 0.45, "pgd20": 0.4}, {"autoattack": {"apgd-ce": 0.5, "square": 0.45}})
+    assert len(found) == 2
+    assert found[0].startswith("robust accuracy rises from 40.00% under pgd20 to 45.00% under the stronger autoattack")
+    assert found[1].startswith("square broke another 5.00%")
+    assert post_checks(0.9, {"pgd20": 0.4, "autoattack": 0.4}, {"autoattack": {"apgd-ce": 0.4, "square": 0.4}}) == []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rattle.attacks import FAB
-from rattle.attacks.fab import to_plane
+from rattle.attacks.fab import project_to_hyperplane
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
@@ -19,7 +19,7 @@ from support.attack_cases import NORMS, linear, robust
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("classes", [2, 3, 6])
 @pytest.mark.parametrize("targets", [0, 9])
-def test_the_verdict_on_a_linear_model_is_exact(norm, classes, targets) -> None:
+def test_the_result_on_a_linear_model_is_exact(norm, classes, targets) -> None:
     case = linear(classes)
     threat = case.threat(norm, gap=0.06)  # FAB oversteps the boundary by 5 %
     attack = FAB(threat=threat, targets=targets, steps=30)
@@ -63,7 +63,7 @@ def test_the_projection_on_plane_and_box_is_the_shortest(norm, seed, d, share) -
     sign = torch.tensor([[1.0], [-1.0], [1.0]])
     room = torch.where(-sign * w > 0, 1 - x, x)
     gap = sign * share * (w.abs() * room).sum(1, keepdim=True)
-    move = to_plane(x, w, gap, norm)
+    move = project_to_hyperplane(x, w, gap, norm)
     assert ((x + move) >= -1e-6).all()
     assert ((x + move) <= 1 + 1e-6).all()
     met = (w * move).sum(1, keepdim=True)
@@ -81,7 +81,7 @@ def test_the_projection_equals_the_references() -> None:
     x, w = torch.rand(20, 50), torch.randn(20, 50)
     b = (w * torch.rand(20, 50)).sum(1)
     for norm in NORMS:
-        mine = to_plane(x, w, (w * x).sum(1, keepdim=True) - b[:, None], norm)
+        mine = project_to_hyperplane(x, w, (w * x).sum(1, keepdim=True) - b[:, None], norm)
         torch.testing.assert_close(mine, theirs[norm](x, w, b), rtol=1e-3, atol=1e-4)
 
 

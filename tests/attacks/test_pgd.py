@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from rattle import losses
 from rattle.attacks import PGD
-from rattle.attacks.registry import get_attack, list_attacks
+from rattle.attacks.registry import get_attack
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
@@ -84,25 +84,25 @@ def test_restarts_are_never_worse(loss: str) -> None:
         torch.arange(12) % 4,
     )
     settings = {"threat": Threat(epsilon=EPSILON), "steps": 2, "step_size": 0.05, "loss": loss}
-    heights = []
+    found = []
     with torch.no_grad():
         reference = model(x) if loss == "kl" else y
         for restarts in (1, 2, 6):
             attack = PGD(**settings, restarts=restarts)
             x_adv = attack(model, x, y, generator=ImageStreams(0, torch.arange(12)))
-            heights.append(attack.height(model(x_adv), reference))
-    assert (heights[1] >= heights[0]).all()
-    assert (heights[2] >= heights[1]).all()
-    assert (heights[2] > heights[0]).any()
+            found.append(attack.sample_losses(model(x_adv), reference))
+    assert (found[1] >= found[0]).all()
+    assert (found[2] >= found[1]).all()
+    assert (found[2] > found[0]).any()
 
 
 def test_the_starts_are_where_they_say() -> None:
     x, draws = torch.full((200, 1, 4, 4), 0.5), ImageStreams(0, torch.arange(200))
     threat = Threat(epsilon=EPSILON)
-    assert torch.equal(PGD(threat=threat, start="none").first_point(x, draws), x)
-    gaussian = PGD(threat=threat, start="gaussian").first_point(x, draws) - x
+    assert torch.equal(PGD(threat=threat, start="none").start_point(x, draws), x)
+    gaussian = PGD(threat=threat, start="gaussian").start_point(x, draws) - x
     assert float(gaussian.std()) == pytest.approx(0.001, rel=0.05)
-    uniform = PGD(threat=threat, start="uniform").first_point(x, draws) - x
+    uniform = PGD(threat=threat, start="uniform").start_point(x, draws) - x
     assert float(uniform.std()) == pytest.approx(EPSILON / 3**0.5, rel=0.05)
     assert float(uniform.abs().max()) <= EPSILON
 
@@ -253,19 +253,3 @@ def test_images_that_mean_nothing_are_refused(spoil, sentence: str) -> None:
 def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
     with pytest.raises(RattleError, match=f"^{sentence}$"):
         PGD(**setting)
-
-
-def test_a_name_means_an_attack() -> None:
-    threat = Threat(epsilon=0.031)
-    assert get_attack("pgd20", threat) == PGD(threat=threat, steps=20, step_size=0.0031)
-    assert get_attack("pgd", threat) == get_attack("pgd20", threat)
-    assert get_attack("cw50", threat) == PGD(threat=threat, steps=50, step_size=0.062 / 50, loss="cw")
-    assert {"fgsm", "pgd20", "cw20"} <= set(list_attacks())
-
-
-@pytest.mark.parametrize("name", ["pdg20", "pgd0", "", "PGD", "pgd-20"])
-def test_a_name_that_means_none_is_refused(name: str) -> None:
-    with pytest.raises(RattleError, match=f"^unknown attack {name!r}"):
-        get_attack(name, Threat())
-    with pytest.raises(RattleError, match="did you mean 'pgd20'"):
-        get_attack("pdg20", Threat())

@@ -15,7 +15,7 @@ from support.attack_cases import NORMS, linear, robust
 
 
 @pytest.mark.parametrize("classes", [2, 5])
-def test_the_linf_verdict_on_a_linear_model_is_exact(classes) -> None:
+def test_the_linf_result_on_a_linear_model_is_exact(classes) -> None:
     case = linear(classes)
     threat = case.threat("linf")
     attack = Square(threat=threat, queries=2000)
@@ -61,7 +61,7 @@ def test_bumps_are_the_references(norm, theirs, side) -> None:
 
 
 class Counting(nn.Module):
-    """Counts the images it is shown; with noise, no answer can be remembered."""
+    """Counts the images it is called with; with noise, no result can be memoized."""
 
     def __init__(self, inner: nn.Module, noise: float = 0.0) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Counting(nn.Module):
         return z + self.noise * torch.randn_like(z)
 
 
-def test_no_square_is_asked_twice_unless_the_model_is_random() -> None:
+def test_no_square_is_tried_twice_unless_the_model_is_random() -> None:
     case, threat = linear(3, n=8), Threat(epsilon=1e-4)
     steady, random = Counting(case.model), Counting(case.model, noise=1e-6)
     for model in (steady, random):
@@ -92,7 +92,7 @@ def test_any_image_size_is_taken(norm, shape) -> None:
     assert threat.contains(x_adv, x).all()
 
 
-def test_what_is_no_image_is_refused() -> None:
+def test_inputs_that_are_not_images_are_refused() -> None:
     with pytest.raises(RattleError, match=r"\[n, C, H, W\]"):
         Square()(nn.Linear(4, 2), torch.rand(3, 4), torch.zeros(3, dtype=torch.long))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rattle.attacks import RayS
-from rattle.attacks.registry import FAMILIES
+from rattle.attacks.registry import ATTACKS
 from rattle.cli.main import main
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.models.registry import create_model
@@ -55,19 +55,19 @@ def test_autoattack_on_a_model_weights_and_images_of_ones_own(files: Path, capsy
 def test_autoattack_and_rays_on_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FAMILIES, "rays", lambda threat, _: RayS(threat=threat, queries=20))
+    monkeypatch.setitem(ATTACKS, "rays", lambda threat: RayS(threat=threat, queries=20))
     run = save_run(tmp_path / "run")
-    words = ["--attacks", "autoattack-fast", "rays", "--n", "2", "--threat.epsilon", "0.02"]
+    words = ["--attacks", "apgd-ce+t", "rays", "--n", "2", "--threat.epsilon", "0.02"]
     result = said(capsys, str(run), *words)
     rays = result["attacks"]["rays"]
     assert len(rays["distances"]) == 2
     assert rays["adbd"] == pytest.approx(sum(rays["distances"]) / 2)
     assert rays["flags"] == [int(d > 0.02) for d in rays["distances"]]
-    assert set(result["attacks"]["autoattack-fast"]["parts"]) == {"apgd-ce", "apgd-t"}
+    assert set(result["attacks"]["apgd-ce+t"]["parts"]) == {"apgd-ce", "apgd-t"}
     assert main(["evaluate", str(run), *words]) == 0
     out = capsys.readouterr().out
     assert "rays: ADBD 0." in out
-    assert "autoattack-fast, part by part" in out
+    assert "apgd-ce+t, part by part" in out
 
 
 @pytest.mark.slow

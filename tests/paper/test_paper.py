@@ -278,7 +278,7 @@ def test_figures_2_and_3_are_drawn_for_a_tables_runs(out: Path, capsys: pytest.C
         ([], "say which table, 1 to 8"),
         (["1", "--seeds", "0", "0"], "none of them twice, got 0 0"),
         (["1", "--n", "0"], "--n must be >= 1, got 0"),
-        (["1", "--scale", "small", "--data-root", "nowhere"], "get it with `rattle data get cifar10"),
+        (["1", "--scale", "small", "--data-root", "nowhere"], "download it with `rattle data get cifar10"),
         (["2", "--scale", "small", "--data", "cifar10=missing.npz"], "there is no .npz file at missing.npz"),
     ],
 )

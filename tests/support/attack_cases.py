@@ -36,7 +36,7 @@ class Linear:
 
 def linear(classes: int, *, n: int = 24, side: int = 6, spread: float = 0.6, seed: int = 0) -> Linear:
     """Images near grey, so that no shortest way to the boundary leaves [0, 1]; the last row and column carry no weight
-    because the square attack never paints them."""
+    because the square attack never changes them."""
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(classes, 1, side, side, generator=generator).mul_(spread)
     weight[..., -1, :] = weight[..., :, -1] = 0
@@ -96,7 +96,7 @@ ATTACKS: dict[str, tuple[Callable[[Threat], Attack], tuple[Norm, ...]]] = {
     "apgd-ce": (lambda threat: APGD(threat=threat, steps=8, restarts=2), NORMS),
     "apgd-dlr": (lambda threat: APGD(threat=threat, loss="dlr", steps=8), NORMS),
     "apgd-t": (lambda threat: APGD(threat=threat, loss="dlr-targeted", targets=3, steps=8), NORMS),
-    "apgd-shrinking": (lambda threat: APGD(threat=threat, steps=10, shrinking=True), ("l1",)),
+    "apgd-eps-schedule": (lambda threat: APGD(threat=threat, steps=10, eps_schedule=True), ("l1",)),
     "fab": (lambda threat: FAB(threat=threat, targets=0, steps=5, restarts=2), NORMS),
     "fab-t": (lambda threat: FAB(threat=threat, targets=3, steps=5), NORMS),
     "square": (lambda threat: Square(threat=threat, queries=60), NORMS),

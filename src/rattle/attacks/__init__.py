@@ -1,12 +1,15 @@
-"""Attacks: one a file; `get_attack` turns a name into the attack people mean."""
+"""Attacks, one a file; `get_attack` turns a name into an attack, `register_attack` adds one of your own."""
 
-from rattle.attacks.apgd import APGD
-from rattle.attacks.autoattack import AutoAttack
-from rattle.attacks.base import Attack
-from rattle.attacks.fab import FAB
-from rattle.attacks.pgd import PGD
-from rattle.attacks.rays import RayS
-from rattle.attacks.registry import get_attack, list_attacks
-from rattle.attacks.square import Square
-
-__all__ = ["APGD", "FAB", "PGD", "Attack", "AutoAttack", "RayS", "Square", "get_attack", "list_attacks"]
+from rattle.attacks.apgd import APGD as APGD
+from rattle.attacks.autoattack import AttackSequence as AttackSequence
+from rattle.attacks.autoattack import AutoAttack as AutoAttack
+from rattle.attacks.base import Attack as Attack
+from rattle.attacks.base import describe as describe
+from rattle.attacks.fab import FAB as FAB
+from rattle.attacks.pgd import PGD as PGD
+from rattle.attacks.rays import RayS as RayS
+from rattle.attacks.registry import get_attack as get_attack
+from rattle.attacks.registry import list_attacks as list_attacks
+from rattle.attacks.registry import register_attack as register_attack
+from rattle.attacks.square import Square as Square
+from rattle.attacks.transfer import Transfer as Transfer

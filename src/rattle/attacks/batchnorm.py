@@ -1,9 +1,8 @@
-"""BatchNorm folded into convolutions: the same network for an attack that asks it ten thousand times, but faster.
+"""Faster BatchNorm for attacks: in evaluation mode it is a fixed scale and shift of each channel.
 
-In evaluation mode BatchNorm is a fixed scale and shift of each channel, which the convolution before it can do itself.
+`attack_mode` runs it as one multiply-add, which every attack gets. `fold_batchnorm` merges it into the convolutions of
+a traced copy, which pays off for attacks that call the model many times.
 """
-
-from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
@@ -17,10 +16,12 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from rattle.weights import eval_mode
 
+TOLERANCE = 1e-4  # relative difference that a folded copy may show in logits and gradients
+
 
 @contextmanager
 def attack_mode(model: nn.Module) -> Iterator[None]:
-    """What every attack runs in: evaluation mode, no weight asks for a gradient, BatchNorm is one multiply-add."""
+    """What every attack runs in: evaluation mode, no gradients for weights, BatchNorm as one multiply-add."""
     wanted = [p for p in model.parameters() if p.requires_grad]
     with eval_mode(model), affine_batchnorm(model):
         for p in wanted:
@@ -35,32 +36,32 @@ def attack_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def affine_batchnorm(model: nn.Module) -> Iterator[None]:
-    """Evaluation-mode BatchNorm as the multiply-add it then is; equal to float rounding, and no input is kept for it.
+    """Run BatchNorm layers in evaluation mode as a multiply-add, equal up to float rounding.
 
-    torch's own backward sums gradients for weight and bias whether anybody asks or not: an eighth of an attack's time
+    torch's own backward sums gradients for weight and bias even if they are not needed: an eighth of an attack's time
     on slim networks (docs/performance.md). Compiled models are left alone: the compiler does the same.
     """
-    plain = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
     compiled = getattr(model, "_compiled_call_impl", None) is not None or hasattr(model, "_orig_mod")
     norms = [
         m
         for m in model.modules()
-        if isinstance(m, _BatchNorm) and not m.training and m.running_mean is not None and type(m).forward in plain
+        if isinstance(m, _BatchNorm) and not m.training and m.running_mean is not None and not compiled
+        if type(m).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) and "forward" not in vars(m)
     ]
-    norms = [] if compiled else [m for m in norms if "forward" not in vars(m)]
-    for module in norms:
-        module.forward = multiply_add(module)
+    for norm in norms:
+        norm.forward = multiply_add(norm)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for module in norms:
-            del module.forward
+        for norm in norms:
+            del norm.forward
 
 
 def multiply_add(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
-    """x -> scale x + shift, by the running statistics; what the layer itself does for other types (autocast)."""
+    """x -> scale x + shift by the running statistics; inputs of another dtype (autocast) go to the layer itself."""
     mean, var = norm.running_mean, norm.running_var
-    assert mean is not None and var is not None, "asked of layers with statistics"  # noqa: PT018
+    assert mean is not None, "only called for layers with running statistics"
+    assert var is not None, "set together with the mean"
     with torch.no_grad():
         scale = (var + norm.eps).rsqrt() if norm.weight is None else norm.weight * (var + norm.eps).rsqrt()
         shift = -mean * scale if norm.bias is None else norm.bias - mean * scale
@@ -74,59 +75,45 @@ def multiply_add(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-TOLERANCE = 1e-4  # relative, for logits and gradients
+def fold_batchnorm(model: nn.Module, x: Tensor) -> nn.Module | None:
+    """A copy of a model in evaluation mode with BatchNorm folded into convolutions, and channels-last kernels.
 
-
-def folded(model: nn.Module, x: Tensor) -> nn.Module | None:
-    """A twin of a model in evaluation mode, its BatchNorms folded and its kernels channels-last.
-
-    The twin is used only if, on the images x, it has the model's logits and gradients; None when it has not, when the
-    model cannot be traced, draws at random, or has nothing to fold. The model itself is not touched.
+    x: images on which the copy must show the model's logits and gradients. None if it does not, or if the model cannot
+    be traced, is random, or has no BatchNorm. The model itself is not touched.
     """
     if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         return None
     try:
-        once, again = answers(model, x), answers(model, x)
-        if not all(torch.equal(a, b) for a, b in zip(once, again, strict=True)):
+        first, second = logits_and_gradient(model, x), logits_and_gradient(model, x)
+        if not all(map(torch.equal, first, second)):
             return None
-        twin = fold(fx.symbolic_trace(model))
-        same = all(close(a, b) for a, b in zip(once, answers(twin, x), strict=True))
+        folded: Any = fold_graph(fx.symbolic_trace(copy.deepcopy(model)))
+        folded.to(memory_format=torch.channels_last)
+        pairs = zip(first, logits_and_gradient(folded, x), strict=True)
+        return folded if all(bool((a - b).abs().max() <= TOLERANCE * a.abs().max()) for a, b in pairs) else None
     except Exception:  # tracing runs the model's own code on proxies: whatever it raises, the model itself still works
         return None
-    return twin if same else None
 
 
-def answers(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits, and the gradient of a sum that tells the classes apart."""
-    with torch.enable_grad():
-        leaf = x.detach().requires_grad_()
-        logits = model(leaf)
-        weights = torch.linspace(-1, 1, logits.shape[1], device=x.device, dtype=logits.dtype)
-        return logits.detach(), torch.autograd.grad((logits * weights).sum(), leaf)[0]
+@torch.enable_grad()
+def logits_and_gradient(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits, and the gradient of a sum that weights every class differently."""
+    leaf = x.detach().requires_grad_()
+    logits = model(leaf)
+    weights = torch.linspace(-1, 1, logits.shape[1], device=x.device, dtype=logits.dtype)
+    return logits.detach(), torch.autograd.grad((logits * weights).sum(), leaf)[0]
 
 
-def close(a: Tensor, b: Tensor) -> bool:
-    return bool((a - b).abs().max() <= TOLERANCE * a.abs().max())
-
-
-def fold(twin: fx.GraphModule) -> fx.GraphModule:
-    """Give the traced network its own kernels, and take out every BatchNorm that alone follows a convolution."""
-    modules: dict[str, Any] = dict(twin.named_modules())
-    for node in list(twin.graph.nodes):
-        if node.op != "call_module" or not isinstance(modules[node.target], nn.Conv2d | nn.BatchNorm2d):
+def fold_graph(traced: fx.GraphModule) -> nn.Module:
+    """Fold in place each BatchNorm whose input is a convolution that nothing else reads."""
+    for node in list(traced.graph.nodes):
+        source = node.args[0] if node.op == "call_module" and node.args else None
+        if not isinstance(source, fx.Node) or source.op != "call_module" or len(source.users) > 1:
             continue
-        module, source = modules[node.target], node.args[0]
-        own: Any
-        if isinstance(module, nn.Conv2d):
-            own = copy.deepcopy(module)
-        elif source.op == "call_module" and isinstance(modules[source.target], nn.Conv2d) and len(source.users) == 1:
-            own = fuse_conv_bn_eval(modules[source.target], module)
+        conv, norm = (traced.get_submodule(str(n.target)) for n in (source, node))
+        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            traced.set_submodule(str(source.target), fuse_conv_bn_eval(conv, norm))
             node.replace_all_uses_with(source)
-            twin.graph.erase_node(node)
-            node = source
-        else:
-            continue
-        modules[node.target] = own.to(memory_format=torch.channels_last)
-        twin.set_submodule(node.target, modules[node.target])
-    twin.recompile()
-    return twin
+            traced.graph.erase_node(node)
+    traced.recompile()
+    return traced

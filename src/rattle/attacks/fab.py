@@ -1,16 +1,14 @@
 """FAB, the fast adaptive boundary attack (Croce and Hein 2020, arXiv 1907.02044), plain and targeted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_batch
+from rattle.attacks.base import check_at_least, check_batch
 from rattle.attacks.batchnorm import attack_mode
-from rattle.attacks.rows import ActiveRows, FlatModel, best_of_runs
+from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Norm, Threat
@@ -23,22 +21,22 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.vecdot(a, b)[:, None]
 
 
-def to_plane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tensor:
-    """The smallest d, in `norm`, with <w, x + d> = <w, x> - gap and x + d in [0, 1] (eq. 6); its most when none does.
+def project_to_hyperplane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tensor:
+    """The smallest d, in `norm`, with <w, x + d> = <w, x> - gap and x + d in [0, 1] (eq. 6); the most the box allows.
 
-    Every coordinate moves against sign(gap) w. For l_inf all move alike, for l_2 like |w|, each until it meets the
-    box: d = min(level * rate, room), and the level solves a rising concave equation (`fill`). For l_1 the
-    coordinates of largest |w| go first.
+    Every coordinate moves against sign(gap) w, for l_inf by the same amount, for l_2 in proportion to |w|, each until
+    it meets the box: d = min(level * rate, room), and the level solves an increasing concave equation (`solve_level`).
+    For l_1 the coordinates of largest |w| go first (`fill_greedy`).
     """
     direction = -gap.sign() * w.sign()
     room = (0.5 - x).mul_(direction).add_(0.5)  # 1 - x upwards, x downwards; where() takes 10 times as long
     size, amount = w.abs(), gap.abs()
     if norm == "l1":
-        return direction * spend(size, room, amount)
-    return direction * fill(size, size if norm == "l2" else None, room, amount)
+        return direction * fill_greedy(size, room, amount)
+    return direction * solve_level(size, size if norm == "l2" else None, room, amount)
 
 
-def fill(size: Tensor, rate: Tensor | None, room: Tensor, amount: Tensor) -> Tensor:
+def solve_level(size: Tensor, rate: Tensor | None, room: Tensor, amount: Tensor) -> Tensor:
     """min(level * rate, room) with <size, .> = amount, the level by Newton's method from the left; no sorting.
 
     A tangent of a concave function lies above it, so no step overshoots, and each step that is not the last one
@@ -56,7 +54,7 @@ def fill(size: Tensor, rate: Tensor | None, room: Tensor, amount: Tensor) -> Ten
         level = (level + short.clamp_min(0) / slope.clamp_min(1e-30)).clamp_max(1e12)
 
 
-def spend(size: Tensor, room: Tensor, amount: Tensor) -> Tensor:
+def fill_greedy(size: Tensor, room: Tensor, amount: Tensor) -> Tensor:
     """The 0 <= d <= room of least sum with <size, d> = amount: fill up the coordinates of largest size first."""
     size, order = size.sort(1, descending=True)
     capacity = size * room.gather(1, order)
@@ -64,17 +62,21 @@ def spend(size: Tensor, room: Tensor, amount: Tensor) -> Tensor:
     return torch.zeros_like(room).scatter_(1, order, spent / size.clamp_min(1e-30))
 
 
+class FABRows(TargetRows):
+    """The variables of Algorithm 1, one entry per row."""
+
+    def __init__(self, rows: TargetRows, start: Tensor) -> None:
+        super().__init__(**vars(rows))
+        self.x_adv = start  # current point, [r, d]
+        self.nearest = self.x.clone()  # adversarial point nearest to x so far, [r, d]
+        self.distance = start.new_full((len(start),), torch.inf)  # of that point, [r]; inf before there is one
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FAB:
-    """Walk along the decision boundary towards the image by projecting on its linearisation (Algorithm 1).
+    """Follow the decision boundary towards the image by projecting on its linearisation (Algorithm 1).
 
-    FAB looks for the nearest adversarial point; here an image is done when one lies inside the ball.
-
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    >>> x, y = torch.rand(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])
-    >>> x_adv = FAB(threat=Threat(norm="l2", epsilon=0.1), steps=5)(model, x, y)
-    >>> bool((x_adv - x).flatten(1).norm(dim=1).max() <= 0.1 + 1e-6)
-    True
+    FAB minimises the distance of an adversarial point; here an image is done when one lies inside the ball.
     """
 
     threat: Threat = Threat()
@@ -86,49 +88,41 @@ class FAB:
     backward: float = 0.9  # beta: how far back towards the image after a success
 
     def __post_init__(self) -> None:
-        for name, least in (("targets", 0), ("steps", 1), ("restarts", 1)):
-            if getattr(self, name) < least:
-                raise RattleError(f"attack.{name} must be >= {least}, got {getattr(self, name)}")
+        check_at_least(self, targets=0, steps=1, restarts=1)
         if not (0 <= self.alpha_max <= 1 and 0 < self.backward <= 1 and self.overshoot >= 1):
             raise RattleError("attack.alpha_max and attack.backward must be in [0, 1], attack.overshoot >= 1")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        check_batch(x, y)
+        x, y = check_batch(x, y)
         if self.threat.epsilon == 0:
             return x.clone()
         with attack_mode(model):
             return best_of_runs(self.run, model, x, y, generator, targets=self.targets, restarts=self.restarts)
 
-    def run(self, victim: FlatModel, rows: ActiveRows, draws: ImageStreams, *, restart: int) -> tuple[Tensor, Tensor]:
-        """One walk: the nearest adversarial point of each row, moved into the ball, and minus its distance."""
-        points, heights = rows.x.clone(), rows.x.new_full((len(rows.x),), -torch.inf)
+    def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult:
+        """The nearest adversarial point of each row, moved into the ball, with minus its distance as score."""
+        result = RunResult(rows.x)
         start = rows.x if restart == 0 else (rows.x + self.threat.random_start(rows.x, draws)) / 2
-        live = ActiveRows(**vars(rows), row=torch.arange(len(start), device=start.device), x_adv=start)
-        live.nearest, live.distance = live.x.clone(), torch.full_like(heights, torch.inf)
+        live = FABRows(rows, start)
         for _ in range(self.steps):
-            margin, w = self.boundary(victim, live)
-            live.x_adv = self.step(live, margin, w)
+            live.x_adv = self.step(live, *self.boundary(model, live))
             with torch.no_grad():
-                adversarial = victim.logits(live.x_adv).argmax(1) != live.y
+                adversarial = model.logits(live.x_adv).argmax(1) != live.y
             distance = self.threat.distance(live.x_adv, live.x)
             nearer = adversarial & (distance < live.distance)
             live.nearest[nearer], live.distance[nearer] = live.x_adv[nearer], distance[nearer]
             live.x_adv[adversarial] = torch.lerp(live.x[adversarial], live.x_adv[adversarial], self.backward)
-            hit = live.distance <= self.threat.epsilon
-            if bool(hit.any()):
-                points[live.row[hit]], heights[live.row[hit]] = live.nearest[hit], torch.inf
-                broken = hit.new_zeros(int(rows.image.max()) + 1).index_fill_(0, live.image[hit], True)
-                live.keep(~broken[live.image])
-                if len(live.y) == 0:
-                    return points, heights
-        points[live.row], heights[live.row] = self.threat.project(live.nearest, live.x), -live.distance
-        return points, heights
+            result.pack_broken(live, live.nearest, live.distance <= self.threat.epsilon)
+            if len(live.y) == 0:
+                return result
+        result.record(live, self.threat.project(live.nearest, live.x), -live.distance)
+        return result
 
-    def step(self, live: ActiveRows, margin: Tensor, w: Tensor) -> Tensor:
+    def step(self, live: FABRows, margin: Tensor, w: Tensor) -> Tensor:
         """Eq. (9): project x' and x on the plane, overshoot, and mix the two by their distances to it."""
         norm, threat = self.threat.norm, self.threat
-        here = to_plane(live.x_adv, w, margin, norm)
-        there = to_plane(live.x, w, margin + dot(w, live.x - live.x_adv), norm)
+        here = project_to_hyperplane(live.x_adv, w, margin, norm)
+        there = project_to_hyperplane(live.x, w, margin + dot(w, live.x - live.x_adv), norm)
         zero = here.new_zeros(())
         a, b = (threat.distance(d, zero).clamp_min_(1e-8)[:, None] for d in (here, there))
         alpha = (a / (a + b)).clamp_max(self.alpha_max)
@@ -136,13 +130,13 @@ class FAB:
             live.x_adv.add(here, alpha=self.overshoot), live.x.add(there, alpha=self.overshoot), alpha
         ).clamp_(0, 1)
 
-    def boundary(self, victim: FlatModel, live: ActiveRows) -> tuple[Tensor, Tensor]:
+    def boundary(self, model: FlatModel, live: FABRows) -> tuple[Tensor, Tensor]:
         """The margin f [n, 1] to the wrong class and its gradient w [n, d]: f + <w, z - x'> = 0 is the boundary.
 
         Targeted, the class is given; otherwise it is the one whose linearised boundary is nearest (eq. 8).
         """
         leaf = live.x_adv.detach().requires_grad_()
-        logits = victim.logits(leaf)
+        logits = model.logits(leaf)
         if self.targets:
             margin = losses.cw_targeted(logits, live.y, live.target)
             return margin.detach()[:, None], torch.autograd.grad(margin.sum(), leaf)[0]

@@ -1,14 +1,12 @@
 """RayS (Chen and Gu 2020): a hard-label search for the ray of signs that meets the decision boundary first."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import check_batch
+from rattle.attacks.base import Nearest, check_at_least, check_batch
 from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.rows import ActiveRows, FlatModel
 from rattle.errors import RattleError
@@ -17,11 +15,9 @@ from rattle.threat import Threat
 
 
 @dataclass(frozen=True, slots=True)
-class Rays:
-    """What the search found for each image."""
+class BoundaryDistances(Nearest):
+    """What RayS found: l_inf distances, 1 (the box's width) where nothing was found."""
 
-    x_adv: Tensor  # the nearest misclassified point found; x where it is misclassified already or nothing was found
-    distance: Tensor  # its l_inf distance [n]: 0 where x is misclassified, 1 (the box's width) where nothing was found
     queries: Tensor  # labels asked for, [n]
 
     @property
@@ -32,6 +28,18 @@ class Rays:
     def accuracy(self, epsilon: float) -> float:
         """Share of images whose boundary is farther than epsilon."""
         return float((self.distance > epsilon).double().mean())
+
+
+class RayRows(ActiveRows):
+    """The best ray of each image: it begins with plus signs and an unknown radius, taken to be the box's width."""
+
+    def __init__(self, row: Tensor, x: Tensor, y: Tensor) -> None:
+        self.row, self.x, self.y = row, x, y  # index of the image, [r]; clean images, [r, d]; labels, [r]
+        self.signs = torch.ones_like(x)  # direction of the ray
+        self.radius = x.new_ones(len(x))  # where it meets the boundary, [r]
+        self.met = torch.zeros_like(row, dtype=torch.bool)  # whether it has met the boundary yet
+        self.x_adv, self.distance = x.clone(), x.new_ones(len(x))  # the misclassified point there
+        self.queries = torch.zeros_like(row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,86 +61,77 @@ class RayS:
     def __post_init__(self) -> None:
         if self.threat.norm != "linf":
             raise RattleError(f"rays searches along rays of signs, for the linf threat, got {self.threat.norm}")
-        if self.queries < 1:
-            raise RattleError(f"attack.queries must be >= 1, got {self.queries}")
+        check_at_least(self, queries=1)
         if not self.tolerance > 0:
             raise RattleError(f"attack.tolerance must be > 0, got {self.tolerance}")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         """The points found inside the ball, x elsewhere; an image is done once its point is inside."""
-        found = self.search(model, x, y, until=self.threat.epsilon)
+        found = self.search_until(self.threat.epsilon, model, x, y)
         inside = (found.distance <= self.threat.epsilon).view(-1, *[1] * (x.ndim - 1))
         return torch.where(inside, found.x_adv, x)
 
-    def search(
-        self, model: nn.Module, x: Tensor, y: Tensor, *, until: float = 0.0, generator: Randomness = None
-    ) -> Rays:
-        """The nearest points that the queries lead to; images within `until` are not searched further."""
-        check_batch(x, y)
+    def search(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> BoundaryDistances:
+        """The nearest misclassified points that all the queries lead to, in the ball or not."""
+        return self.search_until(0.0, model, x, y)
+
+    def search_until(self, near_enough: float, model: nn.Module, x: Tensor, y: Tensor) -> BoundaryDistances:
+        """Search each image until its distance is `near_enough` or its queries are used up."""
+        x, y = check_batch(x, y)
         with attack_mode(model), torch.no_grad():
-            victim = FlatModel(model, x)
-            wrong = victim.clean(victim.flat(x), y).argmax(1) != y
+            flat_model = FlatModel(model, x)
+            wrong = flat_model.clean_logits(flat_model.flat(x), y).argmax(1) != y
             rows = x.reshape(len(x), -1)  # blocks are counted in the images' own order, whatever the model's layout
             x_adv, queries = rows.clone(), torch.zeros_like(y)
             distance = torch.where(wrong, 0, rows.new_ones(len(rows)))
-            live = self.first(rows, y, (~wrong).nonzero().squeeze(1))
+            correct = (~wrong).nonzero().squeeze(1)
+            live = RayRows(correct, rows[correct], y[correct])
             level, block = 0, 0
             while len(live.y):
                 size = math.ceil(rows.shape[1] / 2**level)
                 begin, end = block * size, min((block + 1) * size, rows.shape[1])
-                self.attempt(victim, live, slice(begin, end))
+                self.flip_block(flat_model, live, slice(begin, end))
                 level, block = (level + 1, 0) if end == rows.shape[1] else (level, block + 1)
-                done = (live.queries >= self.queries) | (live.distance <= until)
+                done = (live.queries >= self.queries) | (live.distance <= near_enough)
                 if bool(done.any()):
-                    x_adv[live.row[done]], queries[live.row[done]] = live.x_adv[done], live.queries[done]
-                    distance[live.row[done]] = live.distance[done]
-                    live.keep(~done)
-        return Rays(x_adv.view_as(x), distance, queries)
+                    row = live.row[done]
+                    x_adv[row], distance[row], queries[row] = live.x_adv[done], live.distance[done], live.queries[done]
+                    live.select(~done)
+        return BoundaryDistances(x_adv.view_as(x), distance, queries)
 
-    @staticmethod
-    def first(rows: Tensor, y: Tensor, correct: Tensor) -> ActiveRows:
-        """Every ray begins with plus signs and an unknown radius, taken to be the box's width."""
-        x = rows[correct]
-        return ActiveRows(
-            row=correct,
-            x=x,
-            y=y[correct],
-            signs=torch.ones_like(x),
-            radius=x.new_ones(len(x)),
-            met=torch.zeros_like(correct, dtype=torch.bool),
-            x_adv=x.clone(),
-            distance=x.new_ones(len(x)),
-            queries=torch.zeros_like(correct),
-        )
-
-    def attempt(self, victim: FlatModel, live: ActiveRows, block: slice) -> None:
+    def flip_block(self, model: FlatModel, live: RayRows, block: slice) -> None:
         """Flip one block: first ask whether the boundary is met at the present radius at all, then bisect."""
         live.signs[:, block] *= -1
-        better = self.crosses(victim, live, torch.arange(len(live.y), device=live.y.device), live.radius)
+        better = self.crosses(model, live, torch.arange(len(live.y), device=live.y.device), live.radius)
         live.signs[~better, block] *= -1
         rows = better.nonzero().squeeze(1)
         if len(rows) == 0:
             return
+        radius = self.bisect(model, live, rows)
+        sooner = (radius < live.radius[rows]) | ~live.met[rows]
+        live.signs[rows[~sooner], block] *= -1
+        rows, radius = rows[sooner], radius[sooner]
+        x_adv = (live.x[rows] + radius[:, None] * live.signs[rows]).clamp_(0, 1)
+        live.radius[rows], live.met[rows], live.x_adv[rows] = radius, True, x_adv
+        live.distance[rows] = (x_adv - live.x[rows]).abs().amax(1)
+
+    def bisect(self, model: FlatModel, live: RayRows, rows: Tensor) -> Tensor:
+        """The radius at which the present rays of these rows meet the boundary, while queries last, [rows]."""
         low, high = torch.zeros_like(live.radius[rows]), live.radius[rows]
         tolerance = self.tolerance / math.sqrt(live.x.shape[1])
         active = (live.queries[rows] < self.queries).nonzero().squeeze(1)
         while len(active):
             middle = (low[active] + high[active]) / 2
-            over = self.crosses(victim, live, rows[active], middle)
+            over = self.crosses(model, live, rows[active], middle)
             high[active] = torch.where(over, middle, high[active])
             low[active] = torch.where(over, low[active], middle)
             spent = live.queries[rows[active]] >= self.queries
             active = active[(high[active] - low[active] > tolerance) & ~spent]
-        sooner = (high < live.radius[rows]) | ~live.met[rows]
-        live.signs[rows[~sooner], block] *= -1
-        rows, high = rows[sooner], high[sooner]
-        x_adv = (live.x[rows] + high[:, None] * live.signs[rows]).clamp_(0, 1)
-        live.radius[rows], live.met[rows], live.x_adv[rows] = high, True, x_adv
-        live.distance[rows] = (x_adv - live.x[rows]).abs().amax(1)
+        return high
 
-    def crosses(self, victim: FlatModel, live: ActiveRows, rows: Tensor, radius: Tensor) -> Tensor:
+    def crosses(self, model: FlatModel, live: RayRows, rows: Tensor, radius: Tensor) -> Tensor:
         """Whether the label changes at a radius along the present ray: one query for each of the rows."""
         live.queries[rows] += 1
         points = (live.x[rows] + radius[:, None] * live.signs[rows]).clamp_(0, 1)
-        images = points.view(-1, *victim.shape)
-        return victim.logits(victim.flat(images)).argmax(1) != live.y[rows]
+        images = points.view(-1, *model.shape)
+        return model.logits(model.flat(images)).argmax(1) != live.y[rows]

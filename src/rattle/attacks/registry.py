@@ -1,54 +1,78 @@
-"""Attacks: one a file. `named` turns what people type (pgd20, apgd-ce, autoattack) into the attack they mean."""
+"""Names of attacks: `get_attack` turns what people write (pgd20, apgd-ce, autoattack) into the attack they mean.
 
-from __future__ import annotations
+To add an attack, write one file and one line in ATTACKS, or call `register_attack` at run time.
+"""
 
 import re
 from collections.abc import Callable
 
-from rattle.attacks.autoattack import AutoAttack, plus, standard
+from rattle.attacks.autoattack import AutoAttack, apgd_ce_and_t, plus, smoke_ensemble, standard
 from rattle.attacks.base import Attack
 from rattle.attacks.pgd import PGD
 from rattle.attacks.rays import RayS
-from rattle.errors import unknown
+from rattle.errors import RattleError, unknown
 from rattle.threat import Threat
 
 # Evaluation attacks step 2 epsilon / K: PGD-20 at epsilon 0.031 then uses 0.0031 (the paper's and TRADES': 0.003).
-FAMILIES: dict[str, Callable[[Threat, int], Attack]] = {
-    "fgsm": lambda threat, _: PGD(threat=threat, steps=1, step_size=threat.epsilon, start="none"),
+COUNTED: dict[str, Callable[[Threat, int], Attack]] = {  # names followed by a number of steps
     "pgd": lambda threat, k: PGD(threat=threat, steps=k, step_size=2 * threat.epsilon / k),
     "cw": lambda threat, k: PGD(threat=threat, steps=k, step_size=2 * threat.epsilon / k, loss="cw"),
-    "apgd-ce": lambda threat, _: standard(threat)["apgd-ce"],
-    "apgd-dlr": lambda threat, _: plus(threat)["apgd-dlr"],
-    "apgd-t": lambda threat, _: standard(threat)["apgd-t"],
-    "fab": lambda threat, _: plus(threat)["fab"],
-    "fab-t": lambda threat, _: standard(threat)["fab-t"],
-    "square": lambda threat, _: standard(threat)["square"],
-    "autoattack": lambda threat, _: AutoAttack(threat=threat),
-    "autoattack-fast": lambda threat, _: AutoAttack(threat=threat, version="fast"),  # apgd-ce + apgd-t: not AutoAttack
-    "autoattack-brief": lambda threat, _: AutoAttack(threat=threat, version="brief"),  # a tenth of it: not AutoAttack
-    "autoattack-plus": lambda threat, _: AutoAttack(threat=threat, version="plus"),
-    "autoattack-rand": lambda threat, _: AutoAttack(threat=threat, version="rand"),
-    "rays": lambda threat, _: RayS(threat=threat),
 }
-
-COUNTED = {"pgd": 20, "cw": 20}  # families whose name takes a number of steps, and the usual number
+USUAL_STEPS = 20  # of a counted attack whose name has no number
+ATTACKS: dict[str, Callable[[Threat], Attack]] = {
+    "fgsm": lambda threat: PGD(threat=threat, steps=1, step_size=threat.epsilon, start="none"),
+    "apgd-ce": lambda threat: standard(threat)["apgd-ce"],
+    "apgd-dlr": lambda threat: plus(threat)["apgd-dlr"],
+    "apgd-t": lambda threat: standard(threat)["apgd-t"],
+    "fab": lambda threat: plus(threat)["fab"],
+    "fab-t": lambda threat: standard(threat)["fab-t"],
+    "square": lambda threat: standard(threat)["square"],
+    "autoattack": lambda threat: AutoAttack(threat=threat),
+    "autoattack-plus": lambda threat: AutoAttack(threat=threat, version="plus"),
+    "autoattack-rand": lambda threat: AutoAttack(threat=threat, version="rand"),
+    "apgd-ce+t": apgd_ce_and_t,
+    "smoke-ensemble": smoke_ensemble,
+    "rays": lambda threat: RayS(threat=threat),
+}
+BUILT_IN = frozenset(ATTACKS)
+RENAMED = {"autoattack-fast": "apgd-ce+t", "autoattack-brief": "smoke-ensemble"}  # they are not AutoAttack
 
 
 def list_attacks() -> list[str]:
-    """What `--attacks` takes; pgd and cw take any number of steps."""
-    return [f"{family}{COUNTED.get(family, '')}" for family in FAMILIES]
+    """The names that `get_attack` and `--attacks` take; pgd and cw take any number of steps."""
+    return [*(f"{name}{USUAL_STEPS}" for name in COUNTED), *ATTACKS]
+
+
+def register_attack(name: str, make: Callable[[Threat], Attack]) -> None:
+    """Add an attack to the names that `get_attack`, `evaluate` and the command line take.
+
+    name: lower-case letters, digits, + and -; result files are called by it. make: the attack for a given threat.
+    A name of your own may be registered again, which replaces the attack.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9+-]*", name):
+        raise RattleError(f"an attack's name has lower-case letters, digits, + and - only, got {name!r}")
+    if name in BUILT_IN or name in RENAMED or counted(name):
+        raise RattleError(f"the attack name {name!r} is taken")
+    ATTACKS[name] = make
+
+
+def counted(name: str) -> tuple[str, int] | None:
+    """A counted attack's family and steps: pgd50 is ("pgd", 50)."""
+    match = re.fullmatch(rf"({'|'.join(COUNTED)})(\d*)", name)
+    return (match[1], int(match[2] or USUAL_STEPS)) if match else None
 
 
 def get_attack(name: str, threat: Threat) -> Attack:
-    """The attack people mean by a name, on this threat.
+    """The attack of this name on this threat; RattleError with the nearest name if there is none.
 
     >>> get_attack("cw20", Threat(epsilon=0.1)).steps
     20
     """
-    match = re.fullmatch(r"([a-z]+)(\d*)", name)
-    family, digits = match.groups() if match else (name, "")
-    if name in FAMILIES and name not in COUNTED:
-        return FAMILIES[name](threat, 1)
-    if family not in COUNTED or (digits and int(digits) < 1):
+    if name in ATTACKS:
+        return ATTACKS[name](threat)
+    if name in RENAMED:
+        raise RattleError(f"{name} is not AutoAttack and is now called {RENAMED[name]}")
+    family, steps = counted(name) or ("", 0)
+    if steps < 1:
         raise unknown("attack", name, list_attacks())
-    return FAMILIES[family](threat, int(digits or COUNTED[family]))
+    return COUNTED[family](threat, steps)

@@ -1,17 +1,18 @@
-"""Rows of live images: targets and restarts side by side, packed as images leave, in the model's fastest layout."""
+"""Rows of images under attack: a model of flat images, targets and restarts side by side, packed as images are broken.
 
-from __future__ import annotations
+APGD and FAB share everything here; Square and RayS use `FlatModel`, `ActiveRows` and `spawn`.
+"""
 
 import logging
-from types import SimpleNamespace
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import check_labels, finite, logits_of
-from rattle.attacks.batchnorm import folded
+from rattle.attacks.batchnorm import fold_batchnorm
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 
 log = logging.getLogger("rattle")
@@ -19,32 +20,32 @@ log = logging.getLogger("rattle")
 CHANNELS_LAST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what each model was found to accept
 
 
+@torch.no_grad()
 def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
-    """Whether the model takes channels-last images; tried once, and said once when it does not (`.view` flattening)."""
+    """Whether the model runs on channels-last images like x; tried once per model, with one warning if it does not."""
     if x.ndim != 4:
         return False
     if model not in CHANNELS_LAST:
-        with torch.no_grad():
-            try:
-                model(x[:2].contiguous(memory_format=torch.channels_last))
-                CHANNELS_LAST[model] = True
-            except RuntimeError:
-                model(x[:2].contiguous())  # raises again where the layout is not to blame
-                CHANNELS_LAST[model] = False
-                log.warning("the model does not take channels-last images (it flattens by .view?); attacks run slower")
+        try:
+            logits_of(model, x[:2].contiguous(memory_format=torch.channels_last))
+            CHANNELS_LAST[model] = True
+        except RuntimeError:
+            logits_of(model, x[:2].contiguous())  # raises again if the layout was not the reason
+            CHANNELS_LAST[model] = False
+            log.warning("the model does not take channels-last images (it flattens by .view?); attacks run slower")
     return CHANNELS_LAST[model]
 
 
 class FlatModel:
-    """A model under attack, seen through flat images [n, d] in the memory layout it runs fastest in.
+    """A model called with flat images [n, d], so that per-image sums, packing and projections need no copies.
 
-    Made inside `attacked(model)`. Flat rows make per-image reductions, packing and projections free of copies.
+    Create it inside `attack_mode(model)`.
     """
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.model, self.shape = model, x.shape[1:]
         self.channels_last = accepts_channels_last(model, x)
-        self.model = folded(model, self.images(self.flat(x[:2]))) or model
+        self.model = fold_batchnorm(model, self.images(self.flat(x[:2]))) or model
 
     def flat(self, x: Tensor) -> Tensor:
         """Images [n, ...] as rows [n, d]."""
@@ -61,23 +62,59 @@ class FlatModel:
         return finite(logits_of(self.model, self.images(rows)))
 
     @torch.no_grad()
-    def clean(self, rows: Tensor, y: Tensor) -> Tensor:
-        """Logits of the unattacked images, labels checked."""
+    def clean_logits(self, rows: Tensor, y: Tensor) -> Tensor:
+        """Logits of the unattacked images; refuses labels that the model has no logit for."""
         logits = self.logits(rows)
         check_labels(logits, y)
         return logits
 
 
-class ActiveRows(SimpleNamespace):
-    """Per-row tensors of what is still being attacked; `keep` packs all of them."""
+class ActiveRows:
+    """State of the rows still under attack: each attribute that is a tensor or streams has one entry per row."""
 
-    def keep(self, rows: Tensor) -> None:
+    def select(self, rows: Tensor) -> None:
+        """Keep only these rows (a mask or indices)."""
         for name, value in vars(self).items():
-            setattr(self, name, value[rows])
+            if isinstance(value, Tensor | ImageStreams):
+                setattr(self, name, value[rows])
+            elif isinstance(value, ActiveRows):
+                value.select(rows)
 
 
-def branch(draws: ImageStreams, number: Tensor | int) -> ImageStreams:
-    """Further streams, independent of the given ones and of every other number's: one per restart, target or part."""
+@dataclass
+class TargetRows(ActiveRows):
+    """What one run of APGD or FAB works on: one row for each target of each image."""
+
+    row: Tensor  # index of the row's result, [r]
+    image: Tensor  # rows with the same number belong to the same image, [r]
+    x: Tensor  # clean images, [r, d]
+    y: Tensor  # labels, [r]
+    target: Tensor  # class aimed at, [r]; the label itself in untargeted attacks
+
+
+class RunResult:
+    """The best point of each row and its score: the higher the worse for the model, inf where it is misclassified."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x_adv, self.score = x.clone(), x.new_full((len(x),), -torch.inf)
+
+    def pack_broken(self, rows: TargetRows, points: Tensor, broken: Tensor) -> None:
+        """Record the points of broken rows, then drop all rows of their images: one broken target is enough."""
+        if bool(broken.any()):
+            self.x_adv[rows.row[broken]], self.score[rows.row[broken]] = points[broken], torch.inf
+            rows.select(~torch.isin(rows.image, rows.image[broken]))
+
+    def record(self, rows: TargetRows, points: Tensor, score: Tensor) -> None:
+        """Record the points and scores of the rows that were not broken."""
+        self.x_adv[rows.row], self.score[rows.row] = points, score.to(self.score)
+
+
+# One run of an attack from one start: (model, rows, streams of the rows, number of the restart) -> result.
+Run = Callable[[FlatModel, TargetRows, ImageStreams, int], RunResult]
+
+
+def spawn(draws: ImageStreams, number: Tensor | int) -> ImageStreams:
+    """New streams, independent of `draws` and of those of any other number: one per restart, target or component."""
     child = draws[torch.arange(len(draws), device=draws.key.device)]
     child.key, child.calls = mix(child.key ^ mix(torch.as_tensor(number, device=child.key.device) + signed(GOLDEN))), 0
     return child
@@ -89,14 +126,6 @@ def top_wrong_classes(logits: Tensor, y: Tensor, count: int) -> Tensor:
     return wrong.topk(min(count, logits.shape[1] - 1), dim=1).indices
 
 
-class Run(Protocol):
-    """One run of an attack from one start on rows [r, d]: a point for each row and its height, inf where it broke."""
-
-    def __call__(
-        self, victim: FlatModel, rows: ActiveRows, draws: ImageStreams, *, restart: int
-    ) -> tuple[Tensor, Tensor]: ...
-
-
 def best_of_runs(
     run: Run,
     model: nn.Module,
@@ -106,36 +135,31 @@ def best_of_runs(
     *,
     targets: int = 0,
     restarts: int = 1,
-    share: float = 1.0,
+    row_share: float = 1.0,
 ) -> Tensor:
-    """The outer loop of APGD and FAB: restarts and targets on the images still unbroken; their highest points, else x.
+    """The outer loop of APGD and FAB: the point of highest score that any target or restart found for each image.
 
-    All targets of an image run side by side, one row each, so that an image leaves the moment one of them breaks it;
-    images are grouped so that no more rows than a `share` of the images given are held at once.
-    `rows` has image (its place in the group), x, y and target.
+    Misclassified images are returned as they are. All targets of an image run side by side, so that it leaves as soon
+    as one of them breaks it. Images are attacked in groups of at most `row_share` rows per image given, for memory.
     """
-    draws = streams(generator, x)
-    victim = FlatModel(model, x)
-    flat = victim.flat(x)
-    logits = victim.clean(flat, y)
-    aims = top_wrong_classes(logits, y, targets) if targets else y[:, None]
-    height = torch.full(y.shape, -torch.inf, device=x.device, dtype=logits.dtype)
-    points = flat.clone()
-    count = aims.shape[1]
-    most = len(x) if count == 1 or len(x) <= 64 else max(64, round(share * len(x)))
-    for live in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most // count)):
-        for restart in range(restarts if len(live) else 0):
-            image = live.repeat_interleave(count)
-            number = torch.arange(count, device=x.device).repeat(len(live)) + restart * count
-            place = torch.arange(len(live), device=x.device).repeat_interleave(count)
-            rows = ActiveRows(image=place, x=flat[image], y=y[image], target=aims[live].flatten())
-            found, heights = run(victim, rows, branch(draws[image], number), restart=restart)
-            top, which = heights.view(-1, count).max(1)
-            higher = top > height[live]
-            chosen = torch.arange(len(live), device=x.device) * count + which
-            points[live[higher]] = found[chosen[higher]]
-            height[live] = torch.maximum(height[live], top)
-            live = live[height[live] < torch.inf]
-            if len(live) == 0:
+    draws, flat_model = streams(generator, x), FlatModel(model, x)
+    flat = flat_model.flat(x)
+    logits = flat_model.clean_logits(flat, y)
+    classes = top_wrong_classes(logits, y, targets) if targets else y[:, None]
+    count = classes.shape[1]
+    best = RunResult(flat)
+    most_rows = len(x) if count == 1 or len(x) <= 64 else max(64, round(row_share * len(x)))
+    for group in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most_rows // count)):
+        for restart in range(restarts):
+            if len(group) == 0:
                 break
-    return victim.images(points)
+            number = torch.arange(len(group) * count, device=x.device)
+            image = group.repeat_interleave(count)
+            rows = TargetRows(number, image, flat[image], y[image], classes[group].flatten())
+            found = run(flat_model, rows, spawn(draws[image], number % count + restart * count), restart)
+            score, which = found.score.view(-1, count).max(1)
+            better = score > best.score[group]
+            best.x_adv[group[better]] = found.x_adv.view(len(group), count, -1)[better, which[better]]
+            best.score[group] = torch.maximum(best.score[group], score)
+            group = group[best.score[group] < torch.inf]
+    return flat_model.images(best.x_adv)

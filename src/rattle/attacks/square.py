@@ -1,7 +1,5 @@
 """Square Attack (Andriushchenko et al. 2020; for l_1 Croce and Hein 2021): random search by square patches."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_batch
+from rattle.attacks.base import check_at_least, check_batch
 from rattle.attacks.batchnorm import attack_mode
-from rattle.attacks.rows import ActiveRows, FlatModel, branch
+from rattle.attacks.rows import ActiveRows, FlatModel, spawn
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 
-MOST_PLACES = 2**16  # pixels painted at once: their indices are eight bytes each
+MOST_INDICES = 2**16  # pixels changed at once: their indices are eight bytes each
 BLOCK = 50  # queries whose random numbers are drawn at once
 HALVED_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries after which the patch's area halves
 
@@ -52,204 +50,195 @@ def bump(side: int, norm: str) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Square:
-    """Repaint a random square of each image and keep what lowers its margin; only logits are asked for.
-
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
-    >>> x, y = torch.rand(5, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1])
-    >>> x_adv = Square(threat=Threat(epsilon=0.1), queries=20)(model, x, y)
-    >>> bool((x_adv - x).abs().max() <= 0.1 + 1e-6)
-    True
-    """
+    """Random search: propose a new square patch and accept it where the loss rises (Algorithm 1); logits only."""
 
     threat: Threat = Threat()
     queries: int = 5000  # forward passes for each image and restart
     p_init: float = 0.8  # share of the image that the first patches cover
-    restarts: int = 1
+    restarts: int = 1  # further searches on the images that are not broken yet
 
     def __post_init__(self) -> None:
-        for name in ("queries", "restarts"):
-            if getattr(self, name) < 1:
-                raise RattleError(f"attack.{name} must be >= 1, got {getattr(self, name)}")
+        check_at_least(self, queries=1, restarts=1)
         if not 0 < self.p_init <= 1:
             raise RattleError(f"attack.p_init must be in (0, 1], got {self.p_init}")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        check_batch(x, y)
+        x, y = check_batch(x, y)
         if x.ndim != 4:
-            raise RattleError(f"the square attack paints on images [n, C, H, W], got shape {list(x.shape)}")
+            raise RattleError(f"the square attack needs images [n, C, H, W], got shape {list(x.shape)}")
         if self.threat.epsilon == 0:
             return x.clone()
         draws = streams(generator, x)
         with attack_mode(model), torch.no_grad():
-            victim = FlatModel(model, x)
-            flat = victim.flat(x)
-            logits = victim.clean(flat, y)
-            points, live = flat.clone(), (logits.argmax(1) == y).nonzero().squeeze(1)
+            flat_model = FlatModel(model, x)
+            flat = flat_model.flat(x)
+            points, active = flat.clone(), (flat_model.clean_logits(flat, y).argmax(1) == y).nonzero().squeeze(1)
             for restart in range(self.restarts):
-                if len(live):
-                    search = Search(self, victim, flat[live], y[live], branch(draws[live], restart))
-                    points[live], broken = search.run()
-                    live = live[~broken]
-            return victim.images(points)
+                if len(active):
+                    search = Search(self, flat_model, flat[active], y[active], spawn(draws[active], restart))
+                    points[active], broken = search.run()
+                    active = active[~broken]
+            return flat_model.images(points)
 
 
-class Search:
-    """One random search on the rows of unbroken images; each image draws its own patches."""
+class Patch:
+    """A square of one size: its pixels' indices in a row, counted from the corner, and where its corner may be."""
 
-    def __init__(self, attack: Square, victim: FlatModel, x: Tensor, y: Tensor, draws: ImageStreams) -> None:
-        self.attack, self.victim, self.threat = attack, victim, attack.threat
-        self.channels, self.height, self.width = victim.shape
-        self.strides = victim.images(x).stride()[1:]
-        self.x, self.y, self.draws = x, y, draws
-        again = [victim.logits(x[:2]) for _ in range(2)]
-        self.remembers = attack.threat.norm == "linf" and self.channels <= 4 and torch.equal(*again)
-        self.side, self.patch, self.span = 0, self.offsets(1), x.new_zeros(2)
-
-    def run(self) -> tuple[Tensor, Tensor]:
-        """The point of lowest margin of each image, and which images it breaks."""
-        points, broken = torch.empty_like(self.x), torch.zeros_like(self.y, dtype=torch.bool)
-        live = ActiveRows(row=torch.arange(len(self.y), device=self.y.device), x=self.x, y=self.y, draws=self.draws)
-        live.best = self.stripes(live) if self.threat.norm == "linf" else self.tiles(live)
-        live.height = losses.cw(self.victim.logits(live.best), live.y)
-        if self.remembers:  # a flag for each corner and combination of signs
-            live.refused = live.y.new_zeros(len(live.y), self.height * self.width << self.channels, dtype=torch.bool)
-        for query in range(self.attack.queries + 1):
-            hit = live.height > 0
-            if bool(hit.any()):
-                points[live.row[hit]], broken[live.row[hit]] = live.best[hit], True
-                live.keep(~hit)
-            if len(live.y) == 0 or query == self.attack.queries:
-                break
-            if query % BLOCK == 0:
-                live.places = live.draws.uniform(BLOCK, 5).to(live.x.dtype)
-                live.signs = live.draws.signs(BLOCK, self.channels).to(live.x.dtype)
-                live.bits = (live.signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
-            side = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
-            if side != self.side:
-                self.resize(live, side)
-            places, signs = live.places[:, query % BLOCK], live.signs[:, query % BLOCK]
-            if self.threat.norm == "linf":
-                self.paint(live, places, signs, live.bits[:, query % BLOCK])
-            else:
-                self.reshape(live, places, signs)
-        points[live.row] = live.best
-        return points, broken
-
-    def resize(self, live: ActiveRows, side: int) -> None:
-        """Patches of another size from here on; what was refused was of the former."""
-        self.side, self.patch = side, self.offsets(side)
-        self.span = self.x.new_tensor([self.height - side, self.width - side])
-        if self.remembers:
-            live.refused = torch.zeros_like(live.refused)
-
-    def offsets(self, side: int) -> Tensor:
-        """Where the pixels of a patch lie in a row, counted from its corner, [C * s * s]."""
-        c, i, j = (torch.arange(k, device=self.x.device) for k in (self.channels, side, side))
-        along_c, along_h, along_w = self.strides
-        return (c[:, None, None] * along_c + i[:, None] * along_h + j * along_w).flatten()
+    def __init__(self, side: int, flat_model: FlatModel, x: Tensor) -> None:
+        channels, height, width = flat_model.shape
+        along_c, self.along_h, self.along_w = flat_model.images(x).stride()[1:]
+        c, i, j = (torch.arange(k, device=x.device) for k in (channels, side, side))
+        self.side = side
+        self.offsets = (c[:, None, None] * along_c + i[:, None] * self.along_h + j * self.along_w).flatten()
+        self.span = x.new_tensor([height - side, width - side])
 
     def corner(self, places: Tensor) -> Tensor:
         """Top left corners from uniforms, [n, 2]; as in the reference, never the last place when there are several."""
         return (places * self.span).long()
 
     def index(self, corner: Tensor) -> Tensor:
-        """The patch's places in each row, [n, C * s * s]."""
-        _, along_h, along_w = self.strides
-        return (corner[:, :1] * along_h + corner[:, 1:] * along_w) + self.patch
+        """Indices of the patch's pixels in each row, [n, C * s * s]."""
+        return (corner[:, :1] * self.along_h + corner[:, 1:] * self.along_w) + self.offsets
 
-    def stripes(self, live: ActiveRows) -> Tensor:
+
+class Search(ActiveRows):
+    """One random search on unbroken images; each image draws its own patches."""
+
+    def __init__(self, attack: Square, flat_model: FlatModel, x: Tensor, y: Tensor, draws: ImageStreams) -> None:
+        self.attack, self.flat_model, self.threat = attack, flat_model, attack.threat
+        self.channels, self.height, self.width = flat_model.shape
+        self.patch = Patch(1, flat_model, x)
+        self.row, self.x, self.y, self.draws = torch.arange(len(y), device=x.device), x, y, draws
+        self.best = self.stripes() if self.threat.norm == "linf" else self.tiles()  # point of highest loss, [n, d]
+        self.loss = losses.cw(flat_model.logits(self.best), y)  # positive where it is misclassified, [n]
+        self.places = self.signs = self.codes = self.loss  # random numbers of the next queries, see `draw`
+        self.rejected = None  # patches that did not raise the loss of `best`, [n, H * W * 2^C]; None: not memoized
+        deterministic = torch.equal(flat_model.logits(x[:2]), flat_model.logits(x[:2]))
+        if self.threat.norm == "linf" and self.channels <= 4 and deterministic:
+            self.rejected = y.new_zeros(len(y), self.height * self.width << self.channels, dtype=torch.bool)
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        """The point of highest loss of each image, and which images it breaks."""
+        points, broken = torch.empty_like(self.x), torch.zeros_like(self.y, dtype=torch.bool)
+        for query in range(self.attack.queries + 1):
+            hit = self.loss > 0
+            if bool(hit.any()):
+                points[self.row[hit]], broken[self.row[hit]] = self.best[hit], True
+                self.select(~hit)
+            if len(self.y) == 0 or query == self.attack.queries:
+                break
+            number = query % BLOCK
+            if number == 0:
+                self.draw()
+            side = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
+            if side != self.patch.side:
+                self.patch = Patch(side, self.flat_model, self.x)
+                self.rejected = None if self.rejected is None else torch.zeros_like(self.rejected)
+            if self.threat.norm == "linf":
+                self.propose_linf(self.places[:, number], self.signs[:, number], self.codes[:, number])
+            else:
+                self.propose_lp(self.places[:, number], self.signs[:, number])
+        points[self.row] = self.best
+        return points, broken
+
+    def draw(self) -> None:
+        """Draw for BLOCK queries: uniforms of two corners and an orientation, signs of the channels, these as bits."""
+        self.places = self.draws.uniform(BLOCK, 5).to(self.x.dtype)
+        self.signs = self.draws.signs(BLOCK, self.channels).to(self.x.dtype)
+        self.codes = (self.signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
+
+    def stripes(self) -> Tensor:
         """l_inf starts from vertical stripes of x +- epsilon."""
-        signs = live.draws.signs(self.channels, 1, self.width).to(live.x.dtype)
-        return self.victim.flat((self.victim.images(live.x) + self.threat.epsilon * signs).clamp_(0, 1))
+        signs = self.draws.signs(self.channels, 1, self.width).to(self.x.dtype)
+        return self.flat_model.flat((self.flat_model.images(self.x) + self.threat.epsilon * signs).clamp_(0, 1))
 
-    def paint(self, live: ActiveRows, places: Tensor, signs: Tensor, bits: Tensor) -> None:
+    def propose_linf(self, places: Tensor, signs: Tensor, codes: Tensor) -> None:
         """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2).
 
-        The model is not asked about a square that changes nothing, nor again about one that it has refused since
-        the image last changed: the answer is known.
+        The model is not called for a square that changes nothing, nor again for one that was rejected since the
+        image last changed: the answer is known.
         """
-        corner = self.corner(places[:, :2])
-        rows = self.unknown(live, corner, bits)
+        corner = self.patch.corner(places[:, :2])
+        rows = self.not_rejected(corner, codes)
         if len(rows) == 0:
             return
-        x_new, changed = self.painted(live, rows, corner[rows], self.threat.epsilon * signs[rows])
+        x_new, changed = self.with_square(rows, corner[rows], self.threat.epsilon * signs[rows])
         if not bool(changed.all()):
             rows, x_new = rows[changed], x_new[changed]
         if len(rows) == 0:
             return
-        height = losses.cw(self.victim.logits(x_new), live.y[rows])
-        better = (height > live.height[rows]).nonzero().squeeze(1)
-        if len(better) == 0:
-            return
+        loss = losses.cw(self.flat_model.logits(x_new), self.y[rows])
+        better = (loss > self.loss[rows]).nonzero().squeeze(1)
         rows = rows[better]
-        live.best[rows], live.height[rows] = x_new[better], height[better]
-        if self.remembers:
-            live.refused[rows] = False
+        if len(rows) == 0:
+            return
+        self.best[rows], self.loss[rows] = x_new[better], loss[better]
+        if self.rejected is not None:
+            self.rejected[rows] = False
 
-    def painted(self, live: ActiveRows, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows' points with their squares painted, and which of them that changes; few places are held at once."""
-        x_new, changed = live.best[rows], torch.empty_like(rows, dtype=torch.bool)
-        count = max(1, MOST_PLACES // len(self.patch))
-        for here in (slice(begin, begin + count) for begin in range(0, len(rows), count)):
-            index = self.index(corner[here])
-            old, new = x_new[here].gather(1, index), live.x.take(index + rows[here, None] * live.x.shape[1])
-            new.view(-1, self.channels, self.side**2).add_(shift[here, :, None])
-            new.clamp_(0, 1)
-            x_new[here].scatter_(1, index, new)
-            changed[here] = (new - old).abs_().amax(1) > 0
-        return x_new, changed
-
-    def unknown(self, live: ActiveRows, corner: Tensor, bits: Tensor) -> Tensor:
-        """Rows whose square of this query has not been refused yet; they are noted as asked. The bits are its signs."""
-        if not self.remembers:
-            return torch.arange(len(live.y), device=self.x.device)
-        square = ((corner[:, 0] * self.width + corner[:, 1]) << self.channels) + bits
-        rows = (~live.refused.gather(1, square[:, None]).squeeze(1)).nonzero().squeeze(1)
-        live.refused[rows, square[rows]] = True
+    def not_rejected(self, corner: Tensor, codes: Tensor) -> Tensor:
+        """Rows whose square has not been rejected yet; marks it as rejected until `best` changes."""
+        if self.rejected is None:
+            return torch.arange(len(self.y), device=self.x.device)
+        square = ((corner[:, 0] * self.width + corner[:, 1]) << self.channels) + codes
+        rows = (~self.rejected.gather(1, square[:, None]).squeeze(1)).nonzero().squeeze(1)
+        self.rejected[rows, square[rows]] = True
         return rows
 
-    def tiles(self, live: ActiveRows) -> Tensor:
+    def with_square(self, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """The best points of these rows with a square of x + shift, and which of them it changes; in small parts."""
+        x_new, changed = self.best[rows], torch.empty_like(rows, dtype=torch.bool)
+        count = max(1, MOST_INDICES // len(self.patch.offsets))
+        for part in (slice(begin, begin + count) for begin in range(0, len(rows), count)):
+            index = self.patch.index(corner[part])
+            old, new = x_new[part].gather(1, index), self.x.take(index + rows[part, None] * self.x.shape[1])
+            new.view(-1, self.channels, self.patch.side**2).add_(shift[part, :, None])
+            new.clamp_(0, 1)
+            x_new[part].scatter_(1, index, new)
+            changed[part] = (new - old).abs_().amax(1) > 0
+        return x_new, changed
+
+    def tiles(self) -> Tensor:
         """l_2 and l_1 start from a grid of bumps of random sign and orientation (Sec. 3.3)."""
-        side, x = max(self.height // 5, 1), self.victim.images(live.x)
+        side, images = max(self.height // 5, 1), self.flat_model.images(self.x)
         begin = (self.height - 5 * side) // 2 if self.height >= 5 else 0
-        delta = torch.zeros_like(x)
+        delta = torch.zeros_like(images)
         for top in range(begin, min(begin + self.height // side * side, self.height - side + 1), side):
             for left in range(begin, min(begin + self.width // side * side, self.width - side + 1), side):
-                patch = self.patches(side, live.draws.uniform(1)).view(-1, 1, side, side)
-                signs = live.draws.signs(self.channels, 1, 1).to(x.dtype)
+                patch = self.bumps(side, self.draws.uniform(1)).view(-1, 1, side, side)
+                signs = self.draws.signs(self.channels, 1, 1).to(self.x.dtype)
                 delta[:, :, top : top + side, left : left + side] = patch * signs
-        return self.inside(live, self.victim.flat(delta))
+        return self.scale_to_ball(self.flat_model.flat(delta))
 
-    def patches(self, side: int, uniform: Tensor) -> Tensor:
-        """Each image's bump, upright or on its side, [n, 1, s * s]."""
+    def bumps(self, side: int, uniform: Tensor) -> Tensor:
+        """Each image's bump, transposed where its uniform exceeds 1/2, [n, 1, s * s]."""
         upright = bump(side, self.threat.norm).to(self.x)
         return torch.where(uniform[:, :, None] > 0.5, upright.T.flatten(), upright.flatten())
 
-    def inside(self, live: ActiveRows, delta: Tensor) -> Tensor:
-        """l_2: the perturbation stretched or shrunk to epsilon, then clipped; l_1: projected on ball and box."""
+    def scale_to_ball(self, delta: Tensor) -> Tensor:
+        """l_2: the perturbation scaled to length epsilon, then clipped; l_1: projected on ball and box."""
         if self.threat.norm == "l1":
-            return self.threat.project(live.x + delta, live.x)
-        return (live.x + delta * (self.threat.epsilon / delta.norm(dim=1, keepdim=True).clamp_min(1e-12))).clamp_(0, 1)
+            return self.threat.project(self.x + delta, self.x)
+        return (self.x + delta * (self.threat.epsilon / delta.norm(dim=1, keepdim=True).clamp_min(1e-12))).clamp_(0, 1)
 
-    def reshape(self, live: ActiveRows, places: Tensor, signs: Tensor) -> None:
+    def propose_lp(self, places: Tensor, signs: Tensor) -> None:
         """l_2 and l_1: the mass of one square moves to another, whose bump is renewed (Algorithm 3)."""
-        p, n, side = (2 if self.threat.norm == "l2" else 1), len(live.y), self.side
-        area = side * side
-        delta = live.best - live.x
-        corner, source = self.corner(places[:, :2]), self.corner(places[:, 2:4])
-        first, second = self.index(corner), self.index(source)
+        p, n, area = (2 if self.threat.norm == "l2" else 1), len(self.y), self.patch.side * self.patch.side
+        delta = self.best - self.x
+        corner, source = self.patch.corner(places[:, :2]), self.patch.corner(places[:, 2:4])
+        first, second = self.patch.index(corner), self.patch.index(source)
         old, emptied = (delta.gather(1, i).view(n, -1, area).abs().pow(p) for i in (first, second))
-        i, j = (torch.arange(side, device=delta.device) + (source - corner)[:, k, None] for k in (0, 1))
-        overlap = ((i >= 0) & (i < side))[:, :, None] & ((j >= 0) & (j < side))[:, None, :]
+        i, j = (torch.arange(self.patch.side, device=delta.device) + (source - corner)[:, k, None] for k in (0, 1))
+        overlap = ((i >= 0) & (i < self.patch.side))[:, :, None] & ((j >= 0) & (j < self.patch.side))[:, None, :]
         mass = old.sum(2, keepdim=True)
         both = mass + emptied.masked_fill_(overlap.view(n, 1, area), 0).sum(2, keepdim=True)
         spare = (self.threat.epsilon**p - delta.abs().pow(p).sum(1)).clamp_min(0)[:, None, None] / self.channels
         budget = (spare + both).pow(1 / p) * (self.channels if p == 1 else 1)
         unit = delta.gather(1, first).view(n, -1, area) / (mass.pow(1 / p) + 1e-12)
-        unit += self.patches(side, places[:, 4:]) * signs[:, :, None]
+        unit += self.bumps(self.patch.side, places[:, 4:]) * signs[:, :, None]
         unit *= budget / (unit.norm(dim=2, p=p, keepdim=True) + 1e-12)
-        x_new = self.inside(live, delta.scatter_(1, second, 0).scatter_(1, first, unit.view(n, -1)))
-        height = losses.cw(self.victim.logits(x_new), live.y)
-        better = height > live.height
-        live.best = torch.where(better[:, None], x_new, live.best)
-        live.height = torch.where(better, height, live.height)
+        x_new = self.scale_to_ball(delta.scatter_(1, second, 0).scatter_(1, first, unit.view(n, -1)))
+        loss = losses.cw(self.flat_model.logits(x_new), self.y)
+        better = loss > self.loss
+        self.best = torch.where(better[:, None], x_new, self.best)
+        self.loss = torch.where(better, loss, self.loss)

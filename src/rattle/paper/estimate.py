@@ -23,7 +23,7 @@ from rattle.training.state import init_state
 BACKWARD = 2  # a backward pass costs about two forward ones
 PATIENCE = 4.0  # seconds after which a step is not repeated, nor tried on a larger batch
 # Of AutoAttack: steps of apgd-ce and of each target, targets of apgd-t and of fab-t, queries of square.
-PARTS = {"autoattack": (100, 9, 5000), "autoattack-brief": (10, 3, 100)}
+PARTS = {"autoattack": (100, 9, 5000), "smoke-ensemble": (10, 3, 100)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Scale:
     autoattack_n: int | None = 1000  # of them, by AutoAttack: what the authors' release does by default
     rays_n: int | None = None  # of them, by RayS
     queries: int = 10_000  # of RayS, for each image
-    autoattack: str = "autoattack"  # or autoattack-brief, where the whole would take longer than the training
+    autoattack: str = "autoattack"  # or smoke-ensemble, where the whole would take longer than the training
     published_epsilon: bool = True  # attack at the paper's epsilon; else at the one trained for
     robust: float = 0.5  # share of images that later parts of AutoAttack still have to attack, to tell the cost
     cost: Setup = field(default_factory=lambda: Setup(model="wrn34-10", batch=128))  # what Table 6 measures
@@ -130,7 +130,7 @@ SCALES = {
         models=dict.fromkeys(ARCHITECTURES, ("cnn", 8)),
         epochs=12,
         n=200,
-        autoattack="autoattack-brief",
+        autoattack="smoke-ensemble",
         rays_n=50,
         queries=1000,
         published_epsilon=False,
