@@ -1,7 +1,5 @@
 """The forward passes that an objective is computed from: at x and at x', with what the Taylor terms need of each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable

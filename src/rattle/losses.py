@@ -1,7 +1,5 @@
 """Per-sample losses on logits: what attacks climb and objectives average. Each returns [n]."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

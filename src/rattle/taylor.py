@@ -6,8 +6,6 @@ by the last linear layer W [C, d] is (p - onehot(y)) h^T, so its row sums follow
 Pure mathematics: no rank, no optimiser, no settings.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 

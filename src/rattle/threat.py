@@ -1,7 +1,5 @@
 """The threat model: which perturbations count. The only place that knows a norm."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

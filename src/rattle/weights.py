@@ -4,8 +4,6 @@
 bit, also after an exception: from copies, because adding and then subtracting rounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

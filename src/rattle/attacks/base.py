@@ -1,7 +1,5 @@
 """The contract of an attack, (model, x, y, *, generator) -> x_adv, and the input checks that all attacks share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """What people see while they wait: a progress bar in a terminal, plain lines where there is none."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """rattle demo: the whole path on the embedded digits, in about two minutes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 

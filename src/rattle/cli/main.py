@@ -3,8 +3,6 @@
 Only the verb that is called is imported, so `rattle --help` and a mistyped verb answer at once.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import os

@@ -1,7 +1,5 @@
 """Options from types: tyro reads a dataclass, its comments are the help, and every number may be a fraction (8/255)."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import tyro

@@ -1,7 +1,5 @@
 """rattle recipes: the named recipes, one line each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """rattle sweep: a recipe over a grid of settings and seeds, on this machine or through SLURM."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal

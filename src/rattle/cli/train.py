@@ -1,7 +1,5 @@
 """rattle train: a recipe, by name or from YAML, with typed overrides."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace

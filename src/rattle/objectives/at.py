@@ -1,7 +1,5 @@
 """Plain adversarial training (Madry et al. 2018), and the paper's terms on top of it (Table 8)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

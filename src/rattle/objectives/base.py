@@ -4,8 +4,6 @@ A method adds a file with a frozen dataclass that follows `Objective` and a `Met
 registry.py. Recipes, the names in tables and the report come from there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol

@@ -1,7 +1,5 @@
 """Every method by the name that recipes give it. One line here adds one; `register_method` does it at run time."""
 
-from __future__ import annotations
-
 from rattle.errors import RattleError, unknown
 from rattle.objectives import at, trades
 from rattle.objectives.base import Method, Objective

@@ -1,7 +1,5 @@
 """The paper's contribution as settings of an objective: the first- and second-order Taylor terms, in every reading."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """TRADES (Zhang et al. 2019), and the paper's extension of it (Algorithm 1): TRADES itself without Taylor terms."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

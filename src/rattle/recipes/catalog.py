@@ -4,8 +4,6 @@ The method is one of objectives/registry.py, then `-awp`, then `-1st` or `-2nd` 
 `-released` at its end it is what the authors' release runs, with `-fast` the same method at a third of the cost.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path

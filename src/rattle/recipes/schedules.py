@@ -3,8 +3,6 @@
 Any length of a run keeps their shape.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Frozen dataclasses to plain data and back, strictly: what is saved is what ran, and a typo never passes silently."""
 
-from __future__ import annotations
-
 import dataclasses
 import types
 import typing

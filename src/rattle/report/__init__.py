@@ -1,7 +1,5 @@
 """Reports: run folders become one HTML page and a live view in the terminal. Reads files, knows no torch."""
 
-from __future__ import annotations
-
 from rattle.report.page import build
 
 __all__ = ["build"]

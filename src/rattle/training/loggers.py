@@ -1,7 +1,5 @@
 """Loggers of a run's metrics besides metrics.jsonl: TensorBoard, and Weights & Biases offline as an extra."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

@@ -1,7 +1,5 @@
 """Being asked to stop: SIGTERM and SIGINT finish the step, save and leave; a second Ctrl-C leaves at once."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

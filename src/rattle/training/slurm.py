@@ -1,7 +1,5 @@
 """Sweeps through SLURM: every run is a job that trains its folder and, when it is stopped, goes back into the queue."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What changes while training: model, optimizer, average, progress; and how they are saved and restored."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field

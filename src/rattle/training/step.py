@@ -3,8 +3,6 @@
 Knows no optimizer, rank or recipe: the caller passes what differs under DistributedDataParallel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

@@ -4,8 +4,6 @@ A run of a sweep is a folder with a recipe.yaml; whoever starts it (this machine
 --resume, so starting a sweep again is always safe.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
