@@ -1,7 +1,5 @@
 """RATTLE: randomized adversarial training via Taylor expansion. The public names, imported when first used."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +7,23 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rattle.attacks import PGD as PGD
+    from rattle.attacks.registry import get_attack as get_attack
+    from rattle.attacks.registry import list_attacks as list_attacks
+    from rattle.attacks.registry import register_attack as register_attack
+    from rattle.data.registry import list_datasets as list_datasets
+    from rattle.data.registry import register_source as register_source
+    from rattle.errors import RattleError as RattleError
     from rattle.evaluation.evaluate import evaluate as evaluate
+    from rattle.models.registry import create_model as create_model
+    from rattle.models.registry import list_models as list_models
+    from rattle.models.registry import register_model as register_model
     from rattle.objectives import AT as AT
+    from rattle.objectives import Method as Method
+    from rattle.objectives import Taylor as Taylor
     from rattle.objectives import Trades as Trades
+    from rattle.objectives import register_method as register_method
+    from rattle.recipes.catalog import get_recipe as get_recipe
+    from rattle.recipes.catalog import list_recipes as list_recipes
     from rattle.recipes.recipe import Recipe as Recipe
     from rattle.runs.load import load as load
     from rattle.threat import Threat as Threat
@@ -21,21 +33,23 @@ if TYPE_CHECKING:
     from rattle.weights import SWA as SWA
     from rattle.weights import Noise as Noise
 
-PUBLIC = {
-    "AT": "objectives",
-    "AWP": "weights",
-    "EMA": "weights",
-    "Noise": "weights",
-    "PGD": "attacks",
-    "Recipe": "recipes.recipe",
-    "SWA": "weights",
-    "Threat": "threat",
-    "Trades": "objectives",
-    "evaluate": "evaluation.evaluate",
-    "fit": "training.loop",
-    "load": "runs.load",
+ROOMS = {
+    "attacks": ["PGD"],
+    "attacks.registry": ["get_attack", "list_attacks", "register_attack"],
+    "data.registry": ["list_datasets", "register_source"],
+    "errors": ["RattleError"],
+    "evaluation.evaluate": ["evaluate"],
+    "models.registry": ["create_model", "list_models", "register_model"],
+    "objectives": ["AT", "Method", "Taylor", "Trades", "register_method"],
+    "recipes.catalog": ["get_recipe", "list_recipes"],
+    "recipes.recipe": ["Recipe"],
+    "runs.load": ["load"],
+    "threat": ["Threat"],
+    "training.loop": ["fit"],
+    "weights": ["AWP", "EMA", "SWA", "Noise"],
 }
-__all__ = list(PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
+PUBLIC = {name: room for room, names in ROOMS.items() for name in names}
+__all__ = sorted(PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -32,7 +32,7 @@ from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.training.loggers import LogTarget, epoch_logger, peak_memory_mb
-from rattle.training.signals import HANDLED, CancellableProgress, Request, StoppedBySignal, listening
+from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import Diverged, LossMeter, TrainState, init_state, refuse_non_finite, restore, save
 from rattle.training.step import step
 from rattle.weights import EMA, SWA
@@ -56,11 +56,9 @@ def fit(
     resume: continue the run there, bit for bit; overwrite: replace it. log: where an epoch's metrics go besides
     metrics.jsonl. console: where progress is shown; nowhere when not given.
 
-    >>> from rattle.recipes.catalog import get_recipe
-    >>> import dataclasses, tempfile
-    >>> recipe = dataclasses.replace(get_recipe("digits-linf-cnn-trades"), epochs=1, width=4)
-    >>> run = fit(recipe, tempfile.mkdtemp())
-    >>> run.checkpoint("best").exists()
+    >>> import dataclasses, tempfile, rattle
+    >>> recipe = dataclasses.replace(rattle.get_recipe("digits-linf-cnn-trades"), epochs=1, width=4)
+    >>> fit(recipe, tempfile.mkdtemp()).checkpoint("best").exists()
     True
     """
     recipe = resolve(recipe) if isinstance(recipe, str) else recipe
@@ -68,9 +66,7 @@ def fit(
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     state, run = init_state(recipe, recipe.data.load()), Run(Path(out))
-    with open_run(
-        run, recipe, resume=resume, overwrite=overwrite
-    ):  # only now: a recipe that cannot run replaces nothing
+    with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after init_state: a bad recipe replaces nothing
         if resume:
             restore(state, run, console)
         for attempt in range(MOST_ROLLBACKS + 1):
@@ -81,7 +77,7 @@ def fit(
                     distributed.on_main(lambda diverged=diverged: note_divergence(run, str(diverged)))
                     raise RattleError(f"{diverged}; {after_divergence(run)}") from diverged
                 state = roll_back(state, run, console, diverged)
-    raise AssertionError("the loop above returns or raises")
+    raise AssertionError("unreachable")
 
 
 def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
@@ -290,12 +286,12 @@ def epoch_metrics(state: TrainState, steps: int, request: Request) -> dict[str, 
 
 
 def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str, float]:
-    """Clean and robust accuracy on the held-out images. Several ranks finish it together, whatever they are asked."""
+    """Clean and robust accuracy on the held-out images. A signal interrupts it, except on several ranks."""
     assert state.data.val is not None
     recipe, val = state.recipe, state.data.val.to(state.device)
-    console = NullConsole() if distributed.active() else CancellableProgress(request)
+    stop = None if distributed.active() else lambda: bool(request.number)
     try:
-        result = evaluate(model, val.x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed, console=console)
+        result = evaluate(model, val.x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed, stop=stop)
     except NotANumber as reason:  # weights so large that activations overflow
         raise Diverged(state.progress.step, {"logits": float("nan")}) from reason
     return {"val_clean": result.clean_accuracy, "val_robust": result.robust_accuracy}

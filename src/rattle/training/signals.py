@@ -1,4 +1,4 @@
-"""Being asked to stop: SIGTERM and SIGINT finish the step, save and leave; a second Ctrl-C leaves at once."""
+"""Signals: SIGTERM and SIGINT let the step finish, save and stop; a second Ctrl-C stops at once."""
 
 import signal
 import threading
@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rattle.runs.progress import Advance, Interrupted, NullConsole
-
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)  # SIGUSR2 is SLURM's warning, where somebody listens for it
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)  # SIGUSR2 is SLURM's warning, if submitit handles it
 
 
 class StoppedBySignal(Exception):
-    """The work was saved because somebody asked it to stop; `code` is the exit code that says so."""
+    """Work was saved and stopped because of a signal; `code` is the exit code that says which."""
 
     def __init__(self, number: int, where: str) -> None:
         self.number, self.code = number, 128 + number
@@ -21,7 +19,7 @@ class StoppedBySignal(Exception):
 
 
 class Request:
-    """Whether somebody has asked, and by which signal."""
+    """The number of the first signal received; 0 while there was none."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -29,7 +27,7 @@ class Request:
 
 @contextmanager
 def listening() -> Iterator[Request]:
-    """Note the first SIGTERM or SIGINT; the second acts as it always does. Elsewhere than the main thread: no-op."""
+    """Record the first signal instead of acting on it; a second one acts as usual. Only in the main thread."""
     request, former = Request(), {}
 
     def note(number: int, _: FrameType | None) -> Any:
@@ -46,18 +44,3 @@ def listening() -> Iterator[Request]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-
-
-class CancellableProgress(NullConsole):
-    """Given to work of one process in place of a console: breaks it off when somebody asks."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-
-    @contextmanager
-    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Advance]:
-        def advance(steps: int = 1, **figures: float | str) -> None:
-            if self.request.number:
-                raise Interrupted
-
-        yield advance

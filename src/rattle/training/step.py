@@ -49,9 +49,8 @@ def step(
         return objective(outputs, y, reduce=lambda rows: reduce({"rows": rows})["rows"])
 
     # Optimise at w or, with AWP, at the worst w + v nearby; w is restored before the optimizer steps.
-    v: dict[str, Tensor] = {}
-    if awp is not None:
-        v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(x, x_adv, u))))))
+    ascent = reduce(awp.gradients(model, lambda: total(terms_of(forward(x, x_adv, u))))) if awp else {}
+    v = awp(model, ascent) if awp else {}
     with perturbed(model, v):
         terms = terms_of((ddp_forward or forward)(x, x_adv, u))
         (weight * total(terms)).backward()
