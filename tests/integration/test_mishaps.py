@@ -71,7 +71,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused_not_passed_over(
     monkeypatch.setattr(checkpoint, "FORMAT", 7)
     fit(tiny("trades", epochs=2), tmp_path)
     monkeypatch.undo()
-    with pytest.raises(RattleError, match="has checkpoint format 7; this version reads up to 1: upgrade rattle"):
+    with pytest.raises(RattleError, match="has checkpoint format 7; this version reads up to 2: upgrade rattle"):
         fit(tiny("trades", epochs=2), tmp_path, resume=True)
 
 

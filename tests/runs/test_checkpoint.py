@@ -123,11 +123,11 @@ def test_other_programs_weights_are_told_apart(tmp_path: Path, metadata: dict | 
 
 def test_a_newer_format_asks_for_an_upgrade(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = read(saved)
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint, "FORMAT", 3)
     model = create_model("cnn", classes=10, channels=1, width=2)
     save(saved, recipe=RECIPE, classes=found.classes, shape=found.shape, progress={}, model=model)
     monkeypatch.undo()
-    assert "has checkpoint format 2; this version reads up to 1: upgrade rattle" in refused(saved)
+    assert "has checkpoint format 3; this version reads up to 2: upgrade rattle" in refused(saved)
 
 
 def test_a_missing_file_and_a_folder_are_no_checkpoints(tmp_path: Path) -> None:
@@ -168,5 +168,5 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 def test_the_metadata_are_plain_text_that_anyone_can_read(saved: Path) -> None:
     content = saved.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    assert header["__metadata__"]["format"] == "1"
+    assert header["__metadata__"]["format"] == "2"
     assert "name: digits-linf-cnn-trades-2nd" in header["__metadata__"]["recipe"]

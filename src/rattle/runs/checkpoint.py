@@ -21,7 +21,8 @@ from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
 
-FORMAT = 1  # version of the format that `save` writes; `read` takes this one and older ones
+# The format that `save` writes; `read` takes older ones too. 1 had the Taylor settings among the objective's own.
+FORMAT = 2
 
 
 class Damaged(RattleError):
