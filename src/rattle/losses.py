@@ -1,4 +1,4 @@
-"""Per-sample losses on logits: what attacks climb and objectives average. Each returns [n]."""
+"""Per-sample losses on logits: what attacks maximise and objectives average. Each returns [n]."""
 
 import torch
 from torch import Tensor

@@ -58,7 +58,7 @@ def test_an_evaluation_with_another_surrogate_starts_afresh(tmp_path: Path) -> N
     assert evaluate(linear(), x[:60], y[:60], attacks[1], out=tmp_path).attacks["t"].flags == whole[1] != whole[0]
 
 
-def test_the_verb_says_what_it_was_made_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_it_was_made_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, other = save_run(tmp_path / "a"), save_run(tmp_path / "b", seed=1)
     words = ["--attacks", "pgd3", "cw3", "--n", "40", "--threat.epsilon", "0.1"]
     assert main(["transfer", "--from", str(other), "--to", str(target), *words]) == 0

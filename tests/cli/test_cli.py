@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rattle import __version__
-from rattle.cli.main import VERBS, main
+from rattle.cli.main import COMMANDS, main
 from rattle.recipes.catalog import get_recipe, list_recipes
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import OneCycle
@@ -119,8 +119,8 @@ def test_a_run_is_refused_resumed_and_trained_again_from_its_yaml(
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["trian"], "unknown verb 'trian'; did you mean `rattle train`?"),
-        (["xyzzy"], "unknown verb 'xyzzy'; the verbs are "),
+        (["trian"], "unknown command 'trian'; did you mean `rattle train`?"),
+        (["xyzzy"], "unknown command 'xyzzy'; the commands are "),
         (["train", "digits-linf-cnn-trade"], "unknown recipe 'digits-linf-cnn-trade'; did you mean 'digits-linf-cnn-"),
         (["train", "nowhere.yaml"], "there is no recipe file nowhere.yaml"),
         (["train", "--epochs", "3"], "the recipe comes first: rattle train RECIPE --epochs ..."),
@@ -205,7 +205,7 @@ def test_recipes_prints_one_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_names_every_verb_and_train_explains_the_papers_symbols(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == main([]) == 0
     out = capsys.readouterr().out
-    assert all(f"  {verb} " in out for verb in VERBS)
+    assert all(f"  {command} " in out for command in COMMANDS)
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"rattle {__version__}\n"
     assert main(["train", "--help"]) == 0
@@ -214,9 +214,9 @@ def test_help_names_every_verb_and_train_explains_the_papers_symbols(capsys: pyt
     assert all(word in text for word in ("--objective.taylor.eta", "1/lambda", "--attack.threat.epsilon", "--resume"))
 
 
-@pytest.mark.parametrize("verb", ["demo", "evaluate", "recipes", "doctor"])
-def test_every_verb_documents_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"usage: rattle {verb}" in helped(capsys, verb, "--help")
+@pytest.mark.parametrize("command", ["demo", "evaluate", "recipes", "doctor"])
+def test_every_verb_documents_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"usage: rattle {command}" in helped(capsys, command, "--help")
 
 
 def test_doctor_attacks_a_network(capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,8 +238,8 @@ def test_demo_compares_two_methods(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_python_m_rattle_answers_and_help_imports_no_torch() -> None:
     answer = subprocess.run([sys.executable, "-m", "rattle", "trian"], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 2
-    assert answer.stderr == "rattle: unknown verb 'trian'; did you mean `rattle train`?\n"
+    assert answer.stderr == "rattle: unknown command 'trian'; did you mean `rattle train`?\n"
     check = "import sys; from rattle.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 0
-    assert "usage: rattle VERB" in answer.stdout
+    assert "usage: rattle COMMAND" in answer.stdout

@@ -45,7 +45,7 @@ def test_a_curve_without_zero_begins_with_the_attack() -> None:
     assert points == {0.1: evaluate(linear(), x[:30], y[:30], ["pgd3"], threat=Threat(epsilon=0.1)).worst_case}
 
 
-def test_the_verb_stores_a_curve_and_leaves_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_stores_a_curve_and_leaves_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = save_run(tmp_path / "run")
     words = ["evaluate", str(run), "--attacks", "pgd3", "cw2", "--n", "40", "--epsilons", "16/255", "0", "8/255"]
     assert main(words) == 0

@@ -66,7 +66,7 @@ def test_a_latex_table_uses_booktabs_and_has_a_cell_for_every_column() -> None:
     assert r"a & 2 & 85.00 $\pm$ 7.07 & 45.00 $\pm$ 7.07 \\" in text
 
 
-def test_the_verb_prints_or_writes_and_refuses_runs_without_results(
+def test_the_command_prints_or_writes_and_refuses_runs_without_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = str(made.whole(tmp_path / "a"))

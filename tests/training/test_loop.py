@@ -295,6 +295,13 @@ def test_a_step_leaves_a_gradient_and_the_weights_where_they_were(awp: AWP | Non
     assert not any(value.requires_grad for value in terms.values())
 
 
+def test_fit_takes_a_recipe_by_name_or_folder(whole: Run, tmp_path: Path) -> None:
+    assert content(fit(str(whole.folder), tmp_path / "again")) == content(whole)
+    with pytest.raises(RattleError, match="unknown recipe 'digits-linf-cnn-trade'; did you mean"):
+        fit("digits-linf-cnn-trade", tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
 def first_losses(folder: Path) -> list[dict[str, float]]:
     """The named terms of the first ten steps of digits-linf-cnn-trades-2nd, as each step returns them."""
     recipe = replace(get_recipe("digits-linf-cnn-trades-2nd"), width=8, epochs=2, evaluate_every=2, threads=1)

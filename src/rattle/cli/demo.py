@@ -45,7 +45,7 @@ def main(args: list[str]) -> None:
     title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {n} test images: % [95 % interval]"
     print_table(["method", "clean", "PGD-20", "CW-20"], rows, title=title)
     print("One seed on few images: where intervals overlap, the methods cannot be told apart.\n")
-    print("The runs (recipe, metrics, TensorBoard events, checkpoints, verdicts):")
+    print("The runs (recipe, metrics, TensorBoard events, checkpoints, results):")
     print("\n".join(f"  {folder}" for folder in folders))
     page = report(folders, Path(options.out) / "report.html", console=console)
     print(f"\nThe page to look at: {page.resolve()}")

@@ -1,6 +1,6 @@
-"""The command line: find the verb, run it, turn a user's mistake into one sentence and exit code 2.
+"""The command line: find the command, run it, turn a user's mistake into one sentence and exit code 2.
 
-Only the verb that is called is imported, so `rattle --help` and a mistyped verb answer at once.
+Only the command that is called is imported, so `rattle --help` and a mistyped command answer at once.
 """
 
 import difflib
@@ -11,7 +11,7 @@ import sys
 from rattle.errors import RattleError
 from rattle.training.signals import StoppedBySignal
 
-VERBS = {
+COMMANDS = {
     "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
     "train": "train a recipe: rattle train digits-linf-cnn-trades --epochs 5 --out runs/a",
     "sweep": "train a grid of settings and seeds: rattle sweep RECIPE --objective.taylor.eta 0.1 0.2 --seeds 0 1",
@@ -25,19 +25,19 @@ VERBS = {
     "table": "runs as a Markdown, LaTeX or CSV table, mean and deviation over seeds",
     "paper": "a table of the paper, trained, attacked, beside the published numbers: rattle paper 1 --scale tiny",
     "watch": "follow a run in the terminal: rattle watch runs/a",
-    "bench": "measure speed and memory here, beside plain twins and the machine's limit: rattle bench --quick",
+    "bench": "measure speed and memory here, beside plain reference code and the machine's limit: rattle bench --quick",
     "recipes": "list the named recipes",
     "doctor": "say what rattle runs on here, and whether it works",
 }
 
 
 def usage() -> str:
-    width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {verb:<{width}}  {line}" for verb, line in VERBS.items())
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {command:<{width}}  {line}" for command, line in COMMANDS.items())
     return (
-        "usage: rattle VERB [options]\n\n"
+        "usage: rattle COMMAND [options]\n\n"
         "Train image classifiers that resist adversarial examples, and measure how well they do.\n\n"
-        f"{verbs}\n\n`rattle VERB --help` documents a verb; `rattle --version` prints the version."
+        f"{commands}\n\n`rattle COMMAND --help` documents a command; `rattle --version` prints the version."
     )
 
 
@@ -52,10 +52,10 @@ def main(argv: list[str] | None = None) -> int:
 
         print(f"rattle {__version__}")
         return 0
-    if args[0] not in VERBS:
-        close = difflib.get_close_matches(args[0], VERBS, n=1)
-        hint = f"did you mean `rattle {close[0]}`?" if close else f"the verbs are {', '.join(VERBS)}."
-        return fail(f"unknown verb {args[0]!r}; {hint}")
+    if args[0] not in COMMANDS:
+        close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        hint = f"did you mean `rattle {close[0]}`?" if close else f"the commands are {', '.join(COMMANDS)}."
+        return fail(f"unknown command {args[0]!r}; {hint}")
     try:
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:

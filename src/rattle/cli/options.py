@@ -25,10 +25,15 @@ def fractions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
     )
 
 
-def parse(options: type[T], args: list[str], verb: str, *, default: T | None = None) -> T:
-    """The options of a verb; a mistyped one names the nearest and exits with code 2."""
+def parse(options: type[T], args: list[str], command: str, *, default: T | None = None) -> T:
+    """The options of a command; a mistyped one names the nearest and exits with code 2."""
     about = (options.__doc__ or "").strip()
-    settings = {"args": args, "prog": f"rattle {verb}", "description": about, "config": (tyro.conf.AvoidSubcommands,)}
+    settings = {
+        "args": args,
+        "prog": f"rattle {command}",
+        "description": about,
+        "config": (tyro.conf.AvoidSubcommands,),
+    }
     with FRACTIONS:
         return tyro.cli(options, **settings) if default is None else tyro.cli(options, default=default, **settings)
 

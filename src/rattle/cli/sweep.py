@@ -92,7 +92,7 @@ def grid(
     points = []
     for point in combinations(choices):
         words = [word for _, argument in point.values() for word in argument]
-        label = {name.removeprefix("--"): told for name, (told, _) in point.items() if len(choices[name]) > 1}
+        label = {name.removeprefix("--"): text for name, (text, _) in point.items() if len(choices[name]) > 1}
         if seeds:
             label["seed"] = point["--seed"][0]
         points.append((label, recipe_with(recipe, text, words, "sweep")))

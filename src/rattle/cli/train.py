@@ -49,11 +49,11 @@ def kinds() -> dict[str, dict[str, type | None]]:
     return found
 
 
-def options_of(recipe: Recipe, text: str, args: list[str], verb: str = "train") -> Options:
+def options_of(recipe: Recipe, text: str, args: list[str], command: str = "train") -> Options:
     rest, chosen = take_kinds(args, kinds())
     recipe = replace(recipe, **{name: kind() if kind else None for name, kind in chosen.items()})
     with typed_as(Recipe, "objective", type(recipe.objective)):
-        return parse(Options, rest, f"{verb} {text}", default=Options(recipe=recipe))
+        return parse(Options, rest, f"{command} {text}", default=Options(recipe=recipe))
 
 
 @contextmanager
@@ -67,9 +67,9 @@ def typed_as(settings: type, field: str, kind: type) -> Iterator[None]:
         settings.__annotations__[field] = declared
 
 
-def recipe_with(recipe: Recipe, text: str, args: list[str], verb: str) -> Recipe:
+def recipe_with(recipe: Recipe, text: str, args: list[str], command: str) -> Recipe:
     """A recipe with the settings that are given as on the command line."""
-    return options_of(recipe, text, args, verb).recipe
+    return options_of(recipe, text, args, command).recipe
 
 
 def main(args: list[str]) -> None:
