@@ -115,3 +115,28 @@ def test_the_reading_of_imports_sees_every_form(tmp_path: Path) -> None:
         "import rattle.cli\ndef f():\n    from rattle import stats as t\n    from rattle.runs.load import load\n"
     )
     assert rooms_imported(module) == {"cli", "method", "runs"}
+
+
+# Lines of Python. Raised only with a decision record.
+ROOM_BUDGETS = {"method": 900, "objectives": 900, "attacks": 1500, "training": 1500}
+FILE_BUDGET, FUNCTION_BUDGET = 400, 40
+
+
+@pytest.mark.parametrize("name", ROOM_BUDGETS)
+def test_a_room_keeps_to_its_budget_of_lines(name: str) -> None:
+    files = [path for path in MODULES if room(path) == name]
+    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+    assert lines <= ROOM_BUDGETS[name], f"{name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_file_and_no_function_is_two_things(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= FILE_BUDGET
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno - f.lineno >= FUNCTION_BUDGET}
+    assert not long, f"{name_of(path)}: {long}"
+
+
+def test_the_step_fits_on_a_screen() -> None:
+    assert len((SOURCE / "training" / "step.py").read_text(encoding="utf-8").splitlines()) <= 80

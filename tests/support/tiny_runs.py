@@ -1,4 +1,4 @@
-"""Shared by the tests of the commands: a small network that knows the digits, saved as a run or as files, in a second."""
+"""Shared by tests of the commands: a small network that knows the digits, saved as a run or as files, in a second."""
 
 from __future__ import annotations
 
