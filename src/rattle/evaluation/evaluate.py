@@ -97,7 +97,8 @@ def evaluate(
     plan = make_plan(model, x, y, out, **settings, stop=stop, console=console)
     result, caches = run_attacks(plan, chosen, check_model=check_model)
     result = replace(result, metadata=metadata or {})
-    finish(plan, caches, lambda folder: save_results(result, folder))
+    if plan.out is not None:
+        finish(partial(save_results, result, plan.out), caches)
     return result
 
 
@@ -130,21 +131,15 @@ def curve(
         result, made = run_attacks(plan, {f"{name}-{epsilon:.9g}": attack} if epsilon else {})
         points[epsilon] = result.worst_case
         plan, caches = replace(plan, mask=points[epsilon]), caches + made
-    if points:
-        finish(plan, caches, lambda folder: save_curve(name, points, metadata or {}, folder))
+    if points and plan.out is not None:
+        finish(partial(save_curve, name, points, metadata or {}, plan.out), caches)
     return points
 
 
-def finish(plan: EvalPlan, caches: Sequence[ResultCache], save: Callable[[Path], None]) -> None:
-    """Let the main rank write the final files and remove what served to continue; the other ranks wait for it."""
-
-    def write(folder: Path) -> None:
-        save(folder)
-        for cache in caches:
-            cache.remove()
-
-    if plan.out is not None:
-        distributed.on_main(partial(write, plan.out))
+def finish(save: Callable[[], None], caches: Sequence[ResultCache]) -> None:
+    """Let the main rank write the final files and then remove what served to continue; the other ranks wait for it."""
+    for action in (save, *(cache.remove for cache in caches)):
+        distributed.on_main(action)
 
 
 def run_attacks(
@@ -162,9 +157,10 @@ def run_attacks(
             few = slice(plan.batch_size)
             warnings = find_warnings(plan.model, as_float(plan.x[few]), plan.y[few])
         for name, attack in attacks.items():
-            key = {"seed": plan.seed, "batch_size": plan.batch_size, "mask": start.tolist()}
             if plan.out is not None:
-                caches.append(ResultCache(plan.out, name, cache_key(plan.model, plan.x, plan.y, attack, **key)))
+                settings = {"seed": plan.seed, "batch_size": plan.batch_size, "mask": start.tolist()}
+                key = cache_key(plan.model, plan.x, plan.y, attack, **settings)
+                caches.append(ResultCache(plan.out, name, key, images=plan.save_adversarial))
             results[name] = run_attack(plan, name, attack, start, caches[-1] if caches else None)
     result = Evaluation(clean=clean.tolist(), attacks=results)
     if check_model:
@@ -184,19 +180,20 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor, cache: 
         for index, x, y in image_batches(plan.x, plan.y, plan.batch_size):
             first, live = int(index[0]), start[index]
             row = cache.done.get(first) if cache else None
-            if row is None or (cache and plan.save_adversarial and bool(live.any()) and cache.images(first) is None):
-                row, x_adv = attack_batch(plan, attack, index, x, y, live)
+            if row is None:
+                row, x_adv = attack_batch(plan, attack, index[live], x[live], y[live])
                 if cache:
                     cache.add(first, row, x_adv if plan.save_adversarial else None)
-            flags[:, index] = torch.tensor(row["flags"], device=device).bool().view(1 + len(parts), -1)
-            distances[index] = torch.tensor(row.get("distances", [0.0] * len(index)), device=device)
+            flags[:, index[live]] = torch.tensor(row["flags"], device=device).bool()
+            distances[index[live]] = torch.tensor(row["distances"], device=device)
             seconds += row["seconds"]
             advance(len(index), robust=float(flags[0, : int(index[-1]) + 1].float().mean()))
             if plan.stop is not None and plan.stop():
                 raise Interrupted
     flags, distances = distributed.total(flags.int()).bool(), distributed.total(distances)
     if cache and plan.save_adversarial:
-        save_broken(plan, name, attack, start & ~flags[0], cache)
+        distributed.barrier()  # every rank has stored its images
+        distributed.on_main(partial(save_broken, plan, attack.threat, start.cpu(), flags[0].cpu(), cache))
     return AttackResult(
         settings=describe(attack),
         flags=flags[0].tolist(),
@@ -206,38 +203,17 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor, cache: 
     )
 
 
-def attack_batch(
-    plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Tensor, live: Tensor
-) -> tuple[dict[str, Any], Tensor]:
-    """A batch's row of the cache, and its points: flags of the attack, then of its parts; False where not `live`."""
-    begun, rows = time.perf_counter(), live.nonzero().squeeze(1)
-    parts = len(attack.components()) if isinstance(attack, Ensemble) else 0
-    flags = torch.zeros(1 + parts, len(x), dtype=torch.int8)
-    distance, x_adv = torch.zeros(len(x)), x.clone()
-    if len(rows):
-        streams = ImageStreams(plan.seed, index[rows].to(x.device))
-        outcome = run_and_verify(plan.model, attack, x[rows], y[rows], streams)
-        x_adv[rows] = outcome.x_adv.to(x_adv)
-        flags[:, rows.cpu()] = torch.stack([outcome.robust, *outcome.parts.values()]).cpu().to(torch.int8)
-        if outcome.distance is not None:
-            distance[rows.cpu()] = outcome.distance.float().cpu()
-    row: dict[str, Any] = {"flags": flags.flatten().tolist()}
-    if isinstance(attack, DistanceAttack):
-        row["distances"] = distance.tolist()
+def attack_batch(plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Tensor) -> tuple[dict[str, Any], Tensor]:
+    """The cache's row of the images to attack in a batch, of which there may be none, and the points found."""
+    begun = time.perf_counter()
+    x_adv, flags, distances = run_and_verify(plan.model, attack, x, y, ImageStreams(plan.seed, index.to(x.device)))
+    row = {"flags": flags.int().tolist(), "distances": distances.tolist()}
     return row | {"seconds": time.perf_counter() - begun}, x_adv
 
 
-def save_broken(plan: EvalPlan, name: str, attack: Attack, broken: Tensor, cache: ResultCache) -> None:
-    """Collect the adversarial images of the broken images from the cache into one file."""
-
-    def write(path: Path) -> None:
-        found = [np.empty((0, *plan.x.shape[1:]), np.float32)]
-        for index in torch.arange(len(plan.y)).split(plan.batch_size):
-            images = cache.images(int(index[0]))
-            if images is not None:
-                found.append(images[broken.cpu()[index].numpy()])
-        index = broken.nonzero().squeeze(1)
-        save_images(path, index, np.concatenate(found), plan.y[index], attack.threat)
-
-    distributed.barrier()  # every rank has stored its images
-    distributed.on_main(partial(write, cache.folder / f"{name}-adversarial.npz"))
+def save_broken(plan: EvalPlan, threat: Threat, start: Tensor, robust: Tensor, cache: ResultCache) -> None:
+    """Collect the points of the images that were attacked (`start`) and broken from the cache into one file."""
+    batches = torch.arange(len(plan.y)).split(plan.batch_size)
+    found = [np.load(cache.image_file(int(b[0])))[~robust[b][start[b]].numpy()] for b in batches]
+    index = (start & ~robust).nonzero().squeeze(1)
+    save_images(cache.folder / f"{cache.name}-adversarial.npz", index, np.concatenate(found), plan.y[index], threat)

@@ -91,16 +91,10 @@ class Network:
     def build(self, classes: int, channels: int) -> nn.Module:
         if bool(self.mean) != bool(self.std):
             raise RattleError("--mean and --std go together: a number for each channel")
-        given = (tuple(self.mean), tuple(self.std)) if self.mean else None
-        normalise = given or (file_normalisation(self.weights) if self.weights else None)
-        network = create_model(
-            self.model,
-            classes=classes,
-            channels=channels,
-            width=self.width,
-            activation=self.activation,
-            normalise=normalise,
-        )
+        stored = file_normalisation(self.weights) if self.weights and not self.mean else None
+        normalise = (tuple(self.mean), tuple(self.std)) if self.mean else stored
+        settings = {"width": self.width, "activation": self.activation, "normalise": normalise}
+        network = create_model(self.model, classes=classes, channels=channels, **settings)
         if self.weights:
             load_weights(self.weights, network)
         return network.eval()
