@@ -2,9 +2,9 @@
 
 import json
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -60,18 +60,11 @@ class AttackOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(AttackOptions):
+class Options(Network, AttackOptions):
     """Attack a trained model: results go to results/ATTACK.json of its run folder, a table to the terminal.
     After an interruption the same command goes on where it stopped."""
 
     path: Annotated[str, tyro.conf.Positional] = ""  # a run folder or a checkpoint file; or use --model
-    model: str = ""  # a network's name, or FILE.py:build, to evaluate without a run
-    weights: str | None = None  # its weights, as rattle or other people's code saves them
-    width: int | None = None  # of a named network; the published width when not given
-    activation: Literal["relu", "silu"] = "relu"  # of a named network
-    mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
-    std: tuple[float, ...] = ()  # the deviations that go with --mean
-    classes: int | None = None  # of --model; as many as the data have when not given
     data: str | None = None  # other images: a dataset's name, FILE.npz, a folder; cifar10 with --model
     data_root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     epsilons: tuple[float, ...] = ()  # also a curve: robust accuracy at each of these, for the first attack
@@ -96,8 +89,7 @@ def target_of(options: Options) -> Target:
             if getattr(options, name):
                 raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
         return target_from_checkpoint(options.path, data=options.data, root=options.data_root, averaged=not options.raw)
-    given = {field.name: getattr(options, field.name) for field in fields(Network)}
-    return target_from_weights(Network(**given), options.data or "cifar10", root=options.data_root)
+    return target_from_weights(options, options.data or "cifar10", root=options.data_root)
 
 
 def attack_target(options: Options, target: Target) -> None:

@@ -19,6 +19,8 @@ from rattle.runs import distributed
 from rattle.runs.checkpoint import digest
 from rattle.runs.io import append_line, atomic_file, read_jsonl, write_atomically
 
+ANY = r"partial|images\.npy"  # the kinds of files that an interrupted evaluation leaves
+
 
 def cache_key(
     model: nn.Module, x: Tensor, y: Tensor, attack: Attack, *, seed: int, batch_size: int, mask: Sequence[bool] = ()
@@ -50,7 +52,7 @@ class ResultCache:
     def __init__(self, folder: Path, name: str, key: str, *, images: bool = False) -> None:
         self.folder, self.name, self.key = folder, check_name(name), key
         self.path = folder / f".{name}.{distributed.rank()}.partial"
-        rows = [row for path in self.files("partial") for row in read_jsonl(path, [], key="first")]
+        rows = [row for path in cache_files(folder, name, "partial") for row in read_jsonl(path, [], key="first")]
         self.done = {row["first"]: row for row in rows if row.get("key") == key}  # by the batch's first image
         if images:
             self.done = {first: row for first, row in self.done.items() if self.image_file(first).exists()}
@@ -60,7 +62,7 @@ class ResultCache:
     def drop_others(self) -> None:
         """Leave one file, of the batches that are done; if there are none, their images belong to another key."""
         write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in self.done.values()).encode())
-        for path in self.files("partial") + ([] if self.done else self.files("images.npy")):
+        for path in cache_files(self.folder, self.name, "partial" if self.done else ANY):
             if path != self.path:
                 path.unlink()
 
@@ -74,11 +76,8 @@ class ResultCache:
     def image_file(self, first: int) -> Path:
         return self.folder / f".{self.name}.{first}.images.npy"
 
-    def files(self, kind: str) -> list[Path]:
-        """The files of this attack, by any rank; not those of attacks whose names begin with this one's."""
-        pattern = re.compile(rf"\.{re.escape(self.name)}\.\d+\.{re.escape(kind)}")
-        return sorted(path for path in self.folder.glob(".*") if pattern.fullmatch(path.name))
 
-    def remove(self) -> None:
-        for path in self.files("partial") + self.files("images.npy"):
-            path.unlink(missing_ok=True)
+def cache_files(folder: Path, name: str, kind: str = ANY) -> list[Path]:
+    """The cache files of an attack, by any rank; not those of attacks whose names begin with this one's."""
+    pattern = re.compile(rf"\.{re.escape(name)}\.\d+\.({kind})")
+    return sorted(path for path in folder.glob(".*") if pattern.fullmatch(path.name))

@@ -4,7 +4,7 @@ A flag is True where an image is classified correctly before and after the attac
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.errors import RattleError
-from rattle.evaluation.cache import ResultCache, cache_key
+from rattle.evaluation.cache import ResultCache, cache_files, cache_key
 from rattle.evaluation.inputs import Array, Attacks, as_attacks, as_float, as_tensors
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
 from rattle.evaluation.verify import run_and_verify, save_images
@@ -58,6 +58,14 @@ class EvalPlan:
         if self.mask is not None and len(self.mask) != len(self.y):
             raise RattleError(f"{len(self.y)} images but a mask of {len(self.mask)}")
 
+    def open_cache(self, name: str, attack: Attack, start: Tensor) -> ResultCache | None:
+        """What is done of an attack on the images of `start`, [n] bool; None without a folder."""
+        if self.out is None:
+            return None
+        settings = {"seed": self.seed, "batch_size": self.batch_size, "mask": start.tolist()}
+        key = cache_key(self.model, self.x, self.y, attack, **settings)
+        return ResultCache(self.out, name, key, images=self.save_adversarial)
+
 
 def make_plan(model: nn.Module, x: Array, y: Array, out: Path | str | None, **settings: Any) -> EvalPlan:
     x, y = as_tensors(model, x, y)
@@ -95,10 +103,9 @@ def evaluate(
     chosen = as_attacks(attacks, threat)
     settings = {"mask": mask, "batch_size": batch_size, "seed": seed, "save_adversarial": save_adversarial}
     plan = make_plan(model, x, y, out, **settings, stop=stop, console=console)
-    result, caches = run_attacks(plan, chosen, check_model=check_model)
-    result = replace(result, metadata=metadata or {})
+    result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
     if plan.out is not None:
-        finish(partial(save_results, result, plan.out), caches)
+        finish(partial(save_results, result, plan.out), plan.out, chosen)
     return result
 
 
@@ -125,28 +132,30 @@ def curve(
     True
     """
     plan = make_plan(model, x, y, out, **settings)
+    names = {epsilon: f"{name}-{epsilon:.9g}" for epsilon in sorted(attacks)}
     points: dict[float, list[bool]] = {}
-    caches: list[ResultCache] = []
-    for epsilon, attack in sorted(attacks.items()):
-        result, made = run_attacks(plan, {f"{name}-{epsilon:.9g}": attack} if epsilon else {})
-        points[epsilon] = result.worst_case
-        plan, caches = replace(plan, mask=points[epsilon]), caches + made
+    for epsilon, each in names.items():
+        points[epsilon] = run_attacks(plan, {each: attacks[epsilon]} if epsilon else {}).worst_case
+        plan = replace(plan, mask=points[epsilon])
     if points and plan.out is not None:
-        finish(partial(save_curve, name, points, metadata or {}, plan.out), caches)
+        finish(partial(save_curve, name, points, metadata or {}, plan.out), plan.out, names.values())
     return points
 
 
-def finish(save: Callable[[], None], caches: Sequence[ResultCache]) -> None:
-    """Let the main rank write the final files and then remove what served to continue; the other ranks wait for it."""
-    for action in (save, *(cache.remove for cache in caches)):
-        distributed.on_main(action)
+def finish(save: Callable[[], None], folder: Path, names: Iterable[str]) -> None:
+    """Let the main rank write the final files and then remove the caches of these attacks; the others wait for it."""
+
+    def write() -> None:
+        save()
+        for path in [path for name in names for path in cache_files(folder, name)]:
+            path.unlink(missing_ok=True)
+
+    distributed.on_main(write)
 
 
-def run_attacks(
-    plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: bool = False
-) -> tuple[Evaluation, list[ResultCache]]:
-    """Every attack on the images that are correct and in the mask; and the caches, which the caller removes."""
-    results, caches, warnings = {}, [], []
+def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: bool = False) -> Evaluation:
+    """Every attack on the images that are correct and in the mask; the caller removes the caches."""
+    results, warnings = {}, []
     with eval_mode(plan.model):
         clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.y.device)
         for index, x, y in image_batches(plan.x, plan.y, plan.batch_size):
@@ -157,21 +166,18 @@ def run_attacks(
             few = slice(plan.batch_size)
             warnings = find_warnings(plan.model, as_float(plan.x[few]), plan.y[few])
         for name, attack in attacks.items():
-            if plan.out is not None:
-                settings = {"seed": plan.seed, "batch_size": plan.batch_size, "mask": start.tolist()}
-                key = cache_key(plan.model, plan.x, plan.y, attack, **settings)
-                caches.append(ResultCache(plan.out, name, key, images=plan.save_adversarial))
-            results[name] = run_attack(plan, name, attack, start, caches[-1] if caches else None)
+            results[name] = run_attack(plan, name, attack, start)
     result = Evaluation(clean=clean.tolist(), attacks=results)
     if check_model:
         accuracies = {name: attack.accuracy for name, attack in results.items()}
         parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in results.items()}
         warnings += post_checks(result.clean_accuracy, accuracies, parts)
-    return replace(result, warnings=tuple(warnings)), caches
+    return replace(result, warnings=tuple(warnings))
 
 
-def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor, cache: ResultCache | None) -> AttackResult:
+def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> AttackResult:
     """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again."""
+    cache = plan.open_cache(name, attack, start)
     parts = list(attack.components()) if isinstance(attack, Ensemble) else []
     n, device = len(plan.y), plan.y.device
     flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)

@@ -1,9 +1,8 @@
 """Targets: a model with the images to evaluate it on, from a run, a checkpoint, or any network and its weights."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -80,19 +79,19 @@ def target_from_checkpoint(
 class Network:
     """A network and a file of weights, such as other code saves them."""
 
-    model: str  # a registered name, or FILE.py:build
-    weights: str | None = None  # a file; None if build() loads its own
-    width: int | None = None  # of a registered network; None: the published one
-    activation: str = "relu"
-    mean: Sequence[float] = ()  # of each channel, for normalisation; read from the file of weights if not given
-    std: Sequence[float] = ()
-    classes: int | None = None  # None: as many as the data have
+    model: str = ""  # a network's name, or FILE.py:build, to evaluate without a run
+    weights: str | None = None  # its weights, as rattle or other people's code saves them; None if build() loads them
+    width: int | None = None  # of a named network; the published width when not given
+    activation: Literal["relu", "silu"] = "relu"  # of a named network
+    mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
+    std: tuple[float, ...] = ()  # the deviations that go with --mean
+    classes: int | None = None  # of --model; as many as the data have when not given
 
     def build(self, classes: int, channels: int) -> nn.Module:
         if bool(self.mean) != bool(self.std):
             raise RattleError("--mean and --std go together: a number for each channel")
         stored = file_normalisation(self.weights) if self.weights and not self.mean else None
-        normalise = (tuple(self.mean), tuple(self.std)) if self.mean else stored
+        normalise = (self.mean, self.std) if self.mean else stored
         settings = {"width": self.width, "activation": self.activation, "normalise": normalise}
         network = create_model(self.model, classes=classes, channels=channels, **settings)
         if self.weights:

@@ -22,9 +22,9 @@ from rattle.threat import Threat
 from rattle.weights import eval_mode
 
 
-def still_correct(model: nn.Module, attack: Attack, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Which images stay correct under an attack's points, [n] bool; a point outside its threat does not count."""
-    inside = attack.threat.contains(x_adv, x)
+def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Which images stay correct at an attack's points, [n] bool; a point outside the threat does not count."""
+    inside = threat.contains(x_adv, x)
     return is_correct(model, torch.where(inside.view(-1, *[1] * (x.ndim - 1)), x_adv, x), y) | ~inside
 
 
@@ -39,7 +39,7 @@ def run_and_verify(
     robust, distance = torch.ones_like(y, dtype=torch.bool), torch.zeros(len(x))
     if len(x) == 0:
         return x, robust[None], distance
-    check, given = partial(still_correct, model, attack), x.clone()  # an attack may write into its input
+    check, given = partial(still_correct, model, attack.threat), x.clone()  # an attack may write into its input
     if isinstance(attack, Ensemble):
         x_adv, parts = x, []
         for _, x_adv, robust in run_components(attack, model, x, y, draws, check):  # noqa: B007
@@ -54,14 +54,12 @@ def run_and_verify(
 
 
 def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat) -> Tensor:
-    """Which saved images are adversarial: inside the threat's ball and [0, 1], and misclassified."""
-    wrong = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    inside = x_adv.isfinite().flatten(1).all(1) & threat.contains(x_adv, as_float(x))
+    """Which saved images are adversarial, [n] bool: inside the threat's ball and [0, 1], and misclassified."""
+    found = [torch.zeros(0, dtype=torch.bool, device=x.device)]
     with eval_mode(model):
-        for rows in inside.nonzero().squeeze(1).split(250):
-            if len(rows):  # split gives one empty part if none is inside
-                wrong[rows] = ~is_correct(model, x_adv[rows], y[rows])
-    return wrong
+        for rows in torch.arange(len(x), device=x.device).split(250) if len(x) else ():
+            found.append(~still_correct(model, threat, x_adv[rows], as_float(x[rows]), y[rows]))
+    return torch.cat(found)
 
 
 @dataclass(frozen=True, slots=True)
