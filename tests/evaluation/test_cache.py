@@ -190,6 +190,23 @@ def test_names_with_the_same_beginning_do_not_share_a_cache(tmp_path: Path) -> N
     assert list(ResultCache(tmp_path, "pgd20-1.5", "x").done) == [0]
 
 
+def test_batches_of_another_key_are_dropped_whichever_rank_stored_them(tmp_path: Path) -> None:
+    ResultCache(tmp_path, "a", "old").add(0, {"flags": [[1]]})
+    (tmp_path / ".a.0.partial").rename(tmp_path / ".a.1.partial")
+    assert list(ResultCache(tmp_path, "a", "old").done) == [0]
+    ResultCache(tmp_path, "a", "new")
+    assert ResultCache(tmp_path, "a", "old").done == {}
+
+
+def test_batches_stored_without_images_are_attacked_again_when_images_are_wanted(tmp_path: Path) -> None:
+    whole = interrupted(tmp_path)
+    attack, (x, y) = Counting(), images(25)
+    result = evaluate(linear(), x, y, {"a": attack}, batch_size=5, out=tmp_path, save_adversarial=True)
+    assert (result.attacks["a"].flags, attack.batches) == (whole, 5)
+    broken = [i for i, (clean, robust) in enumerate(zip(result.clean, whole, strict=True)) if clean and not robust]
+    assert load_images(tmp_path / "a-adversarial.npz").index.tolist() == broken
+
+
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RattleError, match="cannot write"):
