@@ -80,9 +80,7 @@ class Network:
     """A network and a file of weights, such as other code saves them."""
 
     model: str = ""  # a network's name, or FILE.py:build, to evaluate without a run
-    weights: str | None = (
-        None  # its weights, as rattle or other people's code saves them; none where build() loads its own
-    )
+    weights: str | None = None  # its weights, as rattle or other people's code saves them; build() may load its own
     width: int | None = None  # of a named network; the published width when not given
     activation: Literal["relu", "silu"] = "relu"  # of a named network
     mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
