@@ -2,9 +2,9 @@
 
 import json
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -13,7 +13,7 @@ from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import curve, evaluate
-from rattle.evaluation.results import Evaluation, curve_to_plain, ints
+from rattle.evaluation.results import Evaluation, curve_to_plain
 from rattle.evaluation.target import Network, Target, target_from_checkpoint, target_from_weights
 from rattle.evaluation.verify import load_images, verify
 from rattle.report.tables import accuracy_row, percent
@@ -34,44 +34,51 @@ class ThreatOptions:
         return replace(threat, **{name: value for name, value in given.items() if value is not None})
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class AttackOptions:
+    """What every command that attacks takes."""
+
+    attacks: tuple[str, ...] = ("pgd20", "cw20")  # fgsm, pgdK, cwK, apgd-ce, fab-t, square, autoattack, rays ...
+    threat: ThreatOptions = ThreatOptions()
+    n: int | None = None  # the first n test images; all when not given
+    batch_size: int = 250
+    seed: int = 0  # of the attacks' random draws
+    json: bool = False  # print the result as one JSON object on stdout, and nothing else
+    out: str = ""  # folder for the results; the run's own, or WEIGHTS-results, when not given
+
+    def settings(self, target: Target) -> dict[str, Any]:
+        """The settings of `evaluate` and `curve` for a target."""
+        if not self.attacks:
+            raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
+        return {
+            "out": Path(self.out) if self.out else target.results,
+            "metadata": target.metadata | {"seed": self.seed},
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+            "console": Console() if distributed.is_main() else NullConsole(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Network, AttackOptions):
     """Attack a trained model: results go to results/ATTACK.json of its run folder, a table to the terminal.
     After an interruption the same command goes on where it stopped."""
 
     path: Annotated[str, tyro.conf.Positional] = ""  # a run folder or a checkpoint file; or use --model
-    attacks: tuple[str, ...] = ("pgd20", "cw20")  # fgsm, pgdK, cwK, apgd-ce, fab-t, square, autoattack, rays ...
-    threat: ThreatOptions = ThreatOptions()
-    n: int | None = None  # the first n test images; all when not given
-    model: str = ""  # a network's name, or FILE.py:build, to evaluate without a run
-    weights: str | None = None  # its weights, as rattle or other people's code saves them
-    width: int | None = None  # of a named network; the published width when not given
-    activation: Literal["relu", "silu"] = "relu"  # of a named network
-    mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
-    std: tuple[float, ...] = ()  # the deviations that go with --mean
-    classes: int | None = None  # of --model; as many as the data have when not given
     data: str | None = None  # other images: a dataset's name, FILE.npz, a folder; cifar10 with --model
     data_root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     epsilons: tuple[float, ...] = ()  # also a curve: robust accuracy at each of these, for the first attack
     save_adversarial: bool = False  # store the images that broke the model, as results/ATTACK-adversarial.npz
     verify: str = ""  # check such a file against the model instead of attacking
     raw: bool = False  # the raw weights of a run that averages them
-    batch_size: int = 250
-    seed: int = 0  # of the attacks' random draws
-    json: bool = False  # print the result as one JSON object on stdout, and nothing else
-    out: str = ""  # folder for the results; the run's own, or WEIGHTS-results, when not given
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "evaluate")
     with distributed.process_group():
         target = target_of(options)
-        if options.verify:
-            check_saved(options, target)
-            return
-        if not options.attacks:
-            raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
-        attack_target(options, target)
+        run = check_saved if options.verify else attack_target
+        run(options, target)
 
 
 def target_of(options: Options) -> Target:
@@ -82,21 +89,14 @@ def target_of(options: Options) -> Target:
             if getattr(options, name):
                 raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
         return target_from_checkpoint(options.path, data=options.data, root=options.data_root, averaged=not options.raw)
-    given = {field.name: getattr(options, field.name) for field in fields(Network)}
-    return target_from_weights(Network(**given), options.data or "cifar10", root=options.data_root)
+    return target_from_weights(options, options.data or "cifar10", root=options.data_root)
 
 
 def attack_target(options: Options, target: Target) -> None:
     """Evaluate, then print."""
-    threat, first, images = options.threat.over(target.threat), options.attacks[0], target.images(options.n)
+    settings, threat, images = options.settings(target), options.threat.over(target.threat), target.images(options.n)
+    first = options.attacks[0]
     by_epsilon = {e: get_attack(first, replace(threat, epsilon=e)) for e in options.epsilons}
-    settings = {
-        "out": Path(options.out) if options.out else target.results,
-        "metadata": target.metadata | {"seed": options.seed},
-        "batch_size": options.batch_size,
-        "seed": options.seed,
-        "console": Console() if distributed.is_main() else NullConsole(),
-    }
     more = {"threat": threat, "check_model": True, "save_adversarial": options.save_adversarial}
     result = evaluate(target.model, images.x, images.y, options.attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
@@ -141,7 +141,7 @@ def check_saved(options: Options, target: Target) -> None:
     good = verify(target.model, x, y, x_adv, threat).cpu() & (images.y == saved.y)
     held, n, where = int(good.sum()), len(good), f"{threat.norm} {threat.epsilon:.4g}"
     if options.json:
-        print(json.dumps(target.metadata | {"verified": str(path), "n": n, "held": held, "flags": ints(good.tolist())}))
+        print(json.dumps(target.metadata | {"verified": str(path), "n": n, "held": held, "flags": good.int().tolist()}))
     else:
         print(f"{held} of {n} saved images lie inside {where} and [0, 1] and are misclassified")
     if held < n:

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.base import UsesModels, describe
-from rattle.evaluation.results import check_name, ints
+from rattle.evaluation.results import check_name
 from rattle.runs import distributed
 from rattle.runs.checkpoint import digest
-from rattle.runs.io import append_line, atomic_file, read_intact_lines, writing
+from rattle.runs.io import append_line, atomic_file, read_jsonl, write_atomically
+
+ANY = r"partial|images\.npy"  # the kinds of files that an interrupted evaluation leaves
 
 
 def cache_key(
@@ -27,7 +29,7 @@ def cache_key(
 
     `mask` says which images are attacked, if not all that are correct. Weights of an attack's own models count too.
     """
-    settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": ints(mask)}
+    settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": list(map(int, mask))}
     if isinstance(attack, UsesModels):
         weights = [model_digest(other, x[:0], y[:0], {}) for other in attack.models().values()]
         settings["surrogate"] = weights[0] if len(weights) == 1 else weights
@@ -43,46 +45,39 @@ def model_digest(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, 
 class ResultCache:
     """The batches of one attack that are on disk already, and the file that the next ones go to.
 
-    folder: where the results will be; name: of the attack; key: its cache_key, batches with another one are dropped.
+    folder: where the results will be; name: of the attack; key: its cache_key, batches with another one are dropped;
+    images: drop also those whose adversarial images were not stored.
     """
 
-    def __init__(self, folder: Path, name: str, key: str) -> None:
-        self.folder, self.name = folder, check_name(name)
+    def __init__(self, folder: Path, name: str, key: str, *, images: bool = False) -> None:
+        self.folder, self.name, self.key = folder, check_name(name), key
         self.path = folder / f".{name}.{distributed.rank()}.partial"
-        self.done: dict[int, dict[str, Any]] = {}  # by the index of the batch's first image
-        header = {"mark": key}
-        with writing(self.path):
-            for path in self.files("partial"):
-                first, *rows = read_intact_lines(path) or [{}]
-                if first == header:
-                    self.done |= {row["first"]: row for row in rows if "first" in row}
-            distributed.barrier()  # every rank has read what the ranks of an earlier call wrote
-            if read_intact_lines(self.path, repair=True)[:1] != [header]:
-                self.path.unlink(missing_ok=True)
-                append_line(self.path, header)
-            if not self.done and distributed.is_main():  # the images belong to batches that were dropped
-                self.remove("images.npy")
-            distributed.barrier()
+        rows = [row for path in cache_files(folder, name, "partial") for row in read_jsonl(path, [], key="first")]
+        self.done = {row["first"]: row for row in rows if row.get("key") == key}  # by the batch's first image
+        if images:
+            self.done = {first: row for first, row in self.done.items() if self.image_file(first).exists()}
+        distributed.barrier()  # every rank has read what the ranks of an earlier call wrote
+        distributed.on_main(self.drop_others)
+
+    def drop_others(self) -> None:
+        """Leave one file, of the batches that are done; if there are none, their images belong to another key."""
+        write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in self.done.values()).encode())
+        for path in cache_files(self.folder, self.name, "partial" if self.done else ANY):
+            if path != self.path:
+                path.unlink()
 
     def add(self, first: int, row: Mapping[str, Any], x_adv: Tensor | None = None) -> None:
         """Store the row of the batch that begins with image `first`, and its adversarial images if given."""
         if x_adv is not None:
             with atomic_file(self.image_file(first)) as file:
                 np.save(file, x_adv.detach().cpu().float().numpy())
-        append_line(self.path, {"first": first, **row})
+        append_line(self.path, {"first": first, "key": self.key, **row})
 
     def image_file(self, first: int) -> Path:
         return self.folder / f".{self.name}.{first}.images.npy"
 
-    def images(self, first: int) -> np.ndarray | None:
-        return np.load(self.image_file(first)) if self.image_file(first).exists() else None
 
-    def files(self, kind: str) -> list[Path]:
-        """The files of this attack, by any rank; not those of attacks whose names begin with this one's."""
-        pattern = re.compile(rf"\.{re.escape(self.name)}\.\d+\.{re.escape(kind)}")
-        return sorted(path for path in self.folder.iterdir() if pattern.fullmatch(path.name))
-
-    def remove(self, *kinds: str) -> None:
-        for kind in kinds or ("partial", "images.npy"):
-            for path in self.files(kind):
-                path.unlink(missing_ok=True)
+def cache_files(folder: Path, name: str, kind: str = ANY) -> list[Path]:
+    """The cache files of an attack, by any rank; not those of attacks whose names begin with this one's."""
+    pattern = re.compile(rf"\.{re.escape(name)}\.\d+\.({kind})")
+    return sorted(path for path in folder.glob(".*") if pattern.fullmatch(path.name))

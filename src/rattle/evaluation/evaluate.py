@@ -4,7 +4,7 @@ A flag is True where an image is classified correctly before and after the attac
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.errors import RattleError
-from rattle.evaluation.cache import ResultCache, cache_key
+from rattle.evaluation.cache import ResultCache, cache_files, cache_key
 from rattle.evaluation.inputs import Array, Attacks, as_attacks, as_float, as_tensors
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
 from rattle.evaluation.verify import run_and_verify, save_images
@@ -58,6 +58,14 @@ class EvalPlan:
         if self.mask is not None and len(self.mask) != len(self.y):
             raise RattleError(f"{len(self.y)} images but a mask of {len(self.mask)}")
 
+    def open_cache(self, name: str, attack: Attack, start: Tensor) -> ResultCache | None:
+        """What is done of an attack on the images of `start`, [n] bool; None without a folder."""
+        if self.out is None:
+            return None
+        settings = {"seed": self.seed, "batch_size": self.batch_size, "mask": start.tolist()}
+        key = cache_key(self.model, self.x, self.y, attack, **settings)
+        return ResultCache(self.out, name, key, images=self.save_adversarial)
+
 
 def make_plan(model: nn.Module, x: Array, y: Array, out: Path | str | None, **settings: Any) -> EvalPlan:
     x, y = as_tensors(model, x, y)
@@ -95,9 +103,9 @@ def evaluate(
     chosen = as_attacks(attacks, threat)
     settings = {"mask": mask, "batch_size": batch_size, "seed": seed, "save_adversarial": save_adversarial}
     plan = make_plan(model, x, y, out, **settings, stop=stop, console=console)
-    result, caches = run_attacks(plan, chosen, check_model=check_model)
-    result = replace(result, metadata=metadata or {})
-    finish(plan, caches, lambda folder: save_results(result, folder))
+    result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
+    if plan.out is not None:
+        finish(partial(save_results, result, plan.out), plan.out, chosen)
     return result
 
 
@@ -124,34 +132,30 @@ def curve(
     True
     """
     plan = make_plan(model, x, y, out, **settings)
+    names = {epsilon: f"{name}-{epsilon:.9g}" for epsilon in sorted(attacks)}
     points: dict[float, list[bool]] = {}
-    caches: list[ResultCache] = []
-    for epsilon, attack in sorted(attacks.items()):
-        result, made = run_attacks(plan, {f"{name}-{epsilon:.9g}": attack} if epsilon else {})
-        points[epsilon] = result.worst_case
-        plan, caches = replace(plan, mask=points[epsilon]), caches + made
-    if points:
-        finish(plan, caches, lambda folder: save_curve(name, points, metadata or {}, folder))
+    for epsilon, each in names.items():
+        points[epsilon] = run_attacks(plan, {each: attacks[epsilon]} if epsilon else {}).worst_case
+        plan = replace(plan, mask=points[epsilon])
+    if points and plan.out is not None:
+        finish(partial(save_curve, name, points, metadata or {}, plan.out), plan.out, names.values())
     return points
 
 
-def finish(plan: EvalPlan, caches: Sequence[ResultCache], save: Callable[[Path], None]) -> None:
-    """Let the main rank write the final files and remove what served to continue; the other ranks wait for it."""
+def finish(save: Callable[[], None], folder: Path, names: Iterable[str]) -> None:
+    """Let the main rank write the final files and then remove the caches of these attacks; the others wait for it."""
 
-    def write(folder: Path) -> None:
-        save(folder)
-        for cache in caches:
-            cache.remove()
+    def write() -> None:
+        save()
+        for path in [path for name in names for path in cache_files(folder, name)]:
+            path.unlink(missing_ok=True)
 
-    if plan.out is not None:
-        distributed.on_main(partial(write, plan.out))
+    distributed.on_main(write)
 
 
-def run_attacks(
-    plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: bool = False
-) -> tuple[Evaluation, list[ResultCache]]:
-    """Every attack on the images that are correct and in the mask; and the caches, which the caller removes."""
-    results, caches, warnings = {}, [], []
+def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: bool = False) -> Evaluation:
+    """Every attack on the images that are correct and in the mask; the caller removes the caches."""
+    results, warnings = {}, []
     with eval_mode(plan.model):
         clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.y.device)
         for index, x, y in image_batches(plan.x, plan.y, plan.batch_size):
@@ -162,20 +166,18 @@ def run_attacks(
             few = slice(plan.batch_size)
             warnings = find_warnings(plan.model, as_float(plan.x[few]), plan.y[few])
         for name, attack in attacks.items():
-            key = {"seed": plan.seed, "batch_size": plan.batch_size, "mask": start.tolist()}
-            if plan.out is not None:
-                caches.append(ResultCache(plan.out, name, cache_key(plan.model, plan.x, plan.y, attack, **key)))
-            results[name] = run_attack(plan, name, attack, start, caches[-1] if caches else None)
+            results[name] = run_attack(plan, name, attack, start)
     result = Evaluation(clean=clean.tolist(), attacks=results)
     if check_model:
         accuracies = {name: attack.accuracy for name, attack in results.items()}
         parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in results.items()}
         warnings += post_checks(result.clean_accuracy, accuracies, parts)
-    return replace(result, warnings=tuple(warnings)), caches
+    return replace(result, warnings=tuple(warnings))
 
 
-def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor, cache: ResultCache | None) -> AttackResult:
+def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> AttackResult:
     """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again."""
+    cache = plan.open_cache(name, attack, start)
     parts = list(attack.components()) if isinstance(attack, Ensemble) else []
     n, device = len(plan.y), plan.y.device
     flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)
@@ -184,19 +186,20 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor, cache: 
         for index, x, y in image_batches(plan.x, plan.y, plan.batch_size):
             first, live = int(index[0]), start[index]
             row = cache.done.get(first) if cache else None
-            if row is None or (cache and plan.save_adversarial and bool(live.any()) and cache.images(first) is None):
-                row, x_adv = attack_batch(plan, attack, index, x, y, live)
+            if row is None:
+                row, x_adv = attack_batch(plan, attack, index[live], x[live], y[live])
                 if cache:
                     cache.add(first, row, x_adv if plan.save_adversarial else None)
-            flags[:, index] = torch.tensor(row["flags"], device=device).bool().view(1 + len(parts), -1)
-            distances[index] = torch.tensor(row.get("distances", [0.0] * len(index)), device=device)
+            flags[:, index[live]] = torch.tensor(row["flags"], device=device).bool()
+            distances[index[live]] = torch.tensor(row["distances"], device=device)
             seconds += row["seconds"]
             advance(len(index), robust=float(flags[0, : int(index[-1]) + 1].float().mean()))
             if plan.stop is not None and plan.stop():
                 raise Interrupted
     flags, distances = distributed.total(flags.int()).bool(), distributed.total(distances)
     if cache and plan.save_adversarial:
-        save_broken(plan, name, attack, start & ~flags[0], cache)
+        distributed.barrier()  # every rank has stored its images
+        distributed.on_main(partial(save_broken, plan, attack.threat, start.cpu(), flags[0].cpu(), cache))
     return AttackResult(
         settings=describe(attack),
         flags=flags[0].tolist(),
@@ -206,38 +209,17 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor, cache: 
     )
 
 
-def attack_batch(
-    plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Tensor, live: Tensor
-) -> tuple[dict[str, Any], Tensor]:
-    """A batch's row of the cache, and its points: flags of the attack, then of its parts; False where not `live`."""
-    begun, rows = time.perf_counter(), live.nonzero().squeeze(1)
-    parts = len(attack.components()) if isinstance(attack, Ensemble) else 0
-    flags = torch.zeros(1 + parts, len(x), dtype=torch.int8)
-    distance, x_adv = torch.zeros(len(x)), x.clone()
-    if len(rows):
-        streams = ImageStreams(plan.seed, index[rows].to(x.device))
-        outcome = run_and_verify(plan.model, attack, x[rows], y[rows], streams)
-        x_adv[rows] = outcome.x_adv.to(x_adv)
-        flags[:, rows.cpu()] = torch.stack([outcome.robust, *outcome.parts.values()]).cpu().to(torch.int8)
-        if outcome.distance is not None:
-            distance[rows.cpu()] = outcome.distance.float().cpu()
-    row: dict[str, Any] = {"flags": flags.flatten().tolist()}
-    if isinstance(attack, DistanceAttack):
-        row["distances"] = distance.tolist()
+def attack_batch(plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Tensor) -> tuple[dict[str, Any], Tensor]:
+    """The cache's row of the images to attack in a batch, of which there may be none, and the points found."""
+    begun = time.perf_counter()
+    x_adv, flags, distances = run_and_verify(plan.model, attack, x, y, ImageStreams(plan.seed, index.to(x.device)))
+    row = {"flags": flags.int().tolist(), "distances": distances.tolist()}
     return row | {"seconds": time.perf_counter() - begun}, x_adv
 
 
-def save_broken(plan: EvalPlan, name: str, attack: Attack, broken: Tensor, cache: ResultCache) -> None:
-    """Collect the adversarial images of the broken images from the cache into one file."""
-
-    def write(path: Path) -> None:
-        found = [np.empty((0, *plan.x.shape[1:]), np.float32)]
-        for index in torch.arange(len(plan.y)).split(plan.batch_size):
-            images = cache.images(int(index[0]))
-            if images is not None:
-                found.append(images[broken.cpu()[index].numpy()])
-        index = broken.nonzero().squeeze(1)
-        save_images(path, index, np.concatenate(found), plan.y[index], attack.threat)
-
-    distributed.barrier()  # every rank has stored its images
-    distributed.on_main(partial(write, cache.folder / f"{name}-adversarial.npz"))
+def save_broken(plan: EvalPlan, threat: Threat, start: Tensor, robust: Tensor, cache: ResultCache) -> None:
+    """Collect the points of the images that were attacked (`start`) and broken from the cache into one file."""
+    batches = torch.arange(len(plan.y)).split(plan.batch_size)
+    found = [np.load(cache.image_file(int(b[0])))[~robust[b][start[b]].numpy()] for b in batches]
+    index = (start & ~robust).nonzero().squeeze(1)
+    save_images(cache.folder / f"{cache.name}-adversarial.npz", index, np.concatenate(found), plan.y[index], threat)

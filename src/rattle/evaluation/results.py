@@ -36,14 +36,9 @@ class AttackResult:
         return sum(self.distances) / len(self.distances)
 
     def to_plain(self) -> Plain:
-        plain: Plain = {
-            "settings": self.settings,
-            **share("robust", self.flags),
-            "seconds": self.seconds,
-            "flags": ints(self.flags),
-        }
+        plain = {"settings": self.settings, "seconds": self.seconds, **robust(self.flags)}
         if self.parts:
-            plain["parts"] = {name: share("robust", f) | {"flags": ints(f)} for name, f in self.parts.items()}
+            plain["parts"] = {name: robust(flags) for name, flags in self.parts.items()}
         if self.distances:
             plain |= {"adbd": self.mean_distance, "distances": self.distances}
         return plain
@@ -84,7 +79,7 @@ class Evaluation:
             **share("robust", self.worst_case),
             "seconds": sum(a.seconds for a in self.attacks.values()),
             "attacks": {name: a.to_plain() for name, a in self.attacks.items()},
-            "clean_flags": ints(self.clean),
+            "clean_flags": list(map(int, self.clean)),
             "advice": list(self.warnings),
         }
 
@@ -95,8 +90,9 @@ def share(name: str, flags: Sequence[bool]) -> Plain:
     return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": [interval.low, interval.high]}
 
 
-def ints(flags: Sequence[bool]) -> list[int]:
-    return [int(flag) for flag in flags]
+def robust(flags: Sequence[bool]) -> Plain:
+    """Robust accuracy, its interval, and a flag an image."""
+    return share("robust", flags) | {"flags": list(map(int, flags))}
 
 
 def check_name(name: str) -> str:
@@ -115,8 +111,7 @@ def save_results(result: Evaluation, folder: Path) -> None:
 
 def curve_to_plain(attack: str, points: Mapping[float, Sequence[bool]]) -> Plain:
     """Accuracy, interval and flags at each epsilon."""
-    found = [{"epsilon": e, **share("robust", flags), "flags": ints(flags)} for e, flags in points.items()]
-    return {"attack": attack, "points": found}
+    return {"attack": attack, "points": [{"epsilon": e, **robust(flags)} for e, flags in points.items()]}
 
 
 def save_curve(attack: str, points: Mapping[float, Sequence[bool]], metadata: Mapping[str, Any], folder: Path) -> None:
@@ -168,13 +163,8 @@ def load_results(folder: Path) -> tuple[dict[str, StoredResult], list[str]]:
 def stored_result(plain: Plain, name: str) -> StoredResult:
     """One attack of a result file; KeyError, TypeError, ValueError or AttributeError if the file is damaged."""
     entry = plain["attacks"][name]
-    clean, flags = (tuple(int(flag) for flag in each) for each in (plain["clean_flags"], entry["flags"]))
+    clean, flags = (tuple(map(int, each)) for each in (plain["clean_flags"], entry["flags"]))
     if not flags or len(flags) != len(clean):
         raise ValueError(name)
-    return StoredResult(
-        attack=name,
-        settings=entry.get("settings") or {},
-        flags=flags,
-        clean=clean,
-        data=str(plain.get("data", "")),
-    )
+    settings, data = entry.get("settings") or {}, str(plain.get("data", ""))
+    return StoredResult(attack=name, settings=settings, flags=flags, clean=clean, data=data)

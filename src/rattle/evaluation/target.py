@@ -1,9 +1,8 @@
 """Targets: a model with the images to evaluate it on, from a run, a checkpoint, or any network and its weights."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -22,7 +21,7 @@ from rattle.threat import Threat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A model in evaluation mode, the images to evaluate it on, and where results go."""
+    """A model in evaluation mode, on the best device, the images to evaluate it on, and where results go."""
 
     name: str  # in tables
     model: nn.Module
@@ -31,6 +30,12 @@ class Target:
     threat: Threat  # of its training; linf 8/255 if that is not known
     metadata: dict[str, Any]  # what a result file says of it: checkpoint, recipe, data
     results: Path  # the folder for result files
+
+    def __post_init__(self) -> None:
+        if len(self.test) == 0:
+            raise RattleError(f"{self.metadata['data']} has no test images to evaluate on")
+        check_width(self.model, to_float(self.test[torch.arange(1)].x), len(self.classes))
+        self.model.to(distributed.choose_device())
 
     def images(self, n: int | None) -> Images:
         """The first n test images, or all of them, on the model's device."""
@@ -42,14 +47,6 @@ class Target:
     @property
     def device(self) -> torch.device:
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
-
-
-def checked(model: nn.Module, test: Images, classes: int, data: str) -> nn.Module:
-    """The model on the best device; raises RattleError if it does not take these images or has other classes."""
-    if len(test) == 0:
-        raise RattleError(f"{data} has no test images to evaluate on")
-    check_width(model, to_float(test[torch.arange(1)].x), classes)
-    return model.to(distributed.choose_device())
 
 
 def target_from_checkpoint(
@@ -67,7 +64,7 @@ def target_from_checkpoint(
     source = other.source()
     return Target(
         name=recipe.name,
-        model=checked(load_model(saved, averaged=averaged), source.test, len(saved.classes), other.name),
+        model=load_model(saved, averaged=averaged),
         test=source.test,
         classes=saved.classes,
         threat=recipe.attack.threat,
@@ -80,27 +77,21 @@ def target_from_checkpoint(
 class Network:
     """A network and a file of weights, such as other code saves them."""
 
-    model: str  # a registered name, or FILE.py:build
-    weights: str | None = None  # a file; None if build() loads its own
-    width: int | None = None  # of a registered network; None: the published one
-    activation: str = "relu"
-    mean: Sequence[float] = ()  # of each channel, for normalisation; read from the file of weights if not given
-    std: Sequence[float] = ()
-    classes: int | None = None  # None: as many as the data have
+    model: str = ""  # a network's name, or FILE.py:build, to evaluate without a run
+    weights: str | None = None  # its weights, as rattle or other people's code saves them; build() may load its own
+    width: int | None = None  # of a named network; the published width when not given
+    activation: Literal["relu", "silu"] = "relu"  # of a named network
+    mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
+    std: tuple[float, ...] = ()  # the deviations that go with --mean
+    classes: int | None = None  # of --model; as many as the data have when not given
 
     def build(self, classes: int, channels: int) -> nn.Module:
         if bool(self.mean) != bool(self.std):
             raise RattleError("--mean and --std go together: a number for each channel")
-        given = (tuple(self.mean), tuple(self.std)) if self.mean else None
-        normalise = given or (file_normalisation(self.weights) if self.weights else None)
-        network = create_model(
-            self.model,
-            classes=classes,
-            channels=channels,
-            width=self.width,
-            activation=self.activation,
-            normalise=normalise,
-        )
+        stored = file_normalisation(self.weights) if self.weights and not self.mean else None
+        normalise = (self.mean, self.std) if self.mean else stored
+        settings = {"width": self.width, "activation": self.activation, "normalise": normalise}
+        network = create_model(self.model, classes=classes, channels=channels, **settings)
         if self.weights:
             load_weights(self.weights, network)
         return network.eval()
@@ -114,11 +105,10 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None)
     classes, found = network.classes or len(source.classes), len(source.classes)
     if classes < found:
         raise RattleError(f"--classes {classes} is fewer than the {found} classes of {data}")
-    model = network.build(classes, source.channels)
     file = Path(network.weights or network.model.rpartition(":")[0])
     return Target(
         name=f"{network.model} {file.name}" if network.weights else network.model,
-        model=checked(model, source.test, classes, data),
+        model=network.build(classes, source.channels),
         test=source.test,
         classes=(*source.classes, *map(str, range(found, classes))),
         threat=Threat(),

@@ -3,7 +3,7 @@
 A point counts only inside the threat's ball and [0, 1], and misclassified in a fresh forward pass.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,53 +22,44 @@ from rattle.threat import Threat
 from rattle.weights import eval_mode
 
 
-def still_correct(model: nn.Module, attack: Attack, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Which images stay correct under an attack's points, [n] bool; a point outside its threat does not count."""
-    inside = attack.threat.contains(x_adv, x)
+def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Which images stay correct at an attack's points, [n] bool; a point outside the threat does not count."""
+    inside = threat.contains(x_adv, x)
     return is_correct(model, torch.where(inside.view(-1, *[1] * (x.ndim - 1)), x_adv, x), y) | ~inside
 
 
-@dataclass(frozen=True, slots=True)
-class AttackOutcome:
-    """An attack on one batch of correctly classified images."""
+def run_and_verify(
+    model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: ImageStreams
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run an attack on correctly classified images, of which there may be none, and check every point it returns.
 
-    x_adv: Tensor
-    robust: Tensor  # [n] bool
-    parts: dict[str, Tensor] = field(default_factory=dict)  # of an ensemble: who is robust after each part
-    distance: Tensor | None = None  # [n], of an attack that measures it
-
-
-def run_and_verify(model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: ImageStreams) -> AttackOutcome:
-    """Run an attack on correctly classified images and check every point that it returns.
-
-    `draws` holds one random stream an image.
+    draws: one random stream an image. Returns the points; bool [1 + parts, n], who is robust to the attack and, if it
+    is an ensemble, who was after each part; and the distances [n], zero if the attack does not measure them.
     """
+    robust, distance = torch.ones_like(y, dtype=torch.bool), torch.zeros(len(x))
+    if len(x) == 0:
+        return x, robust[None], distance
+    check, given = partial(still_correct, model, attack.threat), x.clone()  # an attack may write into its input
     if isinstance(attack, Ensemble):
-        x_adv, robust, parts = x, torch.ones_like(y, dtype=torch.bool), {}
-        check = partial(still_correct, model, attack)
-        for name, x_adv, robust in run_components(attack, model, x, y, draws, check):  # noqa: B007
-            parts[name] = robust
-        return AttackOutcome(x_adv, robust, parts)
-    distance, given = None, x.clone()  # an attack may write into its input
+        x_adv, parts = x, []
+        for _, x_adv, robust in run_components(attack, model, x, y, draws, check):  # noqa: B007
+            parts.append(robust)
+        return x_adv, torch.stack([robust, *parts]), distance
     if isinstance(attack, DistanceAttack):
         nearest = attack.search(model, given, y, generator=draws)
         x_adv, distance = nearest.x_adv, nearest.distance
     else:
         x_adv = attack(model, given, y, generator=draws)
-    return AttackOutcome(x_adv, still_correct(model, attack, x_adv, x, y), distance=distance)
+    return x_adv, check(x_adv, x, y)[None], distance
 
 
 def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat) -> Tensor:
-    """Which saved images are adversarial: inside the threat's ball and [0, 1], and misclassified."""
-    wrong = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    if len(x) == 0:
-        return wrong
-    inside = x_adv.isfinite().flatten(1).all(1) & threat.contains(x_adv, as_float(x))
+    """Which saved images are adversarial, [n] bool: inside the threat's ball and [0, 1], and misclassified."""
+    found = [torch.zeros(0, dtype=torch.bool, device=x.device)]
     with eval_mode(model):
-        for rows in inside.nonzero().squeeze(1).split(250):
-            if len(rows):  # split gives one empty part if none is inside
-                wrong[rows] = ~is_correct(model, x_adv[rows], y[rows])
-    return wrong
+        for rows in torch.arange(len(x), device=x.device).split(250) if len(x) else ():
+            found.append(~still_correct(model, threat, x_adv[rows], as_float(x[rows]), y[rows]))
+    return torch.cat(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,19 +78,12 @@ def save(
     if average is not None:
         tensors |= {f"average.{key}": value for key, value in average.state_dict().items()}
     if optimizer is not None:
-        names = [name for name, _ in model.named_parameters()]
-        for index, entries in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{names[index]}.{k}": v for k, v in entries.items() if isinstance(v, Tensor)}
+        for name, p in model.named_parameters():
+            tensors |= {f"optimizer.{name}.{k}": v for k, v in optimizer.state[p].items() if isinstance(v, Tensor)}
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    texts = {
-        "format": str(FORMAT),
-        "recipe": recipe.to_yaml(),
-        "classes": json.dumps(classes),
-        "shape": json.dumps(shape),
-        "progress": json.dumps(progress),
-    }
-    content = serialise(tensors, {**texts, "digest": digest(tensors, texts)})
-    write_atomically(path, content, backup=backup)
+    plain = {"classes": classes, "shape": shape, "progress": progress}
+    texts = {"format": str(FORMAT), "recipe": recipe.to_yaml(), **{k: json.dumps(v) for k, v in plain.items()}}
+    write_atomically(path, serialise(tensors, {**texts, "digest": digest(tensors, texts)}), backup=backup)
 
 
 def read(path: Path) -> Checkpoint:
@@ -103,30 +96,21 @@ def read(path: Path) -> Checkpoint:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError, struct.error) as reason:
         raise Damaged(f"{path} is not a checkpoint, or is damaged: {reason}") from reason
-    if (
-        not texts.get("format", "").isdecimal() or "recipe" not in texts
-    ):  # safetensors files of other programs say format=pt
+    if not texts.get("format", "").isdecimal() or "recipe" not in texts:  # files of other programs say format=pt
         raise Damaged(f"{path} holds weights, but is not a RATTLE checkpoint; give it as --weights with --model")
     if int(texts["format"]) > FORMAT:
-        raise RattleError(
-            f"{path} has checkpoint format {texts['format']}; this version reads up to {FORMAT}: upgrade rattle"
-        )
+        found = f"{path} has checkpoint format {texts['format']}"
+        raise RattleError(f"{found}; this version reads up to {FORMAT}: upgrade rattle")
     if texts.pop("digest", None) != digest(tensors, texts):
         raise Damaged(f"{path} is damaged: its checksum does not match its content")
-    return Checkpoint(
-        path=path,
-        recipe=Recipe.from_yaml(texts["recipe"]),
-        classes=tuple(json.loads(texts["classes"])),
-        shape=tuple(json.loads(texts["shape"])),
-        progress=json.loads(texts["progress"]),
-        tensors=tensors,
-    )
+    classes, shape, progress = (json.loads(texts[name]) for name in ("classes", "shape", "progress"))
+    return Checkpoint(path, Recipe.from_yaml(texts["recipe"]), tuple(classes), tuple(shape), progress, tensors)
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Restore an optimizer's buffers from `Checkpoint.part("optimizer")`, in the memory layout of their parameters."""
-    for name, p in model.named_parameters():
-        prefix = f"{name}."
-        for key, value in tensors.items():
-            if key.startswith(prefix) and "." not in key[len(prefix) :]:
-                optimizer.state[p][key[len(prefix) :]] = torch.empty_like(p).copy_(value)
+    parameters = dict(model.named_parameters())
+    for key, value in tensors.items():
+        name, _, buffer = key.rpartition(".")
+        p = parameters[name]
+        optimizer.state[p][buffer] = torch.empty_like(p).copy_(value)

@@ -23,17 +23,12 @@ def rank() -> int:
     return dist.get_rank() if active() else 0
 
 
-def local_rank() -> int:
-    """The rank within this machine, from torchrun's environment."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
-
-
 def choose_device(name: str = "auto") -> torch.device:
     """The device of that name; `auto` is this rank's GPU, else mps, else the CPU."""
     if name != "auto":
         return torch.device(name)
     if torch.cuda.is_available():
-        return torch.device("cuda", local_rank())
+        return torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
@@ -59,13 +54,11 @@ def process_group() -> Iterator[None]:
         return
     gpu = torch.cuda.is_available()
     if gpu:
-        torch.cuda.set_device(local_rank())
+        torch.cuda.set_device(choose_device())
     # After a restart the store still holds the addresses of dead processes: use a prefix for each restart.
     store, me, count = next(dist.rendezvous("env://"))
     mine = dist.PrefixStore(f"attempt{restart_count()}", store)
-    backends = (
-        "cpu:gloo,cuda:nccl" if gpu else "gloo"
-    )  # with both, CPU tensors are reduced without a GPU synchronisation
+    backends = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # gloo reduces CPU tensors without waiting for the GPU
     dist.init_process_group(backends, store=mine, rank=me, world_size=count)
     GROUPS.append(dist.group.WORLD)
     try:
@@ -74,16 +67,11 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def mean(values: Tensor) -> Tensor:
-    """The mean over ranks."""
-    return total(values) / world_size() if active() else values
-
-
 def mean_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The means of many tensors, in one collective call."""
+    """The means over ranks of many tensors, in one collective call."""
     if not active() or not tensors:
         return dict(tensors)
-    flat = mean(torch.cat([t.reshape(-1) for t in tensors.values()]))
+    flat = total(torch.cat([t.reshape(-1) for t in tensors.values()])) / world_size()
     parts = flat.split([t.numel() for t in tensors.values()])
     return {name: part.view(t.shape) for (name, t), part in zip(tensors.items(), parts, strict=True)}
 

@@ -31,12 +31,10 @@ def environment() -> dict[str, Any]:
 
 def commit() -> str | None:
     """The commit of the source tree, with + if files were changed; None if rattle does not run from a source tree."""
-    here = Path(__file__).parent
+    settings = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 5, "check": True}
     try:
-        call = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--abbrev=12", "--match", ""]
-        tracked = subprocess.run([*call[:3], "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=5)
-        if tracked.returncode:
-            return None
-        return subprocess.run(call, capture_output=True, text=True, timeout=5).stdout.strip() or None
-    except (OSError, subprocess.TimeoutExpired):
+        subprocess.run(["git", "ls-files", "--error-unmatch", __file__], **settings)
+        describe = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--match", ""]
+        return subprocess.run(describe, **settings).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
         return None

@@ -6,7 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_type_hints
 
@@ -82,28 +82,18 @@ def read_json(path: Path, notes: list[str]) -> Plain | None:
     """The JSON object in a file; None if there is none, with a sentence in `notes` unless the file is absent."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict):
+            return found
+        notes.append(f"{path.name} does not hold an object and was left out")
     except FileNotFoundError:
-        return None
+        pass
     except (OSError, ValueError):
         notes.append(f"{path.name} is damaged and was left out")
-        return None
-    if not isinstance(found, dict):
-        notes.append(f"{path.name} does not hold an object and was left out")
-        return None
-    return found
+    return None
 
 
-def parse_line(line: bytes) -> Plain | None:
-    """The JSON object on one line; None if the line is torn or damaged."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def read_jsonl(path: Path, notes: list[str]) -> list[Plain]:
-    """The objects of metrics.jsonl or timing.jsonl by epoch; of a repeated epoch the last line counts.
+def read_jsonl(path: Path, notes: list[str], *, key: str = "epoch") -> list[Plain]:
+    """The objects of a file of one object a line by their entry `key`, a whole number; of a repeated one the last.
 
     Damaged lines are left out, with a sentence in `notes`; an absent file is empty.
     """
@@ -114,59 +104,24 @@ def read_jsonl(path: Path, notes: list[str]) -> list[Plain]:
     found: dict[int, Plain] = {}
     broken = []
     for number, line in enumerate(lines, start=1):
-        entry = parse_line(line)
-        if entry is not None and isinstance(entry.get("epoch"), int):
-            found[entry["epoch"]] = entry
+        entry = None
+        with suppress(ValueError):
+            entry = json.loads(line)
+        if isinstance(entry, dict) and isinstance(entry.get(key), int):
+            found[entry[key]] = entry
         elif line.strip():
             broken.append(str(number))
     if broken:
         which = f"line {broken[0]} is" if len(broken) == 1 else f"lines {', '.join(broken[:5])} are"
         notes.append(f"{path.name}: {which} broken and left out")
-    return [found[epoch] for epoch in sorted(found)]
-
-
-def read_intact_lines(path: Path, *, repair: bool = False) -> list[Plain]:
-    """The objects before the first torn or damaged line of an append-only file, which may be absent.
-
-    With `repair` that line and all after it are cut off, so that more lines can be appended.
-    """
-    found, size = [], 0
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-        entry = parse_line(line) if line.endswith(b"\n") else None
-        if entry is None:
-            break
-        found.append(entry)
-        size += len(line)
-    if repair and path.exists():
-        os.truncate(path, size)
-    return found
-
-
-def flatten(value: Any, prefix: str = "") -> dict[str, np.ndarray]:
-    """Every field of a dataclass by its dotted name, including those of dataclasses inside it."""
-    found: dict[str, np.ndarray] = {}
-    for field in fields(value):
-        item, name = getattr(value, field.name), prefix + field.name
-        found |= flatten(item, name + ".") if is_dataclass(item) else {name: np.asarray(item)}
-    return found
-
-
-def unflatten(kind: type[T], stored: Mapping[str, np.ndarray], prefix: str = "") -> T:
-    """The dataclass that `flatten` took apart."""
-    values: dict[str, Any] = {}
-    for name, hint in get_type_hints(kind).items():
-        key = prefix + name
-        if isinstance(hint, type) and is_dataclass(hint):
-            values[name] = unflatten(hint, stored, key + ".")
-        else:
-            values[name] = stored[key].item() if hint in (int, float, str) else stored[key]
-    return kind(**values)
+    return [found[number] for number in sorted(found)]
 
 
 def save_arrays(value: Any, path: str | Path) -> Path:
     """Write a dataclass of numbers, strings and arrays as a compressed .npz file."""
+    values = {field.name: getattr(value, field.name) for field in fields(value)}
     with atomic_file(Path(path)) as file:
-        np.savez_compressed(file, kind=type(value).__name__, **flatten(value))  # type: ignore[arg-type]
+        np.savez_compressed(file, kind=type(value).__name__, **values)  # type: ignore[arg-type]
     return Path(path)
 
 
@@ -176,8 +131,11 @@ def load_arrays(kind: type[T], path: str | Path) -> T:
     found = str(stored.get("kind", "something else"))
     if found != kind.__name__:
         raise RattleError(f"{path} holds {found}, not {kind.__name__}")
+    hints = get_type_hints(kind).items()
     try:
-        return unflatten(kind, stored)
+        return kind(
+            **{name: stored[name].item() if hint in (int, float, str) else stored[name] for name, hint in hints}
+        )
     except KeyError as missing:
         raise RattleError(f"{path} lacks {missing}: it was written by another version") from None
 

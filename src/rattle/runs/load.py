@@ -15,10 +15,9 @@ def resolve_checkpoint(path: Path | str) -> Path:
     """The checkpoint file that a path means: itself, or of a run folder the best checkpoint, else the last."""
     path = Path(path)
     if path.is_dir():
-        run = Run(path)
-        for name in ("best", "last"):
-            if run.checkpoint(name).is_file():
-                return run.checkpoint(name)
+        for file in (Run(path).checkpoint("best"), Run(path).checkpoint("last")):
+            if file.is_file():
+                return file
         raise RattleError(f"{path} holds no checkpoint; train there with `rattle train RECIPE --out {path}`")
     if not path.exists():
         raise RattleError(f"there is no run or checkpoint {path}")
@@ -51,14 +50,8 @@ def build_model(
 
     classes, channels: of the data; statistics: mean and standard deviation of each channel, None for no normalisation.
     """
-    return create_model(
-        recipe.model,
-        classes=classes,
-        channels=channels,
-        width=recipe.width,
-        activation=recipe.activation,
-        normalise=statistics,
-    )
+    settings = {"width": recipe.width, "activation": recipe.activation, "normalise": statistics}
+    return create_model(recipe.model, classes=classes, channels=channels, **settings)
 
 
 def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
@@ -67,10 +60,6 @@ def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
     unit = ([0.0] * channels, [1.0] * channels)  # replaced by the true statistics, which are buffers of the model
     statistics = unit if saved.recipe.normalise else None
     model = build_model(saved.recipe, classes=len(saved.classes), channels=channels, statistics=statistics)
-    average = saved.part("average")
-    if averaged and average and int(average["n_averaged"]) > 0:
-        weights = {key.removeprefix("module."): value for key, value in average.items() if key != "n_averaged"}
-    else:
-        weights = saved.part("model")
-    model.load_state_dict(weights)
+    began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
+    model.load_state_dict(saved.part("average.module" if began else "model"))
     return model.eval()

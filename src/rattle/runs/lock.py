@@ -15,7 +15,7 @@ from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.environment import environment
-from rattle.runs.io import append_line, write_atomically
+from rattle.runs.io import append_line, write_atomically, writing
 from rattle.runs.paths import Run
 
 LOCK = Run.lock.name
@@ -80,11 +80,8 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
         raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")
     if run.exists() and not (resume or overwrite):
         raise RattleError(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
-    try:
-        run.folder.mkdir(parents=True, exist_ok=True)
-    except OSError as reason:
-        raise RattleError(f"cannot make the folder {run.folder}: {reason.strerror}") from reason
-    lock.enter_context(locked(run.lock))
+    with writing(run.lock):
+        lock.enter_context(locked(run.lock))
     if overwrite:
         clear(run)
     elif run.exists() and Recipe.from_yaml(run.recipe.read_text(encoding="utf-8")) != recipe:

@@ -1,7 +1,6 @@
 """Where long work reports lines and progress: the contract of a console, and one that shows nothing. No torch."""
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 
@@ -38,21 +37,17 @@ class NullConsole:
     def log(self, line: str) -> None:
         pass
 
-    @contextmanager
-    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator[Advance]:
-        yield lambda steps=1, **figures: None
+    def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
+        return nullcontext(lambda steps=1, **figures: None)
 
 
-class ProgressOnly:
+class ProgressOnly(NullConsole):
     """Another console's bars without its lines."""
 
     live = True
 
     def __init__(self, console: Console) -> None:
         self.console = console
-
-    def log(self, line: str) -> None:
-        pass
 
     def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
         return self.console.progress(title, total, done=done)
