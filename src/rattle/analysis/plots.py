@@ -26,11 +26,8 @@ INK, FAINT = "#222833", "#8d95a3"
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
-    "text.color": INK,
-    "axes.labelcolor": INK,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "axes.edgecolor": FAINT,
-    "xtick.color": INK,
-    "ytick.color": INK,
     "svg.fonttype": "path",
     "svg.hashsalt": "rattle",  # the same figure gives the same bytes
 }
@@ -62,13 +59,6 @@ def finite_range(arrays: list[Array]) -> tuple[float, float]:
     if values.size == 0:
         raise RattleError("the landscape holds no finite loss: the model has diverged")
     return float(values.min()), max(float(values.max()), float(values.min()) + 1e-9)
-
-
-def draw_image(axes: Any, image: Array) -> None:
-    """The image itself, [C, H, W] in [0, 1]; grey if C is 1."""
-    pixels = np.clip(image.transpose(1, 2, 0), 0, 1)
-    axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    axes.set(xticks=[], yticks=[])
 
 
 def draw_surface(axes: Any, surface: InputSurface, image: int, scale: Normalize) -> None:
@@ -122,7 +112,9 @@ def input_surfaces(surfaces: Mapping[str, InputSurface]) -> Figure:
 
         for column in range(columns):
             small = add_axes(left + (column + 0.5) * cell_w - 0.31, top + 0.16, 0.62, 0.62)
-            draw_image(small, first.x[column])
+            pixels = np.clip(first.x[column].transpose(1, 2, 0), 0, 1)  # drawn in grey with one channel
+            small.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            small.set(xticks=[], yticks=[])
             small.set_xlabel(f"class {int(first.y[column])}", fontsize=8.5, labelpad=2)
             for row, surface in enumerate(surfaces.values()):
                 x, y = left + column * cell_w, top - (row + 1) * cell_h
@@ -151,13 +143,11 @@ def weight_curves(curves: Mapping[str, WeightSurface]) -> Figure:
             if curve.attacked:
                 axes.plot(curve.a, curve.adversarial[:, middle], color=colour, lw=2.2, label=f"{label}, adversarial")
             axes.plot(curve.a, curve.clean[:, middle], color=colour, lw=1.6, ls=(0, (4, 2)), label=f"{label}, clean")
-        axes.set(xlabel="step along a filter-normalised direction", ylabel="mean loss")
-        axes.set_xlim(first.a[0], first.a[-1])
-        axes.set_ylim(bottom=min(low, 0.0))
+        axes.set(xlabel="step along a filter-normalised direction", ylabel="mean loss", axisbelow=True)
+        axes.set(xlim=first.a[[0, -1]], ylim=(min(low, 0.0), None))
         axes.axvline(0, color=FAINT, lw=0.8, zorder=0)
         axes.grid(axis="y", color="#e3e6ec", lw=0.7)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize=9)
     return figure
 
@@ -168,7 +158,7 @@ def weight_contours(surfaces: Mapping[str, WeightSurface]) -> Figure:
     for label, surface in surfaces.items():
         if surface.dimensions != 2:
             raise RattleError(f"contours need two directions, {label} has one")
-    kinds = ["clean", *(["adversarial"] if all(surface.attacked for surface in surfaces.values()) else [])]
+    kinds = ["clean", "adversarial"] if all(surface.attacked for surface in surfaces.values()) else ["clean"]
     low, high = finite_range([getattr(surface, kind) for surface in surfaces.values() for kind in kinds])
     least = max(low, high / 1e3)  # losses are read on a logarithmic scale of three decades at most
     scale = LogNorm(least, high) if low > 0 else Normalize(low, high)

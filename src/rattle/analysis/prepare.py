@@ -170,7 +170,7 @@ def run_landscapes(
         stored = {"plane": plane, "input": surface, **weight_surfaces(model, x, y, threat, config, advance)}
     with console.progress(f"flatness of {label}", 100) as advance:
         settings = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
-        numbers = flatness(model, x, y, threat=threat, **settings, progress=as_progress(advance)).summary()
+        numbers = flatness(model, x, y, threat=threat, **settings, progress=as_progress(advance))
     for kind, value in stored.items():
         save_arrays(value, opened.run.landscape(kind))
     metadata = {"step": opened.step, "n": len(x), "detail": asdict(config)}

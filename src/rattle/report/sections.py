@@ -7,8 +7,9 @@ from dataclasses import asdict
 import numpy as np
 
 from rattle.evaluation.results import StoredResult
+from rattle.recipes.schema import flatten
 from rattle.report import compare, figures, surfaces, thumbnails, trade_off
-from rattle.report.naming import epsilon_text, flatten, threat_of, title_of
+from rattle.report.naming import epsilon_text, threat_of, title_of
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Comparison, accuracy, sorted_attacks
 from rattle.runs.arrays import Gallery, InputSurface, WeightSurface
@@ -257,8 +258,9 @@ def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """Settings in which the recipes differ."""
     settings = [flatten(run.recipe) for run in runs]
     names = dict.fromkeys(name for found in settings for name in found)
-    rows = [(name, [found.get(name, "none") for found in settings]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
+    values = [[found.get(name) for found in settings] for name in names]
+    shown = [["none" if value is None else str(value) for value in row] for row in values]
+    return [(name, row) for name, row in zip(names, shown, strict=True) if len(set(row)) > 1]
 
 
 def seeds(runs: Sequence[RunData]) -> Comparison | None:
