@@ -8,7 +8,7 @@ import numpy as np
 
 from rattle.evaluation.results import StoredResult
 from rattle.recipes.schema import flatten
-from rattle.report import compare, figures, surfaces, thumbnails, trade_off
+from rattle.report import compare, figures, thumbnails
 from rattle.report.naming import epsilon_text, threat_of, title_of
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Comparison, accuracy, sorted_attacks
@@ -73,13 +73,13 @@ def last_accuracies(runs: Sequence[RunData]) -> str:
     return "; ".join(sentences) + "."
 
 
-def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: trade_off.PublishedRows) -> Plain:
+def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: compare.PublishedRows) -> Plain:
     """Clean against robust accuracy, and which runs changed the published recipe they are shown beside."""
-    attack = trade_off.robust_attack(runs)
+    attack = compare.robust_attack(runs)
     if attack is None:
         return {}
-    paper = trade_off.published_points(runs, attack, rows_of)
-    points = [*trade_off.measured_points(runs, attack), *paper]
+    paper = compare.published_points(runs, attack, rows_of)
+    points = [*compare.measured_points(runs, attack), *paper]
     published = {point.run.name for point in paper}
     overrides = [(run, run.gallery.overrides) for run in runs if run.gallery and run.name in published]
     described = (f"{p.label}: {p.clean.value:.1f} % clean, {p.robust.value:.1f} % robust" for p in points)
@@ -179,20 +179,20 @@ def landscape(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     found: Plain = {
         "panels": panels,
         "left_out": len(inputs) - len(shown),
-        "same_plane": surfaces.comparable([run for run, _ in shown]),
+        "same_plane": figures.comparable([run for run, _ in shown]),
         "same_settings": len({str(run.flatness.get("detail")) for run in runs if run.flatness}) < 2,
         "flatness": [run for run in runs if run.flatness],
     }
     if any(run.weight_line for run in runs):
         alt = "Mean loss along one filter-normalised direction in weight space, clean and adversarial."
-        found["line"] = add_figure(surfaces.weight_lines(runs), alt)
+        found["line"] = add_figure(figures.weight_lines(runs), alt)
     return found
 
 
 def image_panels(shown: Sequence[tuple[RunData, InputSurface]], add_figure: AddFigure) -> Iterator[Plain]:
     """One panel an image: its loss for every run, all on one scale."""
     images = min((len(surface.loss) for _, surface in shown), default=0)
-    scale = surfaces.common_range([surface.loss[:images] for _, surface in shown])
+    scale = figures.common_range([surface.loss[:images] for _, surface in shown])
     if scale is None:
         return
     run, first = shown[0]
@@ -211,7 +211,7 @@ def weight_panels(shown: Sequence[tuple[RunData, WeightSurface]], add_figure: Ad
     for kind in ("clean", "adversarial"):
         losses = [(run, surface.a, surface.b, getattr(surface, kind)) for run, surface in shown]
         losses = [each for each in losses if np.isfinite(each[-1]).any()]
-        if scale := surfaces.common_range([loss for *_, loss in losses]):
+        if scale := figures.common_range([loss for *_, loss in losses]):
             alt = f"Mean {kind} loss around the weights"
             cells = surface_cells(losses, scale, ("direction 1", "direction 2"), alt, add_figure)
             yield {"title": f"Weights, {kind}", "cells": cells}
@@ -229,7 +229,7 @@ def surface_cells(
     for run, a, b, loss in losses:
         values = loss[np.isfinite(loss)]
         between = f": loss between {values.min():.2f} and {values.max():.2f}" if values.size else ""
-        spec = surfaces.surface(a, b, loss, scale, axes)
+        spec = figures.surface(a, b, loss, scale, axes)
         cells.append({"run": run, "figure": add_figure(spec, f"{alt}. {run.label}{between}.")})
     return cells
 
