@@ -76,10 +76,6 @@ def draw_surface(axes: Any, surface: InputSurface, image: int, scale: Normalize)
     axes.plot([0], [0], [centre], "o", ms=5, mfc="white", mec=INK, mew=1, zorder=4)
     axes.set(xlim=surface.a[[0, -1]], ylim=surface.b[[0, -1]], zlim=(low, high))
     axes.zaxis.set_major_locator(MaxNLocator(4))
-
-
-def style_3d(axes: Any) -> None:
-    """Camera, panes and ticks of a 3-D panel."""
     axes.patch.set_alpha(0)
     axes.view_init(elev=24, azim=-128)
     axes.set_box_aspect((1, 1, 0.75), zoom=1.08)
@@ -118,9 +114,7 @@ def input_surfaces(surfaces: Mapping[str, InputSurface]) -> Figure:
             small.set_xlabel(f"class {int(first.y[column])}", fontsize=8.5, labelpad=2)
             for row, surface in enumerate(surfaces.values()):
                 x, y = left + column * cell_w, top - (row + 1) * cell_h
-                axes = add_axes(x, y, cell_w, cell_h, projection="3d")
-                draw_surface(axes, surface, column, scale)
-                style_3d(axes)
+                draw_surface(add_axes(x, y, cell_w, cell_h, projection="3d"), surface, column, scale)
         for row, label in enumerate(surfaces):
             y = (top - (row + 0.5) * cell_h) / height
             figure.text(0.3 / width, y, label, rotation=90, ha="center", va="center", size=12)

@@ -122,10 +122,8 @@ def compute_landscapes(
     runs = [open_run(folder) for folder in folders]
     for other in runs[1:]:
         if other.data != runs[0].data:
-            raise RattleError(
-                f"{other.run.folder} is of {other.data[0]} and {runs[0].run.folder} of {runs[0].data[0]}: "
-                "landscapes are compared on the same images"
-            )
+            which = f"{other.run.folder} is of {other.data[0]} and {runs[0].run.folder} of {runs[0].data[0]}"
+            raise RattleError(f"{which}: landscapes are compared on the same images")
     return draw(store_landscapes(runs, config or LandscapeConfig(), console or NullConsole()), runs)
 
 
@@ -166,10 +164,10 @@ def weight_surfaces(
     attack = PGD(threat=threat, steps=config.attack_steps, step_size=2.5 * threat.epsilon / config.attack_steps)
     attack_2d = attack if config.surface_attacked else None
     surface = partial(landscape.weight_surface, model, x, y, radius=config.weight_radius, seed=config.seed)
-    line = surface(directions=[first], points=config.line_points, attack=attack, progress=as_progress(advance))
-    directions, points = [first, second], config.surface_points
-    plane = surface(directions=directions, points=points, attack=attack_2d, progress=as_progress(advance))
-    return {"weight-1d": line, "weight-2d": plane}
+    one = {"directions": [first], "points": config.line_points, "attack": attack}
+    two = {"directions": [first, second], "points": config.surface_points, "attack": attack_2d}
+    kinds = {"weight-1d": one, "weight-2d": two}
+    return {kind: surface(**settings, progress=as_progress(advance)) for kind, settings in kinds.items()}
 
 
 def draw(stored: dict[str, Stored], runs: Sequence[OpenRun]) -> list[Path]:

@@ -61,7 +61,7 @@ def follow(options: Options) -> None:
     while True:
         state = progress(options.run)
         printed = min(printed, state.done)
-        for entry in state.metrics:
+        for entry in state.run.metrics:
             if int(entry["epoch"]) > printed:
                 print(epoch_line(entry, state.epochs), flush=True)
         printed = state.done

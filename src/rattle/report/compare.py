@@ -14,11 +14,11 @@ from rattle.stats import LEVEL, McNemar, Sample, holm, mcnemar
 
 ALL_PAIRS = 4  # up to this many runs every pair is compared; beyond it each with the first
 NOT_THE_METHOD = ("seed", "threads")  # settings in which runs of one method may differ
-STRONGEST = {"autoattack": 0, "pgd20": 1, "cw20": 2}  # the strongest attack that the runs have in common counts
+STRONGEST = {"autoattack": 0, "pgd20": 1, "cw20": 2}  # of the attacks that the runs have in common; others stand at 3
 PublishedRows = Callable[[str], Iterable[tuple[int, Any]]]  # recipe -> (table's number, its row)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PairedTest:
     """Two runs under one attack."""
 
@@ -52,8 +52,7 @@ def columns_of(run: RunData) -> dict[str, tuple[str, tuple[int, ...]]]:
 def paired_tests(runs: Sequence[RunData]) -> tuple[list[PairedTest], list[str]]:
     """The tests, adjusted together, and a sentence for each that could not be made."""
     pairs = list(combinations(runs, 2)) if len(runs) <= ALL_PAIRS else [(runs[0], other) for other in runs[1:]]
-    tests: list[tuple[str, str, str, McNemar]] = []
-    refused = []
+    tests, refused = [], []
     for first, second in pairs:
         ours, theirs = columns_of(first), columns_of(second)
         for attack in (name for name in ours if name in theirs):
@@ -63,11 +62,7 @@ def paired_tests(runs: Sequence[RunData]) -> tuple[list[PairedTest], list[str]]:
             else:
                 tests.append((first.label, second.label, attack, mcnemar(ours[attack][1], theirs[attack][1])))
     adjusted = holm([test.p_mid for *_, test in tests])
-    found = [
-        PairedTest(first=first, second=second, attack=attack, test=test, p_adjusted=p)
-        for (first, second, attack, test), p in zip(tests, adjusted, strict=True)
-    ]
-    return found, refused
+    return [PairedTest(*test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)], refused
 
 
 def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
@@ -76,11 +71,10 @@ def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     for run in runs:
         recipe = {key: value for key, value in run.recipe.items() if key not in NOT_THE_METHOD}
         groups.setdefault(json.dumps(recipe, sort_keys=True, default=str), []).append(run)
-    methods = [members[0].method for members in groups.values()]
-    return {
-        members[0].method if methods.count(members[0].method) == 1 else members[0].label: members
-        for members in groups.values()
-    }
+    firsts = [members[0] for members in groups.values()]
+    methods = [run.method for run in firsts]
+    names = [run.method if methods.count(run.method) == 1 else run.label for run in firsts]
+    return dict(zip(names, groups.values(), strict=True))
 
 
 def samples_of(runs: Sequence[RunData]) -> dict[str, Sample]:
@@ -99,7 +93,7 @@ def over_seeds(runs: Sequence[RunData]) -> Comparison:
     return compare({method: samples_of(members) for method, members in group_by_method(runs).items()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """One point of the plane."""
 
@@ -113,17 +107,12 @@ class Point:
 def robust_attack(runs: Sequence[RunData]) -> str | None:
     """The attack that most runs have a result of; the strongest of those."""
     attacks = [attack for run in runs for attack in run.results]
-    return min(
-        attacks, key=lambda name: (-attacks.count(name), STRONGEST.get(name, len(STRONGEST)), name), default=None
-    )
+    return min(attacks, key=lambda name: (-attacks.count(name), STRONGEST.get(name, 3), name), default=None)
 
 
 def measured_points(runs: Sequence[RunData], attack: str) -> list[Point]:
     results = [(run, run.results[attack]) for run in runs if attack in run.results]
-    return [
-        Point(label=run.label, run=run, clean=accuracy(result.clean), robust=accuracy(result.flags))
-        for run, result in results
-    ]
+    return [Point(run.label, run, accuracy(result.clean), accuracy(result.flags)) for run, result in results]
 
 
 def published_points(runs: Sequence[RunData], attack: str, rows_of: PublishedRows) -> list[Point]:
@@ -134,12 +123,6 @@ def published_points(runs: Sequence[RunData], attack: str, rows_of: PublishedRow
             cells = {cell.column: cell.value for cell in row.cells if cell.unit == "%"}
             clean, robust = cells.get("clean"), cells.get(attack)
             if clean is not None and robust is not None:
-                point = Point(
-                    label=f"paper, Table {number}: {row.method}",
-                    run=run,
-                    clean=Accuracy(clean, clean, clean),
-                    robust=Accuracy(robust, robust, robust),
-                    paper=True,
-                )
-                points.setdefault((run.name, clean, robust), point)
+                label, exact = f"paper, Table {number}: {row.method}", [Accuracy(v, v, v) for v in (clean, robust)]
+                points.setdefault((run.name, clean, robust), Point(label, run, *exact, paper=True))
     return list(points.values())

@@ -12,9 +12,10 @@ import numpy as np
 from rattle.report.compare import Point
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Accuracy, accuracy
-from rattle.runs.arrays import Gallery, same_plane
+from rattle.runs.arrays import Gallery, InputSurface, WeightSurface, same_plane
 
 Spec = dict[str, Any]
+Grid = InputSurface | WeightSurface
 NOT_TERMS = ("epoch", "step", "lr", "loss")
 COLOURS = 6
 MARGIN = {"l": 56, "r": 16, "t": 12, "b": 48}
@@ -133,11 +134,6 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {safe(robust_title)}, %"))
 
 
-def epsilon_curve(gallery: Gallery) -> list[Accuracy]:
-    """Accuracy at each radius of the gallery."""
-    return [accuracy(flags) for flags in gallery.robust]
-
-
 def by_epsilon(runs: Sequence[RunData]) -> Spec:
     """Accuracy against the attack's radius, with bands of 95 %; a dotted line at each radius trained for."""
     traces, trained = [], set()
@@ -145,7 +141,7 @@ def by_epsilon(runs: Sequence[RunData]) -> Spec:
         if run.gallery is None:
             continue
         x = [round(float(e), 6) for e in run.gallery.epsilons]
-        points = epsilon_curve(run.gallery)
+        points = [accuracy(flags) for flags in run.gallery.robust]
         edge = [point.high for point in points] + [point.low for point in reversed(points)]
         band: Spec = {"type": "scatter", "x": x + x[::-1], "y": edge, "fill": "toself", "mode": "lines"}
         band |= {"fillcolor": colour(run.index, "soft"), "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
@@ -236,16 +232,14 @@ def common_range(arrays: Sequence[np.ndarray]) -> tuple[float, float] | None:
     return low, high if high > low else low + 1e-6
 
 
-def surface(
-    a: np.ndarray, b: np.ndarray, loss: np.ndarray, scale: tuple[float, float], titles: tuple[str, str]
-) -> Spec:
-    """One surface, seen from the same side as every other; x runs along a.
+def surface(grid: Grid, loss: np.ndarray, scale: tuple[float, float], titles: tuple[str, str]) -> Spec:
+    """Loss [a, b] over the steps a (along x) and b of a grid, seen from the same side as every other surface.
 
-    `loss` is [a, b], `scale` the lowest and highest loss of all surfaces beside it, `titles` those of the two axes.
+    `scale` is the lowest and highest loss of all surfaces beside it, `titles` those of the two axes.
     """
     low, high = scale
-    centre, lift = finite(loss[len(a) // 2, len(b) // 2]), 0.015 * (high - low)
-    x, y = ([float(f"{v:.4g}") for v in values] for values in (a, b))
+    centre, lift = finite(loss[len(grid.a) // 2, len(grid.b) // 2]), 0.015 * (high - low)
+    x, y = ([float(f"{v:.4g}") for v in values] for values in (grid.a, grid.b))
     mesh: Spec = {"type": "surface", "x": x, "y": y, "z": rounded(loss.T), "cmin": low, "cmax": high, **MESH}
     mesh["contours"] = {"z": {"show": True, "start": low, "end": high, "size": (high - low) / 14, "color": "#ffffff55"}}
     mesh["hovertemplate"] = "%{x:.3f}, %{y:.3f}: loss %{z:.3f}<extra></extra>"
@@ -253,12 +247,9 @@ def surface(
     dot: Spec = {"type": "scatter3d", "mode": "markers", "x": [0], "y": [0], "z": [top], "marker": DOT}
     dot["text"] = ["not finite" if centre is None else f"{centre:.3f}"]
     dot["hovertemplate"] = "the point itself: loss %{text}<extra></extra>"
-    scene = {
-        "xaxis": {"title": {"text": titles[0]}, "nticks": 5},
-        "yaxis": {"title": {"text": titles[1]}, "nticks": 5},
-        "zaxis": {"title": {"text": "loss"}, "range": [min(low, 0.0), high + 2 * lift], "nticks": 5},
-        **SCENE,
-    }
+    x_axis, y_axis = ({"title": {"text": title}, "nticks": 5} for title in titles)
+    z_axis = {"title": {"text": "loss"}, "range": [min(low, 0.0), high + 2 * lift], "nticks": 5}
+    scene = {"xaxis": x_axis, "yaxis": y_axis, "zaxis": z_axis, **SCENE}
     layout = {"scene": scene, "margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "showlegend": False}
     return {"data": [mesh, dot], "layout": layout, "gl": True}
 

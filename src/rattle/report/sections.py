@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from rattle.runs.arrays import Gallery, InputSurface, WeightSurface
 from rattle.runs.io import Plain
 
 AddFigure = Callable[[figures.Spec, str], Plain]  # (specification, description) -> what the template's `plot` takes
+Draw = Callable[[figures.Grid, np.ndarray], figures.Spec]
 MOST_SURFACES = 8  # a browser keeps few WebGL contexts
 
 
@@ -42,11 +44,8 @@ def training(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Curves of the runs that have any."""
     trained = [run for run in runs if run.metrics]
     validated = [run for run in trained if any("val_robust" in entry for entry in run.metrics)]
-    found: Plain = {
-        "short": [run for run in trained if len(run.metrics) == 1],
-        "unvalidated": [run for run in trained if run not in validated],
-        "terms": [],
-    }
+    short, unvalidated = [run for run in trained if len(run.metrics) == 1], [r for r in trained if r not in validated]
+    found: Plain = {"short": short, "unvalidated": unvalidated, "terms": []}
     if validated:
         alt = f"Held-out accuracy by epoch. {last_accuracies(runs)}"
         found["accuracy"] = add_figure(figures.accuracy_curves(runs), alt)
@@ -94,20 +93,17 @@ def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: compare.Pub
 
 def epsilons(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Accuracy against the radius, as a figure and in numbers."""
-    galleries = [(run, run.gallery) for run in runs if run.gallery]
-    rows = []
-    for run, gallery in galleries:
+    rows, falls, images = [], [], set()
+    for run, gallery in ((run, run.gallery) for run in runs if run.gallery):
         radii = [f"{float(epsilon):.4g}" for epsilon in gallery.epsilons]
-        shares = [point.value for point in figures.epsilon_curve(gallery)]
+        shares = [accuracy(flags).value for flags in gallery.robust]
         rows.append({"run": run, "points": list(zip(radii, shares, strict=True))})
+        falls.append(f"{run.label} falls from {shares[0]:.1f} % to {shares[-1]:.1f} %")
+        images.add(gallery.robust.shape[1])
     if not rows:
         return {}
-    falls = "; ".join(
-        f"{row['run'].label} falls from {row['points'][0][1]:.1f} % to {row['points'][-1][1]:.1f} %" for row in rows
-    )
-    images = sorted({gallery.robust.shape[1] for _, gallery in galleries})
-    curves = add_figure(figures.by_epsilon(runs), f"Accuracy against the attack's radius: {falls}.")
-    return {"figure": curves, "rows": rows, "n": " or ".join(map(str, images))}
+    curves = add_figure(figures.by_epsilon(runs), f"Accuracy against the attack's radius: {'; '.join(falls)}.")
+    return {"figure": curves, "rows": rows, "n": " or ".join(map(str, sorted(images)))}
 
 
 def examples(run: RunData) -> Plain | None:
@@ -120,19 +116,17 @@ def examples(run: RunData) -> Plain | None:
     def prediction(label: int, true: int, confidence: float) -> Plain:
         return {"label": run.classes[label], "correct": label == true, "confidence": 100 * float(confidence)}
 
-    items = []
-    for i, position in enumerate(g.index):
-        true, clean, adversarial = int(g.y[position]), int(g.clean_predicted[position]), g.adversarial_label[i]
-        items.append(
-            {
-                "true": run.classes[true],
-                "clean": prediction(clean, true, g.clean_confidence[i]),
-                "adversarial": prediction(int(adversarial), true, g.adversarial_confidence[i]),
-                "x": thumbnails.picture(g.x[i]),
-                "delta": thumbnails.perturbation(g.x_adv[i] - g.x[i], factor),
-                "x_adv": thumbnails.picture(g.x_adv[i]),
-            }
-        )
+    items = [
+        {
+            "true": run.classes[true],
+            "clean": prediction(clean, true, g.clean_confidence[i]),
+            "adversarial": prediction(int(g.adversarial_label[i]), true, g.adversarial_confidence[i]),
+            "x": thumbnails.picture(g.x[i]),
+            "delta": thumbnails.perturbation(g.x_adv[i] - g.x[i], factor),
+            "x_adv": thumbnails.picture(g.x_adv[i]),
+        }
+        for i, (true, clean) in enumerate(zip(g.y[g.index], g.clean_predicted[g.index], strict=True))
+    ]
     return {"items": items, "factor": f"{factor:g}", "attack": title_of(g.attack)}
 
 
@@ -141,11 +135,8 @@ def by_class(run: RunData, add_figure: AddFigure) -> Plain | None:
     g = run.gallery
     if g is None:
         return None
-    names = run.classes
-    clean, robust = (
-        figures.class_accuracies(g, predicted) for predicted in (g.clean_predicted, g.adversarial_predicted)
-    )
-    known = [(value, name) for value, name in zip(robust, names, strict=True) if value is not None]
+    clean, robust = (figures.class_accuracies(g, each) for each in (g.clean_predicted, g.adversarial_predicted))
+    known = [(value, name) for value, name in zip(robust, run.classes, strict=True) if value is not None]
     (least, weakest), (most, strongest) = min(known), max(known)
     accuracies = (
         f"Accuracy of {run.label} by class under attack: lowest for {weakest} with {least:.1f} %, "
@@ -156,7 +147,7 @@ def by_class(run: RunData, add_figure: AddFigure) -> Plain | None:
         "bars": add_figure(figures.per_class(g, run.index), accuracies),
         "confusion": add_figure(figures.confusion(g), f"Confusion matrix of {run.label} under attack: {mistakes}"),
         "summary": f"{accuracies} {mistakes[0].upper()}{mistakes[1:]}",
-        "rows": list(zip(names, clean, robust, strict=True)),
+        "rows": list(zip(run.classes, clean, robust, strict=True)),
     }
 
 
@@ -164,9 +155,9 @@ def most_frequent_mistake(gallery: Gallery) -> str:
     """The largest entry of the confusion matrix off its diagonal, in words."""
     wrong = figures.confusion_counts(gallery)
     np.fill_diagonal(wrong, 0)
-    true, taken = np.unravel_index(int(wrong.argmax()), wrong.shape)
     if not wrong.any():
         return "no image is misclassified."
+    true, taken = np.unravel_index(int(wrong.argmax()), wrong.shape)
     return f"most often, {wrong[true, taken]} times, {gallery.classes[true]} is taken for {gallery.classes[taken]}."
 
 
@@ -175,9 +166,8 @@ def landscape(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     inputs = [(run, run.input_surface) for run in runs if run.input_surface]
     weights = [(run, run.weight_surface) for run in runs if run.weight_surface]
     shown = inputs[:MOST_SURFACES]
-    panels = [*image_panels(shown, add_figure), *weight_panels(weights[:MOST_SURFACES], add_figure)]
     found: Plain = {
-        "panels": panels,
+        "panels": [*image_panels(shown, add_figure), *weight_panels(weights[:MOST_SURFACES], add_figure)],
         "left_out": len(inputs) - len(shown),
         "same_plane": figures.comparable([run for run, _ in shown]),
         "same_settings": len({str(run.flatness.get("detail")) for run in runs if run.flatness}) < 2,
@@ -196,12 +186,12 @@ def image_panels(shown: Sequence[tuple[RunData, InputSurface]], add_figure: AddF
     if scale is None:
         return
     run, first = shown[0]
+    draw = partial(figures.surface, scale=scale, titles=("gradient", "Rademacher"))
     for image in range(images):
         label = int(first.y[image])
         name = run.classes[label] if label < len(run.classes) else f"class {label}"
-        losses = [(each, surface.a, surface.b, surface.loss[image]) for each, surface in shown]
-        alt = f"Loss surface around image {image + 1}"
-        cells = surface_cells(losses, scale, ("gradient", "Rademacher"), alt, add_figure)
+        losses = [(each, surface, surface.loss[image]) for each, surface in shown]
+        cells = surface_cells(losses, draw, f"Loss surface around image {image + 1}", add_figure)
         picture = thumbnails.picture(first.x[image])
         yield {"title": f"Image {image + 1}: {name}", "name": name, "picture": picture, "cells": cells}
 
@@ -209,28 +199,23 @@ def image_panels(shown: Sequence[tuple[RunData, InputSurface]], add_figure: AddF
 def weight_panels(shown: Sequence[tuple[RunData, WeightSurface]], add_figure: AddFigure) -> Iterator[Plain]:
     """The mean loss around the weights, clean and adversarial, for every run that has it."""
     for kind in ("clean", "adversarial"):
-        losses = [(run, surface.a, surface.b, getattr(surface, kind)) for run, surface in shown]
+        losses = [(run, surface, getattr(surface, kind)) for run, surface in shown]
         losses = [each for each in losses if np.isfinite(each[-1]).any()]
         if scale := figures.common_range([loss for *_, loss in losses]):
-            alt = f"Mean {kind} loss around the weights"
-            cells = surface_cells(losses, scale, ("direction 1", "direction 2"), alt, add_figure)
+            draw = partial(figures.surface, scale=scale, titles=("direction 1", "direction 2"))
+            cells = surface_cells(losses, draw, f"Mean {kind} loss around the weights", add_figure)
             yield {"title": f"Weights, {kind}", "cells": cells}
 
 
 def surface_cells(
-    losses: Sequence[tuple[RunData, np.ndarray, np.ndarray, np.ndarray]],
-    scale: tuple[float, float],
-    axes: tuple[str, str],
-    alt: str,
-    add_figure: AddFigure,
+    losses: Sequence[tuple[RunData, figures.Grid, np.ndarray]], draw: Draw, alt: str, add_figure: AddFigure
 ) -> list[Plain]:
-    """A surface for each run of a panel, from (run, a, b, loss [a, b]); `alt` begins their descriptions."""
+    """A surface for each run of a panel, from (run, grid, loss [a, b]); `alt` begins their descriptions."""
     cells = []
-    for run, a, b, loss in losses:
+    for run, grid, loss in losses:
         values = loss[np.isfinite(loss)]
         between = f": loss between {values.min():.2f} and {values.max():.2f}" if values.size else ""
-        spec = figures.surface(a, b, loss, scale, axes)
-        cells.append({"run": run, "figure": add_figure(spec, f"{alt}. {run.label}{between}.")})
+        cells.append({"run": run, "figure": add_figure(draw(grid, loss), f"{alt}. {run.label}{between}.")})
     return cells
 
 
