@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,6 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= FILTERS
     return environment.from_string(asset(template)).render(style=asset("page.css"), version=__version__, **values)
-
-
-@cache
-def plotly() -> str:
-    """plotly.js as the plotly package ships it."""
-    return files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
 
 
 def for_script(value: Any) -> str:
@@ -91,7 +84,8 @@ def context(runs: Sequence[RunData], published: PublishedRows) -> Plain:
         "refused": refused,
         "baseline_only": len(runs) > compare.ALL_PAIRS,
     }
-    scripts = {"plotly": plotly(), "script": asset("page.js")}
+    plotly = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+    scripts = {"plotly": plotly, "script": asset("page.js")}
     hashes = " ".join(script_hash(script) for script in scripts.values())
     return found | scripts | {"hashes": hashes, "figures_json": for_script(specs)}
 
