@@ -43,10 +43,10 @@ def attack_cell(run: RunData, result: StoredResult | None) -> Plain | None:
 def training(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Curves of the runs that have any."""
     trained = [run for run in runs if run.metrics]
-    validated = [run for run in trained if any("val_robust" in entry for entry in run.metrics)]
-    short, unvalidated = [run for run in trained if len(run.metrics) == 1], [r for r in trained if r not in validated]
+    short = [run for run in trained if len(run.metrics) == 1]
+    unvalidated = [run for run in trained if not any("val_robust" in entry for entry in run.metrics)]
     found: Plain = {"short": short, "unvalidated": unvalidated, "terms": []}
-    if validated:
+    if len(unvalidated) < len(trained):
         alt = f"Held-out accuracy by epoch. {last_accuracies(runs)}"
         found["accuracy"] = add_figure(figures.accuracy_curves(runs), alt)
     top = figures.highest_loss(trained)
