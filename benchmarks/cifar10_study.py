@@ -124,10 +124,10 @@ def accuracies_and_flatness(model: torch.nn.Module, test: Images, store: Path) -
     flat = flatness(model, to_float(few.x[:FLAT_IMAGES]), few.y[:FLAT_IMAGES], threat=threat, iterations=30)
     return {
         **{name: 100 * sum(each) / len(each) for name, each in flags.items()},
-        "lipschitz": float(flat.lipschitz.mean()),
-        "input_curvature": float(flat.input.values.mean()),
-        "weight_curvature": float(flat.weight.values.mean()),
-        "noise_rise": flat.noise.mean,
+        "lipschitz": flat["lipschitz"],
+        "input_curvature": flat["input_eigenvalue"],
+        "weight_curvature": flat["weight_eigenvalue"],
+        "noise_rise": flat["noise_rise"],
         "flags": {name: np.packbits(each).tobytes().hex() for name, each in flags.items()},
     }
 

@@ -51,9 +51,7 @@ class Sample:
     """One method under one attack: for each seed, a flag for each image."""
 
     seeds: tuple[int, ...]
-    flags: tuple[
-        tuple[float, ...], ...
-    ]  # [seeds][images]; for an attack that measures distances, each image's distance
+    flags: tuple[tuple[float, ...], ...]  # [seeds][images]; distances, where the attack measures those
     protocol: str = ""  # what was attacked and how; only equal ones are compared
 
     @property
@@ -82,12 +80,11 @@ def wilson(successes: int, n: int) -> Interval:
     if n < 1 or not 0 <= successes <= n:
         raise RattleError(f"cannot form a proportion of {successes} out of {n}")
     z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-    p = successes / n
-    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    low = 0.0 if successes == 0 else centre - half  # rounding would leave 1e-17 there
-    high = 1.0 if successes == n else centre + half
-    return Interval(low, high)
+    p, shrink = successes / n, 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / shrink
+    half = z / shrink * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    # exact at the ends, where rounding would leave 1e-17
+    return Interval(0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
 
 
 def mcnemar(first: Any, second: Any) -> McNemar:

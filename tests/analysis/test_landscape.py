@@ -166,18 +166,20 @@ def test_adversarial_loss_lies_above_clean_loss_and_is_the_same_when_run_again()
     ("spectrum", "largest"), [(SPECTRUM, 5.0), ([1.0, 0.5, -2.0, -8.0], 1.0), ([-1.0, -2.0, -3.0, -4.0], -1.0)]
 )
 def test_the_largest_eigenvalue_is_found_also_when_a_negative_one_dominates(
-    spectrum: list[float], largest: float
+    spectrum: list[float], largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rattle.analysis.flatness.BATCH_SIZE", 2)
     x, y = four_pixels()
     settings = {"tolerance": 1e-6, "iterations": 300, "loss": as_loss}
-    inputs = input_curvature(InputQuadratic(spectrum), x, y, batch_size=2, **settings)  # type: ignore[arg-type]
-    weights = weight_curvature(WeightQuadratic(spectrum), x, y, batch_size=2, **settings)  # type: ignore[arg-type]
+    inputs = input_curvature(InputQuadratic(spectrum), x, y, **settings)  # type: ignore[arg-type]
+    weights = weight_curvature(WeightQuadratic(spectrum), x, y, **settings)  # type: ignore[arg-type]
     assert inputs.values == pytest.approx([largest] * 3, rel=1e-6)
     assert weights.values == pytest.approx([largest], rel=1e-6)
     assert inputs.residuals.max() < 1e-5
 
 
-def test_curvature_of_a_small_network_is_the_top_of_its_whole_hessian() -> None:
+def test_curvature_of_a_small_network_is_the_top_of_its_whole_hessian(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rattle.analysis.flatness.BATCH_SIZE", 1)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     x, y = torch.rand(2, 1, 2, 2, dtype=torch.float64), torch.tensor([0, 2])
     names, parameters = zip(*model.named_parameters(), strict=True)
@@ -189,7 +191,7 @@ def test_curvature_of_a_small_network_is_the_top_of_its_whole_hessian() -> None:
 
     whole = hessian(mean_loss, torch.cat([p.detach().flatten() for p in parameters]))
     images = [hessian(lambda v, i=i: losses.ce(model(v[None]), y[i : i + 1])[0], x[i]).view(4, 4) for i in range(2)]
-    weights = weight_curvature(model, x, y, tolerance=1e-5, iterations=500, batch_size=1)
+    weights = weight_curvature(model, x, y, tolerance=1e-5, iterations=500)
     inputs = input_curvature(model, x, y, tolerance=1e-5, iterations=500)
     assert weights.values == pytest.approx([float(torch.linalg.eigvalsh(whole)[-1])], rel=1e-5)
     assert inputs.values == pytest.approx([float(torch.linalg.eigvalsh(h)[-1]) for h in images], rel=1e-5)
@@ -220,11 +222,21 @@ def test_the_lipschitz_estimate_of_a_quadratic_is_reached_at_the_corner_of_the_b
 
 def test_the_mean_rise_under_noise_is_half_sigma_squared_times_the_trace() -> None:
     model, (x, y) = WeightQuadratic(SPECTRUM), four_pixels(1)
-    rise = noise_rise(
+    rises = noise_rise(
         model, x, y, noise=Noise(sigma=0.5), draws=800, generator=torch.Generator().manual_seed(0), loss=as_loss
     )
-    assert abs(rise.mean - 0.5 * 0.25 * sum(SPECTRUM)) < 4 * rise.standard_error
-    assert rise.standard_error == pytest.approx(float(rise.rises.std(ddof=1)) / math.sqrt(800))
+    assert abs(rises.mean() - 0.5 * 0.25 * sum(SPECTRUM)) < 4 * rises.std(ddof=1) / math.sqrt(800)
+
+
+def test_the_flatness_numbers_are_the_means_of_their_parts_and_the_standard_error_over_draws() -> None:
+    model = create_model("cnn", classes=10, channels=1, width=4)
+    x, y = torch.rand(3, 1, 8, 8), torch.arange(3)
+    found = flatness(model, x, y, threat=Threat(), iterations=2, draws=5, seed=1)
+    rises = noise_rise(model, x, y, draws=5, generator=torch.Generator().manual_seed(1))
+    inputs = input_curvature(model, x, y, iterations=2, generator=torch.Generator().manual_seed(1))
+    assert found["noise_rise"] == pytest.approx(rises.mean())
+    assert found["noise_rise_error"] == pytest.approx(rises.std(ddof=1) / math.sqrt(5))
+    assert found["input_eigenvalue"] == pytest.approx(inputs.values.mean())
 
 
 def test_models_come_back_bit_for_bit() -> None:

@@ -16,14 +16,12 @@ import pytest
 from rattle.errors import RattleError
 from rattle.paper import tables as paper
 from rattle.report import build
-from rattle.report.compare import paired_tests
-from rattle.report.figures import by_epsilon, confusion_counts
+from rattle.report.compare import paired_tests, published_points
+from rattle.report.figures import by_epsilon, comparable, confusion_counts
 from rattle.report.naming import method_of, title_of, unique_labels
 from rattle.report.page import for_script
 from rattle.report.run_data import load_runs
-from rattle.report.surfaces import comparable
 from rattle.report.thumbnails import enlargement_factor
-from rattle.report.trade_off import published_points
 from support import run_folders as made
 
 HOSTILE = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'

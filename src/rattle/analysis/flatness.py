@@ -2,11 +2,12 @@
 
 The paper argues by flatness (Section 3; Figs. 2 and 3); these numbers accompany the figures. All are computed in
 evaluation mode, with BatchNorm's running statistics, and leave the model unchanged. Shared parameters are explained in
-`rattle.analysis.landscape`; `generator` draws starting points, starting vectors or weight noise.
+`rattle.analysis.landscape`; `generator` draws starting points, starting vectors or weight noise. Power iterations stop
+after `iterations` steps, or when every relative residual is at most `tolerance`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,14 +22,13 @@ from rattle.analysis.landscape import (
     Loss,
     Progress,
     as_array,
-    batches,
-    check_inputs,
     checked_logits,
     input_gradient,
     mean_loss,
     no_progress,
+    random_like,
 )
-from rattle.attacks.base import check_labels
+from rattle.attacks.base import check_batch, check_labels
 from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.randomness import Randomness, streams
@@ -38,6 +38,12 @@ from rattle.weights import Noise, eval_mode, perturbed
 
 BATCH_SIZE = 256
 STARTS, STEPS = 4, 5  # of the ascents behind the Lipschitz constant
+PAPER_NOISE = Noise()  # N(0, 0.01^2), Section 4
+Apply = Callable[[Tensor], Tensor]  # v [n, d] -> Hv [n, d], each row with its own Hessian
+
+
+def batches(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(x.split(BATCH_SIZE), y.split(BATCH_SIZE), strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,48 +52,6 @@ class Curvature:
 
     values: Array  # [n] or [1]
     residuals: Array  # ||Hv - value v|| over the largest |eigenvalue|: how far from converged
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NoiseRise:
-    """How much the mean loss rises at w + u, u ~ N(0, sigma^2), draw by draw."""
-
-    rises: Array  # [draws]
-    sigma: float
-
-    @property
-    def mean(self) -> float:
-        return float(self.rises.mean())
-
-    @property
-    def standard_error(self) -> float:
-        return float(self.rises.std(ddof=1) / math.sqrt(len(self.rises)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Flatness:
-    """All flatness numbers of one model."""
-
-    threat: Threat  # whose ball and norm the Lipschitz constants are of
-    lipschitz: Array  # [n], from `local_lipschitz`
-    input: Curvature
-    weight: Curvature
-    noise: NoiseRise
-
-    def summary(self) -> dict[str, Any]:
-        """Plain numbers: means over images, and how far the power iterations were from converged."""
-        return {
-            "lipschitz": float(self.lipschitz.mean()),
-            "lipschitz_norm": self.threat.norm,
-            "lipschitz_epsilon": self.threat.epsilon,
-            "input_eigenvalue": float(self.input.values.mean()),
-            "input_residual": float(np.median(self.input.residuals)),
-            "weight_eigenvalue": float(self.weight.values[0]),
-            "weight_residual": float(self.weight.residuals[0]),
-            "noise_rise": self.noise.mean,
-            "noise_rise_error": self.noise.standard_error,
-            "noise_sigma": self.noise.sigma,
-        }
 
 
 def local_lipschitz(
@@ -108,23 +72,20 @@ def local_lipschitz(
     supremum of the gradient's dual norm (l_1 for l_inf, l_2 for l_2), while a quotient averages the gradient over a
     segment and can only be smaller. A maximum over points visited is a lower bound of that supremum.
     """
-    check_inputs(x, y)
+    check_batch(x, y)
     draws = streams(generator, x)
     largest = x.new_zeros(len(x))
     with attack_mode(model):
         for start in range(STARTS):
             point = x if start == 0 else threat.random_start(x, draws)
             for step in range(STEPS + 1):
-                gradient = torch.cat([input_gradient(model, *batch, loss) for batch in batches(point, y, BATCH_SIZE)])
+                gradient = torch.cat([input_gradient(model, *batch, loss) for batch in batches(point, y)])
                 steepest = threat.ascend(torch.zeros_like(x), gradient, 1.0)  # of norm 1, so the product is dual
                 largest = torch.maximum(largest, (gradient * steepest).flatten(1).sum(1))
                 if step < STEPS:
                     point = threat.project(threat.ascend(point, gradient, 2 * threat.epsilon / STEPS), x)
             progress(start + 1, STARTS)
     return as_array(largest).astype(np.float64)
-
-
-Apply = Callable[[Tensor], Tensor]  # v [n, d] -> Hv [n, d], each row with its own Hessian
 
 
 def power_iteration(
@@ -169,21 +130,17 @@ def input_curvature(
     *,
     iterations: int = 100,
     tolerance: float = 1e-2,
-    batch_size: int = BATCH_SIZE,
     generator: Randomness = None,
     loss: Loss = losses.ce,
     progress: Progress = no_progress,
 ) -> Curvature:
-    """Largest eigenvalue of d^2 loss / dx^2 of each image; a whole batch iterates at once, as images do not mix.
-
-    Power iteration stops after `iterations` steps, or when every relative residual is at most `tolerance`.
-    """
-    check_inputs(x, y, batch_size)
+    """Largest eigenvalue of d^2 loss / dx^2 of each image; a whole batch iterates at once, as images do not mix."""
+    check_batch(x, y)
     start = streams(generator, x).normal(*x.shape[1:]).to(x)
     values, residuals = np.zeros(len(x)), np.zeros(len(x))
     with attack_mode(model):
-        for first in range(0, len(x), batch_size):
-            rows = slice(first, first + batch_size)
+        for first in range(0, len(x), BATCH_SIZE):
+            rows = slice(first, first + BATCH_SIZE)
 
             def apply(v: Tensor, xs: Tensor = x[rows], ys: Tensor = y[rows]) -> Tensor:
                 def summed_loss(points: Tensor) -> Tensor:
@@ -193,7 +150,7 @@ def input_curvature(
 
             found = largest_eigenvalue(apply, start[rows].flatten(1), iterations=iterations, tolerance=tolerance)
             values[rows], residuals[rows] = found.values, found.residuals
-            progress(min(first + batch_size, len(x)), len(x))
+            progress(min(first + BATCH_SIZE, len(x)), len(x))
     return Curvature(values=values, residuals=residuals)
 
 
@@ -204,21 +161,16 @@ def weight_curvature(
     *,
     iterations: int = 100,
     tolerance: float = 1e-2,
-    batch_size: int = BATCH_SIZE,
     generator: torch.Generator | None = None,
     loss: Loss = losses.ce,
     progress: Progress = no_progress,
 ) -> Curvature:
-    """Largest eigenvalue of the Hessian of the mean loss over all parameters, by power iteration.
-
-    It stops after `iterations` steps, or when the relative residual is at most `tolerance`.
-    """
-    check_inputs(x, y, batch_size)
+    """Largest eigenvalue of the Hessian of the mean loss over all parameters."""
+    check_batch(x, y)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     if not weights:
         raise RattleError("the model has no parameters")
-    points, sizes = tuple(weights.values()), [p.numel() for p in weights.values()]
-    applied = 0
+    points, sizes, applied = tuple(weights.values()), [p.numel() for p in weights.values()], 0
 
     def batch_loss(xs: Tensor, ys: Tensor, *values: Tensor) -> Tensor:
         logits = torch.func.functional_call(model, dict(zip(weights, values, strict=True)), (xs,))
@@ -229,14 +181,13 @@ def weight_curvature(
         nonlocal applied
         parts = tuple(part.view_as(p) for part, p in zip(v[0].split(sizes), points, strict=True))
         total = torch.zeros_like(v)
-        for batch in batches(x, y, batch_size):
+        for batch in batches(x, y):
             total += torch.cat([h.flatten() for h in vhp(partial(batch_loss, *batch), points, parts)[1]])
         applied += 1
         progress(min(applied, iterations), iterations)
         return total
 
-    device = generator.device if generator is not None else "cpu"
-    start = torch.randn(1, sum(sizes), generator=generator, device=device).to(points[0])
+    start = random_like(torch.cat([p.flatten() for p in points])[None], generator)
     with eval_mode(model):
         found = largest_eigenvalue(apply, start, iterations=iterations, tolerance=tolerance)
     progress(iterations, iterations)  # also when it converged early
@@ -248,17 +199,16 @@ def noise_rise(
     x: Tensor,
     y: Tensor,
     *,
-    noise: Noise | None = None,
+    noise: Noise = PAPER_NOISE,
     draws: int = 20,
     generator: torch.Generator | None = None,
     loss: Loss = losses.ce,
     progress: Progress = no_progress,
-) -> NoiseRise:
-    """loss(w + u) - loss(w) for `draws` draws of u from `noise`, the paper's N(0, 0.01^2) by default (Section 4)."""
-    check_inputs(x, y)
+) -> Array:
+    """How much the mean loss rises from w to w + u, [draws], for draws of u from `noise`."""
+    check_batch(x, y)
     if draws < 2:
         raise RattleError(f"draws must be >= 2, or there is no standard error, got {draws}")
-    noise = noise or Noise()
     rises = np.zeros(draws)
     with attack_mode(model):
         at_w = mean_loss(model, x, y, loss, BATCH_SIZE)
@@ -266,7 +216,7 @@ def noise_rise(
             with perturbed(model, noise(model, generator=generator)):
                 rises[draw] = mean_loss(model, x, y, loss, BATCH_SIZE) - at_w
             progress(draw + 1, draws)
-    return NoiseRise(rises=rises, sigma=noise.sigma)
+    return rises
 
 
 def flatness(
@@ -279,11 +229,11 @@ def flatness(
     draws: int = 20,
     seed: int = 0,
     progress: Progress = no_progress,
-) -> Flatness:
-    """All four numbers; the same seed gives every model compared the same random numbers.
+) -> dict[str, Any]:
+    """All four as plain numbers: means over images or draws, and how far the power iterations were from converged.
 
-    `threat` is the ball of the Lipschitz constant, `iterations` bounds the power iterations, `draws` counts the samples
-    of weight noise.
+    `threat` is the ball of the Lipschitz constant, `draws` counts the samples of weight noise; the same seed gives
+    every model compared the same random numbers.
     """
 
     def part(number: int) -> dict[str, Any]:
@@ -291,10 +241,19 @@ def flatness(
         generator = torch.Generator().manual_seed(seed)
         return {"generator": generator, "progress": lambda d, n: progress(100 * number + 100 * d // n, 400)}
 
-    return Flatness(
-        threat=threat,
-        lipschitz=local_lipschitz(model, x, y, threat=threat, **part(0)),
-        input=input_curvature(model, x, y, iterations=iterations, **part(1)),
-        weight=weight_curvature(model, x, y, iterations=iterations, **part(2)),
-        noise=noise_rise(model, x, y, draws=draws, **part(3)),
-    )
+    lipschitz = local_lipschitz(model, x, y, threat=threat, **part(0))
+    inputs = input_curvature(model, x, y, iterations=iterations, **part(1))
+    weights = weight_curvature(model, x, y, iterations=iterations, **part(2))
+    rises = noise_rise(model, x, y, draws=draws, **part(3))
+    return {
+        "lipschitz": float(lipschitz.mean()),
+        "lipschitz_norm": threat.norm,
+        "lipschitz_epsilon": threat.epsilon,
+        "input_eigenvalue": float(inputs.values.mean()),
+        "input_residual": float(np.median(inputs.residuals)),
+        "weight_eigenvalue": float(weights.values[0]),
+        "weight_residual": float(weights.residuals[0]),
+        "noise_rise": float(rises.mean()),
+        "noise_rise_error": float(rises.std(ddof=1) / math.sqrt(draws)),
+        "noise_sigma": PAPER_NOISE.sigma,
+    }

@@ -16,7 +16,7 @@ from rattle.evaluation.evaluate import curve, image_batches
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import to_plain
+from rattle.recipes.schema import flatten, to_plain
 from rattle.runs.arrays import Gallery
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.load import load_model
@@ -36,13 +36,6 @@ def first_of_each_class(y: Tensor, classes: int = MAX_SHOWN) -> Tensor:
     [1, 3, 0]
     """
     return torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:classes]])
-
-
-def flatten(plain: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
-    if not isinstance(plain, dict):
-        return {prefix: plain}
-    return {k: v for key, value in plain.items() for k, v in flatten(value, f"{prefix}.{key}".lstrip(".")).items()}
 
 
 def overrides(recipe: Recipe) -> str:

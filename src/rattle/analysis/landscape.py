@@ -8,7 +8,7 @@ Parameters that several functions share: `x` [n, *image] in [0, 1] and `y` [n] a
 logits and labels to [n] losses, `batch_size` bounds a forward pass, `progress` is called with (done, total).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.runs.arrays import Array, InputPlane, InputSurface, WeightSurface
+from rattle.threat import length
 from rattle.weights import Delta, perturbed
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits [n, C], y [n]) -> [n]
@@ -44,14 +45,16 @@ def axis(radius: float, points: int) -> Array:
     return np.arange(-half, half + 1) * (radius / half)
 
 
-def check_inputs(x: Tensor, y: Tensor, batch_size: int = 1) -> None:
+def check_inputs(x: Tensor, y: Tensor, batch_size: int) -> None:
     check_batch(x, y)
     if batch_size < 1:
         raise RattleError(f"batch_size must be >= 1, got {batch_size}")
 
 
-def batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(x.split(size), y.split(size), strict=True)
+def random_like(p: Tensor, generator: torch.Generator | None) -> Tensor:
+    """N(0, 1) in the shape of p, drawn on the generator's device."""
+    device = generator.device if generator is not None else "cpu"
+    return torch.randn(p.shape, generator=generator, device=device).to(p)
 
 
 def checked_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -82,7 +85,7 @@ def input_plane(
     `radius` is the largest step along either direction, in pixel units; `points` (odd) the length of each axis;
     `generator` draws the Rademacher direction.
     """
-    check_inputs(x, y)
+    check_batch(x, y)
     steps = axis(radius, points)
     rademacher = streams(generator, x).signs(*x.shape[1:])
     with attack_mode(model):
@@ -104,25 +107,19 @@ def input_surface(
     check_inputs(x, y, batch_size)
     if plane.gradient.shape != tuple(x.shape):
         raise RattleError(f"the plane is for images {list(plane.gradient.shape)}, got {list(x.shape)}")
-    a, b, gradient, rademacher = (
-        torch.as_tensor(v).to(x) for v in (plane.a, plane.b, plane.gradient, plane.rademacher)
-    )
-    grid, total = (len(x), len(a), len(b)), len(x) * len(a) * len(b)
-    values, correct = [], []
-    scalar = [-1] + [1] * (x.ndim - 1)
+    gradient, rademacher = (torch.as_tensor(v).to(x) for v in (plane.gradient, plane.rademacher))
+    a, b = (torch.as_tensor(v).to(x).view(-1, *[1] * (x.ndim - 1)) for v in (plane.a, plane.b))
+    grid, total, values, correct = (len(x), len(a), len(b)), len(x) * len(a) * len(b), [], []
     with attack_mode(model), torch.no_grad():
         for point in torch.arange(total, device=x.device).split(batch_size):
             image, step_a, step_b = torch.unravel_index(point, grid)
-            moved = x[image] + a[step_a].view(scalar) * gradient[image] + b[step_b].view(scalar) * rademacher[image]
+            moved = x[image] + a[step_a] * gradient[image] + b[step_b] * rademacher[image]
             logits = checked_logits(model, moved, y[image])
             values.append(loss(logits, y[image]))
             correct.append(logits.argmax(1) == y[image])
             progress(int(point[-1]) + 1, total)
-    losses_on_grid = as_array(torch.cat(values).view(grid)).astype(np.float64)
-    correct_on_grid = as_array(torch.cat(correct).view(grid))
-    return InputSurface(
-        a=plane.a, b=plane.b, loss=losses_on_grid, correct=correct_on_grid, x=as_array(x), y=as_array(y)
-    )
+    on_grid, right = (as_array(torch.cat(parts).view(grid)) for parts in (values, correct))
+    return InputSurface(a=plane.a, b=plane.b, loss=on_grid.astype(float), correct=right, x=as_array(x), y=as_array(y))
 
 
 def filter_normalised(model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -130,14 +127,11 @@ def filter_normalised(model: nn.Module, *, generator: torch.Generator | None = N
 
     A filter is a slice along the first axis of a weight with two or more; biases and normalisation layers get none.
     """
-    device = generator.device if generator is not None else "cpu"
     direction = {}
     for name, p in model.named_parameters():
         if p.ndim > 1:
-            d = torch.randn(p.shape, generator=generator, device=device).to(p)
-            ones = [-1] + [1] * (p.ndim - 1)
-            ratio = p.detach().flatten(1).norm(dim=1) / d.flatten(1).norm(dim=1).clamp_min(1e-12)
-            direction[name] = d * ratio.view(ones)
+            d = random_like(p, generator)
+            direction[name] = d * (length(p.detach()) / length(d).clamp_min(1e-12))
     if not direction:
         raise RattleError("the model has no weight matrix to perturb")
     return direction

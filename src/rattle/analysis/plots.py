@@ -26,11 +26,8 @@ INK, FAINT = "#222833", "#8d95a3"
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
-    "text.color": INK,
-    "axes.labelcolor": INK,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "axes.edgecolor": FAINT,
-    "xtick.color": INK,
-    "ytick.color": INK,
     "svg.fonttype": "path",
     "svg.hashsalt": "rattle",  # the same figure gives the same bytes
 }
@@ -64,13 +61,6 @@ def finite_range(arrays: list[Array]) -> tuple[float, float]:
     return float(values.min()), max(float(values.max()), float(values.min()) + 1e-9)
 
 
-def draw_image(axes: Any, image: Array) -> None:
-    """The image itself, [C, H, W] in [0, 1]; grey if C is 1."""
-    pixels = np.clip(image.transpose(1, 2, 0), 0, 1)
-    axes.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    axes.set(xticks=[], yticks=[])
-
-
 def draw_surface(axes: Any, surface: InputSurface, image: int, scale: Normalize) -> None:
     """One image's loss as a coloured surface under a wire net, with a dot at the image itself."""
     low, high = scale.vmin or 0.0, scale.vmax or 1.0
@@ -86,10 +76,6 @@ def draw_surface(axes: Any, surface: InputSurface, image: int, scale: Normalize)
     axes.plot([0], [0], [centre], "o", ms=5, mfc="white", mec=INK, mew=1, zorder=4)
     axes.set(xlim=surface.a[[0, -1]], ylim=surface.b[[0, -1]], zlim=(low, high))
     axes.zaxis.set_major_locator(MaxNLocator(4))
-
-
-def style_3d(axes: Any) -> None:
-    """Camera, panes and ticks of a 3-D panel."""
     axes.patch.set_alpha(0)
     axes.view_init(elev=24, azim=-128)
     axes.set_box_aspect((1, 1, 0.75), zoom=1.08)
@@ -122,13 +108,13 @@ def input_surfaces(surfaces: Mapping[str, InputSurface]) -> Figure:
 
         for column in range(columns):
             small = add_axes(left + (column + 0.5) * cell_w - 0.31, top + 0.16, 0.62, 0.62)
-            draw_image(small, first.x[column])
+            pixels = np.clip(first.x[column].transpose(1, 2, 0), 0, 1)  # drawn in grey with one channel
+            small.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            small.set(xticks=[], yticks=[])
             small.set_xlabel(f"class {int(first.y[column])}", fontsize=8.5, labelpad=2)
             for row, surface in enumerate(surfaces.values()):
                 x, y = left + column * cell_w, top - (row + 1) * cell_h
-                axes = add_axes(x, y, cell_w, cell_h, projection="3d")
-                draw_surface(axes, surface, column, scale)
-                style_3d(axes)
+                draw_surface(add_axes(x, y, cell_w, cell_h, projection="3d"), surface, column, scale)
         for row, label in enumerate(surfaces):
             y = (top - (row + 0.5) * cell_h) / height
             figure.text(0.3 / width, y, label, rotation=90, ha="center", va="center", size=12)
@@ -151,13 +137,11 @@ def weight_curves(curves: Mapping[str, WeightSurface]) -> Figure:
             if curve.attacked:
                 axes.plot(curve.a, curve.adversarial[:, middle], color=colour, lw=2.2, label=f"{label}, adversarial")
             axes.plot(curve.a, curve.clean[:, middle], color=colour, lw=1.6, ls=(0, (4, 2)), label=f"{label}, clean")
-        axes.set(xlabel="step along a filter-normalised direction", ylabel="mean loss")
-        axes.set_xlim(first.a[0], first.a[-1])
-        axes.set_ylim(bottom=min(low, 0.0))
+        axes.set(xlabel="step along a filter-normalised direction", ylabel="mean loss", axisbelow=True)
+        axes.set(xlim=first.a[[0, -1]], ylim=(min(low, 0.0), None))
         axes.axvline(0, color=FAINT, lw=0.8, zorder=0)
         axes.grid(axis="y", color="#e3e6ec", lw=0.7)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_axisbelow(True)
         axes.legend(frameon=False, fontsize=9)
     return figure
 
@@ -168,7 +152,7 @@ def weight_contours(surfaces: Mapping[str, WeightSurface]) -> Figure:
     for label, surface in surfaces.items():
         if surface.dimensions != 2:
             raise RattleError(f"contours need two directions, {label} has one")
-    kinds = ["clean", *(["adversarial"] if all(surface.attacked for surface in surfaces.values()) else [])]
+    kinds = ["clean", "adversarial"] if all(surface.attacked for surface in surfaces.values()) else ["clean"]
     low, high = finite_range([getattr(surface, kind) for surface in surfaces.values() for kind in kinds])
     least = max(low, high / 1e3)  # losses are read on a logarithmic scale of three decades at most
     scale = LogNorm(least, high) if low > 0 else Normalize(low, high)

@@ -19,7 +19,7 @@ from rattle.analysis import landscape, plots
 from rattle.analysis.flatness import flatness
 from rattle.analysis.gallery import first_of_each_class, gallery
 from rattle.attacks import PGD
-from rattle.data import Images, to_float
+from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.runs.arrays import Gallery, InputPlane, WeightSurface, same_plane
 from rattle.runs.checkpoint import Checkpoint
@@ -109,12 +109,6 @@ def labels(runs: Sequence[OpenRun]) -> list[str]:
     return [f.name if names.count(f.name) == 1 else "/".join(f.parts[-2:]) for f in folders]
 
 
-def plane_radius(threat: Threat, x: Tensor, radius: float) -> float:
-    """The step along a direction of signs that is `radius` epsilons long in the threat's norm."""
-    side = 1.0 if threat.norm == "linf" else math.sqrt(x[0].numel())
-    return max(radius * threat.epsilon, 1e-3) / side
-
-
 def compute_landscapes(
     folders: Sequence[Path | str], config: LandscapeConfig | None = None, *, console: Console | None = None
 ) -> list[Path]:
@@ -128,53 +122,36 @@ def compute_landscapes(
     runs = [open_run(folder) for folder in folders]
     for other in runs[1:]:
         if other.data != runs[0].data:
-            raise RattleError(
-                f"{other.run.folder} is of {other.data[0]} and {runs[0].run.folder} of {runs[0].data[0]}: "
-                "landscapes are compared on the same images"
-            )
+            which = f"{other.run.folder} is of {other.data[0]} and {runs[0].run.folder} of {runs[0].data[0]}"
+            raise RattleError(f"{which}: landscapes are compared on the same images")
     return draw(store_landscapes(runs, config or LandscapeConfig(), console or NullConsole()), runs)
 
 
 def store_landscapes(runs: Sequence[OpenRun], config: LandscapeConfig, console: Console) -> dict[str, Stored]:
-    """Compute and store the landscapes of runs of the same data; {label: arrays}."""
-    reference = runs[0].checkpoint
-    test, threat = reference.recipe.data.load().test, reference.recipe.attack.threat
+    """Compute and store the landscapes and flatness numbers of runs of the same data; {label: arrays}."""
+    test, threat = runs[0].checkpoint.recipe.data.load().test, runs[0].checkpoint.recipe.attack.threat
     shown = test[first_of_each_class(test.y, config.images)]
     many = test[torch.arange(min(config.weight_images, len(test)))]
-    x = to_float(shown.x)
-    generator, radius = torch.Generator().manual_seed(config.seed), plane_radius(threat, x, config.radius)
-    plane = landscape.input_plane(
-        load_model(reference), x, shown.y, radius=radius, points=config.points, generator=generator
-    )
-    return {
-        label: run_landscapes(opened, label, plane, shown, many, config, console)
-        for label, opened in zip(labels(runs), runs, strict=True)
-    }
-
-
-def run_landscapes(
-    opened: OpenRun,
-    label: str,
-    plane: InputPlane,
-    shown: Images,
-    many: Images,
-    config: LandscapeConfig,
-    console: Console,
-) -> Stored:
-    """One run's landscapes, in input space around the shown images, in weight space over many; stored and returned."""
-    model, threat = load_model(opened.checkpoint), opened.checkpoint.recipe.attack.threat
-    x, y = to_float(many.x), many.y
-    with console.progress(f"input landscape of {label}", 100) as advance:
-        surface = landscape.input_surface(model, to_float(shown.x), shown.y, plane, progress=as_progress(advance))
-    with console.progress(f"weight landscape of {label}", 200) as advance:
-        stored = {"plane": plane, "input": surface, **weight_surfaces(model, x, y, threat, config, advance)}
-    with console.progress(f"flatness of {label}", 100) as advance:
-        settings = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
-        numbers = flatness(model, x, y, threat=threat, **settings, progress=as_progress(advance)).summary()
-    for kind, value in stored.items():
-        save_arrays(value, opened.run.landscape(kind))
-    metadata = {"step": opened.step, "n": len(x), "detail": asdict(config)}
-    write_atomically(opened.run.flatness, json.dumps(metadata | numbers, indent=1).encode())
+    shown_x, many_x = to_float(shown.x), to_float(many.x)
+    side = 1.0 if threat.norm == "linf" else math.sqrt(shown_x[0].numel())  # length of a direction of signs
+    grid = {"radius": max(config.radius * threat.epsilon, 1e-3) / side, "points": config.points}
+    generator = torch.Generator().manual_seed(config.seed)
+    plane = landscape.input_plane(load_model(runs[0].checkpoint), shown_x, shown.y, **grid, generator=generator)
+    limits = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
+    stored: dict[str, Stored] = {}
+    for label, opened in zip(labels(runs), runs, strict=True):
+        model, threat = load_model(opened.checkpoint), opened.checkpoint.recipe.attack.threat
+        with console.progress(f"input landscape of {label}", 100) as advance:
+            surface = landscape.input_surface(model, shown_x, shown.y, plane, progress=as_progress(advance))
+        with console.progress(f"weight landscape of {label}", 200) as advance:
+            weights = weight_surfaces(model, many_x, many.y, threat, config, advance)
+        with console.progress(f"flatness of {label}", 100) as advance:
+            flat = flatness(model, many_x, many.y, threat=threat, **limits, progress=as_progress(advance))
+        stored[label] = {"plane": plane, "input": surface, **weights}
+        for kind, value in stored[label].items():
+            save_arrays(value, opened.run.landscape(kind))
+        metadata = {"step": opened.step, "n": len(many_x), "detail": asdict(config)}
+        write_atomically(opened.run.flatness, json.dumps(metadata | flat, indent=1).encode())
     return stored
 
 
@@ -187,10 +164,10 @@ def weight_surfaces(
     attack = PGD(threat=threat, steps=config.attack_steps, step_size=2.5 * threat.epsilon / config.attack_steps)
     attack_2d = attack if config.surface_attacked else None
     surface = partial(landscape.weight_surface, model, x, y, radius=config.weight_radius, seed=config.seed)
-    line = surface(directions=[first], points=config.line_points, attack=attack, progress=as_progress(advance))
-    directions, points = [first, second], config.surface_points
-    plane = surface(directions=directions, points=points, attack=attack_2d, progress=as_progress(advance))
-    return {"weight-1d": line, "weight-2d": plane}
+    one = {"directions": [first], "points": config.line_points, "attack": attack}
+    two = {"directions": [first, second], "points": config.surface_points, "attack": attack_2d}
+    kinds = {"weight-1d": one, "weight-2d": two}
+    return {kind: surface(**settings, progress=as_progress(advance)) for kind, settings in kinds.items()}
 
 
 def draw(stored: dict[str, Stored], runs: Sequence[OpenRun]) -> list[Path]:

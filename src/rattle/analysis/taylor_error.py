@@ -9,6 +9,7 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,6 @@ class Remainder:
     change: float  # ||g(w+u) - g(w)|| / ||g(w)||
     first: float  # remainder after the first order, relative to the change
     second: float  # remainder after the second order, relative to the change
-
-
-Remainders = dict[str, list[Remainder]]  # of clean and of adversarial images
 
 
 def remainders(
@@ -73,9 +71,8 @@ def remainders(
             for row, sigma in enumerate(sigmas):
                 with perturbed(model, {name: sigma * d for name, d in v.items()}):
                     moved = model(x) - g
-                after_first = moved - sigma * first
+                after_first, change = moved - sigma * first, moved.norm()
                 after_second = after_first - 0.5 * sigma**2 * second
-                change = moved.norm()
                 sums[row] += torch.stack([change / g.norm(), after_first.norm() / change, after_second.norm() / change])
                 progress()
     return [Remainder(sigma, *values) for sigma, values in zip(sigmas, (sums / draws).tolist(), strict=True)]
@@ -87,8 +84,8 @@ def measure_checkpoint(
     sigmas: Sequence[float] = SIGMAS,
     draws: int = 4,
     n: int = 100,
-    batch_statistics: bool = False,
     seed: int = 0,
+    batch_statistics: bool = False,
     out: Path | str | None = None,
     console: Console | None = None,
 ) -> tuple[dict[str, Any], list[Path]]:
@@ -102,22 +99,19 @@ def measure_checkpoint(
     images = target.images(n)
     x, y = to_float(images.x), images.y
     x_adv = recipe.attack(target.model, x, y, generator=ImageStreams(seed, torch.arange(len(y), device=y.device)))
-    settings = {"noise": recipe.noise, "draws": draws, "seed": seed, "batch_statistics": batch_statistics}
+    settings = {"sigmas": sigmas, "noise": recipe.noise, "draws": draws, "batch_statistics": batch_statistics}
     with (console or NullConsole()).progress("fidelity", 2 * draws * len(sigmas)) as advance:
-        found = {
-            name: remainders(target.model, part, sigmas=sigmas, **settings, progress=advance)
-            for name, part in (("clean", x), ("adversarial", x_adv))
-        }
+        of = partial(remainders, target.model, **settings, seed=seed, progress=advance)
+        found = {"clean": of(x), "adversarial": of(x_adv)}
     folder = Path(out) if out else target.results
     rows = {name: [asdict(row) for row in rows] for name, rows in found.items()}
     plain = target.metadata | {"seed": seed, "n": len(y), "draws": draws, "remainders": rows}
     write_atomically(folder / "fidelity.json", json.dumps(plain).encode())
-    pictures = plots.save(plot(found, sigma=recipe.noise.sigma or None), folder / "fidelity", dpi=160)
-    return plain, pictures
+    return plain, plots.save(plot(found, recipe.noise.sigma), folder / "fidelity", dpi=160)
 
 
-def plot(found: Remainders, *, sigma: float | None = None) -> Figure:
-    """Remainder against sigma, clean and adversarial side by side; the run's own sigma is marked if given."""
+def plot(found: dict[str, list[Remainder]], sigma: float) -> Figure:
+    """Remainder against sigma, clean and adversarial side by side; the run's own sigma is marked if it has one."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     for axis, (name, rows) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
         sigmas = [row.sigma for row in rows]

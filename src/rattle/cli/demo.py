@@ -28,8 +28,8 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "demo")
-    console, rows, folders, n, recipe = Console(), [], [], 0, get_recipe("digits-linf-cnn-trades")
-    threat = recipe.attack.threat
+    console, rows, folders, n = Console(), [], [], 0
+    threat = get_recipe("digits-linf-cnn-trades").attack.threat
     attacks = {name: get_attack(name, threat) for name in ATTACKS}
     for method, label in METHODS.items():
         recipe = replace(get_recipe(f"digits-linf-cnn-{method}"), seed=options.seed, epochs=options.epochs)

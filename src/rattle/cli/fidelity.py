@@ -28,16 +28,8 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "fidelity")
-    found, pictures = measure_checkpoint(
-        options.path,
-        sigmas=options.sigmas,
-        draws=options.draws,
-        n=options.n,
-        batch_statistics=options.batch_statistics,
-        seed=options.seed,
-        out=options.out,
-        console=Console(),
-    )
+    settings = {name: value for name, value in vars(options).items() if name != "json"}
+    found, pictures = measure_checkpoint(**settings, console=Console())
     if options.json:
         print(json.dumps(found))
         return

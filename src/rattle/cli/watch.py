@@ -61,7 +61,7 @@ def follow(options: Options) -> None:
     while True:
         state = progress(options.run)
         printed = min(printed, state.done)
-        for entry in state.metrics:
+        for entry in state.run.metrics:
             if int(entry["epoch"]) > printed:
                 print(epoch_line(entry, state.epochs), flush=True)
         printed = state.done
@@ -74,16 +74,13 @@ def follow(options: Options) -> None:
 @contextmanager
 def keys() -> Iterator[Callable[[float], str]]:
     """A function that waits some seconds for a key and returns it, or ""; restores the terminal's mode afterwards."""
-    try:
-        import select
-        import termios
-        import tty
-    except ImportError:  # on Windows Ctrl-C leaves
+    if sys.platform == "win32" or not sys.stdin.isatty():  # there Ctrl-C leaves
         yield lambda seconds: time.sleep(seconds) or ""
         return
-    if not sys.stdin.isatty():
-        yield lambda seconds: time.sleep(seconds) or ""
-        return
+    import select
+    import termios
+    import tty
+
     before = termios.tcgetattr(sys.stdin)
 
     def pressed(seconds: float) -> str:

@@ -32,6 +32,17 @@ def replace_at(settings: T, path: str, value: Any) -> T:
     return dataclasses.replace(settings, **{name: replace_at(getattr(settings, name), rest, value) if rest else value})  # type: ignore[type-var]
 
 
+def flatten(plain: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested plain settings by their dotted names.
+
+    >>> flatten({"objective": {"order": 2}, "awp": None})
+    {'objective.order': 2, 'awp': None}
+    """
+    if not isinstance(plain, dict):
+        return {prefix: plain}
+    return {k: v for key, value in plain.items() for k, v in flatten(value, f"{prefix}.{key}".lstrip(".")).items()}
+
+
 def dataclass_members(hint: Any) -> list[type]:
     """The dataclasses among the alternatives of a type; for an open type, those that are registered for it."""
     members = [kind for member in alternatives(hint) for kind in (OPEN[member]() if member in OPEN else (member,))]

@@ -1,4 +1,4 @@
-"""The page's flat figures as plotly specifications: plain dicts, whose colours are names the style sheet resolves.
+"""The page's figures as plotly specifications: plain dicts, whose colours are names the style sheet resolves.
 
 Text that came from a user is escaped by `safe`: plotly would read tags in it.
 """
@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from rattle.report.compare import Point
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Accuracy, accuracy
-from rattle.report.trade_off import Point
-from rattle.runs.arrays import Gallery
+from rattle.runs.arrays import Gallery, InputSurface, WeightSurface, same_plane
 
 Spec = dict[str, Any]
+Grid = InputSurface | WeightSurface
 NOT_TERMS = ("epoch", "step", "lr", "loss")
 COLOURS = 6
 MARGIN = {"l": 56, "r": 16, "t": 12, "b": 48}
@@ -26,6 +27,11 @@ ACCURACY_CURVES = (  # column of metrics.jsonl, legend, dash, width
     ("val_clean", "clean", "dash", 1.6),
     ("val_robust_average", "robust, averaged weights", "dot", 2.4),
 )
+CAMERA = {"eye": {"x": -1.38, "y": -1.38, "z": 0.84}, "center": {"x": 0, "y": 0, "z": -0.12}}
+SCENE = {"aspectmode": "manual", "aspectratio": {"x": 1, "y": 1, "z": 0.72}, "camera": CAMERA, "dragmode": "turntable"}
+LIGHT = {"ambient": 0.75, "diffuse": 0.45, "specular": 0.04, "roughness": 0.9}
+MESH = {"colorscale": "loss", "showscale": False, "lighting": LIGHT}
+DOT = {"size": 5, "color": "#ffffff", "line": {"color": "#222833", "width": 2}}
 
 
 def safe(text: object) -> str:
@@ -128,11 +134,6 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {safe(robust_title)}, %"))
 
 
-def epsilon_curve(gallery: Gallery) -> list[Accuracy]:
-    """Accuracy at each radius of the gallery."""
-    return [accuracy(flags) for flags in gallery.robust]
-
-
 def by_epsilon(runs: Sequence[RunData]) -> Spec:
     """Accuracy against the attack's radius, with bands of 95 %; a dotted line at each radius trained for."""
     traces, trained = [], set()
@@ -140,7 +141,7 @@ def by_epsilon(runs: Sequence[RunData]) -> Spec:
         if run.gallery is None:
             continue
         x = [round(float(e), 6) for e in run.gallery.epsilons]
-        points = epsilon_curve(run.gallery)
+        points = [accuracy(flags) for flags in run.gallery.robust]
         edge = [point.high for point in points] + [point.low for point in reversed(points)]
         band: Spec = {"type": "scatter", "x": x + x[::-1], "y": edge, "fill": "toself", "mode": "lines"}
         band |= {"fillcolor": colour(run.index, "soft"), "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
@@ -214,3 +215,60 @@ def confusion(gallery: Gallery) -> Spec:
     x = axis("predicted under attack", **ticks, showgrid=False, zeroline=False)
     y = axis("true class", **ticks, autorange="reversed", showgrid=False, zeroline=False, automargin=True)
     return figure([trace], x, y)
+
+
+def rounded(values: np.ndarray) -> list[Any]:
+    """Five figures are more than a screen shows, and half the bytes; what is not finite becomes a gap."""
+    return [[None if (v := finite(value)) is None else float(f"{v:.5g}") for value in row] for row in values]
+
+
+def common_range(arrays: Sequence[np.ndarray]) -> tuple[float, float] | None:
+    """The lowest and highest finite value of all."""
+    values = np.concatenate([np.ravel(array) for array in arrays]) if arrays else np.zeros(0)
+    values = values[np.isfinite(values)]
+    if values.size == 0:
+        return None
+    low, high = float(values.min()), float(values.max())
+    return low, high if high > low else low + 1e-6
+
+
+def surface(grid: Grid, loss: np.ndarray, scale: tuple[float, float], titles: tuple[str, str]) -> Spec:
+    """Loss [a, b] over the steps a (along x) and b of a grid, seen from the same side as every other surface.
+
+    `scale` is the lowest and highest loss of all surfaces beside it, `titles` those of the two axes.
+    """
+    low, high = scale
+    centre, lift = finite(loss[len(grid.a) // 2, len(grid.b) // 2]), 0.015 * (high - low)
+    x, y = ([float(f"{v:.4g}") for v in values] for values in (grid.a, grid.b))
+    mesh: Spec = {"type": "surface", "x": x, "y": y, "z": rounded(loss.T), "cmin": low, "cmax": high, **MESH}
+    mesh["contours"] = {"z": {"show": True, "start": low, "end": high, "size": (high - low) / 14, "color": "#ffffff55"}}
+    mesh["hovertemplate"] = "%{x:.3f}, %{y:.3f}: loss %{z:.3f}<extra></extra>"
+    top = None if centre is None else centre + lift
+    dot: Spec = {"type": "scatter3d", "mode": "markers", "x": [0], "y": [0], "z": [top], "marker": DOT}
+    dot["text"] = ["not finite" if centre is None else f"{centre:.3f}"]
+    dot["hovertemplate"] = "the point itself: loss %{text}<extra></extra>"
+    x_axis, y_axis = ({"title": {"text": title}, "nticks": 5} for title in titles)
+    z_axis = {"title": {"text": "loss"}, "range": [min(low, 0.0), high + 2 * lift], "nticks": 5}
+    scene = {"xaxis": x_axis, "yaxis": y_axis, "zaxis": z_axis, **SCENE}
+    layout = {"scene": scene, "margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "showlegend": False}
+    return {"data": [mesh, dot], "layout": layout, "gl": True}
+
+
+def weight_lines(runs: Sequence[RunData]) -> Spec:
+    """Mean loss along one direction: adversarial solid, clean dashed."""
+    traces = []
+    curves = (("adversarial", "solid", 2.4), ("clean", "dash", 1.6))
+    for run, found in ((run, run.weight_line) for run in runs if run.weight_line):
+        x = [float(f"{v:.4g}") for v in found.a]
+        for key, dash, width in curves:
+            y = [finite(v) for v in getattr(found, key)[:, 0]]
+            if any(value is not None for value in y):
+                legend = f"{run.label}, {key}" if len(runs) > 1 else key
+                traces.append(line(x, y, legend, colour(run.index), dash=dash, width=width))
+    return figure(traces, axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero"))
+
+
+def comparable(runs: Sequence[RunData]) -> bool:
+    """Whether the runs' input surfaces were taken over the same plane of the same images."""
+    planes = [run.plane for run in runs if run.plane]
+    return len(runs) < 2 or (len(planes) == len(runs) and same_plane(planes))

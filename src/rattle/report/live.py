@@ -35,12 +35,8 @@ class Progress:
     seconds_since: float | None  # the last line was written
 
     @property
-    def metrics(self) -> list[Plain]:
-        return self.run.metrics
-
-    @property
     def done(self) -> int:
-        return int(self.metrics[-1]["epoch"]) if self.metrics else 0
+        return int(self.run.metrics[-1]["epoch"]) if self.run.metrics else 0
 
     @property
     def ended(self) -> bool:
@@ -58,7 +54,7 @@ class Progress:
     def status(self) -> str:
         """A sentence about where the run is."""
         since, left = self.seconds_since, self.seconds_left
-        if not self.metrics:
+        if not self.run.metrics:
             return "waiting for the first epoch"
         if self.ended:
             return f"the run has ended: {self.done} of {self.epochs} epochs"
@@ -134,12 +130,12 @@ def view(state: Progress, *, width: int = 80, live: bool = True) -> RenderableTy
     if state.epochs:
         parts.append(ProgressBar(total=state.epochs, completed=state.done, width=min(60, width - 6)))
     across = max(20, min(width - 16, 100))
-    accuracy = curves_of(state.metrics, ("val_robust", "val_clean", "val_robust_average"))
+    accuracy = curves_of(state.run.metrics, ("val_robust", "val_clean", "val_robust_average"))
     if accuracy:
         parts += [Text("\nheld-out accuracy", style="dim"), chart(accuracy, width=across, height=6)]
-    last = state.metrics[-1] if state.metrics else {}
+    last = state.run.metrics[-1] if state.run.metrics else {}
     terms = [name for name in last if name not in ("epoch", "step", "lr") and not name.startswith("val_")]
-    if losses := curves_of(state.metrics, terms):
+    if losses := curves_of(state.run.metrics, terms):
         parts += [Text("\nloss by term", style="dim"), chart(losses, width=across, height=6)]
     if (rate := finite(last.get("lr"))) is not None:
         pace = f", an epoch takes {duration(state.epoch_seconds)}" if state.epoch_seconds else ""

@@ -108,14 +108,3 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def flatten(plain: Any, prefix: str = "") -> dict[str, str]:
-    """Nested settings by their dotted names, as text.
-
-    >>> flatten({"objective": {"order": 2}, "awp": None})
-    {'objective.order': '2', 'awp': 'none'}
-    """
-    if not isinstance(plain, dict):
-        return {prefix: "none" if plain is None else str(plain)}
-    return {k: v for key, value in plain.items() for k, v in flatten(value, f"{prefix}.{key}".lstrip(".")).items()}

@@ -7,19 +7,18 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import DictLoader, Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined
 
 from rattle import __version__
 from rattle.report import compare, sections
+from rattle.report.compare import PublishedRows
 from rattle.report.naming import duration, number, p_value, significant, title_of
 from rattle.report.run_data import RunData, load_runs
 from rattle.report.tables import NOTE
-from rattle.report.trade_off import PublishedRows
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.paths import Run
 
@@ -33,21 +32,9 @@ def asset(name: str) -> str:
 
 def render(template: str, values: Mapping[str, Any]) -> str:
     """A template of assets/ as HTML: values are escaped, and one that is missing is an error."""
-    environment = Environment(
-        loader=DictLoader({template: asset(template)}),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= FILTERS
-    return environment.get_template(template).render(style=asset("page.css"), version=__version__, **values)
-
-
-@cache
-def plotly() -> str:
-    """plotly.js as the plotly package ships it."""
-    return files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+    return environment.from_string(asset(template)).render(style=asset("page.css"), version=__version__, **values)
 
 
 def for_script(value: Any) -> str:
@@ -62,17 +49,6 @@ def script_hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
-class Figures:
-    """The page's figures: called with a specification and its description, gives what the template's `plot` takes."""
-
-    def __init__(self) -> None:
-        self.specs: list[Plain] = []
-
-    def __call__(self, spec: Plain, alt: str) -> Plain:
-        self.specs.append(spec)
-        return {"number": len(self.specs) - 1, "alt": alt, "gl": bool(spec.get("gl"))}
-
-
 def shared(values: Sequence[str]) -> str | None:
     """The value that all have in common, if they are equal."""
     return values[0] if len(set(values)) == 1 else None
@@ -80,7 +56,12 @@ def shared(values: Sequence[str]) -> str | None:
 
 def context(runs: Sequence[RunData], published: PublishedRows) -> Plain:
     """Everything the template needs."""
-    add_figure = Figures()
+    specs: list[Plain] = []
+
+    def add_figure(spec: Plain, alt: str) -> Plain:
+        specs.append(spec)
+        return {"number": len(specs) - 1, "alt": alt, "gl": bool(spec.get("gl"))}
+
     tests, refused = compare.paired_tests(runs)
     found = {
         "runs": list(runs),
@@ -103,9 +84,10 @@ def context(runs: Sequence[RunData], published: PublishedRows) -> Plain:
         "refused": refused,
         "baseline_only": len(runs) > compare.ALL_PAIRS,
     }
-    scripts = {"plotly": plotly(), "script": asset("page.js")}
+    plotly = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+    scripts = {"plotly": plotly, "script": asset("page.js")}
     hashes = " ".join(script_hash(script) for script in scripts.values())
-    return found | scripts | {"hashes": hashes, "figures_json": for_script(add_figure.specs)}
+    return found | scripts | {"hashes": hashes, "figures_json": for_script(specs)}
 
 
 def build(

@@ -3,18 +3,21 @@
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 
 from rattle.evaluation.results import StoredResult
-from rattle.report import compare, figures, surfaces, thumbnails, trade_off
-from rattle.report.naming import epsilon_text, flatten, threat_of, title_of
+from rattle.recipes.schema import flatten
+from rattle.report import compare, figures, thumbnails
+from rattle.report.naming import epsilon_text, threat_of, title_of
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Comparison, accuracy, sorted_attacks
 from rattle.runs.arrays import Gallery, InputSurface, WeightSurface
 from rattle.runs.io import Plain
 
 AddFigure = Callable[[figures.Spec, str], Plain]  # (specification, description) -> what the template's `plot` takes
+Draw = Callable[[figures.Grid, np.ndarray], figures.Spec]
 MOST_SURFACES = 8  # a browser keeps few WebGL contexts
 
 
@@ -40,13 +43,10 @@ def attack_cell(run: RunData, result: StoredResult | None) -> Plain | None:
 def training(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Curves of the runs that have any."""
     trained = [run for run in runs if run.metrics]
-    validated = [run for run in trained if any("val_robust" in entry for entry in run.metrics)]
-    found: Plain = {
-        "short": [run for run in trained if len(run.metrics) == 1],
-        "unvalidated": [run for run in trained if run not in validated],
-        "terms": [],
-    }
-    if validated:
+    short = [run for run in trained if len(run.metrics) == 1]
+    unvalidated = [run for run in trained if not any("val_robust" in entry for entry in run.metrics)]
+    found: Plain = {"short": short, "unvalidated": unvalidated, "terms": []}
+    if len(unvalidated) < len(trained):
         alt = f"Held-out accuracy by epoch. {last_accuracies(runs)}"
         found["accuracy"] = add_figure(figures.accuracy_curves(runs), alt)
     top = figures.highest_loss(trained)
@@ -72,13 +72,13 @@ def last_accuracies(runs: Sequence[RunData]) -> str:
     return "; ".join(sentences) + "."
 
 
-def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: trade_off.PublishedRows) -> Plain:
+def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: compare.PublishedRows) -> Plain:
     """Clean against robust accuracy, and which runs changed the published recipe they are shown beside."""
-    attack = trade_off.robust_attack(runs)
+    attack = compare.robust_attack(runs)
     if attack is None:
         return {}
-    paper = trade_off.published_points(runs, attack, rows_of)
-    points = [*trade_off.measured_points(runs, attack), *paper]
+    paper = compare.published_points(runs, attack, rows_of)
+    points = [*compare.measured_points(runs, attack), *paper]
     published = {point.run.name for point in paper}
     overrides = [(run, run.gallery.overrides) for run in runs if run.gallery and run.name in published]
     described = (f"{p.label}: {p.clean.value:.1f} % clean, {p.robust.value:.1f} % robust" for p in points)
@@ -93,20 +93,17 @@ def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: trade_off.P
 
 def epsilons(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Accuracy against the radius, as a figure and in numbers."""
-    galleries = [(run, run.gallery) for run in runs if run.gallery]
-    rows = []
-    for run, gallery in galleries:
+    rows, falls, images = [], [], set()
+    for run, gallery in ((run, run.gallery) for run in runs if run.gallery):
         radii = [f"{float(epsilon):.4g}" for epsilon in gallery.epsilons]
-        shares = [point.value for point in figures.epsilon_curve(gallery)]
+        shares = [accuracy(flags).value for flags in gallery.robust]
         rows.append({"run": run, "points": list(zip(radii, shares, strict=True))})
+        falls.append(f"{run.label} falls from {shares[0]:.1f} % to {shares[-1]:.1f} %")
+        images.add(gallery.robust.shape[1])
     if not rows:
         return {}
-    falls = "; ".join(
-        f"{row['run'].label} falls from {row['points'][0][1]:.1f} % to {row['points'][-1][1]:.1f} %" for row in rows
-    )
-    images = sorted({gallery.robust.shape[1] for _, gallery in galleries})
-    curves = add_figure(figures.by_epsilon(runs), f"Accuracy against the attack's radius: {falls}.")
-    return {"figure": curves, "rows": rows, "n": " or ".join(map(str, images))}
+    curves = add_figure(figures.by_epsilon(runs), f"Accuracy against the attack's radius: {'; '.join(falls)}.")
+    return {"figure": curves, "rows": rows, "n": " or ".join(map(str, sorted(images)))}
 
 
 def examples(run: RunData) -> Plain | None:
@@ -119,19 +116,17 @@ def examples(run: RunData) -> Plain | None:
     def prediction(label: int, true: int, confidence: float) -> Plain:
         return {"label": run.classes[label], "correct": label == true, "confidence": 100 * float(confidence)}
 
-    items = []
-    for i, position in enumerate(g.index):
-        true, clean, adversarial = int(g.y[position]), int(g.clean_predicted[position]), g.adversarial_label[i]
-        items.append(
-            {
-                "true": run.classes[true],
-                "clean": prediction(clean, true, g.clean_confidence[i]),
-                "adversarial": prediction(int(adversarial), true, g.adversarial_confidence[i]),
-                "x": thumbnails.picture(g.x[i]),
-                "delta": thumbnails.perturbation(g.x_adv[i] - g.x[i], factor),
-                "x_adv": thumbnails.picture(g.x_adv[i]),
-            }
-        )
+    items = [
+        {
+            "true": run.classes[true],
+            "clean": prediction(clean, true, g.clean_confidence[i]),
+            "adversarial": prediction(int(g.adversarial_label[i]), true, g.adversarial_confidence[i]),
+            "x": thumbnails.picture(g.x[i]),
+            "delta": thumbnails.perturbation(g.x_adv[i] - g.x[i], factor),
+            "x_adv": thumbnails.picture(g.x_adv[i]),
+        }
+        for i, (true, clean) in enumerate(zip(g.y[g.index], g.clean_predicted[g.index], strict=True))
+    ]
     return {"items": items, "factor": f"{factor:g}", "attack": title_of(g.attack)}
 
 
@@ -140,11 +135,8 @@ def by_class(run: RunData, add_figure: AddFigure) -> Plain | None:
     g = run.gallery
     if g is None:
         return None
-    names = run.classes
-    clean, robust = (
-        figures.class_accuracies(g, predicted) for predicted in (g.clean_predicted, g.adversarial_predicted)
-    )
-    known = [(value, name) for value, name in zip(robust, names, strict=True) if value is not None]
+    clean, robust = (figures.class_accuracies(g, each) for each in (g.clean_predicted, g.adversarial_predicted))
+    known = [(value, name) for value, name in zip(robust, run.classes, strict=True) if value is not None]
     (least, weakest), (most, strongest) = min(known), max(known)
     accuracies = (
         f"Accuracy of {run.label} by class under attack: lowest for {weakest} with {least:.1f} %, "
@@ -155,7 +147,7 @@ def by_class(run: RunData, add_figure: AddFigure) -> Plain | None:
         "bars": add_figure(figures.per_class(g, run.index), accuracies),
         "confusion": add_figure(figures.confusion(g), f"Confusion matrix of {run.label} under attack: {mistakes}"),
         "summary": f"{accuracies} {mistakes[0].upper()}{mistakes[1:]}",
-        "rows": list(zip(names, clean, robust, strict=True)),
+        "rows": list(zip(run.classes, clean, robust, strict=True)),
     }
 
 
@@ -163,9 +155,9 @@ def most_frequent_mistake(gallery: Gallery) -> str:
     """The largest entry of the confusion matrix off its diagonal, in words."""
     wrong = figures.confusion_counts(gallery)
     np.fill_diagonal(wrong, 0)
-    true, taken = np.unravel_index(int(wrong.argmax()), wrong.shape)
     if not wrong.any():
         return "no image is misclassified."
+    true, taken = np.unravel_index(int(wrong.argmax()), wrong.shape)
     return f"most often, {wrong[true, taken]} times, {gallery.classes[true]} is taken for {gallery.classes[taken]}."
 
 
@@ -174,33 +166,32 @@ def landscape(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     inputs = [(run, run.input_surface) for run in runs if run.input_surface]
     weights = [(run, run.weight_surface) for run in runs if run.weight_surface]
     shown = inputs[:MOST_SURFACES]
-    panels = [*image_panels(shown, add_figure), *weight_panels(weights[:MOST_SURFACES], add_figure)]
     found: Plain = {
-        "panels": panels,
+        "panels": [*image_panels(shown, add_figure), *weight_panels(weights[:MOST_SURFACES], add_figure)],
         "left_out": len(inputs) - len(shown),
-        "same_plane": surfaces.comparable([run for run, _ in shown]),
+        "same_plane": figures.comparable([run for run, _ in shown]),
         "same_settings": len({str(run.flatness.get("detail")) for run in runs if run.flatness}) < 2,
         "flatness": [run for run in runs if run.flatness],
     }
     if any(run.weight_line for run in runs):
         alt = "Mean loss along one filter-normalised direction in weight space, clean and adversarial."
-        found["line"] = add_figure(surfaces.weight_lines(runs), alt)
+        found["line"] = add_figure(figures.weight_lines(runs), alt)
     return found
 
 
 def image_panels(shown: Sequence[tuple[RunData, InputSurface]], add_figure: AddFigure) -> Iterator[Plain]:
     """One panel an image: its loss for every run, all on one scale."""
     images = min((len(surface.loss) for _, surface in shown), default=0)
-    scale = surfaces.common_range([surface.loss[:images] for _, surface in shown])
+    scale = figures.common_range([surface.loss[:images] for _, surface in shown])
     if scale is None:
         return
     run, first = shown[0]
+    draw = partial(figures.surface, scale=scale, titles=("gradient", "Rademacher"))
     for image in range(images):
         label = int(first.y[image])
         name = run.classes[label] if label < len(run.classes) else f"class {label}"
-        losses = [(each, surface.a, surface.b, surface.loss[image]) for each, surface in shown]
-        alt = f"Loss surface around image {image + 1}"
-        cells = surface_cells(losses, scale, ("gradient", "Rademacher"), alt, add_figure)
+        losses = [(each, surface, surface.loss[image]) for each, surface in shown]
+        cells = surface_cells(losses, draw, f"Loss surface around image {image + 1}", add_figure)
         picture = thumbnails.picture(first.x[image])
         yield {"title": f"Image {image + 1}: {name}", "name": name, "picture": picture, "cells": cells}
 
@@ -208,28 +199,23 @@ def image_panels(shown: Sequence[tuple[RunData, InputSurface]], add_figure: AddF
 def weight_panels(shown: Sequence[tuple[RunData, WeightSurface]], add_figure: AddFigure) -> Iterator[Plain]:
     """The mean loss around the weights, clean and adversarial, for every run that has it."""
     for kind in ("clean", "adversarial"):
-        losses = [(run, surface.a, surface.b, getattr(surface, kind)) for run, surface in shown]
+        losses = [(run, surface, getattr(surface, kind)) for run, surface in shown]
         losses = [each for each in losses if np.isfinite(each[-1]).any()]
-        if scale := surfaces.common_range([loss for *_, loss in losses]):
-            alt = f"Mean {kind} loss around the weights"
-            cells = surface_cells(losses, scale, ("direction 1", "direction 2"), alt, add_figure)
+        if scale := figures.common_range([loss for *_, loss in losses]):
+            draw = partial(figures.surface, scale=scale, titles=("direction 1", "direction 2"))
+            cells = surface_cells(losses, draw, f"Mean {kind} loss around the weights", add_figure)
             yield {"title": f"Weights, {kind}", "cells": cells}
 
 
 def surface_cells(
-    losses: Sequence[tuple[RunData, np.ndarray, np.ndarray, np.ndarray]],
-    scale: tuple[float, float],
-    axes: tuple[str, str],
-    alt: str,
-    add_figure: AddFigure,
+    losses: Sequence[tuple[RunData, figures.Grid, np.ndarray]], draw: Draw, alt: str, add_figure: AddFigure
 ) -> list[Plain]:
-    """A surface for each run of a panel, from (run, a, b, loss [a, b]); `alt` begins their descriptions."""
+    """A surface for each run of a panel, from (run, grid, loss [a, b]); `alt` begins their descriptions."""
     cells = []
-    for run, a, b, loss in losses:
+    for run, grid, loss in losses:
         values = loss[np.isfinite(loss)]
         between = f": loss between {values.min():.2f} and {values.max():.2f}" if values.size else ""
-        spec = surfaces.surface(a, b, loss, scale, axes)
-        cells.append({"run": run, "figure": add_figure(spec, f"{alt}. {run.label}{between}.")})
+        cells.append({"run": run, "figure": add_figure(draw(grid, loss), f"{alt}. {run.label}{between}.")})
     return cells
 
 
@@ -257,8 +243,9 @@ def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """Settings in which the recipes differ."""
     settings = [flatten(run.recipe) for run in runs]
     names = dict.fromkeys(name for found in settings for name in found)
-    rows = [(name, [found.get(name, "none") for found in settings]) for name in names]
-    return [(name, values) for name, values in rows if len(set(values)) > 1]
+    values = [[found.get(name) for found in settings] for name in names]
+    shown = [["none" if value is None else str(value) for value in row] for row in values]
+    return [(name, row) for name, row in zip(names, shown, strict=True) if len(set(row)) > 1]
 
 
 def seeds(runs: Sequence[RunData]) -> Comparison | None:

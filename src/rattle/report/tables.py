@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from rattle.errors import RattleError
@@ -80,13 +80,14 @@ def compare(samples: Mapping[str, Mapping[str, Sample]]) -> Comparison:
     columns.sort(key=lambda column: column != "clean")
     if not columns:
         raise RattleError("none of these runs has been evaluated; `rattle evaluate RUN` does it")
-    rows: dict[str, list[Cell]] = {method: [] for method in samples}
+    rows: dict[str, tuple[Cell, ...]] = dict.fromkeys(samples, ())
     for column in columns:
         measured = {method: by_column[column] for method, by_column in samples.items() if column in by_column}
         best = significantly_best(measured)
-        for method, row in rows.items():
-            row.append(cell(measured[method], best=method == best) if method in measured else Cell())
-    return Comparison(columns=tuple(columns), rows={method: tuple(row) for method, row in rows.items()})
+        for method in rows:
+            found = asdict(summarise(measured[method].accuracies)) if method in measured else {}
+            rows[method] += (Cell(**found, best=method == best),)
+    return Comparison(columns=tuple(columns), rows=rows)
 
 
 def significantly_best(samples: Mapping[str, Sample]) -> str | None:
@@ -98,11 +99,6 @@ def significantly_best(samples: Mapping[str, Sample]) -> str | None:
     return best if all(differ(samples[best], other) for other in others) else None
 
 
-def cell(sample: Sample, *, best: bool) -> Cell:
-    summary = summarise(sample.accuracies)
-    return Cell(mean=summary.mean, deviation=summary.deviation, n=summary.n, best=best)
-
-
 def write_table(comparison: Comparison, form: Format) -> str:
     """The table as text to paste, in one of three formats."""
     if form == "csv":
@@ -110,7 +106,7 @@ def write_table(comparison: Comparison, form: Format) -> str:
     missing = {"markdown": "-", "latex": "--"}[form]
     columns = ["Method", "Seeds", *map(title_of, comparison.columns)]
     rows = [
-        [method, str(seed_count(row)), *(cell_text(cell, missing) for cell in row)]
+        [method, str(max(cell.n for cell in row)), *(cell_text(cell, missing) for cell in row)]
         for method, row in comparison.rows.items()
     ]
     if form == "latex":
@@ -127,19 +123,13 @@ def cell_text(cell: Cell, missing: str) -> str:
     return Bold(text) if cell.best else text
 
 
-def seed_count(row: Sequence[Cell]) -> int:
-    return max(cell.n for cell in row)
-
-
 def csv_text(comparison: Comparison) -> str:
     """Fractions of 1; three columns for each attack: mean, deviation, and whether it is significantly best."""
     columns = [f"{column}_{part}" for column in comparison.columns for part in ("mean", "deviation", "best")]
     rows = []
     for method, row in comparison.rows.items():
-        numbers = [(fraction(c.mean), fraction(c.deviation), "" if c.mean is None else str(int(c.best))) for c in row]
-        rows.append([method, str(seed_count(row)), *(text for triple in numbers for text in triple)])
+        rows.append([method, str(max(cell.n for cell in row))])
+        for cell in row:
+            deviation = f"{cell.deviation:.6f}" if cell.n > 1 else ""
+            rows[-1] += ["", "", ""] if cell.mean is None else [f"{cell.mean:.6f}", deviation, str(int(cell.best))]
     return csv_table(["method", "seeds", *columns], rows)
-
-
-def fraction(value: float | None) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.6f}"
