@@ -50,7 +50,7 @@ def timed(call: Callable[[], object]) -> dict[str, float]:
 
 
 def interleaved(
-    cases: Mapping[str, Callable[[], object]], *, rounds: int, advance: Callable[[], None] = lambda: None
+    cases: Mapping[str, Callable[[], object]], *, rounds: int, advance: Callable[[], None]
 ) -> dict[str, Timing]:
     """Time every case once in each round, in a random order: a case is slower after some cases than after others."""
     order, found = random.Random(0), {name: [] for name in cases}

@@ -85,10 +85,7 @@ def interval_over_images(values: Sequence[float], unit: float) -> Interval | Non
 
 
 def compare_rows(
-    plan: Plan,
-    evaluator: Evaluator,
-    protocols: Sequence[Protocol] = PROTOCOLS,
-    failed: Mapping[str, str] | None = None,
+    plan: Plan, evaluator: Evaluator, protocols: Sequence[Protocol] = PROTOCOLS, failed: Mapping[str, str] | None = None
 ) -> list[ComparedRow]:
     """Every row, measured under the protocols; `failed` names the folders of runs whose training failed, and why."""
     states = plan.states()

@@ -60,9 +60,7 @@ def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement
     cases = {name: case for name, case in cases_of(prepare(setup), ("training",)).items() if name in names}
     seconds, memory = run.measure(f"Table 6, {setup.model}", setup, cases, rounds=scale.rounds, console=console)
     measured = {
-        name: Measurement(
-            seconds=timing["wall"].median, processor=timing[run.fair_clock(setup)].median, bytes=memory[name]
-        )
+        name: Measurement(seconds=timing["wall"].median, processor=timing[setup.ratio_clock].median, bytes=memory[name])
         for name, timing in seconds.items()
     }
     plain = {**settings, "measured": {name: asdict(one) for name, one in measured.items()}}
