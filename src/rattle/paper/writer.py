@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rattle.paper import tables
 from rattle.paper.cells import CellResult, ComparedRow
 from rattle.paper.plan import Plan
 from rattle.paper.protocols import Protocol
 from rattle.paper.rows import Cell
+from rattle.paper.scales import Scale
 from rattle.report.page import p_value, render
 from rattle.report.tables import title_of
 from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
@@ -98,8 +100,7 @@ def groups(line: ComparedRow) -> Iterator[tuple[Kind, str, str, list[str]]]:
         seeds = str(max(len(ours[cell.column].seeds) for cell in cells))
         yield "ours", OURS[protocol], seeds, [shown(cell, ours[cell.column]) for cell in cells]
         if line.baseline:
-            differences = [shown_difference(cell, ours[cell.column]) for cell in cells]
-            yield "difference", "difference", "", differences
+            yield "difference", "difference", "", [shown_difference(cell, ours[cell.column]) for cell in cells]
     yield "paper", "paper" if line.key else "paper, quoted", "", [cell.printed for cell in cells]
     changes = [(cell, line.published_difference(cell.column)) for cell in cells]
     if any(change is not None for _, change in changes):
@@ -109,7 +110,7 @@ def groups(line: ComparedRow) -> Iterator[tuple[Kind, str, str, list[str]]]:
 
 def printed_table(plan: Plan, title: str, lines: Sequence[ComparedRow]) -> PrintedTable:
     """The table of a plan."""
-    rows = []
+    rows, columns = [], {column: heading(column, plan.scale) for column in tables.table(plan.number).columns}
     for line in lines:
         for i, (kind, what, seeds, cells) in enumerate(groups(line)):
             names = (line.row.dataset, line.row.architecture, line.row.method) if i == 0 else ("", "", "")
@@ -118,11 +119,22 @@ def printed_table(plan: Plan, title: str, lines: Sequence[ComparedRow]) -> Print
     return PrintedTable(
         title=title,
         labels=("Data", "Network", "Method", "", "Seeds"),
-        columns=tuple(TITLES.get(column) or title_of(column) for column in plan.columns),
+        columns=tuple(columns.values()),
         rows=tuple(rows),
         notes=(*READING, *plan.notes, *dict.fromkeys(notes)),
-        plain={"table": plan.number, "scale": plan.scale.name, "rows": [plain_row(line) for line in lines]},
+        plain={
+            "table": plan.number,
+            "scale": plan.scale.name,
+            "columns": columns,
+            "rows": [plain_row(line) for line in lines],
+        },
     )
+
+
+def heading(column: str, scale: Scale) -> str:
+    """The title of a column, and what ours is measured with where that is not what the title says."""
+    title, run = TITLES.get(column) or title_of(column), scale.name_of(column)
+    return title if run == column else f"{title} (ours: {run})"
 
 
 def plain_row(line: ComparedRow) -> dict[str, Any]:
