@@ -13,12 +13,12 @@ from torch import nn
 
 from rattle.attacks import PGD, AutoAttack
 from rattle.bench import reference
+from rattle.bench.measure import Call
 from rattle.bench.setup import Subject, library_step, recipe_of
 from rattle.models import find_head
 from rattle.threat import Threat
 
 Group = Literal["training", "evaluation", "autoattack"]
-Call = Callable[[], object]
 METHODS = {
     "AT": "at",
     "TRADES": "trades",

@@ -93,17 +93,12 @@ def released_loss(
 
 
 def released_step(
-    model: nn.Module,
-    head: nn.Linear,
-    x: Tensor,
-    y: Tensor,
-    *,
-    sigma: float,
-    eta: float,
-    generator: torch.Generator,
-    **inner: Any,  # settings of `published_inner_loop`
+    model: nn.Module, head: nn.Linear, x: Tensor, y: Tensor, *, sigma: float, eta: float, generator: Any, **inner: Any
 ) -> Tensor:
-    """One step of the authors' algorithm up to the gradient: 2 K inner and 8 outer forwards, K + 3 backwards."""
+    """One step of the authors' algorithm up to the gradient: 2 K inner and 8 outer forwards, K + 3 backwards.
+
+    `generator` draws the noise; the other settings are those of `published_inner_loop`.
+    """
     x_adv = published_inner_loop(noisy_copy(model, sigma, generator), x, **inner)
     model.train()
     loss = released_loss(model, head, x, x_adv, y, eta=eta)

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rattle.bench.cases import METHODS, Call, Case, Group, cases_of
+from rattle.bench.cases import METHODS, Case, Group, cases_of
 from rattle.bench.limit import Limit, unavoidable_passes
-from rattle.bench.measure import Rounds, Timing, interleaved, peak_memory
+from rattle.bench.measure import Call, Rounds, Timing, interleaved, peak_memory
 from rattle.bench.setup import Setup, library_step, prepare, recipe_of
 from rattle.errors import RattleError
 from rattle.runs.progress import Console, NullConsole
@@ -58,15 +58,9 @@ def bench(
     extra = {LIMIT: limit} if "training" in groups else {}
     seconds, memory = measure(f"bench {setup.model}", setup, cases, rounds=rounds, extra=extra, console=console)
     passes = {n: unavoidable_passes(recipe_of(setup, METHODS[n])) for n in METHODS if n in cases}
-    return Result(
-        setup=setup,
-        rounds=rounds,
-        cases=cases,
-        seconds=seconds,
-        memory=memory,
-        limit={name: limit.rounds(each, rounds) for name, each in passes.items()},
-        flop={name: limit.flop(each) for name, each in passes.items()},
-    )
+    limits = {name: limit.rounds(each, rounds) for name, each in passes.items()}
+    flop = {name: limit.flop(each) for name, each in passes.items()}
+    return Result(setup, rounds, cases, seconds, memory, limits, flop)
 
 
 def measure(

@@ -49,8 +49,7 @@ def state_of(plan: Plan, key: str, states: States, failed: Mapping[str, str]) ->
         return "diverged" if len(found) == 1 else f"diverged ({found.count('diverged')} of {len(found)})"
     if "finished" in found:
         return ""
-    names = {plan.jobs[key, seed].folder.name for seed in plan.seeds}
-    return "failed" if names & set(failed) else "not finished"
+    return "failed" if any(plan.jobs[key, seed].folder.name in failed for seed in plan.seeds) else "not finished"
 
 
 def cell_result(cell: Cell, by_seed: Mapping[int, Measured]) -> CellResult:

@@ -117,6 +117,17 @@ def read_cell(column: str, text: str, norm: Norm, surrogate: str | None = None) 
     )
 
 
+def parts_of(recipe: str) -> tuple[str, Norm, str, str]:
+    """Dataset, norm, network and method, which make up the name of a recipe.
+
+    >>> parts_of("cifar10-linf-wrn34-10-trades-awp")
+    ('cifar10', 'linf', 'wrn34-10', 'trades-awp')
+    """
+    dataset, norm, rest = recipe.split("-", 2)
+    model = next(name for name in ARCHITECTURES if rest.startswith(name))
+    return dataset, "l2" if norm == "l2" else "linf", model, rest.removeprefix(f"{model}-")
+
+
 def ours(
     method: str,
     recipe: str,
@@ -130,9 +141,7 @@ def ours(
 
     `transfer`: attacks are made on the plain adversarially trained model of the same setting.
     """
-    dataset, norm_name, rest = recipe.split("-", 2)
-    norm: Norm = "l2" if norm_name == "l2" else "linf"
-    model = next(name for name in ARCHITECTURES if rest.startswith(name))
+    dataset, norm, model, _ = parts_of(recipe)
     surrogate = f"{dataset}-{norm}-{model}-at" if transfer else None
     return Row(
         method=method,
@@ -147,14 +156,8 @@ def ours(
 
 def quoted(method: str, architecture: str, numbers: str, *, dataset: str = "cifar10") -> Row:
     """A row that the paper takes from another work; no recipe reproduces it."""
-    return Row(
-        method=method,
-        recipe=None,
-        architecture=architecture,
-        dataset=dataset,
-        norm="linf",
-        cells=tuple(read_cell(c, text, "linf") for c, text in zip(WHITE_BOX, numbers.split(), strict=True)),
-    )
+    cells = tuple(read_cell(c, text, "linf") for c, text in zip(WHITE_BOX, numbers.split(), strict=True))
+    return Row(method=method, recipe=None, architecture=architecture, dataset=dataset, norm="linf", cells=cells)
 
 
 def orders(base: str, *numbers: str, columns: Sequence[str] = WHITE_BOX, transfer: bool = False) -> list[Row]:

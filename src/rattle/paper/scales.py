@@ -8,7 +8,7 @@ from rattle.attacks import Attack
 from rattle.attacks.registry import get_attack
 from rattle.bench.setup import Setup
 from rattle.errors import RattleError
-from rattle.paper.rows import ARCHITECTURES, Cell, Overrides
+from rattle.paper.rows import ARCHITECTURES, Cell, Overrides, parts_of
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import CheckpointSchedule
@@ -58,10 +58,9 @@ class Scale:
 
     def recipe(self, name: str, overrides: Overrides = ()) -> Recipe:
         """The recipe of that name at this scale, with the paper's schedule of checkpoints."""
-        dataset, norm, rest = name.split("-", 2)
-        model = next(known for known in ARCHITECTURES if rest.startswith(known))
+        dataset, norm, model, method = parts_of(name)
         replacement, width = self.models.get(model, (model, None))
-        recipe = get_recipe(f"{self.dataset or dataset}-{norm}-{replacement}-{rest.removeprefix(f'{model}-')}")
+        recipe = get_recipe(f"{self.dataset or dataset}-{norm}-{replacement}-{method}")
         recipe = replace(recipe, width=width or recipe.width, keep_checkpoints=CheckpointSchedule())
         images = replace(recipe.data, root=self.root, train_size=self.train_size)
         recipe = replace(recipe, data=replace(images, name=self.sources.get(images.name, images.name)))
