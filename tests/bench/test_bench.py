@@ -125,7 +125,7 @@ def test_passes_that_a_step_cannot_avoid(method: str, forward: int, by_input: in
 def test_the_limit_counts_rounds_by_their_passes() -> None:
     limit = Limit(create_model("cnn", classes=3, width=2, channels=3), torch.rand(2, 3, 8, 8))
     limit(), limit()
-    one, ten = (limit.rounds(Passes(forward=k, by_input=0, full=0), 2) for k in (1, 10))
+    one, ten = (limit.rounds(Passes(forward=k, by_input=0, full=0)) for k in (1, 10))
     assert len(one.values) == 2
     assert ten.values == pytest.approx([10 * s for s in one.values])
 

@@ -71,20 +71,17 @@ def reference_step(subject: Subject, name: str, *, steps: int | None = None) -> 
     model, attack, x, y = copy.deepcopy(subject.plain), recipe.attack, subject.x_plain, subject.y
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, weight_decay=5e-4)
     inner = {"epsilon": attack.threat.epsilon, "step_size": attack.step_size, "steps": attack.steps}
-    method = {"sigma": recipe.noise.sigma, "eta": 0.2}
 
     def run() -> None:
         optimizer.zero_grad()
-        draws = subject.streams()
+        draws, generator = subject.streams(), torch.Generator().manual_seed(0)
         with subject.autocast:
             if name == PUBLISHED:
                 x_adv = reference.published_inner_loop(model, x, **inner, draws=draws)
                 reference.published_trades(model, x, x_adv, y, inv_lambda=6.0).backward()
             else:
-                generator = torch.Generator().manual_seed(0)
-                reference.released_step(
-                    model, find_head(model), x, y, **method, **inner, draws=draws, generator=generator
-                )
+                method = {"sigma": recipe.noise.sigma, "eta": 0.2, "generator": generator}
+                reference.released_step(model, find_head(model), x, y, **method, **inner, draws=draws)
         optimizer.step()
 
     return run

@@ -114,6 +114,6 @@ class Limit:
         passes = (forward, partial(backward, [True, False, False]), partial(backward, [not shape.first, True, False]))
         return [min(timed(each)[self.clock] for _ in range(2)) for each in passes]  # the better of two tries
 
-    def rounds(self, passes: Passes, last: int) -> Rounds:
-        """Seconds that the passes take at least, in each of the last calls."""
-        return Rounds(tuple(float(np.dot(passes, call)) for call in self.calls[-last:]))
+    def rounds(self, passes: Passes) -> Rounds:
+        """Seconds that the passes take at least, in each call."""
+        return Rounds(tuple(float(np.dot(passes, call)) for call in self.calls))

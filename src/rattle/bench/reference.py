@@ -99,7 +99,8 @@ def released_step(
 
     `generator` draws the noise; the other settings are those of `published_inner_loop`.
     """
-    x_adv = published_inner_loop(noisy_copy(model, sigma, generator), x, **inner)
+    noisy = noisy_copy(model, sigma, generator)  # lives until the end, as in the release
+    x_adv = published_inner_loop(noisy, x, **inner)
     model.train()
     loss = released_loss(model, head, x, x_adv, y, eta=eta)
     loss.backward()

@@ -58,7 +58,7 @@ def bench(
     extra = {LIMIT: limit} if "training" in groups else {}
     seconds, memory = measure(f"bench {setup.model}", setup, cases, rounds=rounds, extra=extra, console=console)
     passes = {n: unavoidable_passes(recipe_of(setup, METHODS[n])) for n in METHODS if n in cases}
-    limits = {name: limit.rounds(each, rounds) for name, each in passes.items()}
+    limits = {name: limit.rounds(each) for name, each in passes.items()}
     flop = {name: limit.flop(each) for name, each in passes.items()}
     return Result(setup, rounds, cases, seconds, memory, limits, flop)
 

@@ -20,8 +20,7 @@ BEST_OF_CHECKPOINTS = (
     "Each attack's value is the highest over the checkpoints of Appendix B, chosen on the test set; clean accuracy is "
     "that of the checkpoint best under PGD-20. So the cells of a row need not belong to one model."
 )
-
-
+OWN_RUNS = (UNSTATED_EPSILON, ONE_DECIMAL, BEST_OF_CHECKPOINTS)
 PREACT = "cifar10-linf-preact18-trades"
 WRN, WRN_100 = "cifar10-linf-wrn34-10-trades", "cifar100-linf-wrn34-10-trades"
 L2_COLUMNS, RAYS_COLUMNS = ("clean", "pgd20", "autoattack"), ("clean", "adbd", "rays")
@@ -45,9 +44,7 @@ TABLE_1 = Table(
     notes=(
         "Section 5.3 gives 55.13 (PGD-20) and 50.8 (AutoAttack) for 1st+2nd (0.2); the table has 54.91 and 50.3.",
         "No 0th-order row is printed; Table 7 gives the clean accuracy of TRADES on this network.",
-        UNSTATED_EPSILON,
-        ONE_DECIMAL,
-        BEST_OF_CHECKPOINTS,
+        *OWN_RUNS,
     ),
 )
 
@@ -113,7 +110,7 @@ TABLE_5 = Table(
         *orders("cifar10-linf-mobilenetv2-trades", "79.73 51.41 48.43 46.4", "81.86 53.34 49.93 47.8"),
         *orders("cifar10-linf-mobilenetv2-trades-awp", "79.86 53.56 50.11 47.7", "81.95 55.37 51.55 49.4"),
     ),
-    notes=(UNSTATED_EPSILON, ONE_DECIMAL, BEST_OF_CHECKPOINTS),
+    notes=OWN_RUNS,
 )
 
 TABLE_6 = Table(
@@ -149,9 +146,7 @@ TABLE_8 = Table(
     notes=(
         "HAT(DDPM): 57.09 stands under PGD-20, but its authors report that number as AutoAttack accuracy.",
         "The caption says ResNet-18, Appendix B lists only the PreAct variant.",
-        UNSTATED_EPSILON,
-        ONE_DECIMAL,
-        BEST_OF_CHECKPOINTS,
+        *OWN_RUNS,
     ),
 )
 
