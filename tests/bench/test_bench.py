@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rattle.bench import reference
-from rattle.bench.cases import AUTHORS, METHODS, PUBLISHED, authors_step, published_step
+from rattle.bench.cases import AUTHORS, METHODS, PUBLISHED, reference_step
 from rattle.bench.limit import Limit, Passes, convolutions, unavoidable_passes
 from rattle.bench.measure import Rounds, peak_memory
 from rattle.bench.report import RATIOS, growth_chart, to_plain
@@ -69,7 +69,7 @@ def test_what_was_not_measured_is_null() -> None:
 
 
 def test_the_authors_step_holds_more_memory_than_ours(subject: Subject) -> None:
-    ours, theirs = library_step(subject, "trades-2nd"), authors_step(subject)
+    ours, theirs = library_step(subject, "trades-2nd"), reference_step(subject, AUTHORS)
     ours(), theirs()
     assert peak_memory(theirs) > 1.5 * peak_memory(ours)
 
@@ -77,7 +77,7 @@ def test_the_authors_step_holds_more_memory_than_ours(subject: Subject) -> None:
 def test_peak_memory_does_not_depend_on_the_inner_steps(subject: Subject) -> None:
     peaks = []
     for steps in (2, 5):
-        for make in (library_step(subject, "trades-2nd", steps=steps), published_step(subject, steps=steps)):
+        for make in (library_step(subject, "trades-2nd", steps=steps), reference_step(subject, PUBLISHED, steps=steps)):
             make()
             peaks.append(peak_memory(make))
     # a retained inner step would add a third and more; 1 % of these 200 kB is 2 kB, which other tests' leftovers reach
@@ -125,7 +125,7 @@ def test_passes_that_a_step_cannot_avoid(method: str, forward: int, by_input: in
 def test_the_limit_counts_rounds_by_their_passes() -> None:
     limit = Limit(create_model("cnn", classes=3, width=2, channels=3), torch.rand(2, 3, 8, 8))
     limit(), limit()
-    one, ten = (limit.rounds(Passes(forward=k, by_input=0, full=0), 2) for k in (1, 10))
+    one, ten = (limit.rounds(Passes(forward=k, by_input=0, full=0)) for k in (1, 10))
     assert len(one.values) == 2
     assert ten.values == pytest.approx([10 * s for s in one.values])
 
@@ -147,7 +147,7 @@ def test_growth_measures_every_value_of_an_axis_and_fits_its_exponents(monkeypat
 
     monkeypatch.setattr("rattle.bench.run.prepare", lambda setup: setup)
     monkeypatch.setattr("rattle.bench.run.library_step", known_step)
-    (curve,) = growth(SLIM, axes={"batch": ("images", (4, 8, 16))}, rounds=2, clock="wall")
+    (curve,) = growth(replace(SLIM, clock="wall"), axes={"batch": ("images", (4, 8, 16))}, rounds=2)
     assert (curve.field, curve.title, curve.values) == ("batch", "images", (4, 8, 16))
     assert curve.bytes == (64_000, 256_000, 1_024_000)
     assert curve.memory_exponent == pytest.approx(2)

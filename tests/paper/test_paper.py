@@ -71,7 +71,10 @@ def test_every_table_trains_attacks_and_prints_ours_beside_the_papers(
         assert row.method in printed
         assert all(cell.printed in printed.replace(",", "") for cell in row.cells)
     for ending in ("md", "tex", "html", "json"):
-        assert (out / f"table-{number}-tiny.{ending}").stat().st_size > 500
+        written = (out / f"table-{number}-tiny.{ending}").read_text()
+        assert len(written) > 500
+        assert ("AutoAttack (ours: smoke-ensemble)" in written) == ("autoattack" in table.columns)
+    assert ("AutoAttack (ours: smoke-ensemble)" in printed) == ("autoattack" in table.columns)
     if number != 6:
         check_numbers(numbers(out, number))
 
@@ -316,7 +319,7 @@ def test_full_scale_is_the_recipes_as_named_and_small_keeps_their_shape() -> Non
     recipe = found[1].recipe
     assert recipe is not None
     assert (recipe.epochs, recipe.width, recipe.data.train_size) == (200, None, None)
-    awp = SCALES["small"].recipe("cifar100-linf-wrn34-10-trades-awp-2nd", {})
+    awp = SCALES["small"].recipe("cifar100-linf-wrn34-10-trades-awp-2nd")
     assert (awp.model, awp.width, awp.epochs, awp.awp and awp.awp.warmup) == ("wrn10-1", 8, 30, 2)
     assert (awp.data.name, awp.data.train_size) == ("cifar100", 10_000)
 

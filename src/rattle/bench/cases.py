@@ -13,13 +13,12 @@ from torch import nn
 
 from rattle.attacks import PGD, AutoAttack
 from rattle.bench import reference
+from rattle.bench.measure import Call
 from rattle.bench.setup import Subject, library_step, recipe_of
 from rattle.models import find_head
-from rattle.recipes.recipe import Recipe
 from rattle.threat import Threat
 
 Group = Literal["training", "evaluation", "autoattack"]
-Call = Callable[[], object]
 METHODS = {
     "AT": "at",
     "TRADES": "trades",
@@ -50,9 +49,10 @@ def cases_of(subject: Subject, groups: tuple[Group, ...]) -> dict[str, Case]:
     """Every case of the groups by its name."""
     makers = {"training": training, "evaluation": evaluation, "autoattack": autoattack}
     ours, found = {*METHODS, PGD20, *COMPONENTS}, {}
+    weights = sum(p.numel() * p.element_size() for p in subject.plain.parameters())
     for group in groups:
         whole, short = makers[group](subject, short=False), makers[group](subject, short=True)
-        resident = subject.resident() if group == "training" else subject.resident() // 2  # attacks need no momentum
+        resident = 2 * weights if group == "training" else weights  # attacks need no momentum
         for name, run in whole.items():
             found[name] = Case(group, "ours" if name in ours else "reference", run, short[name], resident)
     return found
@@ -62,56 +62,29 @@ def training(subject: Subject, *, short: bool) -> dict[str, Call]:
     """A step of every method, and two reference steps."""
     steps = 2 if short else None
     found: dict[str, Call] = {name: library_step(subject, method, steps=steps) for name, method in METHODS.items()}
-    return found | {PUBLISHED: published_step(subject, steps=steps), AUTHORS: authors_step(subject, steps=steps)}
+    return found | {name: reference_step(subject, name, steps=steps) for name in (PUBLISHED, AUTHORS)}
 
 
-def published_step(subject: Subject, *, steps: int | None = None) -> Call:
-    """TRADES as its authors published it: the clean forward again at every inner step."""
-    x, y = subject.x_plain, subject.y
-
-    def backward(model: nn.Module, recipe: Recipe) -> None:
-        x_adv = reference.published_inner_loop(model, x, **inner_loop(recipe), draws=subject.streams())
-        reference.published_trades(model, x, x_adv, y, inv_lambda=6.0).backward()
-
-    return reference_step(subject, "trades", steps, backward)
-
-
-def authors_step(subject: Subject, *, steps: int | None = None) -> Call:
-    """The authors' algorithm, literally."""
-
-    def backward(model: nn.Module, recipe: Recipe) -> None:
-        reference.released_step(
-            model,
-            find_head(model),
-            subject.x_plain,
-            subject.y,
-            **inner_loop(recipe),
-            sigma=recipe.noise.sigma,
-            eta=0.2,
-            draws=subject.streams(),
-            generator=torch.Generator().manual_seed(0),
-        )
-
-    return reference_step(subject, "trades-2nd-released", steps, backward)
-
-
-def reference_step(subject: Subject, method: str, steps: int | None, backward: Callable[[Any, Recipe], None]) -> Call:
-    """A step of plain SGD at the settings of a recipe; `backward(model, recipe)` leaves the gradients."""
-    recipe, model = recipe_of(subject.setup, method, steps=steps), copy.deepcopy(subject.plain)
+def reference_step(subject: Subject, name: str, *, steps: int | None = None) -> Call:
+    """TRADES with the clean forward again at every inner step, or the authors' algorithm, literally; with plain SGD."""
+    recipe = recipe_of(subject.setup, "trades" if name == PUBLISHED else "trades-2nd-released", steps=steps)
+    model, attack, x, y = copy.deepcopy(subject.plain), recipe.attack, subject.x_plain, subject.y
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, weight_decay=5e-4)
+    inner = {"epsilon": attack.threat.epsilon, "step_size": attack.step_size, "steps": attack.steps}
 
     def run() -> None:
         optimizer.zero_grad()
+        draws, generator = subject.streams(), torch.Generator().manual_seed(0)
         with subject.autocast:
-            backward(model, recipe)
+            if name == PUBLISHED:
+                x_adv = reference.published_inner_loop(model, x, **inner, draws=draws)
+                reference.published_trades(model, x, x_adv, y, inv_lambda=6.0).backward()
+            else:
+                method = {"sigma": recipe.noise.sigma, "eta": 0.2, "generator": generator}
+                reference.released_step(model, find_head(model), x, y, **method, **inner, draws=draws)
         optimizer.step()
 
     return run
-
-
-def inner_loop(recipe: Recipe) -> dict[str, Any]:
-    attack = recipe.attack
-    return {"epsilon": attack.threat.epsilon, "step_size": attack.step_size, "steps": attack.steps}
 
 
 def evaluation(subject: Subject, *, short: bool) -> dict[str, Call]:
@@ -123,12 +96,12 @@ def evaluation(subject: Subject, *, short: bool) -> dict[str, Call]:
     ours = PGD(threat=Threat(epsilon=PGD_EPSILON), step_size=PGD_STEP, steps=steps)
     found: dict[str, Call] = {
         PGD20: attack_call(subject, ours, model),
-        TEXTBOOK: subject.under_autocast(lambda: reference.textbook_pgd(plain, x, y, **settings)),
+        TEXTBOOK: subject.autocast(lambda: reference.textbook_pgd(plain, x, y, **settings)),
     }
     if find_spec("torchattacks") is not None:
         own = copy.deepcopy(plain)  # it changes the model's modes
         theirs = import_module("torchattacks").PGD(own, eps=PGD_EPSILON, alpha=PGD_STEP, steps=steps)
-        found[TORCHATTACKS] = subject.under_autocast(lambda: theirs(x, y))
+        found[TORCHATTACKS] = subject.autocast(lambda: theirs(x, y))
     return found
 
 
@@ -143,13 +116,13 @@ def autoattack(subject: Subject, *, short: bool) -> dict[str, Call]:
     if find_spec("pyautoattack") is not None:
         x, y = subject.x_plain, subject.y
         for name, perturb in pyautoattack_components(subject.plain, steps, queries).items():
-            found[f"{name}, pyautoattack"] = subject.under_autocast(lambda p=perturb: p(x.clone(), y.clone()))
+            found[f"{name}, pyautoattack"] = subject.autocast(lambda p=perturb: p(x.clone(), y.clone()))
     return found
 
 
 def attack_call(subject: Subject, attack: Any, model: nn.Module) -> Call:
     x = subject.x
-    return subject.under_autocast(lambda: attack(model, x, subject.y, generator=subject.streams()))
+    return subject.autocast(lambda: attack(model, x, subject.y, generator=subject.streams()))
 
 
 def pyautoattack_components(plain: nn.Module, steps: int, queries: int) -> dict[str, Callable[..., object]]:

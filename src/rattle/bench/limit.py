@@ -6,9 +6,9 @@ in both memory layouts; the faster one counts. What a step takes beyond that is 
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,10 +27,7 @@ class Convolution:
     image: tuple[int, ...]  # its input, [n, C, H, W]
     weight: tuple[int, ...]
     output: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
+    geometry: tuple[Any, ...]  # stride, padding, dilation, transposed, output padding, groups
     first: bool  # its input is the image, by which the outer step needs no gradient
 
     @property
@@ -39,8 +36,7 @@ class Convolution:
         return math.prod(self.output[2:]) * math.prod(self.weight)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
+class Passes(NamedTuple):
     """How often a training step cannot avoid going through the network."""
 
     forward: int
@@ -68,9 +64,10 @@ class ConvolutionRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.convolution.default:
-            image, weight, _, *geometry, _, _, groups = args
-            shapes = [tuple(part) for part in (image.shape, weight.shape, result.shape, *geometry)]
-            self.found[Convolution(*shapes, groups=groups, first=not self.found)] += 1
+            image, weight, _, *geometry = args
+            shapes = [tuple(part.shape) for part in (image, weight, result)]
+            settings = tuple(tuple(part) if isinstance(part, list) else part for part in geometry)
+            self.found[Convolution(*shapes, geometry=settings, first=not self.found)] += 1
         return result
 
 
@@ -88,48 +85,35 @@ class Limit:
     """
 
     def __init__(self, model: nn.Module, x: Tensor, *, dtype: torch.dtype = torch.float32, clock: str = "wall") -> None:
-        self.convolutions, self.clock = convolutions(model, x), clock
-        self.device, self.dtype = x.device, dtype
-        self.calls: list[list[float]] = []  # seconds of all forwards, backwards by input, full backwards
+        self.convolutions, self.clock, self.device, self.dtype = convolutions(model, x), clock, x.device, dtype
+        self.calls: list[np.ndarray] = []  # seconds of all forwards, backwards by input, full backwards
 
     def flop(self, passes: Passes) -> int:
         """Floating-point operations for one image; a full backward costs two forwards, less the image's gradient."""
-        total = 0
-        for shape, count in self.convolutions.items():
-            times = passes.forward + passes.by_input + (1 if shape.first else 2) * passes.full
-            total += 2 * shape.multiplications * count * times
-        return total
+        return sum(
+            2 * shape.multiplications * count * (passes.forward + passes.by_input + (2 - shape.first) * passes.full)
+            for shape, count in self.convolutions.items()
+        )
 
     def __call__(self) -> None:
-        sums = [0.0, 0.0, 0.0]
+        sums = np.zeros(3)
         for shape, count in self.convolutions.items():
             layouts = [self.seconds(shape, layout) for layout in (torch.channels_last, torch.contiguous_format)]
-            for i, each in enumerate(zip(*layouts, strict=True)):
-                sums[i] += count * min(each)
+            sums += count * np.min(layouts, axis=0)
         self.calls.append(sums)
 
     def seconds(self, shape: Convolution, layout: torch.memory_format) -> list[float]:
         """Of a forward, a backward by input and a full backward."""
-        make = {"device": self.device, "dtype": self.dtype}
-        image = torch.rand(shape.image, **make).contiguous(memory_format=layout)
-        weight = torch.rand(shape.weight, **make).contiguous(memory_format=layout)
-        geometry = (shape.stride, shape.padding, shape.dilation)
-
-        def forward() -> Tensor:
-            return torch.conv2d(image, weight, None, *geometry, shape.groups)
-
-        out = torch.zeros_like(forward())
-
-        def backward(by_input: bool, by_weight: bool) -> Callable[[], object]:
-            mask = [by_input, by_weight, False]
-            return lambda: torch.ops.aten.convolution_backward(
-                out, image, weight, None, *geometry, False, [0, 0], shape.groups, mask
-            )
-
-        passes = (forward, backward(True, False), backward(not shape.first, True))
+        image, weight = (
+            torch.rand(size, device=self.device, dtype=self.dtype).contiguous(memory_format=layout)
+            for size in (shape.image, shape.weight)
+        )
+        settings, aten = (image, weight, None, *shape.geometry), torch.ops.aten
+        forward = partial(aten.convolution, *settings)
+        backward = partial(aten.convolution_backward, torch.zeros_like(forward()), *settings)
+        passes = (forward, partial(backward, [True, False, False]), partial(backward, [not shape.first, True, False]))
         return [min(timed(each)[self.clock] for _ in range(2)) for each in passes]  # the better of two tries
 
-    def rounds(self, passes: Passes, last: int) -> Rounds:
-        """Seconds that the passes take at least, in each of the last calls."""
-        times = (passes.forward, passes.by_input, passes.full)
-        return Rounds(tuple(float(np.dot(times, call)) for call in self.calls[-last:]))
+    def rounds(self, passes: Passes) -> Rounds:
+        """Seconds that the passes take at least, in each call."""
+        return Rounds(tuple(float(np.dot(passes, call)) for call in self.calls))

@@ -37,10 +37,11 @@ class Rounds:
         return Rounds(tuple(a / b for a, b in zip(self.values, other.values, strict=True)))
 
 
+Call = Callable[[], object]
 Timing = dict[str, Rounds]  # seconds by the `wall` clock, and by the `processor` clock of this process's threads
 
 
-def timed(call: Callable[[], object]) -> dict[str, float]:
+def timed(call: Call) -> dict[str, float]:
     """Seconds of one call by both clocks: on a shared machine only the processor's counts this process alone."""
     synchronize()
     wall, processor = time.perf_counter(), time.process_time()
@@ -49,9 +50,7 @@ def timed(call: Callable[[], object]) -> dict[str, float]:
     return {"wall": time.perf_counter() - wall, "processor": time.process_time() - processor}
 
 
-def interleaved(
-    cases: Mapping[str, Callable[[], object]], *, rounds: int, advance: Callable[[], None] = lambda: None
-) -> dict[str, Timing]:
+def interleaved(cases: Mapping[str, Call], *, rounds: int, advance: Callable[[], None]) -> dict[str, Timing]:
     """Time every case once in each round, in a random order: a case is slower after some cases than after others."""
     order, found = random.Random(0), {name: [] for name in cases}
     for _ in range(rounds):
@@ -70,7 +69,7 @@ def synchronize() -> None:
         torch.accelerator.synchronize()
 
 
-def peak_memory(case: Callable[[], object]) -> int:
+def peak_memory(case: Call) -> int:
     """Most bytes of tensors alive at once during the call, beyond those alive before it.
 
     On a GPU the allocator counts; on a CPU every allocation and release is recorded by the profiler and summed.

@@ -5,6 +5,7 @@ of their release, TRADES' loop from its paper; nothing here is fast, and nothing
 """
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,35 +81,26 @@ def released_loss(
     r, r_adv = head_rows(model, head, x, y), head_rows(model, head, x_adv, y)
     first_adv, first_clean = rows_of_targets(r.abs() - r_adv.abs()), rows_of_targets(r_adv.abs() - r.abs())
     second = rows_of_targets(r_adv**2 - r**2)  # for x and, by the slip, for x' too
+
+    def kl(images: Tensor, targets: Tensor) -> Tensor:
+        return kl_batchmean(F.log_softmax(model(images), 1), targets)
+
     clean = model(x)
-    zeroth = kl_batchmean(F.log_softmax(model(x_adv), 1), F.softmax(clean, 1))
-    first = 0.5 * (
-        kl_batchmean(F.log_softmax(model(x_adv), 1), first_adv[y])
-        + kl_batchmean(F.log_softmax(model(x), 1), first_clean[y])
-    )
-    second = 0.5 * (
-        kl_batchmean(F.log_softmax(model(x_adv), 1), second[y]) + kl_batchmean(F.log_softmax(model(x), 1), second[y])
-    )
+    zeroth = kl(x_adv, F.softmax(clean, 1))
+    first = 0.5 * (kl(x_adv, first_adv[y]) + kl(x, first_clean[y]))
+    second = 0.5 * (kl(x_adv, second[y]) + kl(x, second[y]))
     return (1 - eta) * F.cross_entropy(clean, y) + inv_lambda * zeroth + eta * first + eta / 2 * second
 
 
 def released_step(
-    model: nn.Module,
-    head: nn.Linear,
-    x: Tensor,
-    y: Tensor,
-    *,
-    epsilon: float,
-    step_size: float,
-    steps: int,
-    sigma: float,
-    eta: float,
-    draws: ImageStreams,
-    generator: torch.Generator,
+    model: nn.Module, head: nn.Linear, x: Tensor, y: Tensor, *, sigma: float, eta: float, generator: Any, **inner: Any
 ) -> Tensor:
-    """One step of the authors' algorithm up to the gradient: 2 K inner and 8 outer forwards, K + 3 backwards."""
-    noisy = noisy_copy(model, sigma, generator)
-    x_adv = published_inner_loop(noisy, x, epsilon=epsilon, step_size=step_size, steps=steps, draws=draws)
+    """One step of the authors' algorithm up to the gradient: 2 K inner and 8 outer forwards, K + 3 backwards.
+
+    `generator` draws the noise; the other settings are those of `published_inner_loop`.
+    """
+    noisy = noisy_copy(model, sigma, generator)  # lives until the end, as in the release
+    x_adv = published_inner_loop(noisy, x, **inner)
     model.train()
     loss = released_loss(model, head, x, x_adv, y, eta=eta)
     loss.backward()

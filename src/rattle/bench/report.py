@@ -5,6 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rattle.bench.cases import AUTHORS, COMPONENTS, PGD20, PUBLISHED, TEXTBOOK
 from rattle.bench.measure import Rounds
 from rattle.bench.run import LIMIT, Curve, Result
@@ -20,19 +22,14 @@ RATIOS = {  # name -> what it is, its target for PreAct-ResNet-18 of full width,
     "published_trades_over_trades_time": ("TRADES as published over TRADES, time", "at least 1.5", PUBLISHED, ZEROTH),
     "textbook_pgd20_over_pgd20_time": ("textbook PGD-20 over PGD-20, time", "at least 1.5", TEXTBOOK, PGD20),
     "reference_over_autoattack_time": ("pyautoattack over our components, time", "", ALL_PYAUTOATTACK, ALL_OURS),
-    "conv_limit_fraction": (
-        "share of a 1st+2nd step that is convolutions at their best",
-        "at least 0.75",
-        LIMIT,
-        SECOND,
-    ),
+    "conv_limit_fraction": ("share of a 1st+2nd step in convolutions at their best", "at least 0.75", LIMIT, SECOND),
 }
 
 
 def ratios(result: Result) -> dict[str, Rounds | None]:
     """Every ratio by its name; None where a side of it was not measured."""
     memory = {name: Rounds((count,)) for name, count in result.memory.items()}  # does not vary between rounds
-    seconds = {name: timing[result.clock] for name, timing in result.seconds.items()}
+    seconds = {name: timing[result.setup.ratio_clock] for name, timing in result.seconds.items()}
     for whole, suffix in ((ALL_OURS, ""), (ALL_PYAUTOATTACK, ", pyautoattack")):
         parts = [seconds[name + suffix].values for name in COMPONENTS if name + suffix in seconds]
         if len(parts) == len(COMPONENTS):
@@ -71,25 +68,23 @@ def ratio_rows(result: Result) -> list[list[str]]:
 def to_plain(result: Result, curves: Sequence[Curve] = ()) -> dict[str, Any]:
     """What --json writes."""
     empty = {"median": None, "low": None, "high": None}
-    cases = {}
-    for name, case in result.cases.items():
-        timing = result.seconds[name]
-        cases[name] = {
+    cases: dict[str, dict[str, Any]] = {
+        name: {
             "group": case.group,
             "kind": case.kind,
-            "seconds": timing["wall"].summary(),
+            "seconds": result.seconds[name]["wall"].summary(),
             "images_per_second": result.images_per_second(name),
             "peak_bytes": result.memory[name],
-            "rounds": list(timing["wall"].values),
-            "processor_rounds": list(timing["processor"].values),
+            "rounds": result.seconds[name]["wall"].values,
+            "processor_rounds": result.seconds[name]["processor"].values,
         }
-        if name in result.limit:
-            cases[name] |= {
-                "convolutions_alone_seconds": list(result.limit[name].values),
-                "unavoidable_flop_per_image": result.flop[name],
-            }
+        for name, case in result.cases.items()
+    }
+    for name, alone in result.limit.items():
+        cases[name]["convolutions_alone_seconds"] = alone.values
+        cases[name]["unavoidable_flop_per_image"] = result.flop[name]
     return {
-        "settings": asdict(result.setup) | {"rounds": result.rounds, "clock": result.clock},
+        "settings": asdict(result.setup) | {"rounds": result.rounds, "clock": result.setup.ratio_clock},
         "machine": environment(),
         "ratios": {name: value.summary() if value else empty for name, value in ratios(result).items()},
         "cases": cases,
@@ -97,7 +92,7 @@ def to_plain(result: Result, curves: Sequence[Curve] = ()) -> dict[str, Any]:
     }
 
 
-TEXT_COLOUR, OURS_COLOUR, REFERENCE_COLOUR, LIMIT_COLOUR = "#222222", "#1b7837", "#b3b3b3", "#d95f02"
+OURS_COLOUR, REFERENCE_COLOUR, LIMIT_COLOUR = "#1b7837", "#b3b3b3", "#d95f02"
 
 
 def chart(result: Result, path: Path) -> None:
@@ -131,7 +126,7 @@ def chart(result: Result, path: Path) -> None:
 def bars(axis: Any, places: Sequence[int], values: Sequence[float], ours: Sequence[bool], most: float = 0) -> None:
     drawn = axis.barh(places, values, color=[OURS_COLOUR if own else REFERENCE_COLOUR for own in ours], height=0.72)
     labels = [f"{value:,.0f}" if value >= 100 else f"{value:.3g}" for value in values]
-    axis.bar_label(drawn, labels, padding=5, fontsize=8, color=TEXT_COLOUR)
+    axis.bar_label(drawn, labels, padding=5, fontsize=8, color="#222222")
     axis.spines[["top", "right"]].set_visible(False)
     axis.set(ylim=(0.4, len(values) + 0.6), xlim=(0, 1.12 * max(most, *values)))
 
@@ -143,14 +138,10 @@ def growth_chart(curves: Sequence[Curve], path: Path) -> None:
 
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     for axis, curve in zip(figure.subplots(1, len(curves)), curves, strict=True):
-        for values, exponent, mark, colour, what in (
-            (curve.seconds, curve.time_exponent, "o-", OURS_COLOUR, "time"),
-            (curve.bytes, curve.memory_exponent, "s--", "#2166ac", "memory"),
-        ):
-            relative = [value / values[0] for value in values]
-            axis.plot(curve.values, relative, mark, color=colour, label=f"{what}: exponent {exponent:.2f}")
-        highest = max(max(costs) / costs[0] for costs in (curve.seconds, curve.bytes))
-        axis.set(xscale="log", yscale="log", xlabel=curve.title, ylim=(0.9, 1.15 * max(highest, 2)))
+        time, memory = np.divide(curve.seconds, curve.seconds[0]), np.divide(curve.bytes, curve.bytes[0])
+        axis.plot(curve.values, time, "o-", color=OURS_COLOUR, label=f"time: exponent {curve.time_exponent:.2f}")
+        axis.plot(curve.values, memory, "s--", color="#2166ac", label=f"memory: exponent {curve.memory_exponent:.2f}")
+        axis.set(xscale="log", yscale="log", xlabel=curve.title, ylim=(0.9, 1.15 * max(2, *time, *memory)))
         axis.yaxis.set_major_locator(LogLocator(base=2, numticks=12))
         axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
         axis.minorticks_off()

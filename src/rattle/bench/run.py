@@ -4,22 +4,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from rattle.bench.cases import METHODS, Call, Case, Group, cases_of
+from rattle.bench.cases import METHODS, Case, Group, cases_of
 from rattle.bench.limit import Limit, unavoidable_passes
-from rattle.bench.measure import Rounds, Timing, interleaved, peak_memory
+from rattle.bench.measure import Call, Rounds, Timing, interleaved, peak_memory
 from rattle.bench.setup import Setup, library_step, prepare, recipe_of
 from rattle.errors import RattleError
-from rattle.forward import Outputs, PairedForward
-from rattle.models import find_head
 from rattle.runs.progress import Console, NullConsole
-from rattle.training.state import make_optimizer
-from rattle.training.step import step
 
 GROUPS: tuple[Group, ...] = ("training", "evaluation", "autoattack")
 LIMIT = "the convolutions alone"
@@ -37,11 +31,10 @@ class Result:
 
     setup: Setup
     rounds: int
-    clock: str  # that ratios are counted by
     cases: dict[str, Case]
     seconds: dict[str, Timing]
     memory: dict[str, int]  # bytes
-    limit: dict[str, Rounds]  # of each training method: its convolutions alone, by that clock
+    limit: dict[str, Rounds]  # of each training method: its convolutions alone, by the clock of ratios
     flop: dict[str, int]  # of each training method and image: what its convolutions cannot avoid
 
     def images_per_second(self, name: str) -> float:
@@ -49,45 +42,25 @@ class Result:
 
     def share(self, name: str) -> float:
         """How much of a step its convolutions take."""
-        return (self.limit[name] / self.seconds[name][self.clock]).median
+        return (self.limit[name] / self.seconds[name][self.setup.ratio_clock]).median
 
 
 def bench(
-    setup: Setup,
-    *,
-    rounds: int = 5,
-    groups: tuple[Group, ...] = GROUPS,
-    clock: str | None = None,
-    console: Console | None = None,
+    setup: Setup, *, rounds: int = 5, groups: tuple[Group, ...] = GROUPS, console: Console | None = None
 ) -> Result:
-    """Measure the groups of cases, and beside training steps their convolutions alone.
-
-    `clock` is what ratios are counted by, "wall" or "processor"; `fair_clock` chooses when it is None.
-    """
+    """Measure the groups of cases, and beside training steps their convolutions alone."""
     if rounds < 1:
         raise RattleError(f"rounds must be >= 1, got {rounds}")
-    clock, subject = clock or fair_clock(setup), prepare(setup)
+    subject = prepare(setup)
     dtype = torch.bfloat16 if setup.precision == "bf16" else torch.float32
-    limit = Limit(subject.fast, subject.x, clock=clock, dtype=dtype)
+    limit = Limit(subject.fast, subject.x, clock=setup.ratio_clock, dtype=dtype)
     cases = cases_of(subject, groups)
     extra = {LIMIT: limit} if "training" in groups else {}
     seconds, memory = measure(f"bench {setup.model}", setup, cases, rounds=rounds, extra=extra, console=console)
     passes = {n: unavoidable_passes(recipe_of(setup, METHODS[n])) for n in METHODS if n in cases}
-    return Result(
-        setup=setup,
-        rounds=rounds,
-        clock=clock,
-        cases=cases,
-        seconds=seconds,
-        memory=memory,
-        limit={name: limit.rounds(each, rounds) for name, each in passes.items()},
-        flop={name: limit.flop(each) for name, each in passes.items()},
-    )
-
-
-def fair_clock(setup: Setup) -> str:
-    """Processor seconds on a CPU, which other processes on the machine hardly change; else the wall clock."""
-    return "processor" if setup.torch_device.type == "cpu" else "wall"
+    limits = {name: limit.rounds(each) for name, each in passes.items()}
+    flop = {name: limit.flop(each) for name, each in passes.items()}
+    return Result(setup, rounds, cases, seconds, memory, limits, flop)
 
 
 def measure(
@@ -149,7 +122,6 @@ def growth(
     *,
     axes: Mapping[str, tuple[str, tuple[int, ...]]] = AXES,
     rounds: int = 3,
-    clock: str | None = None,
     console: Console | None = None,
 ) -> list[Curve]:
     """How a step's cost grows along each axis from the setup given; the values of an axis are interleaved."""
@@ -160,44 +132,15 @@ def growth(
             run = library_step(prepare(replace(setup, **{field: value})), "trades-2nd")
             cases[str(value)] = Case("training", "ours", run, run)
         times, memory = measure(f"growth, {title}", setup, cases, rounds=rounds, console=console)
-        seconds = tuple(timing[clock or fair_clock(setup)].median for timing in times.values())
+        seconds = tuple(timing[setup.ratio_clock].median for timing in times.values())
         slopes = exponent(values, seconds), exponent(values, list(memory.values()))
         found.append(Curve(field, title, values, seconds, tuple(memory.values()), *slopes))
     return found
 
 
-def trace(setup: Setup, path: Path, *, method: str = "TRADES 1st+2nd") -> None:
-    """Write a chrome trace of one step, its parts marked by name."""
-    subject = prepare(setup)
-    recipe, model = recipe_of(setup, METHODS[method]), subject.fast.train()
-    optimizer, forward = make_optimizer(recipe, model), PairedForward(model, recipe.objective.needs, find_head(model))
-    attack, mark = recipe.attack, torch.profiler.record_function
-
-    def marked_attack(*args: object, **settings: object) -> Tensor:
-        with mark("rattle: inner maximisation"):
-            return attack(*args, **settings)  # type: ignore[arg-type]
-
-    def marked_forward(*args: Any) -> Outputs:
-        with mark("rattle: outer forwards at x and x'"):
-            return forward(*args)
-
-    def run() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        with mark("rattle: step"), subject.autocast:
-            step(
-                forward,
-                subject.x,
-                subject.y,
-                attack=marked_attack,  # type: ignore[arg-type]
-                noise=recipe.noise,
-                objective=recipe.objective,
-                awp=recipe.awp,
-                shared=torch.Generator().manual_seed(0),
-                private=subject.streams(),
-                ddp_forward=marked_forward,
-            )
-        optimizer.step()
-
+def trace(setup: Setup, path: Path) -> None:
+    """Write a chrome trace of one TRADES 1st+2nd step, its parts marked by name."""
+    run = library_step(prepare(setup), "trades-2nd")
     run()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own chatter
     with torch.profiler.profile() as profile:

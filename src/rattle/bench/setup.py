@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import update_bn
+from torch.profiler import record_function
 
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
@@ -38,6 +39,7 @@ class Setup:
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool = False
     channels_last: bool = True
+    clock: Literal["auto", "wall", "processor"] = "auto"  # that ratios are counted by
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 2), ("steps", 1), ("classes", 3), ("side", 8)):
@@ -55,6 +57,17 @@ class Setup:
             raise RattleError(f"there is no device {self.device!r} here: {message}") from reason
         return device
 
+    @property
+    def ratio_clock(self) -> str:
+        """auto is processor seconds on a CPU, which other processes hardly change, and else the wall clock."""
+        if self.clock != "auto":
+            return self.clock
+        return "processor" if self.torch_device.type == "cpu" else "wall"
+
+    @property
+    def layout(self) -> torch.memory_format:
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -68,30 +81,18 @@ class Subject:
     @property
     def fast(self) -> nn.Module:
         """A copy of the network in the library's memory layout."""
-        model = copy.deepcopy(self.plain)
-        return model.to(memory_format=torch.channels_last) if self.setup.channels_last else model  # type: ignore[call-overload]
+        return copy.deepcopy(self.plain).to(memory_format=self.setup.layout)  # type: ignore[call-overload]
 
     @property
     def x(self) -> Tensor:
-        return self.x_plain.to(memory_format=torch.channels_last) if self.setup.channels_last else self.x_plain
+        return self.x_plain.contiguous(memory_format=self.setup.layout)
 
     @property
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.x_plain.device.type, torch.bfloat16, enabled=self.setup.precision == "bf16")
 
-    def under_autocast(self, call: Callable[[], object]) -> Callable[[], object]:
-        def run() -> object:
-            with self.autocast:
-                return call()
-
-        return run
-
     def streams(self) -> ImageStreams:
         return ImageStreams(0, torch.arange(len(self.y), device=self.y.device))
-
-    def resident(self) -> int:
-        """Bytes that weights and momentum take all the time."""
-        return 2 * sum(p.numel() * p.element_size() for p in self.plain.parameters())
 
 
 def prepare(setup: Setup) -> Subject:
@@ -122,31 +123,23 @@ def recipe_of(setup: Setup, method: str, *, steps: int | None = None) -> Recipe:
 
 
 def library_step(subject: Subject, method: str, *, steps: int | None = None) -> Callable[[], dict[str, Tensor]]:
-    """A whole step of a recipe: attack, terms, gradient, optimizer."""
-    recipe, model = recipe_of(subject.setup, method, steps=steps), subject.fast
-    optimizer = make_optimizer(recipe, model)
-    needs = recipe.objective.needs
+    """A whole step of a recipe: attack, terms, gradient, optimizer. A profiler finds its parts by name."""
+    recipe, model = recipe_of(subject.setup, method, steps=steps), subject.fast.train()
+    optimizer, needs = make_optimizer(recipe, model), recipe.objective.needs
     forward = PairedForward(model, needs, find_head(model) if needs.features else None)
     if subject.setup.compile:
         model.compile()
         forward.compile()
+    parts = {"noise": recipe.noise, "objective": recipe.objective, "awp": recipe.awp}
+    parts["attack"] = record_function("rattle: inner maximisation")(recipe.attack)
+    parts["ddp_forward"] = record_function("rattle: outer forwards at x and x'")(forward)
     x, y = subject.x, subject.y
-    model.train()
 
     def run() -> dict[str, Tensor]:
         optimizer.zero_grad(set_to_none=True)
-        with subject.autocast:
-            terms = step(
-                forward,
-                x,
-                y,
-                attack=recipe.attack,
-                noise=recipe.noise,
-                objective=recipe.objective,
-                awp=recipe.awp,
-                shared=torch.Generator().manual_seed(0),
-                private=subject.streams(),
-            )
+        shared = torch.Generator().manual_seed(0)
+        with record_function("rattle: step"), subject.autocast:
+            terms = step(forward, x, y, shared=shared, private=subject.streams(), **parts)
         optimizer.step()
         return terms
 

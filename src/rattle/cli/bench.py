@@ -44,7 +44,7 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "bench")
-    names = ("model", "batch", "steps", "device", "precision", "compile", "channels_last")
+    names = ("model", "batch", "steps", "device", "precision", "compile", "channels_last", "clock")
     width = options.width or (8 if options.quick else None)
     setup = Setup(width=width, **{name: getattr(options, name) for name in names})
     if options.threads is not None:
@@ -56,15 +56,15 @@ def main(args: list[str]) -> None:
         print(f"trace: {options.trace}; open it in chrome://tracing or ui.perfetto.dev (docs/performance.md)")
         return
     rounds = (2 if options.quick else 5) if options.rounds is None else options.rounds
-    console, clock = Console(), None if options.clock == "auto" else options.clock
-    result = bench(setup, rounds=rounds, groups=options.parts, clock=clock, console=console)
+    console, clock = Console(), f"{setup.ratio_clock} seconds"
+    result = bench(setup, rounds=rounds, groups=options.parts, console=console)
     slim = replace(setup, width=setup.width or 16)
-    curves = growth(slim, rounds=min(rounds, 3), clock=clock, console=console) if options.growth else []
+    curves = growth(slim, rounds=min(rounds, 3), console=console) if options.growth else []
     title = f"{setup.model} width {setup.width or 'as published'}, batch {setup.batch}, K {setup.steps}, "
     title += f"{rounds} rounds, {torch.get_num_threads()} threads"
     columns = ["case", "wall seconds (quartiles)", "images/s", "peak MiB", "GFLOP an image", "of the limit"]
     print_table(columns, rows(result), title=title)
-    print_table(["ratio", f"median (quartiles), {result.clock} seconds", "target at full width"], ratio_rows(result))
+    print_table(["ratio", f"median (quartiles), {clock}", "target at full width"], ratio_rows(result))
     if curves:
         cells = [[c.title, str(c.values), f"{c.time_exponent:.2f}", f"{c.memory_exponent:.2f}"] for c in curves]
         print_table(["a 1st+2nd step against", "values", "time exponent", "memory exponent"], cells)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from rattle.analysis.prepare import compute_landscapes
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.data.registry import SOURCES
@@ -17,7 +18,7 @@ from rattle.paper.cells import compare_rows
 from rattle.paper.estimate import Cost, estimate
 from rattle.paper.plan import Plan, States, plan
 from rattle.paper.protocols import PROTOCOLS, Evaluator, Protocol
-from rattle.paper.run import draw_landscapes, landscape_pairs, train, unfinished
+from rattle.paper.run import landscape_pairs, train, unfinished
 from rattle.paper.scales import SCALES, Scale
 from rattle.paper.tables import table
 from rattle.report.page import duration
@@ -166,9 +167,8 @@ def print_result(printed: writer.PrintedTable, number: int, options: Options, co
 
 def print_landscapes(planned: Plan, draw: bool, console: Console) -> None:
     """Figures 2 and 3, or the command that draws them."""
-    if draw:
-        for path in draw_landscapes(planned, console):
-            print(path)
-    else:
-        for folders in landscape_pairs(planned):
+    for folders in landscape_pairs(planned):
+        if draw:
+            print(*compute_landscapes(folders, console=console), sep="\n")
+        else:
             console.log(f"Figures 2 and 3 for these two: rattle landscape {' '.join(folders)}")

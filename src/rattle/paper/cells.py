@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rattle.paper.plan import Entry, Plan, States
-from rattle.paper.protocols import PROTOCOLS, Evaluator, Measured, Protocol
+from rattle.paper.protocols import Evaluator, Measured, Protocol
 from rattle.paper.rows import Cell, Row
 from rattle.stats import Difference, Interval, Sample, difference, holm, summarise, t_interval, wilson
 
@@ -49,8 +49,7 @@ def state_of(plan: Plan, key: str, states: States, failed: Mapping[str, str]) ->
         return "diverged" if len(found) == 1 else f"diverged ({found.count('diverged')} of {len(found)})"
     if "finished" in found:
         return ""
-    names = {plan.jobs[key, seed].folder.name for seed in plan.seeds}
-    return "failed" if names & set(failed) else "not finished"
+    return "failed" if any(plan.jobs[key, seed].folder.name in failed for seed in plan.seeds) else "not finished"
 
 
 def cell_result(cell: Cell, by_seed: Mapping[int, Measured]) -> CellResult:
@@ -75,65 +74,50 @@ def cell_result(cell: Cell, by_seed: Mapping[int, Measured]) -> CellResult:
 
 def interval_over_images(values: Sequence[float], unit: float) -> Interval | None:
     """95 % interval of one seed's mean: Wilson's for flags, Student's for distances."""
-    if set(values) <= {0, 1}:
-        within = wilson(int(sum(values)), len(values))
-    elif len(values) > 1:
-        within = t_interval(values)
-    else:
+    are_flags = set(values) <= {0, 1}
+    if len(values) == 1 and not are_flags:
         return None
+    within = wilson(int(sum(values)), len(values)) if are_flags else t_interval(values)
     return Interval(unit * within.low, unit * within.high)
 
 
 def compare_rows(
-    plan: Plan,
-    evaluator: Evaluator,
-    protocols: Sequence[Protocol] = PROTOCOLS,
-    failed: Mapping[str, str] | None = None,
+    plan: Plan, evaluator: Evaluator, protocols: Sequence[Protocol], failed: Mapping[str, str]
 ) -> list[ComparedRow]:
     """Every row, measured under the protocols; `failed` names the folders of runs whose training failed, and why."""
     states = plan.states()
     results: dict[Protocol, dict[str, dict[str, CellResult]]] = {protocol: {} for protocol in protocols}
     for entry in plan.entries:
-        for protocol in protocols if entry.recipe else ():
-            if entry.key not in results[protocol]:
-                results[protocol][entry.key] = measured_row(plan, entry, evaluator, protocol, states, failed or {})
+        for protocol, by_key in results.items():
+            if entry.key and entry.key not in by_key:
+                by_key[entry.key] = measured_row(plan, entry, evaluator, protocol, states, failed)
     for by_key in results.values():
         add_differences(plan.entries, by_key)
+    rows = {entry.row.recipe: entry.row for entry in plan.entries if entry.recipe and not entry.row.overrides}
     return [
         ComparedRow(
             row=entry.row,
             key=entry.key,
-            baseline=baseline_row(plan, entry),
-            ours={protocol: by_key[entry.key] for protocol, by_key in results.items()} if entry.recipe else {},
+            baseline=rows.get(entry.row.baseline),
+            ours={protocol: by_key[entry.key] for protocol, by_key in results.items() if entry.key},
         )
         for entry in plan.entries
     ]
-
-
-def baseline_row(plan: Plan, entry: Entry) -> Row | None:
-    """The row that the paper's own difference is taken to: preferably of the same recipe, not of a stand-in for it."""
-    if entry.baseline is None:
-        return None
-    wanted = entry.row.baseline or entry.row.recipe
-    same = [e.row for e in plan.entries if e.row.recipe == wanted and not e.row.overrides]
-    return (same or [e.row for e in plan.entries if e.key == entry.baseline])[0]
 
 
 def measured_row(
     plan: Plan, entry: Entry, evaluator: Evaluator, protocol: Protocol, states: States, failed: Mapping[str, str]
 ) -> dict[str, CellResult]:
     """Ours in every column of a row, before anything is compared."""
-    keys = [entry.key, entry.surrogate] if entry.surrogate else [entry.key]
-    for key in keys:
+    keys = {entry.key: "", entry.surrogate: "surrogate "} if entry.surrogate else {entry.key: ""}
+    for key, whose in keys.items():
         if state := state_of(plan, key, states, failed):
-            state = state if key == entry.key else f"surrogate {state}"
-            return {cell.column: CellResult(state=state) for cell in entry.row.cells}
+            return {cell.column: CellResult(state=whose + state) for cell in entry.row.cells}
     found: dict[str, dict[int, Measured]] = {cell.column: {} for cell in entry.row.cells}
     for seed in plan.seeds:
         if all(states[key, seed] == "finished" for key in keys):
             surrogate = plan.jobs[entry.surrogate, seed].run if entry.surrogate else None
-            measured = evaluator.row(entry.row, plan.jobs[entry.key, seed], protocol, surrogate)
-            for column, one in measured.items():
+            for column, one in evaluator.row(entry.row, plan.jobs[entry.key, seed], protocol, surrogate).items():
                 found[column][seed] = one
     return {cell.column: cell_result(cell, found[cell.column]) for cell in entry.row.cells}
 

@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from rattle.bench import run
 from rattle.bench.cases import AUTHORS, PUBLISHED, cases_of
@@ -21,6 +21,7 @@ from rattle.runs.progress import Console
 EPOCH = 50_000  # training images of CIFAR-10
 OURS = ("TRADES", "TRADES 1st", "TRADES 1st+2nd")  # in the order of the table's rows
 THEIRS = {0: PUBLISHED, 2: AUTHORS}  # row -> the algorithm as its authors wrote it
+Measurement = dict[str, float]  # one step: seconds by the wall clock, processor by that of ratios, peak bytes
 KEYS = ("seconds_an_epoch", "time_ratio", "megabytes", "memory_ratio")
 NOTES = (
     "Seconds are the median step times the steps of an epoch of 50,000 images; memory is the peak of live tensors in a "
@@ -28,15 +29,6 @@ NOTES = (
     "as published: the same algorithm written the way its authors released it, measured here: TRADES for the 0th-order "
     "row, the authors' 1st+2nd step for the last. Its ratio is to TRADES as published.",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """One step of an algorithm."""
-
-    seconds: float  # by the wall clock
-    processor: float  # by the clock that ratios are counted in
-    bytes: int  # peak memory
 
 
 def estimated_seconds(scale: Scale) -> float:
@@ -52,33 +44,20 @@ def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement
     """All five algorithms, interleaved; a measurement of this machine with the same settings is read from the file."""
     settings = {"setup": asdict(scale.cost), "rounds": scale.rounds, "environment": environment()}
     settings["environment"].pop("commit")
-    known = read(path, settings)
-    if known:
-        return known
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if all(stored[key] == json.loads(json.dumps(value)) for key, value in settings.items()):
+            return stored["measured"]
     setup = scale.cost
     names = (*OURS, *THEIRS.values())
     cases = {name: case for name, case in cases_of(prepare(setup), ("training",)).items() if name in names}
     seconds, memory = run.measure(f"Table 6, {setup.model}", setup, cases, rounds=scale.rounds, console=console)
     measured = {
-        name: Measurement(
-            seconds=timing["wall"].median, processor=timing[run.fair_clock(setup)].median, bytes=memory[name]
-        )
-        for name, timing in seconds.items()
+        name: {"seconds": each["wall"].median, "processor": each[setup.ratio_clock].median, "bytes": memory[name]}
+        for name, each in seconds.items()
     }
-    plain = {**settings, "measured": {name: asdict(one) for name, one in measured.items()}}
-    write_atomically(path, json.dumps(plain, indent=1).encode())
+    write_atomically(path, json.dumps({**settings, "measured": measured}, indent=1).encode())
     return measured
-
-
-def read(path: Path, settings: Mapping[str, Any]) -> dict[str, Measurement] | None:
-    """An earlier measurement with the same settings on the same machine; None when there is none."""
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        if any(plain[key] != json.loads(json.dumps(value)) for key, value in settings.items()):
-            return None
-        return {name: Measurement(**one) for name, one in plain["measured"].items()}
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def printed_table(scale: Scale, measured: Mapping[str, Measurement], title: str) -> PrintedTable:
@@ -112,5 +91,5 @@ def printed_table(scale: Scale, measured: Mapping[str, Measurement], title: str)
 
 def figures(one: Measurement, base: Measurement, setup: Setup) -> tuple[float, float, float, float]:
     """Seconds an epoch, their ratio to the base, megabytes, their ratio."""
-    epoch = one.seconds * EPOCH / setup.batch
-    return epoch, one.processor / base.processor, one.bytes / 1e6, one.bytes / base.bytes
+    epoch = one["seconds"] * EPOCH / setup.batch
+    return epoch, one["processor"] / base["processor"], one["bytes"] / 1e6, one["bytes"] / base["bytes"]

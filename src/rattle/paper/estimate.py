@@ -48,12 +48,6 @@ class Cost:
         return sum(self.training.values()) + self.evaluation
 
 
-def kind_of(recipe: Recipe) -> Recipe:
-    """Runs that cost the same: seed, eta and name do not matter."""
-    recipe = replace(recipe, name="", seed=0, average=None)
-    return replace_at(recipe, "objective.taylor.eta", None) if hasattr(recipe.objective, "taylor") else recipe
-
-
 def step_cost(recipe: Recipe, data: Dataset) -> StepCost:
     """A few steps, on ever larger batches up to the whole one, or until a step takes long."""
     state = init_state(recipe, data)
@@ -123,7 +117,8 @@ def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console:
             missing = {one for row in rows for one in missing_results(row, job, plan.scale, protocols)}
             if not left and not missing:
                 continue
-            images, kind = data[job.recipe.data], kind_of(job.recipe)
+            images, kind = data[job.recipe.data], replace(job.recipe, name="", seed=0, average=None)
+            kind = replace_at(kind, "objective.taylor.eta", None)  # it changes the cost as little as the seed
             if kind not in costs:
                 costs[kind] = step_cost(kind, images)
             cost, held_out = costs[kind], len(images.val) if images.val is not None else 0

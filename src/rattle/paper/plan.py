@@ -3,29 +3,27 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rattle.errors import RattleError
 from rattle.paper import tables
-from rattle.paper.rows import Row
+from rattle.paper.rows import Overrides, Row
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.training import sweep
 from rattle.training.sweep import Job
 
-States = Mapping[tuple[str, int], str]  # (key, seed) -> new, broken, running, finished or diverged
-SWA_RECIPE = "cifar10-linf-preact18-trades"
+States = Mapping[tuple[str, int], str]  # (key, seed) -> new, unfinished, running, finished or diverged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A row of the paper and our runs that reproduce it; keys name runs without their seed."""
+    """A row of the paper and our runs that reproduce it; keys name runs without their seed, "" says there are none."""
 
     row: Row
-    recipe: Recipe | None = None  # None for results that the paper quotes
-    key: str = ""
-    baseline: str | None = None  # key of the entry it is compared with
-    surrogate: str | None = None  # key of the run that transfer attacks are made on
+    recipe: Recipe | None  # None for results that the paper quotes
+    key: str
+    baseline: str  # key of the entry it is compared with
+    surrogate: str  # key of the run that transfer attacks are made on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +41,6 @@ class Plan:
         return {key: "diverged" if job.run.divergence else job.state for key, job in self.jobs.items()}
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        return tables.table(self.number).columns
-
-    @property
     def notes(self) -> tuple[str, ...]:
         extra = tables.SWA_COMPARISON.notes if self.number == 8 else ()
         return (self.scale.note, *tables.table(self.number).notes, *extra)
@@ -57,19 +51,14 @@ def rows_of(number: int) -> list[Row]:
     rows = list(tables.table(number).rows)
     if number == 8:  # Section 5.3 sets SWA beside the method; we train it on TRADES
         swa, second = tables.SWA_COMPARISON.rows
-        ours = replace(swa, method="SWA (ours: on TRADES)", recipe=SWA_RECIPE, overrides=(("average", "SWA"),))
+        ours = replace(swa, method="SWA (ours: on TRADES)", recipe=tables.PREACT, overrides=(("average", "SWA"),))
         rows += [ours, second]
     found: list[Row] = []
     for row in rows:
-        baseline = baseline_of(row)
-        if baseline and baseline not in [other.recipe for other in found if not other.overrides]:
-            found.append(unprinted(baseline, row))
+        if row.baseline and row.baseline not in [other.recipe for other in found if not other.overrides]:
+            found.append(unprinted(row.baseline, row))
         found.append(row)
     return found
-
-
-def baseline_of(row: Row) -> str | None:
-    return row.recipe if "average" in dict(row.overrides) else row.baseline
 
 
 def unprinted(recipe: str, like: Row) -> Row:
@@ -84,28 +73,24 @@ def unprinted(recipe: str, like: Row) -> Row:
 
 def entries(number: int, scale: Scale) -> list[Entry]:
     """Rows with their recipes at a scale."""
-    found = []
-    for row in rows_of(number):
-        if row.recipe is None:
-            found.append(Entry(row=row))
-            continue
-        baseline = baseline_of(row)
-        found.append(
-            Entry(
-                row=row,
-                recipe=scale.recipe(row.recipe, dict(row.overrides)),
-                key=key_of(scale, row.recipe, dict(row.overrides)),
-                baseline=key_of(scale, baseline, {}) if baseline else None,
-                surrogate=key_of(scale, row.surrogate, {}) if row.surrogate else None,
-            )
+    return [
+        Entry(
+            row=row,
+            recipe=scale.recipe(row.recipe, row.overrides) if row.recipe else None,
+            key=key_of(scale, row.recipe, row.overrides),
+            baseline=key_of(scale, row.baseline),
+            surrogate=key_of(scale, row.surrogate),
         )
-    return found
+        for row in rows_of(number)
+    ]
 
 
-def key_of(scale: Scale, name: str, overrides: Mapping[str, Any]) -> str:
-    """What runs of a recipe are called: its name at this scale, and the overrides that change it."""
-    plain = scale.recipe(name, {})
-    changes = {k: v for k, v in overrides.items() if scale.recipe(name, {k: v}) != plain}
+def key_of(scale: Scale, name: str | None, overrides: Overrides = ()) -> str:
+    """What runs of a recipe are called: its name at this scale, and the overrides that change it; "" without one."""
+    if name is None:
+        return ""
+    plain = scale.recipe(name)
+    changes = {change[0]: change[1] for change in overrides if scale.recipe(name, (change,)) != plain}
     return sweep.folder_name({"recipe": plain.name, **changes})
 
 
@@ -115,7 +100,7 @@ def plan(number: int, scale: Scale, seeds: tuple[int, ...], out: Path) -> Plan:
         raise RattleError(f"--seeds are whole numbers from 0 on, none of them twice, got {' '.join(map(str, seeds))}")
     found = entries(number, scale)
     recipes = {entry.key: entry.recipe for entry in found if entry.recipe}
-    recipes |= {e.surrogate: scale.recipe(e.row.surrogate, {}) for e in found if e.surrogate and e.row.surrogate}
+    recipes |= {entry.surrogate: scale.recipe(entry.row.surrogate) for entry in found if entry.row.surrogate}
     jobs = {
         (key, seed): Job(out / scale.name / f"{key},seed={seed}", replace(recipe, seed=seed))
         for key, recipe in recipes.items()

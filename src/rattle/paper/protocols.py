@@ -7,6 +7,7 @@ under PGD-20. AutoAttack and RayS are run on that checkpoint alone, to limit the
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -33,7 +34,7 @@ from rattle.training.sweep import Job
 
 Protocol = Literal["honest", "paper"]
 PROTOCOLS: tuple[Protocol, ...] = ("honest", "paper")
-SEED = 0  # of the attacks' random draws
+SETTINGS: dict[str, Any] = {"seed": 0, "batch_size": 250}  # of every evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +59,6 @@ def stored_name(cell: Cell, scale: Scale) -> str:
 def selection_cell(row: Row) -> Cell:
     """PGD-20, by which the paper chooses a checkpoint, also where the table does not print it."""
     return next((cell for cell in row.cells if cell.attack == "pgd20"), read_cell("pgd20", "-", row.norm))
-
-
-def source_of(cell: Cell, row: Row) -> Cell:
-    """What a column is read from: clean flags come with the results of PGD-20, which is run anyway."""
-    return replace(selection_cell(row), column="clean", printed=cell.printed) if cell.attack == "clean" else cell
 
 
 def attacked_checkpoints(cell: Cell, names: list[str], best: str) -> list[str]:
@@ -101,7 +97,6 @@ class Evaluator:
     scale: Scale
     console: Console
     test_images: dict[Data, Images] = field(default_factory=dict)  # each dataset is read once
-    batch_size: int = 250
 
     def row(self, row: Row, job: Job, protocol: Protocol, surrogate: Run | None) -> dict[str, Measured]:
         """Every column of a row, measured on the run of a job; transfer attacks are made on the surrogate."""
@@ -110,11 +105,12 @@ class Evaluator:
             return self.cell(cell, job, checkpoint, surrogate if cell.surrogate else None)
 
         names = checkpoints(job.recipe, protocol)
-        best = names[0]
-        if len(names) > 1:
-            best = max(names, key=lambda name: measured(selection_cell(row), name).mean)
+        selection = selection_cell(row)
+        best = max(names, key=lambda name: measured(selection, name).mean) if len(names) > 1 else names[0]
         found = {}
-        for cell in (source_of(cell, row) for cell in row.cells):
+        for cell in row.cells:
+            if cell.attack == "clean":  # its flags come with the results of PGD-20, which is run anyway
+                cell = replace(selection, column="clean")
             each = [measured(cell, name) for name in attacked_checkpoints(cell, names, best)]
             found[cell.column] = max(each, key=lambda one: one.mean)
         return found
@@ -136,18 +132,16 @@ class Evaluator:
         if surrogate is not None:
             other = model_at(surrogate.checkpoint("best"))
             attack = Transfer(attack=attack, surrogate=other, name=surrogate.folder.name)
-        key = cache_key(model, images.x, images.y, attack, seed=SEED, batch_size=self.batch_size)
-        known = read_result(path, name, key) or same_elsewhere(run, path, key)
-        if known is not None:
+        key = cache_key(model, images.x, images.y, attack, **SETTINGS)
+        if known := known_result(run, path, key):
             return known
         self.console.log(f"{run.folder.name}, {checkpoint}: {name} on {len(images)} images")
         device = distributed.choose_device(recipe.device)
         model, images = model.to(device), images.to(device)
         metadata = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
-        metadata |= {"seed": SEED, "mark": key}
-        settings = {"batch_size": self.batch_size, "seed": SEED, "console": self.console}
-        attacks = {name: attack}
-        return evaluate(model, images.x, images.y, attacks, out=path.parent, metadata=metadata, **settings).to_plain()
+        metadata |= {"seed": SETTINGS["seed"], "mark": key}
+        where: dict[str, Any] = {"out": path.parent, "metadata": metadata, "console": self.console}
+        return evaluate(model, images.x, images.y, {name: attack}, **SETTINGS, **where).to_plain()
 
     def images(self, recipe: Recipe, n: int | None) -> Images:
         """The first n test images; all when n is None."""
@@ -167,20 +161,16 @@ def model_at(path: Path) -> nn.Module:
     return cached_model(path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
-def same_elsewhere(run: Run, path: Path, key: str) -> dict[str, Any] | None:
-    """The same result of another checkpoint: the best one often equals that of an epoch."""
-    for other in (run.results / path.name, *sorted(run.results.glob(f"epoch-*/{path.name}"))):
-        found = read_result(other, path.stem, key) if other != path else None
-        if found is not None:
-            write_atomically(path, json.dumps(found).encode())
-            return found
+def known_result(run: Run, path: Path, key: str) -> dict[str, Any] | None:
+    """The result of these weights, images and settings, also if stored for another checkpoint; None if there is none.
+
+    The best checkpoint often equals that of an epoch.
+    """
+    for other in (path, run.results / path.name, *sorted(run.results.glob(f"epoch-*/{path.name}"))):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            plain = json.loads(other.read_text(encoding="utf-8"))
+            if plain["mark"] == key and plain["attacks"][path.stem]["flags"]:
+                if other != path:
+                    write_atomically(path, json.dumps(plain).encode())
+                return plain
     return None
-
-
-def read_result(path: Path, name: str, key: str) -> dict[str, Any] | None:
-    """A result file of these weights, images and settings; None for any other, which is then evaluated again."""
-    try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-        return plain if plain["mark"] == key and plain["attacks"][name]["flags"] else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

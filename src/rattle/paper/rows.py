@@ -15,19 +15,19 @@ L2_RADIUS = 128 / 255  # the l_2 radius of training (Section 5)
 
 Unit = Literal["%", "distance", "s", "MB"]
 Norm = Literal["linf", "l2"]
+Overrides = tuple[tuple[str, float | str], ...]  # (setting of a recipe, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One published number."""
 
-    column: str  # its column: clean, pgd20, cw20, autoattack, adbd, rays, seconds, megabytes
-    attack: str  # what was run; differs from `column` only where the paper marks it; "cost" for Table 6
+    column: str  # a key of COLUMNS
+    attack: str  # what was run; differs from that of the column only where the paper marks it
     printed: str  # the digits as published, "-" where the paper has none
     epsilon: float | None = None  # radius of the attack; None where nothing is attacked
     unit: Unit = "%"
     surrogate: str | None = None  # recipe of the model the attack was made on, for transfer (Table 4)
-    note: str = ""
 
     @property
     def value(self) -> float | None:
@@ -44,12 +44,14 @@ class Row:
     dataset: str
     norm: Norm
     cells: tuple[Cell, ...]
-    overrides: tuple[tuple[str, float | str], ...] = ()  # settings that differ from the recipe's
+    overrides: Overrides = ()  # settings that differ from the recipe's
     note: str = ""
 
     @property
     def baseline(self) -> str | None:
-        """The recipe without Taylor terms that this row is to be compared with; None for baselines themselves."""
+        """The recipe that this row is compared with: without Taylor terms and SWA; None for baselines themselves."""
+        if "average" in dict(self.overrides):
+            return self.recipe
         stem = (self.recipe or "").removesuffix("-1st").removesuffix("-2nd")
         return None if stem in ("", self.recipe) else stem
 
@@ -90,7 +92,7 @@ COLUMNS: dict[str, tuple[str, Unit, float | None]] = {
     "seconds": ("cost", "s", None),
     "megabytes": ("cost", "MB", None),
 }
-STARS = {"**": "PGD-10", "*": "PGD-40"}  # Table 2's footnote
+STARS = {"**": "pgd10", "*": "pgd40"}  # Table 2's footnote
 WHITE_BOX = ("clean", "pgd20", "cw20", "autoattack")
 ARCHITECTURES = {
     "preact18": "PreAct ResNet-18",
@@ -104,17 +106,26 @@ ARCHITECTURES = {
 def read_cell(column: str, text: str, norm: Norm, surrogate: str | None = None) -> Cell:
     """A cell from its printed text; stars say that another attack was run."""
     printed = text.rstrip("*")
-    starred = STARS.get(text.removeprefix(printed))
     attack, unit, epsilon = COLUMNS[column]
     return Cell(
         column=column,
-        attack=starred.lower().replace("-", "") if starred else attack,
+        attack=STARS.get(text.removeprefix(printed), attack),
         printed=printed,
         epsilon=L2_RADIUS if epsilon and norm == "l2" else epsilon,
         unit=unit,
         surrogate=surrogate if attack != "clean" else None,
-        note=f"published under {starred}, not PGD-20" if starred else "",
     )
+
+
+def parts_of(recipe: str) -> tuple[str, Norm, str, str]:
+    """Dataset, norm, network and method, which make up the name of a recipe.
+
+    >>> parts_of("cifar10-linf-wrn34-10-trades-awp")
+    ('cifar10', 'linf', 'wrn34-10', 'trades-awp')
+    """
+    dataset, norm, rest = recipe.split("-", 2)
+    model = next(name for name in ARCHITECTURES if rest.startswith(name))
+    return dataset, "l2" if norm == "l2" else "linf", model, rest.removeprefix(f"{model}-")
 
 
 def ours(
@@ -123,17 +134,14 @@ def ours(
     numbers: str,
     *,
     columns: Sequence[str] = WHITE_BOX,
-    eta: float | None = None,
+    eta: float = 0,
     transfer: bool = False,
 ) -> Row:
-    """A row that a recipe reproduces; dataset, norm and network follow from the recipe's name.
+    """A row that a recipe reproduces, perhaps at another eta; dataset, norm and network follow from the recipe's name.
 
-    `numbers` holds the printed cells of the `columns`, `eta` replaces the recipe's, and `transfer` makes attacks on the
-    plain adversarially trained model of the same setting.
+    `transfer`: attacks are made on the plain adversarially trained model of the same setting.
     """
-    dataset, norm_name, rest = recipe.split("-", 2)
-    norm: Norm = "l2" if norm_name == "l2" else "linf"
-    model = next(name for name in ARCHITECTURES if rest.startswith(name))
+    dataset, norm, model, _ = parts_of(recipe)
     surrogate = f"{dataset}-{norm}-{model}-at" if transfer else None
     return Row(
         method=method,
@@ -142,28 +150,20 @@ def ours(
         dataset=dataset,
         norm=norm,
         cells=tuple(read_cell(c, text, norm, surrogate) for c, text in zip(columns, numbers.split(), strict=True)),
-        overrides=() if eta is None else (("objective.taylor.eta", eta),),
+        overrides=(("objective.taylor.eta", eta),) if eta else (),
     )
 
 
-def quoted(method: str, architecture: str, numbers: str, *, dataset: str = "cifar10", note: str = "") -> Row:
+def quoted(method: str, architecture: str, numbers: str, *, dataset: str = "cifar10") -> Row:
     """A row that the paper takes from another work; no recipe reproduces it."""
-    return Row(
-        method=method,
-        recipe=None,
-        architecture=architecture,
-        dataset=dataset,
-        norm="linf",
-        cells=tuple(read_cell(c, text, "linf") for c, text in zip(WHITE_BOX, numbers.split(), strict=True)),
-        note=note,
-    )
+    cells = tuple(read_cell(c, text, "linf") for c, text in zip(WHITE_BOX, numbers.split(), strict=True))
+    return Row(method=method, recipe=None, architecture=architecture, dataset=dataset, norm="linf", cells=cells)
 
 
 def orders(base: str, *numbers: str, columns: Sequence[str] = WHITE_BOX, transfer: bool = False) -> list[Row]:
     """A 0th-order baseline and the paper's method on it: two lines of numbers give 0th and 2nd, three add the 1st."""
-    labels = {"": "Zhang et al. (2019) (0th)", "-1st": "+ Ours (1st)", "-2nd": "+ Ours (1st+2nd)"}
-    if base.endswith("-awp"):
-        labels[""] = "Wu et al. (2020) (0th)"
+    zeroth = "Wu et al. (2020) (0th)" if base.endswith("-awp") else "Zhang et al. (2019) (0th)"
+    labels = {"": zeroth, "-1st": "+ Ours (1st)", "-2nd": "+ Ours (1st+2nd)"}
     suffixes = ("", "-2nd") if len(numbers) == 2 else ("", "-1st", "-2nd")
     return [
         ours(labels[suffix], base + suffix, line, columns=columns, transfer=transfer)

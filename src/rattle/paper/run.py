@@ -1,9 +1,8 @@
-"""Train the runs of a plan that are not finished, and draw the loss landscapes of those that are."""
+"""Train the runs of a plan that are not finished, and name those whose loss landscapes are to be drawn."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rattle.analysis.prepare import compute_landscapes
 from rattle.errors import RattleError
 from rattle.paper.plan import Plan
 from rattle.runs.progress import Console, ProgressOnly
@@ -42,14 +41,8 @@ def landscape_pairs(plan: Plan) -> list[list[str]]:
     """For Figures 2 and 3: the folders of each baseline and of the 1st+2nd run on it at the paper's eta."""
     second = [e for e in plan.entries if "-2nd" in (e.row.recipe or "") and "eta" not in e.key]
     pairs = []
-    for pair in dict.fromkeys((entry.baseline or "", entry.key) for entry in second):
+    for pair in dict.fromkeys((entry.baseline, entry.key) for entry in second):
         jobs = [plan.jobs[key, plan.seeds[0]] for key in pair]
         if all(job.state == "finished" and not job.run.divergence for job in jobs):
             pairs.append([str(job.folder) for job in jobs])
     return pairs
-
-
-def draw_landscapes(plan: Plan, console: Console) -> Iterator[Path]:
-    """Draw Figures 2 and 3 for the runs of a plan."""
-    for folders in landscape_pairs(plan):
-        yield from compute_landscapes(folders, console=console)

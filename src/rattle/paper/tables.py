@@ -3,6 +3,8 @@
 Jin et al., "Randomized Adversarial Training via Taylor Expansion" (CVPR 2023). Plain Python: nothing here needs torch.
 """
 
+from functools import partial
+
 from rattle.errors import RattleError
 from rattle.paper.rows import Row, Table, orders, ours, quoted
 
@@ -18,47 +20,33 @@ BEST_OF_CHECKPOINTS = (
     "Each attack's value is the highest over the checkpoints of Appendix B, chosen on the test set; clean accuracy is "
     "that of the checkpoint best under PGD-20. So the cells of a row need not belong to one model."
 )
-
-
-def eta_rows(order: str, label: str, *lines: str) -> list[Row]:
-    """One row for each of the five values of eta."""
-    recipe, etas = f"cifar10-linf-preact18-trades-{order}", (0.05, 0.1, 0.2, 0.3, 0.4)
-    return [ours(f"{label} ({eta})", recipe, line, eta=eta) for eta, line in zip(etas, lines, strict=True)]
-
+OWN_RUNS = (UNSTATED_EPSILON, ONE_DECIMAL, BEST_OF_CHECKPOINTS)
+PREACT = "cifar10-linf-preact18-trades"
+WRN, WRN_100 = "cifar10-linf-wrn34-10-trades", "cifar100-linf-wrn34-10-trades"
+L2_COLUMNS, RAYS_COLUMNS = ("clean", "pgd20", "autoattack"), ("clean", "adbd", "rays")
+transferred = partial(orders, columns=("clean", "pgd20", "cw20"), transfer=True)
+ETA_NUMBERS = {  # eta -> order 1, order 2
+    0.05: ("83.19 53.98 52.12 48.2", "83.25 54.07 51.93 48.4"),
+    0.1: ("82.86 54.29 52.24 49.3", "83.47 54.42 52.28 49.7"),
+    0.2: ("83.55 54.86 52.65 48.8", "84.13 54.91 52.53 50.3"),
+    0.3: ("83.96 55.05 52.54 49.7", "84.27 54.36 51.80 48.9"),
+    0.4: ("83.93 54.65 52.23 48.6", "84.14 54.38 51.56 49.6"),
+}
 
 TABLE_1 = Table(
     number=1,
     title="The weight eta of the Taylor terms, PreAct ResNet-18 on CIFAR-10, l_inf",
-    rows=(
-        *eta_rows(
-            "1st",
-            "1st",
-            "83.19 53.98 52.12 48.2",
-            "82.86 54.29 52.24 49.3",
-            "83.55 54.86 52.65 48.8",
-            "83.96 55.05 52.54 49.7",
-            "83.93 54.65 52.23 48.6",
-        ),
-        *eta_rows(
-            "2nd",
-            "1st+2nd",
-            "83.25 54.07 51.93 48.4",
-            "83.47 54.42 52.28 49.7",
-            "84.13 54.91 52.53 50.3",
-            "84.27 54.36 51.80 48.9",
-            "84.14 54.38 51.56 49.6",
-        ),
+    rows=tuple(
+        ours(f"{label} ({eta})", f"{PREACT}-{suffix}", numbers[i], eta=eta)
+        for i, (label, suffix) in enumerate((("1st", "1st"), ("1st+2nd", "2nd")))
+        for eta, numbers in ETA_NUMBERS.items()
     ),
     notes=(
         "Section 5.3 gives 55.13 (PGD-20) and 50.8 (AutoAttack) for 1st+2nd (0.2); the table has 54.91 and 50.3.",
         "No 0th-order row is printed; Table 7 gives the clean accuracy of TRADES on this network.",
-        UNSTATED_EPSILON,
-        ONE_DECIMAL,
-        BEST_OF_CHECKPOINTS,
+        *OWN_RUNS,
     ),
 )
-
-WRN, WRN_100 = "cifar10-linf-wrn34-10-trades", "cifar100-linf-wrn34-10-trades"
 
 TABLE_2 = Table(
     number=2,
@@ -87,26 +75,13 @@ TABLE_2 = Table(
     ),
 )
 
-ACROSS = ("cifar10", "cifar100", "svhn")
-L2_COLUMNS, TRANSFER_COLUMNS = ("clean", "pgd20", "autoattack"), ("clean", "pgd20", "cw20")
-L2_NUMBERS = (
-    ("87.05 72.08 71.6", "88.41 72.85 72.0"),
-    ("62.87 45.11 41.8", "65.59 46.88 42.4"),
-    ("92.86 72.45 63.8", "93.98 73.07 64.5"),
-)
-TRANSFER_NUMBERS = (
-    ("82.78 61.79 59.42", "84.27 62.56 60.58"),
-    ("58.33 38.55 36.70", "61.08 39.82 37.84"),
-    ("93.77 63.80 59.54", "95.11 66.16 63.59"),
-)
-
 TABLE_3 = Table(
     number=3,
     title="PreAct ResNet-18 on three datasets, l_2",
-    rows=tuple(
-        row
-        for dataset, numbers in zip(ACROSS, L2_NUMBERS, strict=True)
-        for row in orders(f"{dataset}-l2-preact18-trades-awp", *numbers, columns=L2_COLUMNS)
+    rows=(
+        *orders("cifar10-l2-preact18-trades-awp", "87.05 72.08 71.6", "88.41 72.85 72.0", columns=L2_COLUMNS),
+        *orders("cifar100-l2-preact18-trades-awp", "62.87 45.11 41.8", "65.59 46.88 42.4", columns=L2_COLUMNS),
+        *orders("svhn-l2-preact18-trades-awp", "92.86 72.45 63.8", "93.98 73.07 64.5", columns=L2_COLUMNS),
     ),
     notes=(
         "The epsilon of the l_2 evaluation is not stated; 128/255, that of training, is assumed.",
@@ -118,10 +93,10 @@ TABLE_3 = Table(
 TABLE_4 = Table(
     number=4,
     title="Transfer attacks from a plain adversarially trained surrogate, PreAct ResNet-18, l_inf",
-    rows=tuple(
-        row
-        for dataset, numbers in zip(ACROSS, TRANSFER_NUMBERS, strict=True)
-        for row in orders(f"{dataset}-linf-preact18-trades-awp", *numbers, columns=TRANSFER_COLUMNS, transfer=True)
+    rows=(
+        *transferred("cifar10-linf-preact18-trades-awp", "82.78 61.79 59.42", "84.27 62.56 60.58"),
+        *transferred("cifar100-linf-preact18-trades-awp", "58.33 38.55 36.70", "61.08 39.82 37.84"),
+        *transferred("svhn-linf-preact18-trades-awp", "93.77 63.80 59.54", "95.11 66.16 63.59"),
     ),
     notes=(UNSTATED_EPSILON, BEST_OF_CHECKPOINTS),
 )
@@ -135,7 +110,7 @@ TABLE_5 = Table(
         *orders("cifar10-linf-mobilenetv2-trades", "79.73 51.41 48.43 46.4", "81.86 53.34 49.93 47.8"),
         *orders("cifar10-linf-mobilenetv2-trades-awp", "79.86 53.56 50.11 47.7", "81.95 55.37 51.55 49.4"),
     ),
-    notes=(UNSTATED_EPSILON, ONE_DECIMAL, BEST_OF_CHECKPOINTS),
+    notes=OWN_RUNS,
 )
 
 TABLE_6 = Table(
@@ -144,14 +119,12 @@ TABLE_6 = Table(
     rows=tuple(orders(WRN, "1666 12875", "2161 20629", "2362 26409", columns=("seconds", "megabytes"))),
 )
 
-RAYS_COLUMNS = ("clean", "adbd", "rays")
-
 TABLE_7 = Table(
     number=7,
     title="RayS, the hard-label attack, PreAct ResNet-18 on CIFAR-10, l_inf",
     rows=(
-        ours("TRADES", "cifar10-linf-preact18-trades", "82.89 0.0412 56.06", columns=RAYS_COLUMNS),
-        ours("TRADES+1st+2nd", "cifar10-linf-preact18-trades-2nd", "84.13 0.0435 57.03", columns=RAYS_COLUMNS),
+        ours("TRADES", PREACT, "82.89 0.0412 56.06", columns=RAYS_COLUMNS),
+        ours("TRADES+1st+2nd", f"{PREACT}-2nd", "84.13 0.0435 57.03", columns=RAYS_COLUMNS),
     ),
     notes=(
         "ADBD is a mean l_inf distance in [0, 1] units although the caption gives per cent for all columns.",
@@ -168,19 +141,12 @@ TABLE_8 = Table(
         quoted("GAT", "ResNet-18", "80.49 53.13 - 47.3"),  # Sriramanan et al. (2020)
         quoted("TRADES+GAT", "ResNet-18", "81.32 53.37 - 49.6"),  # Sriramanan et al. (2020)
         quoted("HAT", "ResNet-18", "84.90 49.08 - -"),  # Rade and Moosavi-Dezfooli (2022)
-        quoted(
-            "HAT(DDPM)",
-            "ResNet-18",
-            "86.86 57.09 - -",
-            note="57.09 stands under PGD-20; the authors of HAT report it as AutoAttack accuracy.",
-        ),
+        quoted("HAT(DDPM)", "ResNet-18", "86.86 57.09 - -"),
     ),
     notes=(
         "HAT(DDPM): 57.09 stands under PGD-20, but its authors report that number as AutoAttack accuracy.",
         "The caption says ResNet-18, Appendix B lists only the PreAct variant.",
-        UNSTATED_EPSILON,
-        ONE_DECIMAL,
-        BEST_OF_CHECKPOINTS,
+        *OWN_RUNS,
     ),
 )
 
@@ -189,7 +155,7 @@ SWA_COMPARISON = Table(
     title="Section 5.3: stochastic weight averaging (Chen et al.) beside the paper's method, CIFAR-10, l_inf",
     rows=(
         quoted("SWA", "ResNet-18", "- 52.14 - 49.44"),  # Chen et al. (2020)
-        ours("1st+2nd (0.2)", "cifar10-linf-preact18-trades-2nd", "- 55.13 - 50.8", eta=0.2),
+        ours("1st+2nd (0.2)", f"{PREACT}-2nd", "- 55.13 - 50.8", eta=0.2),
     ),
     notes=(
         "The text refers to Table 1 for 55.13 and 50.8, but Table 1 has 54.91 and 50.3 in that row.",

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from rattle.paper import tables
 from rattle.paper.cells import CellResult, ComparedRow
 from rattle.paper.plan import Plan
 from rattle.paper.protocols import Protocol
 from rattle.paper.rows import Cell
+from rattle.paper.scales import Scale
 from rattle.report.page import p_value, render
 from rattle.report.tables import title_of
 from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
@@ -21,7 +23,8 @@ from rattle.stats import LEVEL
 Format = Literal["terminal", "markdown", "latex", "html", "json"]
 Kind = Literal["ours", "difference", "paper"]
 OURS: dict[Protocol, str] = {"honest": "ours", "paper": "ours, paper's protocol"}
-TITLES = {"adbd": "ADBD", "rays": "RayS", "seconds": "s an epoch", "megabytes": "MB"}
+PLACES = {"%": 2, "distance": 4}  # decimals in the paper
+TITLES = {"adbd": "ADBD", "rays": "RayS"}
 READING = (
     "Accuracy in %: mean ± standard deviation over seeds [95 % interval, over seeds where there are several, else over "
     "images]. A difference is to the 0th-order row of the same base, with the p-value of its paired test; * means "
@@ -37,13 +40,8 @@ class PrintedRow:
     """One printed line of the group of lines that a row of the paper becomes."""
 
     kind: Kind
-    labels: tuple[str, ...]
+    labels: tuple[str, ...]  # the first one is empty but in the line that begins a group
     cells: tuple[str, ...]
-
-    @property
-    def first(self) -> bool:
-        """Whether it begins a group: only then are the labels filled in."""
-        return bool(self.labels[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,11 +64,9 @@ class PrintedTable:
         return [[*row.labels, *row.cells] for row in self.rows]
 
 
-def decimals(cell: Cell, ours: CellResult | None = None) -> int:
+def decimals(cell: Cell, ours: CellResult) -> int:
     """As the paper prints it; fewer where few images decide."""
-    if cell.unit == "distance":
-        return 4
-    return 2 if ours is None or ours.images >= 1000 else 1
+    return 1 if cell.unit == "%" and ours.images < 1000 else PLACES[cell.unit]
 
 
 def shown(cell: Cell, ours: CellResult) -> str:
@@ -98,53 +94,53 @@ def groups(line: ComparedRow) -> Iterator[tuple[Kind, str, str, list[str]]]:
         seeds = str(max(len(ours[cell.column].seeds) for cell in cells))
         yield "ours", OURS[protocol], seeds, [shown(cell, ours[cell.column]) for cell in cells]
         if line.baseline:
-            differences = [shown_difference(cell, ours[cell.column]) for cell in cells]
-            yield "difference", "difference", "", differences
+            yield "difference", "difference", "", [shown_difference(cell, ours[cell.column]) for cell in cells]
     yield "paper", "paper" if line.key else "paper, quoted", "", [cell.printed for cell in cells]
-    changes = [(cell, line.published_difference(cell.column)) for cell in cells]
-    if any(change is not None for _, change in changes):
-        texts = ["-" if change is None else f"{change:+.{decimals(cell)}f}" for cell, change in changes]
+    changes = {cell: line.published_difference(cell.column) for cell in cells}
+    if set(changes.values()) != {None}:
+        texts = ["-" if change is None else f"{change:+.{PLACES[cell.unit]}f}" for cell, change in changes.items()]
         yield "difference", "difference", "", texts
 
 
 def printed_table(plan: Plan, title: str, lines: Sequence[ComparedRow]) -> PrintedTable:
     """The table of a plan."""
-    rows = []
+    rows, columns = [], {column: heading(column, plan.scale) for column in tables.table(plan.number).columns}
     for line in lines:
         for i, (kind, what, seeds, cells) in enumerate(groups(line)):
             names = (line.row.dataset, line.row.architecture, line.row.method) if i == 0 else ("", "", "")
             rows.append(PrintedRow(kind=kind, labels=(*names, what, seeds), cells=tuple(cells)))
-    notes = [f"{line.row.method}: {line.row.note}." for line in lines if line.row.note and line.key]
+    notes = [f"{line.row.method}: {line.row.note}." for line in lines if line.row.note]
+    numbers = {"table": plan.number, "scale": plan.scale.name, "columns": columns}
     return PrintedTable(
         title=title,
         labels=("Data", "Network", "Method", "", "Seeds"),
-        columns=tuple(TITLES.get(column) or title_of(column) for column in plan.columns),
+        columns=tuple(columns.values()),
         rows=tuple(rows),
         notes=(*READING, *plan.notes, *dict.fromkeys(notes)),
-        plain={"table": plan.number, "scale": plan.scale.name, "rows": [plain_row(line) for line in lines]},
+        plain=numbers | {"rows": [plain_row(line) for line in lines]},
     )
+
+
+def heading(column: str, scale: Scale) -> str:
+    """The title of a column, and what ours is measured with where that is not what the title says."""
+    title, run = TITLES.get(column) or title_of(column), scale.name_of(column)
+    return title if run == column else f"{title} (ours: {run})"
 
 
 def plain_row(line: ComparedRow) -> dict[str, Any]:
     """A row and everything measured for it."""
     row = line.row
-    return {
-        "method": row.method,
-        "dataset": row.dataset,
-        "network": row.architecture,
-        "norm": row.norm,
-        "recipe": row.recipe,
-        "run": line.key or None,
-        "cells": {
-            cell.column: {
-                "published": cell.value,
-                "published_difference": line.published_difference(cell.column),
-                "unit": cell.unit,
-                "ours": {protocol: plain_result(ours[cell.column]) for protocol, ours in line.ours.items()},
-            }
-            for cell in row.cells
-        },
+    cells = {
+        cell.column: {
+            "published": cell.value,
+            "published_difference": line.published_difference(cell.column),
+            "unit": cell.unit,
+            "ours": {protocol: plain_result(ours[cell.column]) for protocol, ours in line.ours.items()},
+        }
+        for cell in row.cells
     }
+    names = {"method": row.method, "dataset": row.dataset, "network": row.architecture, "norm": row.norm}
+    return names | {"recipe": row.recipe, "run": line.key or None, "cells": cells}
 
 
 def plain_result(ours: CellResult) -> dict[str, Any]:
