@@ -22,7 +22,7 @@ ORDER = [
     "recipes",
     "runs",
     "evaluation",
-    "training",
+    "training compat",
     "analysis",
     "report",
     "bench",

@@ -168,3 +168,12 @@ def stored_result(plain: Plain, name: str) -> StoredResult:
         raise ValueError(name)
     settings, data = entry.get("settings") or {}, str(plain.get("data", ""))
     return StoredResult(attack=name, settings=settings, flags=flags, clean=clean, data=data)
+
+
+def read_result(path: Path, name: str, key: str) -> Plain | None:
+    """A result file whose `mark` is this cache key; None for any other, or one that is missing or damaged."""
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        return plain if plain["mark"] == key and plain["attacks"][name]["flags"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

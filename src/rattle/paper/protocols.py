@@ -7,7 +7,6 @@ under PGD-20. AutoAttack and RayS are run on that checkpoint alone, to limit the
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from rattle.data import Images
 from rattle.data.registry import Data
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
+from rattle.evaluation.results import read_result
 from rattle.paper.rows import Cell, Row, read_cell
 from rattle.paper.scales import COSTLY, Scale
 from rattle.recipes.recipe import Recipe
@@ -167,10 +167,8 @@ def known_result(run: Run, path: Path, key: str) -> dict[str, Any] | None:
     The best checkpoint often equals that of an epoch.
     """
     for other in (path, run.results / path.name, *sorted(run.results.glob(f"epoch-*/{path.name}"))):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            plain = json.loads(other.read_text(encoding="utf-8"))
-            if plain["mark"] == key and plain["attacks"][path.stem]["flags"]:
-                if other != path:
-                    write_atomically(path, json.dumps(plain).encode())
-                return plain
+        if plain := read_result(other, path.stem, key):
+            if other != path:
+                write_atomically(path, json.dumps(plain).encode())
+            return plain
     return None

@@ -1,0 +1,173 @@
+"""AutoAttack by the constructor and methods of the reference package (fra31/auto-attack), run by the attacks here.
+
+from rattle.compat import AutoAttack
+adversary = AutoAttack(model, norm="Linf", eps=8 / 255, version="standard")
+x_adv = adversary.run_standard_evaluation(x, y, bs=250)
+"""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import Attack
+from rattle.attacks.autoattack import AutoAttack as Ensemble
+from rattle.attacks.autoattack import plus, standard
+from rattle.errors import RattleError, unknown
+from rattle.evaluation.cache import cache_key
+from rattle.evaluation.evaluate import evaluate
+from rattle.evaluation.results import read_result
+from rattle.evaluation.verify import SavedImages, load_images
+from rattle.threat import Norm, Threat
+
+NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1"}
+VERSIONS = ("standard", "plus", "rand", "custom")
+
+
+class AutoAttack:
+    """The reference's interface. Differences: `state_path` is a folder, from which all adversarial images come back;
+    every point is checked once more; `device` defaults to the model's own."""
+
+    def __init__(
+        self,
+        model: nn.Module,  # returns logits for images in [0, 1]
+        norm: str = "Linf",  # Linf, L2 or L1
+        eps: float = 0.3,
+        seed: int | None = None,  # of the random draws; the clock's when None
+        verbose: bool = True,  # print what the reference prints
+        attacks_to_run: Sequence[str] = (),  # with version custom: apgd-ce, apgd-dlr, fab, square, apgd-t, fab-t
+        version: str = "standard",  # standard, plus, rand or custom
+        is_tf_model: bool = False,  # not supported
+        device: torch.device | str | None = None,  # where to run; where the model is when None
+        log_path: str | Path | None = None,  # the lines go to this file, too
+    ) -> None:
+        if norm not in NORMS:
+            raise unknown("norm", norm, NORMS)
+        if version not in VERSIONS:
+            raise unknown("version", version, VERSIONS)
+        if is_tf_model:
+            raise RattleError("TensorFlow models are not supported: wrap the network as a torch.nn.Module")
+        if attacks_to_run and version != "custom":
+            raise RattleError("attacks_to_run is for version='custom': the other versions choose their own attacks")
+        self.model, self.version, self.verbose, self.log_path = model, version, verbose, log_path
+        self.norm, self.epsilon, self.seed, self.device = norm, eps, seed, device
+        self.threat = Threat(norm=NORMS[norm], epsilon=eps)
+        chosen = list(Ensemble(threat=self.threat, version=version).components()) if version != "custom" else []  # type: ignore[arg-type]
+        self.attacks_to_run = chosen or list(attacks_to_run)
+
+    def components(self) -> dict[str, Attack]:
+        """The attacks that run, in order; `attacks_to_run` may be changed after construction, as in the reference."""
+        if self.version == "custom":
+            known = plus(self.threat) | standard(self.threat)
+        else:
+            known = Ensemble(threat=self.threat, version=self.version).components()  # type: ignore[arg-type]
+        for name in self.attacks_to_run:
+            if name not in known:
+                raise unknown("attack", name, known)
+        if not self.attacks_to_run:
+            raise RattleError("attacks_to_run names no attack: give at least one, such as apgd-ce")
+        return {name: known[name] for name in self.attacks_to_run}
+
+    def run_standard_evaluation(
+        self,
+        x_orig: Tensor,
+        y_orig: Tensor,
+        bs: int = 250,
+        return_labels: bool = False,
+        state_path: str | Path | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Adversarial images (x itself where no attack succeeded); with `return_labels` also what is predicted there.
+
+        bs: images in a batch. state_path: a folder; after an interruption the same call goes on there.
+        """
+        components = self.components()
+        self.log(f"using {self.version} version including {', '.join(components)}.")
+        model = self.model if self.device is None else self.model.to(self.device)
+        x, y = (value.to(next(model.parameters(), x_orig).device) for value in (x_orig, y_orig))
+        seed = int(time.time()) if self.seed is None and state_path is None else self.seed or 0
+        robust = evaluate(model, x, y, {}, batch_size=bs).clean
+        self.log(f"initial accuracy: {sum(robust) / len(robust):.2%}")
+        x_adv, begun = x.clone(), time.time()
+        folder = tempfile.TemporaryDirectory() if state_path is None else nullcontext(str(state_path))
+        with folder as place:
+            for number, (name, attack) in enumerate(components.items()):
+                if not any(robust):
+                    break
+                settings = {
+                    "batch_size": bs,
+                    "seed": seed + number,
+                    "mask": robust,
+                }  # other draws for each
+                robust, broken = attacked(model, x, y, name, attack, Path(place), settings)
+                x_adv[broken.index.to(x.device)] = broken.x_adv.to(x_adv)
+                accuracy, seconds = sum(robust) / len(robust), time.time() - begun
+                self.log(f"robust accuracy after {name.upper()}: {accuracy:.2%} (total time {seconds:.1f} s)")
+        self.log(self.summary(x_adv, x))
+        self.log(f"robust accuracy: {sum(robust) / len(robust):.2%}")
+        x_adv = x_adv.to(x_orig.device)
+        return (x_adv, self.labels(x_adv, bs).to(y_orig)) if return_labels else x_adv
+
+    def run_standard_evaluation_individual(
+        self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
+    ) -> dict[str, Any]:
+        """Each attack on all images, on its own: {attack: adversarial images (and labels)}."""
+        everything, verbose, found = self.attacks_to_run, self.verbose, {}
+        self.log(f"using {self.version} version including {', '.join(everything)}")
+        try:
+            for name in everything:
+                begun, self.attacks_to_run, self.verbose = time.time(), [name], False
+                found[name] = self.run_standard_evaluation(x_orig, y_orig, bs=bs, return_labels=return_labels)
+                x_adv = found[name][0] if return_labels else found[name]
+                accuracy, self.verbose = self.clean_accuracy(x_adv, y_orig, bs=bs), verbose
+                self.log(
+                    f"robust accuracy by {name.upper()}\t{accuracy:.2%}\t(time attack: {time.time() - begun:.1f} s)"
+                )
+        finally:
+            self.attacks_to_run, self.verbose = everything, verbose
+        return found
+
+    def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int = 250) -> float:
+        """The share of images that the model classifies correctly."""
+        accuracy = float((self.labels(x_orig, bs) == y_orig.cpu()).double().mean())
+        self.log(f"clean accuracy: {accuracy:.2%}")
+        return accuracy
+
+    @torch.no_grad()
+    def labels(self, x: Tensor, bs: int) -> Tensor:
+        """The classes predicted, [n], on the CPU."""
+        device, training = next(self.model.parameters(), x).device, self.model.training
+        try:
+            self.model.eval()
+            return torch.cat([self.model(part.to(device)).argmax(1).cpu() for part in x.split(bs)])
+        finally:
+            self.model.train(training)
+
+    def summary(self, x_adv: Tensor, x: Tensor) -> str:
+        largest, missing = float(self.threat.distance(x_adv, x).max()), int(x_adv.isnan().sum())
+        extremes = f"max: {float(x_adv.max()):.5f}, min: {float(x_adv.min()):.5f}"
+        return f"max {self.norm} perturbation: {largest:.5f}, nan in tensor: {missing}, {extremes}"
+
+    def log(self, line: str) -> None:
+        if self.verbose:
+            print(line, flush=True)
+        if self.log_path is not None and self.verbose:
+            with open(self.log_path, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+def attacked(
+    model: nn.Module, x: Tensor, y: Tensor, name: str, attack: Attack, folder: Path, settings: dict[str, Any]
+) -> tuple[list[bool], SavedImages]:
+    """One attack's flags and the images it broke; read from the folder if the attack was finished there before."""
+    key = cache_key(model, x, y, attack, **settings)
+    done = read_result(folder / f"{name}.json", name, key)
+    if done is None:
+        evaluate(model, x, y, {name: attack}, out=folder, save_adversarial=True, metadata={"mark": key}, **settings)
+        done = read_result(folder / f"{name}.json", name, key)
+    assert done is not None, "evaluate has just written it"
+    return [bool(flag) for flag in done["attacks"][name]["flags"]], load_images(folder / f"{name}-adversarial.npz")
