@@ -32,21 +32,16 @@ def _listing(linear: dict[str, nn.Linear]) -> str:
 
 
 def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
-    outputs: dict[nn.Module, Tensor] = {}
-
-    def record(layer: nn.Module, _: Any, out: Tensor) -> None:
-        outputs[layer] = out
-
-    hooks = [layer.register_forward_hook(record) for layer in linear.values()]
+    outputs: dict[Any, Tensor] = {}
+    hooks = [m.register_forward_hook(lambda m, _, out: outputs.update({m: out})) for m in linear.values()]
     try:
         with torch.no_grad(), eval_mode(model):
             logits = model(example)
     finally:
         for hook in hooks:
             hook.remove()
-    for layer in linear.values():
-        out = outputs.get(layer)
-        if out is not None and (out is logits or (out.data_ptr() == logits.data_ptr() and out.shape == logits.shape)):
+    for layer, out in outputs.items():
+        if out.data_ptr() == logits.data_ptr() and out.shape == logits.shape:
             return layer
     raise RattleError(
         "the model's output does not come straight out of a linear layer, so no head was found; "
