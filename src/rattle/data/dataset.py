@@ -128,7 +128,7 @@ def balanced_split(images: Images, n: int, seed: int) -> tuple[Images, Images]:
 def hold_out(data: Dataset, n: int, seed: int) -> Dataset:
     """The dataset with n balanced training images moved to `val`, in memory."""
     train, val = balanced_split(data.train, n, seed)
-    return replace(data, train=train, val=val[torch.arange(len(val))] if val.mapped else val)
+    return replace(data, train=train, val=val.to("cpu"))
 
 
 def train_test_split(name: str, images: Images, classes: tuple[str, ...], seed: int) -> Dataset:

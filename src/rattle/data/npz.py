@@ -5,7 +5,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class Member(NamedTuple):
     shape: tuple[int, ...]
     fortran: bool  # stored in column-major order
     dtype: np.dtype
+    start: int  # bytes of the header
 
     @property
     def nbytes(self) -> int:
@@ -60,16 +61,12 @@ def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
     name = info.filename.removesuffix(".npy")
     check_size(info.file_size, f"{path}: {name}", ARRAY_LIMIT)
     with archive.open(info) as stream:
-        member = Member(archive, name, f"{path}: {name}", *read_header(stream))
-        if not member.dtype.hasobject and stream.tell() + member.nbytes != info.file_size:
-            raise EOFError(f"{name} does not have the size that its header announces")
+        major, _ = np.lib.format.read_magic(stream)
+        read_header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        member = Member(archive, name, f"{path}: {name}", *read_header(stream), stream.tell())
+    if not member.dtype.hasobject and member.start + member.nbytes != info.file_size:
+        raise EOFError(f"{name} does not have the size that its header announces")
     return member
-
-
-def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    major, _ = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-    return read(stream)
 
 
 def read_whole(m: Member) -> np.ndarray:
@@ -134,14 +131,9 @@ def read_blocks(m: Member, memory_limit: int) -> Iterator[np.ndarray]:
     row_bytes = math.prod(m.shape[1:]) * m.dtype.itemsize
     step = max(1, BLOCK_BYTES // max(row_bytes, 1))
     with m.archive.open(f"{m.name}.npy") as stream:
-        read_header(stream)
-        for start in range(0, m.shape[0], step):
-            rows = min(step, m.shape[0] - start)
-            raw = stream.read(rows * row_bytes)
-            if len(raw) < rows * row_bytes:
-                raise EOFError(f"{m.name} ends early")
-            yield np.frombuffer(raw, m.dtype).reshape(rows, *m.shape[1:])
-        stream.read(1)  # reach the end, where zipfile verifies the checksum
+        stream.read(m.start)
+        while raw := stream.read(step * row_bytes):  # to the end, where zipfile verifies the checksum
+            yield np.frombuffer(raw, m.dtype).reshape(-1, *m.shape[1:])
 
 
 def to_uint8(x: np.ndarray, where: str) -> np.ndarray:

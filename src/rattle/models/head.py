@@ -32,7 +32,7 @@ def _listing(linear: dict[str, nn.Linear]) -> str:
 
 
 def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
-    outputs: dict[Any, Tensor] = {}
+    outputs: dict[Any, Any] = {}
     hooks = [m.register_forward_hook(lambda m, _, out: outputs.update({m: out})) for m in linear.values()]
     try:
         with torch.no_grad(), eval_mode(model):
