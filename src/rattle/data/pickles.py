@@ -38,20 +38,18 @@ class PickledArray:
 
     array: np.ndarray | None = None
 
-    def __init__(self, *state: Any) -> None:
-        """state: nothing, or what numpy's _frombuffer is called with."""
-        if len(state) == 4:
-            self.fill(*state)
-
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, raw = state
-        self.fill(raw, kind, shape, "F" if fortran else "C")
-
-    def fill(self, raw: Any, kind: Any, shape: Any, order: Any) -> None:
         raw = raw.encode("latin1") if isinstance(raw, str) else raw
-        if not (isinstance(raw, bytes | bytearray) and isinstance(kind, PickledType) and order in ("C", "F")):
+        if not (isinstance(raw, bytes | bytearray) and isinstance(kind, PickledType)):
             raise Refused("an array that is not plain bytes")
-        self.array = np.frombuffer(raw, kind.dtype).reshape(shape, order=order)
+        self.array = np.frombuffer(raw, kind.dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> PickledArray:
+    array = PickledArray()
+    array.__setstate__((1, shape, kind, order == "F", raw))
+    return array
 
 
 def encode(text: Any, encoding: Any) -> bytes:
@@ -64,8 +62,8 @@ def encode(text: Any, encoding: Any) -> bytes:
 ALLOWED: dict[str, Any] = {
     "numpy.ndarray": PickledArray,
     "numpy.dtype": PickledType,
-    "numpy.core.multiarray._reconstruct": PickledArray,
-    "numpy.core.numeric._frombuffer": PickledArray,
+    "numpy.core.multiarray._reconstruct": lambda *_: PickledArray(),
+    "numpy.core.numeric._frombuffer": from_buffer,
     "_codecs.encode": encode,
 }
 

@@ -67,13 +67,9 @@ def load_weights(
     return replace(report, wrapper=wrapper)
 
 
-def file_normalisation(path: str | Path, *, entry: str | None = None) -> MeanStd:
-    """The mean and std by which the network in the file normalises images, for `create_model`; None if it does not.
-
-    path, entry: as in `load_weights`.
-    """
-    _, state = unwrap(open_weights(path), str(path), entry)
-    return _statistics(state)
+def file_normalisation(path: str | Path) -> MeanStd:
+    """The mean and std by which the network in the file normalises images, for `create_model`; None if it does not."""
+    return _statistics(unwrap(open_weights(path), str(path))[1])
 
 
 def adapt(
