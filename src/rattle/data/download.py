@@ -56,9 +56,8 @@ def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:
     found = md5(part)
     if found != remote.md5:
         part.unlink()
-        raise RattleError(
-            f"{remote.url} gave a file whose MD5 is {found}, not {remote.md5}; it was deleted, nothing was changed"
-        )
+        wrong = f"a file whose MD5 is {found}, not {remote.md5}"
+        raise RattleError(f"{remote.url} gave {wrong}; it was deleted, nothing was changed")
     os.replace(part, path)
     return path
 
@@ -85,6 +84,4 @@ def receive(remote: Remote, part: Path, progress: Progress) -> None:
                 done += len(chunk)
                 advance(len(chunk))
     if done < total:
-        raise RattleError(
-            f"{remote.url} stopped after {done:,} of {total:,} bytes; the same command goes on from there"
-        )
+        raise RattleError(f"{remote.url} stopped after {done:,} of {total:,} bytes; the same command goes on")

@@ -28,10 +28,8 @@ def find(name: str, root: Path, files: Sequence[str], folders: Sequence[str] = (
             continue
         official = [r.md5 for r in URLS.get(name, ()) if (r.file, r.size) == (path.name, path.stat().st_size)]
         if official and path.is_file() and (found := md5(path)) not in official:
-            raise RattleError(
-                f"{path} is damaged: its MD5 is {found}, not {official[0]}; delete it and run "
-                f"`rattle data get {name}` again"
-            )
+            advice = f"delete it and run `rattle data get {name}` again"
+            raise RattleError(f"{path} is damaged: its MD5 is {found}, not {official[0]}; {advice}")
         return path
     download = f"download it with `rattle data get {name} --root {root}`, or " if name in URLS else ""
     raise RattleError(

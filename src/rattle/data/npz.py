@@ -112,10 +112,8 @@ def load_images(m: Member, y: Tensor, path: Path, cache: MmapCache) -> Images:
     # Grey images without a channel axis are [n, H, W, 1]; of four axes, exactly one must look like channels.
     candidates = [3] if len(m.shape) == 3 else [i for i in (1, 3) if len(shape) == 4 and shape[i] in (1, 3)]
     if len(candidates) != 1:
-        raise RattleError(
-            f"{m.where} is {list(m.shape)}; images should be [n, H, W, C], [n, C, H, W] or [n, H, W] "
-            "with 1 or 3 channels"
-        )
+        layouts = "[n, H, W, C], [n, C, H, W] or [n, H, W] with 1 or 3 channels"
+        raise RattleError(f"{m.where} is {list(m.shape)}; images should be {layouts}")
     axes = (0, 1, 2, 3) if candidates == [1] else (0, 3, 1, 2)
     n, channels, height, width = (shape[axis] for axis in axes)
     blocks = (to_uint8(x, m.where).reshape(-1, *shape[1:]).transpose(axes) for x in read_blocks(m, cache.limit))
@@ -148,10 +146,8 @@ def to_uint8(x: np.ndarray, where: str) -> np.ndarray:
             raise RattleError(f"{where} runs from {low} to {high}; images should be uint8, 0 to 255")
         return x.astype(np.uint8)
     if not (low >= 0 and high <= 1):  # also true for NaN
-        raise RattleError(
-            f"{where} holds {x.dtype} from {low:g} to {high:g}; images should be uint8, 0 to 255 "
-            "(floats are accepted if they are k/255)"
-        )
+        wanted = "uint8, 0 to 255 (floats are accepted if they are k/255)"
+        raise RattleError(f"{where} holds {x.dtype} from {low:g} to {high:g}; images should be {wanted}")
     levels = np.rint(x.astype(np.float64) * 255)
     if (np.abs(levels / 255 - x) > np.finfo(x.dtype).eps).any():
         raise RattleError(

@@ -91,9 +91,7 @@ def _read_torchscript(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor
 def _write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None:
-            raise RattleError(
-                f"exporting to onnx needs {name}, which is not installed: pip install 'rattle-robust[onnx]'"
-            )
+            raise RattleError(f"onnx export needs {name}, which is not installed: pip install 'rattle-robust[onnx]'")
     settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "external_data": False}
     settings |= {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1)},), "dynamo": True, "verbose": False}
     images = torch.cat([example, example])  # the exporter would take a batch of one for a constant

@@ -21,9 +21,7 @@ def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | No
             raise RattleError(f"the model has no linear layer named {name!r}{_listing(linear)}")
         return linear[name]
     if not linear:
-        raise RattleError(
-            "objective.order >= 1 needs a linear head, and the model has no nn.Linear; set objective.order 0"
-        )
+        raise RattleError("objective.order >= 1 needs a linear head, and the model has no nn.Linear; set it to 0")
     return list(linear.values())[-1] if example is None else _layer_of_logits(model, linear, example)
 
 
@@ -60,8 +58,5 @@ def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x[:2]):
         shape = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise RattleError(f"the model must return logits [n, {classes}] and nothing else, got {shape}")
-    if logits.shape[1] != classes:
-        raise RattleError(
-            f"the model tells {logits.shape[1]} classes apart, but the data have {classes}; "
-            f"build it with {classes} outputs"
-        )
+    if (n := logits.shape[1]) != classes:
+        raise RattleError(f"the model tells {n} classes apart, but the data have {classes}; give it {classes} outputs")

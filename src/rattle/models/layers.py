@@ -78,10 +78,9 @@ def normalisation(statistics: MeanStd, channels: int) -> nn.Module:
     if statistics is None:
         return nn.Identity()
     mean, std = statistics
-    if not (len(mean) == len(std) and len(mean) in (1, channels)):
-        raise RattleError(
-            f"normalise needs a mean and a std for each of {channels} channels, got {len(mean)} and {len(std)}"
-        )
+    means, stds = len(mean), len(std)
+    if not (means == stds and means in (1, channels)):
+        raise RattleError(f"normalise needs a mean and a std for each of {channels} channels, got {means} and {stds}")
     if min(std) <= 0:
         raise RattleError(f"normalise needs a std > 0 for every channel, got {tuple(std)}")
     return Normalise(mean, std)

@@ -35,10 +35,8 @@ class WideResNet(Network):
     ) -> None:
         super().__init__(normalise, channels)
         if depth < 10 or (depth - 4) % 6 or factor < 1:
-            raise RattleError(
-                f"a WideResNet's depth is 6 n + 4 (10, 16, 22, 28, 34, ..., 70) and its factor at least 1, "
-                f"got wrn{depth}-{factor}"
-            )
+            rule = "a WideResNet's depth is 6 n + 4 (10, 16, 22, 28, 34, ..., 70) and its factor at least 1"
+            raise RattleError(f"{rule}, got wrn{depth}-{factor}")
         n, w = (depth - 4) // 6, factor * width
         self.same = same
         self.conv1 = conv3x3(channels, width)
