@@ -53,8 +53,8 @@ def npz(path: Path, cache: MmapCache, seed: int) -> Dataset:
     if "_test" not in images:
         return train_test_split(path.stem, images[""], classes, seed)
     test = images["_test"]
-    empty = Images(torch.empty(0, *test.shape[1:], dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
-    return Dataset(name=path.stem, train=images.get("_train", empty), test=test, classes=classes)
+    train = images.get("_train", test[torch.arange(0)])
+    return Dataset(name=path.stem, train=train, test=test, classes=classes)
 
 
 def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:

@@ -36,22 +36,19 @@ def open_weights(path: str | Path) -> Any:
     if not path.is_file():
         raise RattleError(f"no file of weights at {path}")
     refuse_compressed(path)
-    not_weights = RattleError(f"{path} is not a file of weights: truncated, or of another kind")
     try:
         if path.suffix == ".safetensors":
             return run_weights(load_file(path, device="cpu"))
         with torch.serialization.safe_globals(SAFE_TYPES):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if not found:
-            raise not_weights from error
+            raise RattleError(f"{path} is not a file of weights: truncated, or of another kind") from error
         raise RattleError(
             f"{path} holds more than weights (it refers to {found[1]}), so it is not opened: "
             "save model.state_dict() where it was made"
         ) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
-        raise not_weights from error
 
 
 def run_weights(tensors: dict[str, Tensor]) -> dict[str, Any]:
