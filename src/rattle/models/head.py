@@ -21,7 +21,9 @@ def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | No
             raise RattleError(f"the model has no linear layer named {name!r}{_listing(linear)}")
         return linear[name]
     if not linear:
-        raise RattleError("objective.order >= 1 needs a linear head, and the model has no nn.Linear; set it to 0")
+        raise RattleError(
+            "objective.order >= 1 needs a linear head, and the model has no nn.Linear; set objective.order 0"
+        )
     return list(linear.values())[-1] if example is None else _layer_of_logits(model, linear, example)
 
 

@@ -49,7 +49,7 @@ def conv1x1_bn(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 
 
 def stages(block: type, inputs: int, planes: int, depths: Sequence[int], act: str) -> Iterator[nn.Sequential]:
-    """Of each depth that many residual blocks; a stage after the first halves the resolution and doubles the planes."""
+    """Stages of so many residual blocks each; all but the first halve the resolution and double the planes."""
     for i, depth in enumerate(depths):
         first = block(inputs, planes, 1 if i == 0 else 2, act)
         inputs = block.expansion * planes

@@ -101,9 +101,10 @@ def adapt(
         "of another shape": [f"{n} {list(tensors[n].shape)} instead of {list(own[n].shape)}" for n in wrong],
         "twice": others["twice"],
     }
-    if any(problems.values()):
+    found = "; ".join(f"{len(names)} {problem} ({_few(names)})" for problem, names in problems.items() if names)
+    if found:
         raise RattleError(
-            f"{where} does not fit {type(model).__name__}: {_listing(problems)}; {len(tensors)} of {len(own)} names "
+            f"{where} does not fit {type(model).__name__}: {found}; {len(tensors)} of {len(own)} names "
             "match. Check the model's name, width, classes and channels."
         )
     return tensors, LoadReport(len(tensors), tuple(missing), tuple(others["ignored"]))
@@ -126,10 +127,9 @@ def _rename(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[dic
     return tensors, others
 
 
-def _listing(problems: Mapping[str, list[str]]) -> str:
-    """The names of each problem, at most five of each."""
-    more = {problem: f" and {len(names) - 5} more" if len(names) > 5 else "" for problem, names in problems.items()}
-    return "; ".join(f"{len(n)} {kind} ({', '.join(n[:5])}{more[kind]})" for kind, n in problems.items() if n)
+def _few(names: list[str]) -> str:
+    """The first five names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _candidate_names(name: str) -> Iterator[str]:
