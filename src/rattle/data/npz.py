@@ -130,8 +130,13 @@ def read_blocks(m: Member, memory_limit: int) -> Iterator[np.ndarray]:
     step = max(1, BLOCK_BYTES // max(row_bytes, 1))
     with m.archive.open(f"{m.name}.npy") as stream:
         stream.read(m.start)
-        while raw := stream.read(step * row_bytes):  # to the end, where zipfile verifies the checksum
+        for start in range(0, m.shape[0], step):
+            size = min(step, m.shape[0] - start) * row_bytes
+            raw = stream.read(size)
+            if len(raw) < size:
+                raise EOFError(f"{m.name} ends early")
             yield np.frombuffer(raw, m.dtype).reshape(-1, *m.shape[1:])
+        stream.read(1)  # reach the end, where zipfile verifies the checksum
 
 
 def to_uint8(x: np.ndarray, where: str) -> np.ndarray:

@@ -47,6 +47,8 @@ class PickledArray:
 
 
 def from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> PickledArray:
+    if order not in ("C", "F"):
+        raise Refused("an array that is not plain bytes")
     array = PickledArray()
     array.__setstate__((1, shape, kind, order == "F", raw))
     return array
