@@ -30,11 +30,11 @@ class Augment:
     def __call__(self, x: Tensor, streams: ImageStreams) -> Tensor:
         """Images x, uint8 or float [n, C, H, W], to the same type and shape; streams: the randomness of each image."""
         n, channels, height, width = x.shape
-        columns = torch.arange(width, device=x.device).expand(n, width)
+        row, column = (torch.arange(side, device=x.device) for side in (height, width))
+        rows, columns = row.expand(n, height), column.expand(n, width)
         if self.flip:
             mirrored = streams.integers(2, 1) == 1
             columns = torch.where(mirrored, width - 1 - columns, columns)
-        rows = torch.arange(height, device=x.device).expand(n, height)
         if self.pad:
             x = F.pad(x, [self.pad] * 4)
             shift = streams.integers(2 * self.pad + 1, 2)
@@ -44,7 +44,6 @@ class Augment:
             x = x.flatten(2).gather(2, pixel.expand(-1, channels, -1)).view(n, channels, height, width)
         if self.cutout:
             centre = (streams.uniform(2) * torch.tensor([height, width], device=x.device)).long()
-            row, column = (torch.arange(side, device=x.device) for side in (height, width))
             first, last = centre - self.cutout // 2, centre - self.cutout // 2 + self.cutout
             inside_rows = (row >= first[:, :1]) & (row < last[:, :1])
             inside_columns = (column >= first[:, 1:]) & (column < last[:, 1:])

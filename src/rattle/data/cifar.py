@@ -48,9 +48,7 @@ def cifar(layout: Layout, root: Path, cache: MmapCache) -> Dataset:
     raw = read_folder(path, layout) if path.is_dir() else read_archive(path, layout)
     missing = [file for file in layout.files if file not in raw]
     if missing:
-        raise RattleError(
-            f"{path} lacks {', '.join(missing)}; get it whole with `rattle data get {layout.name} --root {root}`"
-        )
+        raise RattleError(f"{path} lacks {', '.join(missing)}; run `rattle data get {layout.name} --root {root}`")
     loaded = {file: load_pickle(raw.pop(file), f"{path}: {file}") for file in layout.files}
     names = loaded[layout.meta].get(layout.names)
     if not isinstance(names, list):

@@ -81,16 +81,12 @@ class Dataset:
 
     def __post_init__(self) -> None:
         for part in filter(None, (self.train, self.val, self.test)):
-            low, high = int(part.y.min()), int(part.y.max())
-            if low < 0 or high >= len(self.classes):
-                raise RattleError(
-                    f"{self.name}: labels run from {low} to {high}, but there are {len(self.classes)} classes"
-                )
-        if self.train.shape[1:] != self.test.shape[1:]:
-            raise RattleError(
-                f"{self.name}: training images are {list(self.train.shape[1:])} and test images "
-                f"{list(self.test.shape[1:])} (channels, height, width)"
-            )
+            low, high, n = int(part.y.min()), int(part.y.max()), len(self.classes)
+            if low < 0 or high >= n:
+                raise RattleError(f"{self.name}: labels run from {low} to {high}, but there are {n} classes")
+        train, test = list(self.train.shape[1:]), list(self.test.shape[1:])
+        if train != test:
+            raise RattleError(f"{self.name}: training images are {train}, test images {test} (channels, height, width)")
 
     @property
     def channels(self) -> int:
@@ -128,7 +124,7 @@ def balanced_split(images: Images, n: int, seed: int) -> tuple[Images, Images]:
 def hold_out(data: Dataset, n: int, seed: int) -> Dataset:
     """The dataset with n balanced training images moved to `val`, in memory."""
     train, val = balanced_split(data.train, n, seed)
-    return replace(data, train=train, val=val[torch.arange(len(val))] if val.mapped else val)
+    return replace(data, train=train, val=val.to("cpu"))
 
 
 def train_test_split(name: str, images: Images, classes: tuple[str, ...], seed: int) -> Dataset:

@@ -4,8 +4,8 @@ import http.client
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rattle.data.files import data_root, md5
@@ -18,12 +18,7 @@ Progress = Callable[..., AbstractContextManager[Callable[[int], None]]]
 TIMEOUT, CHUNK = 30, 2**18  # seconds, bytes
 
 
-@contextmanager
-def no_progress(title: str, total: int, *, done: int = 0) -> Iterator[Callable[[int], None]]:
-    yield lambda n: None
-
-
-def get(name: str, root: str | Path | None = None, *, progress: Progress = no_progress) -> list[Path]:
+def get(name: str, root: str | Path | None = None, *, progress: Progress | None = None) -> list[Path]:
     """Download a dataset to root/name, except files that are there already; returns the paths of its files.
 
     name: a registered dataset. root: folder of all datasets; RATTLE_DATA, or ./data, by default.
@@ -38,7 +33,8 @@ def get(name: str, root: str | Path | None = None, *, progress: Progress = no_pr
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RattleError(f"cannot make the folder {folder}: {error.strerror}") from error
-    return [fetch(remote, folder, progress) for remote in URLS[name]]
+    shown = progress or (lambda *_, **__: nullcontext(lambda _: None))
+    return [fetch(remote, folder, shown) for remote in URLS[name]]
 
 
 def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:
@@ -60,9 +56,8 @@ def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:
     found = md5(part)
     if found != remote.md5:
         part.unlink()
-        raise RattleError(
-            f"{remote.url} gave a file whose MD5 is {found}, not {remote.md5}; it was deleted, nothing was changed"
-        )
+        wrong = f"a file whose MD5 is {found}, not {remote.md5}"
+        raise RattleError(f"{remote.url} gave {wrong}; it was deleted, nothing was changed")
     os.replace(part, path)
     return path
 
@@ -89,6 +84,4 @@ def receive(remote: Remote, part: Path, progress: Progress) -> None:
                 done += len(chunk)
                 advance(len(chunk))
     if done < total:
-        raise RattleError(
-            f"{remote.url} stopped after {done:,} of {total:,} bytes; the same command goes on from there"
-        )
+        raise RattleError(f"{remote.url} stopped after {done:,} of {total:,} bytes; the same command goes on")

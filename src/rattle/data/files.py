@@ -18,31 +18,24 @@ def data_root(root: str | Path | None = None) -> Path:
 
 
 def find(name: str, root: Path, files: Sequence[str], folders: Sequence[str] = ()) -> Path:
-    """The first existing path among `files` of dataset `name`, its checksum verified.
+    """The first existing path among `files` of dataset `name`; one of an official name and size must have its checksum.
 
     files: alternative names, any of which will do. folders: where to look under root; root/name and root by default.
     """
     searched = [root / folder for folder in folders or (name, ".")]
     for path in (folder / file for folder in searched for file in files):
-        if path.exists():
-            check_md5(name, path)
-            return path
+        if not path.exists():
+            continue
+        official = [r.md5 for r in URLS.get(name, ()) if (r.file, r.size) == (path.name, path.stat().st_size)]
+        if official and path.is_file() and (found := md5(path)) not in official:
+            advice = f"delete it and run `rattle data get {name}` again"
+            raise RattleError(f"{path} is damaged: its MD5 is {found}, not {official[0]}; {advice}")
+        return path
     download = f"download it with `rattle data get {name} --root {root}`, or " if name in URLS else ""
     raise RattleError(
         f"{name}: found no {' or '.join(files)} in {', '.join(map(str, searched))}; {download}"
         "name the folder that holds it with --data.root or RATTLE_DATA"
     )
-
-
-def check_md5(name: str, path: Path) -> None:
-    """Refuse a file that has the name and the size of an official download, but not its checksum."""
-    for remote in URLS.get(name, ()):
-        official = path.is_file() and (path.name, path.stat().st_size) == (remote.file, remote.size)
-        if official and md5(path) != remote.md5:
-            raise RattleError(
-                f"{path} is damaged: its MD5 is {md5(path)}, not {remote.md5}; delete it and run "
-                f"`rattle data get {name}` again"
-            )
 
 
 def md5(path: Path) -> str:

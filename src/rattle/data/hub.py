@@ -67,14 +67,11 @@ def class_names(train: Any, label: str) -> tuple[str, ...]:
 
 
 def read_labels(split: Any, label: str, classes: tuple[str, ...], where: str) -> torch.Tensor:
-    values = list(split[label])
-    if values and isinstance(values[0], str):
-        number = {name: i for i, name in enumerate(classes)}
-        unknown = sorted(set(values) - set(classes))
-        if unknown:
-            raise RattleError(f"{where} has the class {unknown[0]!r}, which the training split has not")
-        values = [number[value] for value in values]
-    return torch.tensor(values, dtype=torch.int64)
+    values, number = list(split[label]), {name: i for i, name in enumerate(classes)}
+    for value in values:
+        if isinstance(value, str) and value not in number:
+            raise RattleError(f"{where} has the class {value!r}, which the training split has not")
+    return torch.tensor([number.get(value, value) for value in values], dtype=torch.int64)
 
 
 def load_images(split: Any, image: str, y: torch.Tensor, cache: MmapCache, resize: int | None, where: str) -> Images:

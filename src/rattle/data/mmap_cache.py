@@ -49,8 +49,7 @@ class MmapCache:
             raise RattleError(f"{path} is damaged: delete it, it is made again") from error
         if len(x) != len(y):
             raise RattleError(f"{path} holds {len(x)} images, not {len(y)}: delete it, it is made again")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that the array is not writable
             return Images(torch.from_numpy(x), y, mapped=True)
 
     def path(self, key: str) -> Path:

@@ -5,7 +5,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class Member(NamedTuple):
     shape: tuple[int, ...]
     fortran: bool  # stored in column-major order
     dtype: np.dtype
+    start: int  # bytes of the header
 
     @property
     def nbytes(self) -> int:
@@ -52,24 +53,20 @@ def npz(path: Path, cache: MmapCache, seed: int) -> Dataset:
     if "_test" not in images:
         return train_test_split(path.stem, images[""], classes, seed)
     test = images["_test"]
-    empty = Images(torch.empty(0, *test.shape[1:], dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
-    return Dataset(name=path.stem, train=images.get("_train", empty), test=test, classes=classes)
+    train = images.get("_train", test[torch.arange(0)])
+    return Dataset(name=path.stem, train=train, test=test, classes=classes)
 
 
 def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:
     name = info.filename.removesuffix(".npy")
     check_size(info.file_size, f"{path}: {name}", ARRAY_LIMIT)
     with archive.open(info) as stream:
-        member = Member(archive, name, f"{path}: {name}", *read_header(stream))
-        if not member.dtype.hasobject and stream.tell() + member.nbytes != info.file_size:
-            raise EOFError(f"{name} does not have the size that its header announces")
+        major, _ = np.lib.format.read_magic(stream)
+        read_header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+        member = Member(archive, name, f"{path}: {name}", *read_header(stream), stream.tell())
+    if not member.dtype.hasobject and member.start + member.nbytes != info.file_size:
+        raise EOFError(f"{name} does not have the size that its header announces")
     return member
-
-
-def read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    major, _ = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-    return read(stream)
 
 
 def read_whole(m: Member) -> np.ndarray:
@@ -115,10 +112,8 @@ def load_images(m: Member, y: Tensor, path: Path, cache: MmapCache) -> Images:
     # Grey images without a channel axis are [n, H, W, 1]; of four axes, exactly one must look like channels.
     candidates = [3] if len(m.shape) == 3 else [i for i in (1, 3) if len(shape) == 4 and shape[i] in (1, 3)]
     if len(candidates) != 1:
-        raise RattleError(
-            f"{m.where} is {list(m.shape)}; images should be [n, H, W, C], [n, C, H, W] or [n, H, W] "
-            "with 1 or 3 channels"
-        )
+        layouts = "[n, H, W, C], [n, C, H, W] or [n, H, W] with 1 or 3 channels"
+        raise RattleError(f"{m.where} is {list(m.shape)}; images should be {layouts}")
     axes = (0, 1, 2, 3) if candidates == [1] else (0, 3, 1, 2)
     n, channels, height, width = (shape[axis] for axis in axes)
     blocks = (to_uint8(x, m.where).reshape(-1, *shape[1:]).transpose(axes) for x in read_blocks(m, cache.limit))
@@ -134,13 +129,13 @@ def read_blocks(m: Member, memory_limit: int) -> Iterator[np.ndarray]:
     row_bytes = math.prod(m.shape[1:]) * m.dtype.itemsize
     step = max(1, BLOCK_BYTES // max(row_bytes, 1))
     with m.archive.open(f"{m.name}.npy") as stream:
-        read_header(stream)
+        stream.read(m.start)
         for start in range(0, m.shape[0], step):
-            rows = min(step, m.shape[0] - start)
-            raw = stream.read(rows * row_bytes)
-            if len(raw) < rows * row_bytes:
+            size = min(step, m.shape[0] - start) * row_bytes
+            raw = stream.read(size)
+            if len(raw) < size:
                 raise EOFError(f"{m.name} ends early")
-            yield np.frombuffer(raw, m.dtype).reshape(rows, *m.shape[1:])
+            yield np.frombuffer(raw, m.dtype).reshape(-1, *m.shape[1:])
         stream.read(1)  # reach the end, where zipfile verifies the checksum
 
 
@@ -156,10 +151,8 @@ def to_uint8(x: np.ndarray, where: str) -> np.ndarray:
             raise RattleError(f"{where} runs from {low} to {high}; images should be uint8, 0 to 255")
         return x.astype(np.uint8)
     if not (low >= 0 and high <= 1):  # also true for NaN
-        raise RattleError(
-            f"{where} holds {x.dtype} from {low:g} to {high:g}; images should be uint8, 0 to 255 "
-            "(floats are accepted if they are k/255)"
-        )
+        wanted = "uint8, 0 to 255 (floats are accepted if they are k/255)"
+        raise RattleError(f"{where} holds {x.dtype} from {low:g} to {high:g}; images should be {wanted}")
     levels = np.rint(x.astype(np.float64) * 255)
     if (np.abs(levels / 255 - x) > np.finfo(x.dtype).eps).any():
         raise RattleError(

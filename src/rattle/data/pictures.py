@@ -15,6 +15,7 @@ from rattle.errors import RattleError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+FORMATS = ("PNG", "JPEG")
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # Pillow's modes of 8 bits
 
 
@@ -23,14 +24,13 @@ def open_picture(file: Path) -> Iterator[Image]:
     """The picture with only its header read; decoding errors in the body become a RattleError that names the file."""
     from PIL import Image
 
+    bomb = Image.DecompressionBombWarning
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file, formats=("PNG", "JPEG")) as picture:
-                yield picture
+        with warnings.catch_warnings(action="error", category=bomb), Image.open(file, formats=FORMATS) as picture:
+            yield picture
     except RattleError:
         raise
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+    except (bomb, Image.DecompressionBombError) as error:
         raise RattleError(f"{file} has more than {Image.MAX_IMAGE_PIXELS:,} pixels; it is not read") from error
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise RattleError(f"{file} is not a whole PNG or JPEG picture") from error

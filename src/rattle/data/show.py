@@ -16,7 +16,7 @@ TILE, HEADER = 64, 50  # pixels of an image's square, and above the images
 def parts(data: Dataset) -> dict[str, Images]:
     """The parts that hold images, by name."""
     named = {"train": data.train, "val": data.val, "test": data.test}
-    return {name: images for name, images in named.items() if images is not None and len(images)}
+    return {name: images for name, images in named.items() if images}
 
 
 def counts(images: Images, data: Dataset) -> list[int]:

@@ -31,7 +31,6 @@ def load_images(path: Path, cache: MmapCache) -> Images:
         raise RattleError(f"{path}: X is not uint8 [32, 32, 3, n]")
     if not (isinstance(y, np.ndarray) and y.dtype.kind in "iu" and y.size == x.shape[3]):
         raise RattleError(f"{path}: y is not {x.shape[3]} whole numbers")
-    labels = torch.from_numpy(y.reshape(-1).astype(np.int64))
-    labels[labels == 10] = 0
+    labels = torch.from_numpy(np.where(y == 10, 0, y).reshape(-1).astype(np.int64))
     blocks = (x[..., i : i + 4096].transpose(3, 2, 0, 1) for i in range(0, x.shape[3], 4096))
     return cache.images((len(labels), 3, 32, 32), blocks, labels, key=cache_key("svhn", path))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
 from rattle.errors import RattleError, unknown
@@ -32,13 +33,11 @@ def export(model: nn.Module, example: Tensor, path: str | Path, format: Format =
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     model, x = _plain_copy(model), example.detach().cpu().contiguous()
-    write, _ = FORMATS[format]
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
         written = Path(folder) / path.name
-        write(model, x, written)
+        FORMATS[format][0](model, x, written)
         found = difference(model, x, written, format)
-        with torch.no_grad():
-            allowed = TOLERANCE * max(1.0, float(model(x).abs().max()))
+        allowed = TOLERANCE * max(1.0, float(model(x).abs().max()))
         if not found <= allowed:  # also true for NaN
             raise RattleError(
                 f"the {format} file does not compute what the model does: logits differ by {found:.3g} "
@@ -54,10 +53,8 @@ def difference(model: nn.Module, example: Tensor, path: str | Path, format: Form
     example: images [n, C, H, W]; compared as one batch, and the first one alone.
     """
     model, x = _plain_copy(model), example.detach().cpu().contiguous()
-    _, read = FORMATS[format]
-    run = read(model, Path(path))
-    with torch.no_grad():
-        return max(float((run(part) - model(part)).abs().max()) for part in (x, x[:1]))
+    run = FORMATS[format][1](model, Path(path))
+    return max(float((run(part) - model(part)).abs().max()) for part in (x, x[:1]))
 
 
 def _plain_copy(model: nn.Module) -> nn.Module:
@@ -69,14 +66,10 @@ def _plain_copy(model: nn.Module) -> nn.Module:
 
 
 def _write_safetensors(model: nn.Module, example: Tensor, path: Path) -> None:
-    from safetensors.torch import save_model
-
     save_model(model, str(path), metadata={"format": "pt"})
 
 
 def _read_safetensors(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor]:
-    from safetensors.torch import load_model
-
     loaded = copy.deepcopy(model)
     for tensor in loaded.state_dict().values():
         tensor.zero_()  # a tensor missing in the file then changes the logits
@@ -85,29 +78,24 @@ def _read_safetensors(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor
 
 
 def _write_torchscript(model: nn.Module, example: Tensor, path: Path) -> None:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is deprecated in favour of torch.export
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # in favour of torch.export
         traced: Any = torch.jit.trace(model, example, check_trace=False)
         torch.jit.save(traced, str(path))
 
 
 def _read_torchscript(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         return torch.jit.load(str(path), map_location="cpu")
 
 
 def _write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None:
-            raise RattleError(
-                f"exporting to onnx needs {name}, which is not installed: pip install 'rattle-robust[onnx]'"
-            )
+            raise RattleError(f"onnx export needs {name}, which is not installed: pip install 'rattle-robust[onnx]'")
     settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "external_data": False}
     settings |= {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1)},), "dynamo": True, "verbose": False}
     images = torch.cat([example, example])  # the exporter would take a batch of one for a constant
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own internals
+    with warnings.catch_warnings(action="ignore"):  # the exporter warns about its own internals
         torch.onnx.export(model, (images,), str(path), **settings)
 
 

@@ -32,21 +32,16 @@ def _listing(linear: dict[str, nn.Linear]) -> str:
 
 
 def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
-    outputs: dict[nn.Module, Tensor] = {}
-
-    def record(layer: nn.Module, _: Any, out: Tensor) -> None:
-        outputs[layer] = out
-
-    hooks = [layer.register_forward_hook(record) for layer in linear.values()]
+    outputs: dict[Any, Any] = {}
+    hooks = [m.register_forward_hook(lambda m, _, out: outputs.update({m: out})) for m in linear.values()]
     try:
         with torch.no_grad(), eval_mode(model):
             logits = model(example)
     finally:
         for hook in hooks:
             hook.remove()
-    for layer in linear.values():
-        out = outputs.get(layer)
-        if out is not None and (out is logits or (out.data_ptr() == logits.data_ptr() and out.shape == logits.shape)):
+    for layer, out in outputs.items():
+        if out.data_ptr() == logits.data_ptr() and out.shape == logits.shape:
             return layer
     raise RattleError(
         "the model's output does not come straight out of a linear layer, so no head was found; "
@@ -65,8 +60,5 @@ def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x[:2]):
         shape = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise RattleError(f"the model must return logits [n, {classes}] and nothing else, got {shape}")
-    if logits.shape[1] != classes:
-        raise RattleError(
-            f"the model tells {logits.shape[1]} classes apart, but the data have {classes}; "
-            f"build it with {classes} outputs"
-        )
+    if (n := logits.shape[1]) != classes:
+        raise RattleError(f"the model tells {n} classes apart, but the data have {classes}; give it {classes} outputs")

@@ -1,10 +1,10 @@
-"""What the networks share: convolutions, the activation, a stage of blocks, normalisation of the images.
+"""What the networks share: features and head, convolutions, the activation, stages of blocks, normalisation.
 
 Every network takes the same options: classes (number of logits), channels (of the images), width (channels of the
 first convolution, which scales every layer), activation (a name in ACTIVATIONS) and normalise (a MeanStd).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -48,10 +48,13 @@ def conv1x1_bn(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(conv1x1(inputs, outputs, stride), nn.BatchNorm2d(outputs))
 
 
-def stage(block: type, inputs: int, planes: int, depth: int, stride: int, act: str) -> nn.Sequential:
-    """`depth` residual blocks; the first changes resolution and width."""
-    first = block(inputs, planes, stride, act)
-    return nn.Sequential(first, *(block(planes * block.expansion, planes, 1, act) for _ in range(depth - 1)))
+def stages(block: type, inputs: int, planes: int, depths: Sequence[int], act: str) -> Iterator[nn.Sequential]:
+    """Stages of so many residual blocks each; all but the first halve the resolution and double the planes."""
+    for i, depth in enumerate(depths):
+        first = block(inputs, planes, 1 if i == 0 else 2, act)
+        inputs = block.expansion * planes
+        yield nn.Sequential(first, *(block(inputs, planes, 1, act) for _ in range(depth - 1)))
+        planes *= 2
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -62,13 +65,9 @@ def pooled(x: Tensor) -> Tensor:
 class Normalise(nn.Module):
     """(x - mean) / std per channel, as a part of the model, so that attacks work on images in [0, 1]."""
 
-    mean: Tensor
-    std: Tensor
-
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.tensor(tuple(mean), dtype=torch.float32).reshape(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(tuple(std), dtype=torch.float32).reshape(-1, 1, 1))
+        self.mean, self.std = (nn.Buffer(torch.tensor(v, dtype=torch.float32).reshape(-1, 1, 1)) for v in (mean, std))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std
@@ -79,10 +78,25 @@ def normalisation(statistics: MeanStd, channels: int) -> nn.Module:
     if statistics is None:
         return nn.Identity()
     mean, std = statistics
-    if not (len(mean) == len(std) and len(mean) in (1, channels)):
-        raise RattleError(
-            f"normalise needs a mean and a std for each of {channels} channels, got {len(mean)} and {len(std)}"
-        )
+    means, stds = len(mean), len(std)
+    if not (means == stds and means in (1, channels)):
+        raise RattleError(f"normalise needs a mean and a std for each of {channels} channels, got {means} and {stds}")
     if min(std) <= 0:
         raise RattleError(f"normalise needs a std > 0 for every channel, got {tuple(std)}")
     return Normalise(mean, std)
+
+
+class Network(nn.Module):
+    """Images [n, C, H, W] in [0, 1] to features [n, d], which a subclass computes, and by its linear head to logits."""
+
+    head: nn.Linear
+
+    def __init__(self, normalise: MeanStd, channels: int) -> None:
+        super().__init__()
+        self.normalise = normalisation(normalise, channels)
+
+    def features(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))

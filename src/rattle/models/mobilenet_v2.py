@@ -2,17 +2,10 @@
 
 from torch import Tensor, nn
 
-from rattle.models.layers import MeanStd, activate, conv1x1, conv1x1_bn, conv3x3, normalisation, pooled
+from rattle.models.layers import MeanStd, Network, activate, conv1x1, conv1x1_bn, conv3x3, pooled
 
-STAGES = (  # expansion, outputs, blocks, stride; outputs for a stem of 32
-    (1, 16, 1, 1),
-    (6, 24, 2, 1),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-)
+# Expansion, outputs (for a stem of 32), blocks and stride of each stage.
+STAGES = (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)
 
 
 class InvertedResidual(nn.Module):
@@ -21,12 +14,9 @@ class InvertedResidual(nn.Module):
     def __init__(self, inputs: int, outputs: int, expansion: int, stride: int, act: str) -> None:
         super().__init__()
         planes = expansion * inputs
-        self.conv1 = conv1x1(inputs, planes)
-        self.bn1 = nn.BatchNorm2d(planes)
-        self.conv2 = conv3x3(planes, planes, stride, groups=planes)
-        self.bn2 = nn.BatchNorm2d(planes)
-        self.conv3 = conv1x1(planes, outputs)
-        self.bn3 = nn.BatchNorm2d(outputs)
+        self.conv1, self.bn1 = conv1x1(inputs, planes), nn.BatchNorm2d(planes)
+        self.conv2, self.bn2 = conv3x3(planes, planes, stride, groups=planes), nn.BatchNorm2d(planes)
+        self.conv3, self.bn3 = conv1x1(planes, outputs), nn.BatchNorm2d(outputs)
         self.act = activate(act)
         self.residual = stride == 1
         self.shortcut = conv1x1_bn(inputs, outputs) if self.residual and inputs != outputs else None
@@ -40,13 +30,13 @@ class InvertedResidual(nn.Module):
         return out + (x if self.shortcut is None else self.shortcut(x))
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(Network):
     """A 3x3 convolution of `width` planes (32: the paper's multiplier 1), seventeen inverted residuals, a 1x1 top."""
 
     def __init__(
         self, *, classes: int, channels: int = 3, width: int = 32, activation: str = "relu", normalise: MeanStd = None
     ) -> None:
-        super().__init__()
+        super().__init__(normalise, channels)
         blocks: list[nn.Module] = []
         inputs = width
         for expansion, planes, repeats, stride in STAGES:
@@ -54,20 +44,12 @@ class MobileNetV2(nn.Module):
             for i in range(repeats):
                 blocks.append(InvertedResidual(inputs, outputs, expansion, stride if i == 0 else 1, activation))
                 inputs = outputs
-        top = 40 * width
-        self.normalise = normalisation(normalise, channels)
-        self.conv1 = conv3x3(channels, width)
-        self.bn1 = nn.BatchNorm2d(width)
+        self.conv1, self.bn1 = conv3x3(channels, width), nn.BatchNorm2d(width)
         self.layers = nn.Sequential(*blocks)
-        self.conv2 = conv1x1(inputs, top)
-        self.bn2 = nn.BatchNorm2d(top)
+        self.conv2, self.bn2 = conv1x1(inputs, 40 * width), nn.BatchNorm2d(40 * width)
         self.act = activate(activation)
-        self.head = nn.Linear(top, classes)
+        self.head = nn.Linear(40 * width, classes)
 
     def features(self, x: Tensor) -> Tensor:
         out = self.act(self.bn1(self.conv1(self.normalise(x))))
-        out = self.layers(out)
-        return pooled(self.act(self.bn2(self.conv2(out))))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+        return pooled(self.act(self.bn2(self.conv2(self.layers(out)))))

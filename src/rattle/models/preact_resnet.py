@@ -6,7 +6,7 @@ last BatchNorm and activation before the average pooling.
 
 from torch import Tensor, nn
 
-from rattle.models.layers import MeanStd, activate, conv1x1, conv3x3, normalisation, pooled, stage
+from rattle.models.layers import MeanStd, Network, activate, conv1x1, conv3x3, pooled, stages
 
 
 class Block(nn.Module):
@@ -16,19 +16,15 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, planes: int, stride: int, act: str) -> None:
         super().__init__()
-        self.bn1 = nn.BatchNorm2d(inputs)
-        self.conv1 = conv3x3(inputs, planes, stride)
-        self.bn2 = nn.BatchNorm2d(planes)
-        self.conv2 = conv3x3(planes, planes)
+        self.bn1, self.conv1 = nn.BatchNorm2d(inputs), conv3x3(inputs, planes, stride)
+        self.bn2, self.conv2 = nn.BatchNorm2d(planes), conv3x3(planes, planes)
         self.act = activate(act)
         self.shortcut = conv1x1(inputs, planes, stride) if stride != 1 or inputs != planes else None
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.act(self.bn1(x))
         shortcut = x if self.shortcut is None else self.shortcut(out)
-        out = self.conv1(out)
-        out = self.conv2(self.act(self.bn2(out)))
-        return out + shortcut
+        return self.conv2(self.act(self.bn2(self.conv1(out)))) + shortcut
 
 
 class Bottleneck(nn.Module):
@@ -39,32 +35,23 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs: int, planes: int, stride: int, act: str) -> None:
         super().__init__()
         outputs = self.expansion * planes
-        self.bn1 = nn.BatchNorm2d(inputs)
-        self.conv1 = conv1x1(inputs, planes)
-        self.bn2 = nn.BatchNorm2d(planes)
-        self.conv2 = conv3x3(planes, planes, stride)
-        self.bn3 = nn.BatchNorm2d(planes)
-        self.conv3 = conv1x1(planes, outputs)
+        self.bn1, self.conv1 = nn.BatchNorm2d(inputs), conv1x1(inputs, planes)
+        self.bn2, self.conv2 = nn.BatchNorm2d(planes), conv3x3(planes, planes, stride)
+        self.bn3, self.conv3 = nn.BatchNorm2d(planes), conv1x1(planes, outputs)
         self.act = activate(act)
         self.shortcut = conv1x1(inputs, outputs, stride) if stride != 1 or inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.act(self.bn1(x))
         shortcut = x if self.shortcut is None else self.shortcut(out)
-        out = self.conv1(out)
-        out = self.conv2(self.act(self.bn2(out)))
-        out = self.conv3(self.act(self.bn3(out)))
-        return out + shortcut
+        out = self.conv2(self.act(self.bn2(self.conv1(out))))
+        return self.conv3(self.act(self.bn3(out))) + shortcut
 
 
-DEPTHS: dict[int, tuple[type, tuple[int, int, int, int]]] = {
-    18: (Block, (2, 2, 2, 2)),
-    34: (Block, (3, 4, 6, 3)),
-    50: (Bottleneck, (3, 4, 6, 3)),
-}
+DEPTHS = {18: (Block, (2, 2, 2, 2)), 34: (Block, (3, 4, 6, 3)), 50: (Bottleneck, (3, 4, 6, 3))}
 
 
-class PreActResNet(nn.Module):
+class PreActResNet(Network):
     """A stem and four stages of pre-activation blocks."""
 
     def __init__(
@@ -77,23 +64,16 @@ class PreActResNet(nn.Module):
         activation: str = "relu",
         normalise: MeanStd = None,
     ) -> None:
-        super().__init__()
-        block, (n1, n2, n3, n4) = DEPTHS[depth]
-        wider = block.expansion * width
-        self.normalise = normalisation(normalise, channels)
+        super().__init__(normalise, channels)
+        block, depths = DEPTHS[depth]
+        outputs = 8 * block.expansion * width
         self.conv1 = conv3x3(channels, width)
-        self.layer1 = stage(block, width, width, n1, 1, activation)
-        self.layer2 = stage(block, wider, 2 * width, n2, 2, activation)
-        self.layer3 = stage(block, 2 * wider, 4 * width, n3, 2, activation)
-        self.layer4 = stage(block, 4 * wider, 8 * width, n4, 2, activation)
-        self.bn = nn.BatchNorm2d(8 * wider)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages(block, width, width, depths, activation)
+        self.bn = nn.BatchNorm2d(outputs)
         self.act = activate(activation)
-        self.head = nn.Linear(8 * wider, classes)
+        self.head = nn.Linear(outputs, classes)
 
     def features(self, x: Tensor) -> Tensor:
         out = self.conv1(self.normalise(x))
         out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
         return pooled(self.act(self.bn(out)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))

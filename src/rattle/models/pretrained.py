@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,23 +23,20 @@ from rattle.models.wide_resnet import WideResNet
 PREFIX = re.compile(r"(module|model|net|_orig_mod|basic_net|attacker|backbone|0|1)\.(?=.)")
 
 # Their names and ours; applied in order, each to the result of those before it.
-RENAMES = [
-    (re.compile(pattern), ours)
-    for pattern, ours in (
-        (r"^(fc|linear|classifier|logits|output)\.", "head."),
-        (r"^(normali[sz]er?\.|normali[sz]e_layer\.)?(mu|mean|means|new_mean)$", "normalise.mean"),
-        (r"^(normali[sz]er?\.|normali[sz]e_layer\.)?(sigma|std|sd|sds|new_std)$", "normalise.std"),
-        (r"^features\.", "layers."),  # VGG
-        (r"\bconvShortcut\.", "shortcut."),  # WideResNet
-        (r"\bshortcut\.0\.", "shortcut."),  # PreAct-ResNet
-        (r"^block(\d)\.layer\.", r"block\1."),  # WideResNet
-        (r"^bn1\.", "bn."),  # WideResNet's last BatchNorm
-        (r"^init_conv\.", "conv1."),  # this and all below: DMWideResNet
-        (r"^batchnorm\.", "bn."),
-        (r"^layer\.(\d)\.block\.", lambda m: f"block{int(m[1]) + 1}."),
-        (r"\.batchnorm_(\d)\.", lambda m: f".bn{int(m[1]) + 1}."),
-        (r"\.conv_(\d)\.", lambda m: f".conv{int(m[1]) + 1}."),
-    )
+RENAMES: list[tuple[str, Any]] = [
+    (r"^(fc|linear|classifier|logits|output)\.", "head."),
+    (r"^(normali[sz]er?\.|normali[sz]e_layer\.)?(mu|mean|means|new_mean)$", "normalise.mean"),
+    (r"^(normali[sz]er?\.|normali[sz]e_layer\.)?(sigma|std|sd|sds|new_std)$", "normalise.std"),
+    (r"^features\.", "layers."),  # VGG
+    (r"\bconvShortcut\.", "shortcut."),  # WideResNet
+    (r"\bshortcut\.0\.", "shortcut."),  # PreAct-ResNet
+    (r"^block(\d)\.layer\.", r"block\1."),  # WideResNet
+    (r"^bn1\.", "bn."),  # WideResNet's last BatchNorm
+    (r"^init_conv\.", "conv1."),  # this and all below: DMWideResNet
+    (r"^batchnorm\.", "bn."),
+    (r"^layer\.(\d)\.block\.", lambda m: f"block{int(m[1]) + 1}."),
+    (r"\.batchnorm_(\d)\.", lambda m: f".bn{int(m[1]) + 1}."),
+    (r"\.conv_(\d)\.", lambda m: f".conv{int(m[1]) + 1}."),
 ]
 # Saved but never used by a forward pass: TRADES' WideResNet creates a sub_block1 that it does not call.
 UNUSED = re.compile(r"^sub_block1\.|(^|\.)(n_averaged|num_batches_tracked)$")
@@ -69,13 +67,9 @@ def load_weights(
     return replace(report, wrapper=wrapper)
 
 
-def file_normalisation(path: str | Path, *, entry: str | None = None) -> MeanStd:
-    """The mean and std by which the network in the file normalises images, for `create_model`; None if it does not.
-
-    path, entry: as in `load_weights`.
-    """
-    _, state = unwrap(open_weights(path), str(path), entry)
-    return _statistics(state)
+def file_normalisation(path: str | Path) -> MeanStd:
+    """The mean and std by which the network in the file normalises images, for `create_model`; None if it does not."""
+    return _statistics(unwrap(open_weights(path), str(path))[1])
 
 
 def adapt(
@@ -86,10 +80,16 @@ def adapt(
     state: tensors by the names of the code that saved them. where: its file, for error messages.
     """
     own = model.state_dict()
-    _check_normalisation(state, own, where)
+    statistics = _statistics(state)
+    if statistics and STATISTICS[0] not in own:  # without it, the model's accuracy would silently be wrong
+        raise RattleError(
+            f"the network of {where} normalises its images and this model does not; "
+            f"build it with normalise=({statistics[0]}, {statistics[1]})"
+        )
     _check_padding(state, model, where)
-    tensors, ignored, unexpected, clashes = _rename(state, own)
-    head = _head_names(model) if fresh_head else set()
+    tensors, others = _rename(state, own)
+    last = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1:]
+    head = {n for n in own if fresh_head and n.rpartition(".")[0] in last}
     tensors = {n: t for n, t in tensors.items() if n not in head or t.shape == own[n].shape}
     unset = [n for n in own if n not in tensors]
     # Old files do not count batches, and most code normalises outside the network.
@@ -97,44 +97,39 @@ def adapt(
     wrong = [n for n, t in tensors.items() if t.shape != own[n].shape]
     problems = {
         "missing": [n for n in unset if n not in missing],
-        "unexpected": unexpected,
+        "unexpected": others["unexpected"],
         "of another shape": [f"{n} {list(tensors[n].shape)} instead of {list(own[n].shape)}" for n in wrong],
-        "twice": clashes,
+        "twice": others["twice"],
     }
-    if any(problems.values()):
+    found = "; ".join(f"{len(names)} {problem} ({_few(names)})" for problem, names in problems.items() if names)
+    if found:
         raise RattleError(
-            f"{where} does not fit {type(model).__name__}: {_listing(problems)}; {len(tensors)} of {len(own)} names "
+            f"{where} does not fit {type(model).__name__}: {found}; {len(tensors)} of {len(own)} names "
             "match. Check the model's name, width, classes and channels."
         )
-    return tensors, LoadReport(len(tensors), tuple(missing), tuple(ignored))
+    return tensors, LoadReport(len(tensors), tuple(missing), tuple(others["ignored"]))
 
 
-def _rename(
-    state: Mapping[str, Tensor], own: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], list[str], list[str], list[str]]:
-    """The tensors under our names; and the names that are ignored, unexpected, or clash with another's tensor."""
+def _rename(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
+    """The tensors under our names; and their names that are ignored, unexpected, or twice with different tensors."""
     tensors: dict[str, Tensor] = {}
-    ignored, unexpected, clashes = [], [], []
+    others: dict[str, list[str]] = {"ignored": [], "unexpected": [], "twice": []}
     for theirs, tensor in state.items():
         ours = next((name for name in _candidate_names(theirs) if name in own), None)
         if ours is None:
             unused = any(UNUSED.search(name) or name.startswith("normalise.") for name in _candidate_names(theirs))
-            (ignored if unused else unexpected).append(theirs)
+            others["ignored" if unused else "unexpected"].append(theirs)
         elif ours in tensors:
-            (ignored if torch.equal(tensors[ours], tensor) else clashes).append(theirs)
+            others["ignored" if torch.equal(tensors[ours], tensor) else "twice"].append(theirs)
         else:
             reshape = ours in STATISTICS and tensor.numel() == own[ours].numel()  # saved as [C] or [1, C, 1, 1]
             tensors[ours] = tensor.reshape(own[ours].shape) if reshape else tensor
-    return tensors, ignored, unexpected, clashes
+    return tensors, others
 
 
-def _listing(problems: Mapping[str, list[str]]) -> str:
-    """The names of each problem, at most five of each."""
-    parts = []
-    for problem, names in problems.items():
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        parts += [f"{len(names)} {problem} ({', '.join(names[:5])}{more})"] if names else []
-    return "; ".join(parts)
+def _few(names: list[str]) -> str:
+    """The first five names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _candidate_names(name: str) -> Iterator[str]:
@@ -143,17 +138,12 @@ def _candidate_names(name: str) -> Iterator[str]:
         yield name
         ours = name
         for pattern, replacement in RENAMES:
-            renamed = pattern.sub(replacement, ours)
+            renamed = re.sub(pattern, replacement, ours)
             if renamed != ours:
                 yield (ours := renamed)
         if not PREFIX.match(name):
             return
         name = PREFIX.sub("", name, count=1)
-
-
-def _head_names(model: nn.Module) -> set[str]:
-    linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    return {f"{linear[-1]}.weight", f"{linear[-1]}.bias"} if linear else set()
 
 
 def _statistics(state: Mapping[str, Tensor]) -> MeanStd:
@@ -163,16 +153,6 @@ def _statistics(state: Mapping[str, Tensor]) -> MeanStd:
         return None
     mean, std = (tuple(round(float(v), 6) for v in found[name].flatten()) for name in STATISTICS)
     return None if not any(mean) and set(std) == {1.0} else (mean, std)
-
-
-def _check_normalisation(state: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
-    """Refuse to ignore the normalisation of the file's network: the model's accuracy would silently be wrong."""
-    if "normalise.mean" in own or (statistics := _statistics(state)) is None:
-        return
-    raise RattleError(
-        f"the network of {where} normalises its images and this model does not; "
-        f"build it with normalise=({statistics[0]}, {statistics[1]})"
-    )
 
 
 def _check_padding(state: Mapping[str, Tensor], model: nn.Module, where: str) -> None:

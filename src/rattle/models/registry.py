@@ -44,9 +44,7 @@ def register_model(name: str, make: Callable[..., nn.Module]) -> None:
     returns the network; it is given the keywords it has of those that `create_model` describes.
     """
     if name in BUILT_IN or ":" in name:
-        raise RattleError(
-            f"{name!r} cannot be registered: choose a name without a colon that is not a built-in model's"
-        )
+        raise RattleError(f"{name!r} cannot be registered: it has a colon, or is the name of a built-in model")
     BUILDERS[name] = make
 
 

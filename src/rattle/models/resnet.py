@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from rattle.models.layers import MeanStd, activate, conv1x1_bn, conv3x3, normalisation, pooled, stage
+from rattle.models.layers import MeanStd, Network, activate, conv1x1_bn, conv3x3, pooled, stages
 
 
 class Block(nn.Module):
@@ -12,10 +12,8 @@ class Block(nn.Module):
 
     def __init__(self, inputs: int, planes: int, stride: int, act: str) -> None:
         super().__init__()
-        self.conv1 = conv3x3(inputs, planes, stride)
-        self.bn1 = nn.BatchNorm2d(planes)
-        self.conv2 = conv3x3(planes, planes)
-        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv1, self.bn1 = conv3x3(inputs, planes, stride), nn.BatchNorm2d(planes)
+        self.conv2, self.bn2 = conv3x3(planes, planes), nn.BatchNorm2d(planes)
         self.act = activate(act)
         self.shortcut = conv1x1_bn(inputs, planes, stride) if stride != 1 or inputs != planes else None
 
@@ -26,26 +24,18 @@ class Block(nn.Module):
         return self.act(out + shortcut)
 
 
-class ResNet18(nn.Module):
+class ResNet18(Network):
     """A stem and four stages of two blocks."""
 
     def __init__(
         self, *, classes: int, channels: int = 3, width: int = 64, activation: str = "relu", normalise: MeanStd = None
     ) -> None:
-        super().__init__()
-        self.normalise = normalisation(normalise, channels)
-        self.conv1 = conv3x3(channels, width)
-        self.bn1 = nn.BatchNorm2d(width)
+        super().__init__(normalise, channels)
+        self.conv1, self.bn1 = conv3x3(channels, width), nn.BatchNorm2d(width)
         self.act = activate(activation)
-        self.layer1 = stage(Block, width, width, 2, 1, activation)
-        self.layer2 = stage(Block, width, 2 * width, 2, 2, activation)
-        self.layer3 = stage(Block, 2 * width, 4 * width, 2, 2, activation)
-        self.layer4 = stage(Block, 4 * width, 8 * width, 2, 2, activation)
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages(Block, width, width, (2, 2, 2, 2), activation)
         self.head = nn.Linear(8 * width, classes)
 
     def features(self, x: Tensor) -> Tensor:
         out = self.act(self.bn1(self.conv1(self.normalise(x))))
         return pooled(self.layer4(self.layer3(self.layer2(self.layer1(out)))))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))

@@ -2,13 +2,13 @@
 
 from torch import Tensor, nn
 
-from rattle.models.layers import MeanStd, activate, normalisation
+from rattle.models.layers import MeanStd, Network, activate
 
 PLAIN = ((1, 1), (1, 1), (2, 2), (2, 1))  # for 8x8 and 28x28 images
 SLIM = ((1, 2), (2, 2), (2, 1), (4, 2))  # for studies on 32x32 images without a GPU
 
 
-class SmallCNN(nn.Module):
+class SmallCNN(Network):
     """A convolution per stage, average pooling to a small square, and a linear head."""
 
     def __init__(
@@ -23,7 +23,7 @@ class SmallCNN(nn.Module):
         stages: tuple[tuple[int, int], ...] = PLAIN,  # channels over width, and stride, of each convolution
         pool: int = 2,  # side of the square that is pooled to
     ) -> None:
-        super().__init__()
+        super().__init__(normalise, channels)
         layers: list[nn.Module] = []
         inputs = channels
         for factor, stride in stages:
@@ -32,12 +32,8 @@ class SmallCNN(nn.Module):
             layers += [nn.BatchNorm2d(outputs)] if norm else []
             layers += [activate(activation)]
             inputs = outputs
-        self.normalise = normalisation(normalise, channels)
         self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(pool), nn.Flatten())
         self.head = nn.Linear(inputs * pool**2, classes)
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(self.normalise(x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))

@@ -25,8 +25,10 @@ def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels:
     Normalise layer is put in front of the model.
     """
     options = {key: value for key, value in options.items() if value is not None}
-    keywords = _keywords(make, name, classes, channels, options)
-    with _user_errors(name):
+    known = {"classes": classes, "num_classes": classes}
+    known |= dict.fromkeys(("channels", "in_channels", "in_chans"), channels)
+    keywords = _keywords(make, name, known, options)
+    with _user_code(name):
         model = make(**keywords)
     if not isinstance(model, nn.Module):
         raise RattleError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
@@ -72,13 +74,13 @@ def _run_file(path: Path, name: str) -> ModuleType:
         raise RattleError(f"{path} is not a Python file; a model of your own is given as FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(found)
     sys.modules[module_name] = module  # dataclasses and pickle look the module up there
-    with _on_sys_path(path.resolve().parent), _user_errors(name):
+    with _user_code(name, path.resolve().parent):
         found.loader.exec_module(module)
     return module
 
 
 def _import_module(module: str, name: str) -> ModuleType:
-    with _on_sys_path(Path.cwd()), _user_errors(name):
+    with _user_code(name, Path.cwd()):
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -87,16 +89,13 @@ def _import_module(module: str, name: str) -> ModuleType:
             raise
 
 
-def _keywords(
-    make: Callable[..., Any], name: str, classes: int, channels: int, options: dict[str, Any]
-) -> dict[str, Any]:
+def _keywords(make: Callable[..., Any], name: str, known: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """The keywords to call `make` with; RattleError if it lacks one that is set, or needs one that is not known."""
     parameters = inspect.signature(make).parameters
     accepted = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         accepted |= {"channels", *options} | (set() if "num_classes" in accepted else {"classes"})
-    values = {"classes": classes, "num_classes": classes}
-    values |= dict.fromkeys(("channels", "in_channels", "in_chans"), channels) | options
+    values = known | options
     for key in options:
         if key not in accepted and key != "normalise":
             raise RattleError(f"{name} has no keyword {key!r}, which the recipe sets")
@@ -107,18 +106,9 @@ def _keywords(
 
 
 @contextmanager
-def _on_sys_path(folder: Path) -> Iterator[None]:
-    """Let imports in the user's code find modules in its folder."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-
-
-@contextmanager
-def _user_errors(name: str) -> Iterator[None]:
-    """Turn an exception of the user's code into a RattleError that names the file and the line."""
+def _user_code(name: str, *folders: Path) -> Iterator[None]:
+    """Find imports in the folders too; turn an exception into a RattleError that names the file and the line."""
+    sys.path[:0] = map(str, folders)
     try:
         yield
     except RattleError:
@@ -131,3 +121,6 @@ def _user_errors(name: str) -> Iterator[None]:
         lines = [f.lineno for f in own if f.filename == own[0].filename]  # the last one is the innermost
         where = f"{own[0].filename}:{lines[-1]}" if own else name
         raise RattleError(f"{name}: {where} raised {type(error).__name__}: {error}") from error
+    finally:
+        for folder in folders:
+            sys.path.remove(str(folder))

@@ -2,18 +2,18 @@
 
 from torch import Tensor, nn
 
-from rattle.models.layers import MeanStd, activate, normalisation, pooled
+from rattle.models.layers import MeanStd, Network, activate, pooled
 
 STAGES = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))  # times the width; a stage ends in max-pooling
 
 
-class VGG16(nn.Module):
+class VGG16(Network):
     """Thirteen 3x3 convolutions in five stages."""
 
     def __init__(
         self, *, classes: int, channels: int = 3, width: int = 64, activation: str = "relu", normalise: MeanStd = None
     ) -> None:
-        super().__init__()
+        super().__init__(normalise, channels)
         layers: list[nn.Module] = []
         inputs = channels
         for stage in STAGES:
@@ -22,12 +22,8 @@ class VGG16(nn.Module):
                 layers += [convolution, nn.BatchNorm2d(outputs), activate(activation)]
                 inputs = outputs
             layers += [nn.MaxPool2d(2, ceil_mode=True)]  # ceil_mode leaves 1x1 unchanged, for images below 32x32
-        self.normalise = normalisation(normalise, channels)
         self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(inputs, classes)
 
     def features(self, x: Tensor) -> Tensor:
         return pooled(self.layers(self.normalise(x)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))

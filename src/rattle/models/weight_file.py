@@ -36,22 +36,19 @@ def open_weights(path: str | Path) -> Any:
     if not path.is_file():
         raise RattleError(f"no file of weights at {path}")
     refuse_compressed(path)
-    not_weights = RattleError(f"{path} is not a file of weights: truncated, or of another kind")
     try:
         if path.suffix == ".safetensors":
             return run_weights(load_file(path, device="cpu"))
         with torch.serialization.safe_globals(SAFE_TYPES):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+        found = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if not found:
-            raise not_weights from error
+            raise RattleError(f"{path} is not a file of weights: truncated, or of another kind") from error
         raise RattleError(
             f"{path} holds more than weights (it refers to {found[1]}), so it is not opened: "
             "save model.state_dict() where it was made"
         ) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
-        raise not_weights from error
 
 
 def run_weights(tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -83,28 +80,21 @@ def unwrap(saved: Any, where: str, entry: str | None = None) -> tuple[str, dict[
     route: list[str] = []
     while not _is_state_dict(saved):
         holders = [k for k, v in saved.items() if isinstance(v, Mapping)] if isinstance(saved, Mapping) else []
-        name = _choose(holders, entry if not route else None)
+        averaged = [name for name in holders if isinstance(name, str) and AVERAGED.search(name)]
+        usual = [entry] if entry and not route else [*WRAPPERS, *averaged]
+        name = next((name for name in usual if name in holders), None)
         if name is None:
             held = f" (it holds {', '.join(map(str, list(saved)[:5]))})" if isinstance(saved, Mapping) else ""
             wanted = f"no entry {entry!r}" if entry else "no state dict"
             raise RattleError(f"{where} has {wanted}{held}")
-        route.append(str(name))
+        route.append(name)
         saved = saved[name]
     if entry and not route:
         raise RattleError(f"{where} has no entry {entry!r}: it is a bare state dict")
     return ".".join(route), {k: v for k, v in saved.items() if isinstance(v, Tensor)}
 
 
-def _choose(holders: list[Any], entry: str | None) -> Any:
-    if entry:
-        return entry if entry in holders else None
-    plain = [name for name in WRAPPERS if name in holders]
-    averaged = [name for name in holders if isinstance(name, str) and AVERAGED.search(name)]
-    return next(iter(plain + averaged), None)
-
-
 def _is_state_dict(saved: Any) -> bool:
     """Whether a mapping has tensors under dotted names; a single tensor saved with the weights has no dot."""
-    if not isinstance(saved, Mapping) or not saved:
-        return False
-    return any(isinstance(k, str) and "." in k and isinstance(v, Tensor) for k, v in saved.items())
+    entries = saved.items() if isinstance(saved, Mapping) else ()
+    return any(isinstance(k, str) and "." in k and isinstance(v, Tensor) for k, v in entries)

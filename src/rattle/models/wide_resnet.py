@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.errors import RattleError
-from rattle.models.layers import MeanStd, activate, conv3x3, normalisation, pooled, stage
+from rattle.models.layers import MeanStd, Network, activate, conv3x3, pooled, stages
 from rattle.models.preact_resnet import Block
 
 
@@ -18,7 +18,7 @@ class SameConv(nn.Conv2d):
         return super().forward(F.pad(input, (0, 1, 0, 1)))
 
 
-class WideResNet(nn.Module):
+class WideResNet(Network):
     """A stem and three stages of (depth - 4) / 6 pre-activation blocks, `factor` times as wide."""
 
     def __init__(
@@ -33,19 +33,14 @@ class WideResNet(nn.Module):
         normalise: MeanStd = None,
         same: bool = False,  # TensorFlow's padding, as DeepMind's code has it (Gowal et al. 2020)
     ) -> None:
-        super().__init__()
+        super().__init__(normalise, channels)
         if depth < 10 or (depth - 4) % 6 or factor < 1:
-            raise RattleError(
-                f"a WideResNet's depth is 6 n + 4 (10, 16, 22, 28, 34, ..., 70) and its factor at least 1, "
-                f"got wrn{depth}-{factor}"
-            )
+            rule = "a WideResNet's depth is 6 n + 4 (10, 16, 22, 28, 34, ..., 70) and its factor at least 1"
+            raise RattleError(f"{rule}, got wrn{depth}-{factor}")
         n, w = (depth - 4) // 6, factor * width
         self.same = same
-        self.normalise = normalisation(normalise, channels)
         self.conv1 = conv3x3(channels, width)
-        self.block1 = stage(Block, width, w, n, 1, activation)
-        self.block2 = stage(Block, w, 2 * w, n, 2, activation)
-        self.block3 = stage(Block, 2 * w, 4 * w, n, 2, activation)
+        self.block1, self.block2, self.block3 = stages(Block, width, w, (n, n, n), activation)
         self.bn = nn.BatchNorm2d(4 * w)
         self.act = activate(activation)
         self.head = nn.Linear(4 * w, classes)
@@ -61,6 +56,3 @@ class WideResNet(nn.Module):
         out = self.conv1(self.normalise(x))
         out = self.block3(self.block2(self.block1(out)))
         return pooled(self.act(self.bn(out)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
