@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_at_least, check_batch, check_choice, logits_of
+from rattle.attacks.base import check_at_least, check_batch, logits_of
 from rattle.attacks.batchnorm import attack_mode
+from rattle.errors import check_choices
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 
@@ -33,8 +34,7 @@ class PGD:
 
     def __post_init__(self) -> None:
         check_at_least(self, steps=1, restarts=1, step_size=0)
-        check_choice(self, "loss", ("ce", "kl", "cw"))
-        check_choice(self, "start", ("gaussian", "uniform", "none"))
+        check_choices(self, "attack")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
