@@ -41,6 +41,12 @@ class Nearest:
 
     x_adv: Tensor  # x itself where x is misclassified already, or where nothing was found
     distance: Tensor  # [n], in the threat's norm: 0 where x is misclassified, the largest possible if nothing was found
+    queries: Tensor | None = None  # labels asked for, [n], of a search that counts them
+
+    @property
+    def adbd(self) -> float:
+        """Average decision boundary distance over all images, misclassified ones counting 0."""
+        return float(self.distance.mean())
 
 
 @runtime_checkable

@@ -1,7 +1,4 @@
-"""Rows of images under attack: a model of flat images, targets and restarts side by side, packed as images are broken.
-
-APGD, FAB and Square are runs from a start (`best_of_runs`); RayS uses `FlatModel` and `ActiveRows`.
-"""
+"""Rows of images under attack: a model of flat images; targets side by side, packed as images are broken."""
 
 import logging
 from dataclasses import dataclass
@@ -67,25 +64,21 @@ class FlatModel:
         return logits
 
 
-class ActiveRows:
-    """State of the rows still under attack: each attribute that is a tensor or streams has one entry per row."""
-
-    def select(self, rows: Tensor) -> None:
-        """Keep only these rows (a mask or indices)."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor | ImageStreams):
-                setattr(self, name, value[rows])
-
-
 @dataclass
-class TargetRows(ActiveRows):
-    """What one run of an attack works on: one row for each target of each image."""
+class TargetRows:
+    """Rows under attack, one for each target of each image. Attacks add variables, one entry a row, of their own."""
 
     row: Tensor  # index of the row's result, [r]
     image: Tensor  # rows with the same number belong to the same image, [r]
     x: Tensor  # clean images, [r, d]
     y: Tensor  # labels, [r]
     target: Tensor  # class aimed at, [r]; the label itself in untargeted attacks
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only these rows (a mask or indices) of every tensor and of the random streams."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor | ImageStreams):
+                setattr(self, name, value[rows])
 
 
 class RunResult:
