@@ -25,8 +25,6 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {  # (logits, y,
     "dlr-targeted": losses.dlr_targeted,
 }
 FEWEST_CLASSES = {"ce": 2, "dlr": 3, "dlr-targeted": 4}  # what each loss needs
-MOMENTUM = 0.75  # alpha of eq. (4)
-LARGER_BALLS = (3, 2)  # l_1: radii in epsilons, for 30 % of the steps each (Croce and Hein 2021, Sec. 3)
 
 
 def effective_loss(loss: str, classes: int) -> str:
@@ -69,19 +67,16 @@ class APGD:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
         targets = self.targets if self.loss == "dlr-targeted" else 0
-        # a row takes more memory than an image of the reference package: hold fewer
-        return best_of_runs(self, model, x, y, generator, targets=targets, share=0.75)
+        return best_of_runs(self, model, x, y, generator, targets=targets, share=0.75)  # rows are large: hold fewer
 
     def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult:
         """One random start; with `eps_schedule` through larger balls first, of which only the last points are used."""
         if not self.eps_schedule:
             return self.ascend(model, self.threat, rows, self.threat.random_start(rows.x, draws), self.steps)
         x_adv, left = rows.x + draws.normal(rows.x.shape[1]).to(rows.x.dtype), self.steps
-        for factor in LARGER_BALLS:
-            ball, steps = (
-                replace(self.threat, epsilon=factor * self.threat.epsilon),
-                min(left, math.ceil(0.3 * self.steps)),
-            )
+        for factor in (3, 2):  # 30 % of the steps each (Croce and Hein 2021, Sec. 3)
+            ball = replace(self.threat, epsilon=factor * self.threat.epsilon)
+            steps = min(left, math.ceil(0.3 * self.steps))
             x_adv, left = self.ascend(model, ball, rows, ball.project(x_adv, rows.x), steps).x_adv, left - steps
         return self.ascend(model, self.threat, rows, self.threat.project(x_adv, rows.x), left)
 
@@ -89,8 +84,7 @@ class APGD:
         """Algorithm 1 from `start`: the point of highest loss of each row, or the first that is misclassified."""
         result = RunResult(rows.x)
         logits, loss, gradient = self.loss_and_grad(model, rows, start)
-        kind = L1Ascent if threat.norm == "l1" else Ascent
-        live = kind(self, threat, steps, rows, start, loss, gradient)
+        live = (L1Ascent if threat.norm == "l1" else Ascent)(self, threat, steps, rows, start, loss, gradient)
         for step in range(steps + 1):
             if threat == self.threat:  # a point of a larger ball breaks nothing
                 result.pack_broken(live, live.x_adv, logits.argmax(1) != live.y)
@@ -100,8 +94,7 @@ class APGD:
             logits, loss, gradient = self.loss_and_grad(model, live, live.x_adv, gradient=step + 1 < steps)
             live.record(loss, gradient)
             live.adapt(step + 1)
-        result.record(live, live.best, live.best_loss)
-        return result
+        return result.record(live, live.best, live.best_loss)
 
     def loss_and_grad(
         self, model: FlatModel, rows: TargetRows, x_adv: Tensor, *, gradient: bool = True
@@ -139,13 +132,12 @@ class Ascent(TargetRows):
         z = self.threat.project(self.threat.ascend(self.x_adv, self.gradient, self.step_size[:, None]), self.x)
         if first:
             return z
-        a = MOMENTUM  # x' + a (z - x') + (1 - a) (x' - x'_old), in place
+        a = 0.75  # the momentum alpha: x' + a (z - x') + (1 - a) (x' - x'_old), in place
         return self.threat.project(z.mul_(a).add_(self.x_adv, alpha=2 - 2 * a).sub_(self.x_old, alpha=1 - a), self.x)
 
     def record(self, loss: Tensor, gradient: Tensor) -> None:
         """Loss and gradient at x_adv, which becomes the best point where the loss is higher than ever."""
-        self.rises = self.rises + (loss > self.loss)
-        self.loss, self.gradient = loss, gradient
+        self.rises, self.loss, self.gradient = self.rises + (loss > self.loss), loss, gradient
         higher = (loss > self.best_loss).nonzero().squeeze(1)
         self.best[higher], self.best_gradient[higher] = self.x_adv[higher], gradient[higher]
         self.best_loss = torch.maximum(loss, self.best_loss)

@@ -46,11 +46,9 @@ def run_ensemble(ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, *, 
     return x_adv
 
 
-ENSEMBLES: dict[str, dict[str, APGD | FAB | Square]] = {  # `components` puts the threat in
-    # Sec. 4 of the paper
+ENSEMBLES: dict[str, dict[str, APGD | FAB | Square]] = {  # Sec. 4 of the paper; `components` puts the threat in
     "standard": {"apgd-ce": APGD(), "apgd-t": APGD(loss="dlr-targeted"), "fab-t": FAB(), "square": Square()},
-    # the reference package's larger ensemble, untargeted attacks with five restarts
-    "plus": {
+    "plus": {  # the reference package's larger ensemble, untargeted attacks with five restarts
         "apgd-ce": APGD(restarts=5),
         "apgd-dlr": APGD(loss="dlr", restarts=5),
         "fab": FAB(targets=0, restarts=5),
@@ -58,10 +56,8 @@ ENSEMBLES: dict[str, dict[str, APGD | FAB | Square]] = {  # `components` puts th
         "apgd-t": APGD(loss="dlr-targeted"),
         "fab-t": FAB(),
     },
-    # for models that draw at random: gradients averaged over 20 passes
-    "rand": {"apgd-ce": APGD(eot=20), "apgd-dlr": APGD(loss="dlr", eot=20)},
-    # the standard components with a tenth of the steps and fewer targets: to see that everything runs
-    "smoke": {
+    "rand": {"apgd-ce": APGD(eot=20), "apgd-dlr": APGD(loss="dlr", eot=20)},  # for models that draw at random
+    "smoke": {  # the standard components with a tenth of the steps and fewer targets: to see that everything runs
         "apgd-ce": APGD(steps=10),
         "apgd-t": APGD(loss="dlr-targeted", targets=3, steps=10),
         "fab-t": FAB(targets=3, steps=10),
@@ -72,11 +68,10 @@ STANDARD_L1 = {"apgd-ce": {"restarts": 5, "eps_schedule": True}, "apgd-t": {"tar
 RENAMED = {"fast": "apgd-ce+t", "brief": "smoke-ensemble"}  # former versions, which were not AutoAttack
 
 
-def components(ensemble: str, threat: Threat) -> dict[str, Attack]:
+def components(kind: str, threat: Threat) -> dict[str, Attack]:
     """The attacks of an ensemble on a threat; for l_1 the standard ones are set as by Croce and Hein 2021."""
-    changes: dict[str, Any] = STANDARD_L1 if (ensemble, threat.norm) == ("standard", "l1") else {}
-    parts = ENSEMBLES[ensemble].items()
-    return {name: replace(attack, threat=threat, **changes.get(name, {})) for name, attack in parts}
+    changes: dict[str, Any] = STANDARD_L1 if kind == "standard" and threat.norm == "l1" else {}
+    return {name: replace(attack, threat=threat, **changes.get(name, {})) for name, attack in ENSEMBLES[kind].items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +87,8 @@ class AutoAttack:
 
     def __post_init__(self) -> None:
         if self.version in RENAMED:
-            raise RattleError(f"version {self.version!r} was not AutoAttack; it is now called {RENAMED[self.version]}")
+            new = RENAMED[self.version]
+            raise RattleError(f"attack.version {self.version!r} was not AutoAttack; it is now called {new}")
         check_choices(self, "attack")
 
     def components(self) -> dict[str, Attack]:
@@ -103,11 +99,7 @@ class AutoAttack:
 
 @dataclass(frozen=True, slots=True)
 class AttackSequence:
-    """Your own ensemble: each attack on the images that the ones before it did not break.
-
-    >>> AttackSequence({"ce": APGD(), "dlr": APGD(loss="dlr")}).threat.norm
-    'linf'
-    """
+    """Your own ensemble: each attack on the images that the ones before it did not break."""
 
     attacks: dict[str, Attack]  # name -> attack, all on the same threat
 

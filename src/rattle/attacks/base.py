@@ -149,8 +149,13 @@ def finite(logits: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Which images the model classifies correctly in one forward pass, [n] bool."""
+def clean_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The logits in one forward pass without gradients; refuses NaN and labels that the model has no logit for."""
     logits = finite(logits_of(model, x))
     check_labels(logits, y)
-    return logits.argmax(1) == y
+    return logits
+
+
+def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Which images the model classifies correctly in one forward pass, [n] bool."""
+    return clean_logits(model, x, y).argmax(1) == y

@@ -38,12 +38,9 @@ def affine_batchnorm(model: nn.Module) -> Iterator[None]:
     on slim networks (docs/performance.md). Compiled models are left alone: the compiler does the same.
     """
     compiled = getattr(model, "_compiled_call_impl", None) is not None or hasattr(model, "_orig_mod")
-    norms = [
-        m
-        for m in model.modules()
-        if isinstance(m, _BatchNorm) and not m.training and m.running_mean is not None and not compiled
-        if type(m).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) and "forward" not in vars(m)
-    ]
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and not compiled and "forward" not in vars(m)]
+    norms = [m for m in norms if type(m).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)]
+    norms = [m for m in norms if not m.training and m.running_mean is not None]
     for norm in norms:
         norm.forward = multiply_add(norm)  # type: ignore[method-assign]
     try:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.apgd import APGD, FEWEST_CLASSES
-from rattle.attacks.base import check_batch, check_labels, finite, logits_of
+from rattle.attacks.base import check_batch, clean_logits, logits_of
 from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.rows import accepts_channels_last
 
@@ -29,23 +29,21 @@ def find_warnings(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
     """
     x, y = check_batch(x[:SAMPLE], y[:SAMPLE])
     with attack_mode(model):
-        with torch.no_grad():
-            logits = finite(logits_of(model, x))
-            again = [logits_of(model, x) for _ in range(4)]
-        check_labels(logits, y)
-        found = [*in_logits(logits, again, y), *while_predicting(model, x), *in_gradients(model, x, y)]
+        logits = clean_logits(model, x, y)
+        found = [*in_logits(model, x, y, logits), *while_predicting(model, x), *in_gradients(model, x, y)]
         found += few_classes(logits.shape[1])
         if x.ndim == 4 and not accepts_channels_last(model, x):
-            fix = "flatten with .flatten(1), not .view, and attacks run faster"
-            found.append(f"the model does not take channels-last images: {fix}")
+            found.append("the model does not take channels-last images: use .flatten(1), not .view, for faster attacks")
         return found
 
 
-def in_logits(logits: Tensor, again: list[Tensor], y: Tensor) -> Iterator[str]:
+def in_logits(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Iterator[str]:
     """Logits that differ between passes over the same images, or that have no gradient worth following."""
-    unit = [z / (z.norm(dim=1, keepdim=True) + 1e-10) for z in (logits, *again)]
+    with torch.no_grad():
+        outputs = [logits, *(logits_of(model, x) for _ in range(4))]
+    unit = [z / (z.norm(dim=1, keepdim=True) + 1e-10) for z in outputs]
     spread = max(float((z - unit[0]).norm(dim=1).max()) for z in unit)
-    if spread > 1e-4 or len({int((z.argmax(1) == y).sum()) for z in (logits, *again)}) > 1:
+    if spread > 1e-4 or len({int((z.argmax(1) == y).sum()) for z in outputs}) > 1:
         yield "the model's output is random: use autoattack-rand, whose gradients are averaged over several passes"
     low, high = (float(v) for v in torch.aminmax(logits))
     if low >= -1e-5 and high <= 1 + 1e-5 and bool(((logits.sum(1) - 1).abs() <= 1e-5).all()):

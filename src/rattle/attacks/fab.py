@@ -24,8 +24,7 @@ def project_to_hyperplane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tens
     """The smallest d, in `norm`, with <w, x + d> = <w, x> - gap and x + d in [0, 1] (eq. 6); the most the box allows.
 
     Every coordinate moves against sign(gap) w, for l_inf by the same amount, for l_2 in proportion to |w|, each until
-    it meets the box: d = min(level * rate, room), and the level solves an increasing concave equation (`solve_level`).
-    For l_1 the coordinates of largest |w| go first (`fill_greedy`).
+    it meets the box (`solve_level`). For l_1 the coordinates of largest |w| go first (`fill_greedy`).
     """
     direction, size, amount = -gap.sign() * w.sign(), w.abs(), gap.abs()
     room = (0.5 - x).mul_(direction).add_(0.5)  # 1 - x upwards, x downwards; where() takes 10 times as long
@@ -37,8 +36,7 @@ def project_to_hyperplane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tens
 def solve_level(size: Tensor, rate: Tensor | None, room: Tensor, amount: Tensor) -> Tensor:
     """min(level * rate, room) with <size, .> = amount, the level by Newton's method from the left; no sorting.
 
-    A tangent of a concave function lies above it, so no step overshoots, and each step that is not the last one
-    passes a coordinate's bound. `rate` None stands for ones.
+    A tangent of a concave function lies above it, so no step overshoots. `rate` None stands for ones.
     """
     slopes = size if rate is None else size * rate
     level, free = amount / slopes.sum(1, keepdim=True).clamp_min(1e-30), torch.empty_like(room)
@@ -107,9 +105,8 @@ class FAB:
             live.x_adv[adversarial] = torch.lerp(live.x[adversarial], live.x_adv[adversarial], self.backward)
             result.pack_broken(live, live.nearest, live.distance <= self.threat.epsilon)
             if len(live.y) == 0:
-                return result
-        result.record(live, self.threat.project(live.nearest, live.x), -live.distance)
-        return result
+                break
+        return result.record(live, self.threat.project(live.nearest, live.x), -live.distance)
 
     def step(self, live: FABRows, margin: Tensor, w: Tensor) -> Tensor:
         """Eq. (9): project x' and x on the plane, overshoot, and mix the two by their distances to it."""
@@ -120,10 +117,7 @@ class FAB:
         return torch.lerp(from_here, from_x, (a / (a + b)).clamp_max(self.alpha_max)).clamp_(0, 1)
 
     def boundary(self, model: FlatModel, live: FABRows) -> tuple[Tensor, Tensor]:
-        """The margin f [n, 1] to the wrong class and its gradient w [n, d]: f + <w, z - x'> = 0 is the boundary.
-
-        Targeted, the class is given; otherwise it is the one whose linearised boundary is nearest (eq. 8).
-        """
+        """Margin [n, 1] and its gradient [n, d] for the target, or for the class of nearest linear boundary (eq. 8)."""
         leaf = live.x_adv.detach().requires_grad_()
         logits = model.logits(leaf)
         if self.targets:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import Nearest, check_at_least, check_batch
+from rattle.attacks.base import Nearest, check_at_least, check_batch, is_correct
 from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.rows import FlatModel
 from rattle.errors import RattleError
@@ -27,10 +27,7 @@ class Rays:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayS:
-    """Flip signs of ever smaller blocks of pixels; keep a flip whose ray meets the boundary sooner (Algorithm 3).
-
-    No gradient, no logits: the model's argmax alone. Nothing is random, so the generator is not used.
-    """
+    """Flip signs of ever smaller blocks of pixels; keep a flip whose ray meets the boundary sooner (Algorithm 3)."""
 
     threat: Threat = Threat()
     queries: int = 10_000  # labels asked for at most, for each image
@@ -52,11 +49,11 @@ class RayS:
     def search(
         self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None, near_enough: float = 0.0
     ) -> Nearest:
-        """Search each image until its distance is `near_enough` or its queries are used up."""
+        """Search each image until its distance is `near_enough` or its queries are used up. Nothing is drawn."""
         x, y = check_batch(x, y)
         with attack_mode(model), torch.no_grad():
             flat_model = FlatModel(model, x)
-            correct = flat_model.clean_logits(flat_model.flat(x), y).argmax(1) == y
+            correct = is_correct(flat_model.model, flat_model.images(flat_model.flat(x)), y)
             rays = Rays(x.reshape(len(x), -1), y)  # blocks are counted in the images' own order, not in the model's
             rays.distance[~correct] = 0
             active, level, begin, d = correct.nonzero().squeeze(1), 0, 0, rays.x.shape[1]

@@ -42,10 +42,9 @@ def list_attacks() -> list[str]:
 
 
 def register_attack(name: str, make: Callable[[Threat], Attack]) -> None:
-    """Add an attack to the names that `get_attack`, `evaluate` and the command line take.
+    """Add an attack to the names that `get_attack`, `evaluate` and the command line take; replaces one of your own.
 
     name: lower-case letters, digits, + and -; result files are called by it. make: the attack for a given threat.
-    A name of your own may be registered again, which replaces the attack.
     """
     if not re.fullmatch(r"[a-z][a-z0-9+-]*", name):
         raise RattleError(f"an attack's name has lower-case letters, digits, + and - only, got {name!r}")

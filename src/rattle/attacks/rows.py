@@ -8,10 +8,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import check_labels, finite, logits_of
+from rattle.attacks.base import Attack, clean_logits, finite, logits_of
 from rattle.attacks.batchnorm import attack_mode, fold_batchnorm
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
-from rattle.threat import Threat
 
 log = logging.getLogger("rattle")
 
@@ -41,6 +40,7 @@ class FlatModel:
         self.model, self.shape = model, x.shape[1:]
         self.channels_last = accepts_channels_last(model, x)
         self.model = fold_batchnorm(model, self.images(self.flat(x[:2]))) or model
+        self.pixels = self.images(torch.arange(x[0].numel(), device=x.device))[0]  # index of each pixel in a row
 
     def flat(self, x: Tensor) -> Tensor:
         """Images [n, ...] as rows [n, d]."""
@@ -55,13 +55,6 @@ class FlatModel:
 
     def logits(self, rows: Tensor) -> Tensor:
         return finite(logits_of(self.model, self.images(rows)))
-
-    @torch.no_grad()
-    def clean_logits(self, rows: Tensor, y: Tensor) -> Tensor:
-        """Logits of the unattacked images; refuses labels that the model has no logit for."""
-        logits = self.logits(rows)
-        check_labels(logits, y)
-        return logits
 
 
 @dataclass
@@ -93,9 +86,10 @@ class RunResult:
             self.x_adv[rows.row[broken]], self.score[rows.row[broken]] = points[broken], torch.inf
             rows.select(~torch.isin(rows.image, rows.image[broken]))
 
-    def record(self, rows: TargetRows, points: Tensor, score: Tensor) -> None:
-        """Record the points and scores of the rows that were not broken."""
+    def record(self, rows: TargetRows, points: Tensor, score: Tensor) -> "RunResult":
+        """Record the points and scores of the rows that were not broken; returns the result, now whole."""
         self.x_adv[rows.row], self.score[rows.row] = points, score.to(self.score)
+        return self
 
     def keep_better(self, images: Tensor, found: "RunResult") -> None:
         """Replace the points of these images where the best of an image's rows in `found` has a higher score."""
@@ -105,11 +99,9 @@ class RunResult:
         self.score[images] = torch.maximum(self.score[images], score)
 
 
-class StartedAttack(Protocol):
+class StartedAttack(Attack, Protocol):
     """An attack made of runs, each from a start of its own: APGD, FAB, Square."""
 
-    @property
-    def threat(self) -> Threat: ...
     @property
     def restarts(self) -> int: ...
     def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult: ...
@@ -142,11 +134,11 @@ def best_of_runs(
     with attack_mode(model):
         flat_model = FlatModel(model, x)
         flat = flat_model.flat(x)
-        logits = flat_model.clean_logits(flat, y)
+        best = RunResult(flat)
+        logits = clean_logits(flat_model.model, flat_model.images(flat), y)
         wrong = logits.scatter(1, y[:, None], float("-inf"))
         classes = wrong.topk(min(targets, logits.shape[1] - 1), dim=1).indices if targets else y[:, None]
         count = classes.shape[1]
-        best = RunResult(flat)
         most_rows = len(x) if count == 1 or len(x) <= 64 else max(64, round(share * len(x)))
         for group in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most_rows // count)):
             for restart in range(attack.restarts):

@@ -75,28 +75,7 @@ class Square:
             if len(live.y) == 0 or query == self.queries:
                 break
             live.propose(query)
-        result.record(live, live.best, torch.full_like(live.loss, restart))
-        return result
-
-
-class Patch:
-    """A square of one size: its pixels' indices in a row, counted from the corner, and where its corner may be."""
-
-    def __init__(self, side: int, model: FlatModel, x: Tensor) -> None:
-        channels, height, width = model.shape
-        along_c, self.along_h, self.along_w = model.images(x).stride()[1:]
-        c, i, j = (torch.arange(k, device=x.device) for k in (channels, side, side))
-        self.side = side
-        self.offsets = (c[:, None, None] * along_c + i[:, None] * self.along_h + j * self.along_w).flatten()
-        self.span = x.new_tensor([height - side, width - side])
-
-    def corner(self, places: Tensor) -> Tensor:
-        """Top left corners from uniforms, [n, 2]; as in the reference, never the last place when there are several."""
-        return (places * self.span).long()
-
-    def index(self, corner: Tensor) -> Tensor:
-        """Indices of the patch's pixels in each row, [n, C * s * s]."""
-        return (corner[:, :1] * self.along_h + corner[:, 1:] * self.along_w) + self.offsets
+        return result.record(live, live.best, torch.full_like(live.loss, restart))
 
 
 class Search(TargetRows):
@@ -105,8 +84,7 @@ class Search(TargetRows):
     def __init__(self, attack: Square, model: FlatModel, rows: TargetRows, draws: ImageStreams) -> None:
         super().__init__(**vars(rows))
         self.attack, self.threat, self.model, self.draws = attack, attack.threat, model, draws
-        self.channels, self.height, self.width = model.shape
-        self.patch = Patch(1, model, self.x)
+        (self.channels, self.height, self.width), self.side = model.shape, 1
         self.best = self.stripes() if self.threat.norm == "linf" else self.tiles()  # point of highest loss, [n, d]
         self.loss = losses.cw(model.logits(self.best), self.y)  # positive where it is misclassified, [n]
         self.places = self.signs = self.loss  # random numbers of the next queries, see `propose`
@@ -121,11 +99,19 @@ class Search(TargetRows):
             self.places = self.draws.uniform(BLOCK, 5).to(self.x.dtype)
             self.signs = self.draws.signs(BLOCK, self.channels).to(self.x.dtype)
         side = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
-        if side != self.patch.side:
-            self.patch = Patch(side, self.model, self.x)
-            self.rejected = None if self.rejected is None else torch.zeros_like(self.rejected)
+        if side != self.side:
+            self.side, self.rejected = side, None if self.rejected is None else torch.zeros_like(self.rejected)
         propose = self.propose_linf if self.threat.norm == "linf" else self.propose_lp
         propose(self.places[:, query % BLOCK], self.signs[:, query % BLOCK])
+
+    def corner(self, places: Tensor) -> Tensor:
+        """Top left corners from uniforms, [n, 2]; as in the reference, never the last place when there are several."""
+        return (places * places.new_tensor([self.height - self.side, self.width - self.side])).long()
+
+    def index(self, corner: Tensor) -> Tensor:
+        """Indices of the patch's pixels in each row, [n, C * s * s]."""
+        pixels = self.model.pixels
+        return pixels[0, corner[:, :1], corner[:, 1:]] + pixels[:, : self.side, : self.side].flatten()
 
     def stripes(self) -> Tensor:
         """l_inf starts from vertical stripes of x +- epsilon."""
@@ -133,12 +119,9 @@ class Search(TargetRows):
         return self.model.flat((self.model.images(self.x) + self.threat.epsilon * signs).clamp_(0, 1))
 
     def propose_linf(self, places: Tensor, signs: Tensor) -> None:
-        """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2).
-
-        The model is not called for a square that changes nothing, nor again for one that was rejected since the
-        image last changed: the answer is known.
-        """
-        corner = self.patch.corner(places[:, :2])
+        """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2)."""
+        # A square that changes nothing or was rejected since the image last changed is not tried: the answer is known.
+        corner = self.corner(places[:, :2])
         rows = self.not_rejected(corner, signs)
         x_new, changed = self.with_square(rows, corner[rows], self.threat.epsilon * signs[rows])
         if not bool(changed.all()):
@@ -165,11 +148,11 @@ class Search(TargetRows):
     def with_square(self, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """The best points of these rows with a square of x + shift, and which of them it changes; in small parts."""
         x_new, changed = self.best[rows], torch.empty_like(rows, dtype=torch.bool)
-        count = max(1, MOST_INDICES // len(self.patch.offsets))
+        count = max(1, MOST_INDICES // (self.channels * self.side**2))
         for part in (slice(begin, begin + count) for begin in range(0, len(rows), count)):
-            index = self.patch.index(corner[part])
+            index = self.index(corner[part])
             old, new = x_new[part].gather(1, index), self.x.take(index + rows[part, None] * self.x.shape[1])
-            new.view(-1, self.channels, self.patch.side**2).add_(shift[part, :, None])
+            new.view(-1, self.channels, self.side**2).add_(shift[part, :, None])
             new.clamp_(0, 1)
             x_new[part].scatter_(1, index, new)
             changed[part] = (new - old).abs_().amax(1) > 0
@@ -200,19 +183,19 @@ class Search(TargetRows):
 
     def propose_lp(self, places: Tensor, signs: Tensor) -> None:
         """l_2 and l_1: the mass of one square moves to another, whose bump is renewed (Algorithm 3)."""
-        p, n, area = (2 if self.threat.norm == "l2" else 1), len(self.y), self.patch.side * self.patch.side
+        p, n, area = (2 if self.threat.norm == "l2" else 1), len(self.y), self.side * self.side
         delta = self.best - self.x
-        corner, source = self.patch.corner(places[:, :2]), self.patch.corner(places[:, 2:4])
-        first, second = self.patch.index(corner), self.patch.index(source)
+        corner, source = self.corner(places[:, :2]), self.corner(places[:, 2:4])
+        first, second = self.index(corner), self.index(source)
         old, emptied = (delta.gather(1, i).view(n, -1, area).abs().pow(p) for i in (first, second))
-        i, j = (torch.arange(self.patch.side, device=delta.device) + (source - corner)[:, k, None] for k in (0, 1))
-        overlap = ((i >= 0) & (i < self.patch.side))[:, :, None] & ((j >= 0) & (j < self.patch.side))[:, None, :]
+        i, j = (torch.arange(self.side, device=delta.device) + (source - corner)[:, k, None] for k in (0, 1))
+        overlap = ((i >= 0) & (i < self.side))[:, :, None] & ((j >= 0) & (j < self.side))[:, None, :]
         mass = old.sum(2, keepdim=True)
         both = mass + emptied.masked_fill_(overlap.view(n, 1, area), 0).sum(2, keepdim=True)
         spare = (self.threat.epsilon**p - delta.abs().pow(p).sum(1)).clamp_min(0)[:, None, None] / self.channels
         budget = (spare + both).pow(1 / p) * (self.channels if p == 1 else 1)
         unit = delta.gather(1, first).view(n, -1, area) / (mass.pow(1 / p) + 1e-12)
-        unit += self.bumps(self.patch.side, places[:, 4:]) * signs[:, :, None]
+        unit += self.bumps(self.side, places[:, 4:]) * signs[:, :, None]
         unit *= budget / (unit.norm(dim=2, p=p, keepdim=True) + 1e-12)
         x_new = self.scale_to_ball(delta.scatter_(1, second, 0).scatter_(1, first, unit.view(n, -1)))
         loss = losses.cw(self.model.logits(x_new), self.y)
