@@ -246,8 +246,8 @@ def test_images_that_mean_nothing_are_refused(spoil, sentence: str) -> None:
         ({"steps": 0}, "attack.steps must be >= 1, got 0"),
         ({"restarts": 0}, "attack.restarts must be >= 1, got 0"),
         ({"step_size": -1.0}, "attack.step_size must be >= 0, got -1.0"),
-        ({"loss": "hinge"}, "attack.loss must be ce, kl or cw, got 'hinge'"),
-        ({"start": "corner"}, "attack.start must be gaussian, uniform or none, got 'corner'"),
+        ({"loss": "hinge"}, "attack.loss must be one of ce, kl, cw, got 'hinge'"),
+        ({"start": "corner"}, "attack.start must be one of gaussian, uniform, none, got 'corner'"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:

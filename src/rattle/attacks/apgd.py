@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_at_least, check_batch, check_choice
-from rattle.attacks.batchnorm import attack_mode
-from rattle.attacks.rows import ActiveRows, FlatModel, RunResult, TargetRows, best_of_runs
-from rattle.errors import RattleError
+from rattle.attacks.base import check_at_least, check_batch
+from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
+from rattle.errors import RattleError, check_choices
 from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Threat
 
@@ -26,8 +25,6 @@ LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {  # (logits, y,
     "dlr-targeted": losses.dlr_targeted,
 }
 FEWEST_CLASSES = {"ce": 2, "dlr": 3, "dlr-targeted": 4}  # what each loss needs
-MOMENTUM = 0.75  # alpha of eq. (4)
-LARGER_BALLS = ((3, 0.3), (2, 0.3))  # l_1: radii in epsilons and shares of the steps (Croce and Hein 2021, Sec. 3)
 
 
 def effective_loss(loss: str, classes: int) -> str:
@@ -61,7 +58,7 @@ class APGD:
 
     def __post_init__(self) -> None:
         check_at_least(self, targets=1, steps=1, restarts=1, eot=1)
-        check_choice(self, "loss", tuple(FEWEST_CLASSES))
+        check_choices(self, "attack")
         if not 0 <= self.rho <= 1:
             raise RattleError(f"attack.rho must be in [0, 1], got {self.rho}")
         if self.eps_schedule and self.threat.norm != "l1":
@@ -69,44 +66,35 @@ class APGD:
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
-        if self.threat.epsilon == 0:
-            return x.clone()
         targets = self.targets if self.loss == "dlr-targeted" else 0
-        with attack_mode(model):  # a row takes more memory than an image of the reference package: hold fewer
-            return best_of_runs(
-                self.run, model, x, y, generator, targets=targets, restarts=self.restarts, row_share=0.75
-            )
+        return best_of_runs(self, model, x, y, generator, targets=targets, share=0.75)  # rows are large: hold fewer
 
     def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult:
         """One random start; with `eps_schedule` through larger balls first, of which only the last points are used."""
         if not self.eps_schedule:
             return self.ascend(model, self.threat, rows, self.threat.random_start(rows.x, draws), self.steps)
         x_adv, left = rows.x + draws.normal(rows.x.shape[1]).to(rows.x.dtype), self.steps
-        for factor, share in LARGER_BALLS:
-            threat = replace(self.threat, epsilon=factor * self.threat.epsilon)
-            steps = min(left, math.ceil(share * self.steps))
-            start = threat.project(x_adv, rows.x)
-            x_adv, left = self.ascend(model, threat, rows, start, steps).x_adv, left - steps
+        for factor in (3, 2):  # 30 % of the steps each (Croce and Hein 2021, Sec. 3)
+            ball = replace(self.threat, epsilon=factor * self.threat.epsilon)
+            steps = min(left, math.ceil(0.3 * self.steps))
+            x_adv, left = self.ascend(model, ball, rows, ball.project(x_adv, rows.x), steps).x_adv, left - steps
         return self.ascend(model, self.threat, rows, self.threat.project(x_adv, rows.x), left)
 
     def ascend(self, model: FlatModel, threat: Threat, rows: TargetRows, start: Tensor, steps: int) -> RunResult:
         """Algorithm 1 from `start`: the point of highest loss of each row, or the first that is misclassified."""
         result = RunResult(rows.x)
         logits, loss, gradient = self.loss_and_grad(model, rows, start)
-        rule = L1StepRule if threat.norm == "l1" else StepSizeRule
-        live = Ascent(rows, start, loss, gradient, rule(self, threat, steps, rows.x, start, loss))
+        live = (L1Ascent if threat.norm == "l1" else Ascent)(self, threat, steps, rows, start, loss, gradient)
         for step in range(steps + 1):
             if threat == self.threat:  # a point of a larger ball breaks nothing
                 result.pack_broken(live, live.x_adv, logits.argmax(1) != live.y)
             if len(live.y) == 0 or step == steps:
                 break
-            live.x_old, live.x_adv = live.x_adv, live.rule.step(live, first=step == 0)
-            last_loss = live.loss
-            logits, live.loss, live.gradient = self.loss_and_grad(model, live, live.x_adv, gradient=step + 1 < steps)
-            live.keep_best()
-            live.rule.after(live, step + 1, live.loss > last_loss)
-        result.record(live, live.best, live.best_loss)
-        return result
+            live.x_old, live.x_adv = live.x_adv, live.next_point(first=step == 0)
+            logits, loss, gradient = self.loss_and_grad(model, live, live.x_adv, gradient=step + 1 < steps)
+            live.record(loss, gradient)
+            live.adapt(step + 1)
+        return result.record(live, live.best, live.best_loss)
 
     def loss_and_grad(
         self, model: FlatModel, rows: TargetRows, x_adv: Tensor, *, gradient: bool = True
@@ -124,22 +112,46 @@ class APGD:
 
 
 class Ascent(TargetRows):
-    """The variables of Algorithm 1, one entry per row."""
+    """The variables of Algorithm 1, one entry per row, and its steps for l_inf and l_2."""
 
     def __init__(
-        self, rows: TargetRows, start: Tensor, loss: Tensor, gradient: Tensor, rule: StepSizeRule | L1StepRule
+        self, attack: APGD, threat: Threat, steps: int, rows: TargetRows, start: Tensor, loss: Tensor, gradient: Tensor
     ) -> None:
         super().__init__(**vars(rows))
+        self.attack, self.threat, self.steps, self.last_check = attack, threat, steps, 0
         self.x_adv = self.x_old = start  # current point and the one before, [r, d]
         self.loss, self.gradient = loss, gradient  # at x_adv, [r] and [r, d]
         self.best, self.best_loss, self.best_gradient = start.clone(), loss, gradient.clone()  # where it was highest
-        self.rule = rule  # proposes the next point
+        self.step_size = torch.full_like(loss, 2 * threat.epsilon)
+        self.rises = torch.zeros_like(loss)  # how often the loss rose since the last check
+        self.loss_at_check = loss  # the best loss then
+        self.halved = torch.ones_like(loss, dtype=torch.bool)  # whether the last check halved the step size
 
-    def keep_best(self) -> None:
-        """Update the best point where the loss is higher than ever."""
-        higher = (self.loss > self.best_loss).nonzero().squeeze(1)
-        self.best[higher], self.best_gradient[higher] = self.x_adv[higher], self.gradient[higher]
-        self.best_loss = torch.maximum(self.loss, self.best_loss)
+    def next_point(self, *, first: bool) -> Tensor:
+        """Eq. (4): a projected step, then momentum, projected again."""
+        z = self.threat.project(self.threat.ascend(self.x_adv, self.gradient, self.step_size[:, None]), self.x)
+        if first:
+            return z
+        a = 0.75  # the momentum alpha: x' + a (z - x') + (1 - a) (x' - x'_old), in place
+        return self.threat.project(z.mul_(a).add_(self.x_adv, alpha=2 - 2 * a).sub_(self.x_old, alpha=1 - a), self.x)
+
+    def record(self, loss: Tensor, gradient: Tensor) -> None:
+        """Loss and gradient at x_adv, which becomes the best point where the loss is higher than ever."""
+        self.rises, self.loss, self.gradient = self.rises + (loss > self.loss), loss, gradient
+        higher = (loss > self.best_loss).nonzero().squeeze(1)
+        self.best[higher], self.best_gradient[higher] = self.x_adv[higher], gradient[higher]
+        self.best_loss = torch.maximum(loss, self.best_loss)
+
+    def adapt(self, step: int) -> None:
+        """At a checkpoint, halve the step where the loss rose too rarely or its maximum did not grow (Sec. 3)."""
+        if step not in checkpoints(self.steps):
+            return
+        oscillates = self.rises <= self.attack.rho * (step - self.last_check)
+        stuck = ~self.halved & (self.loss_at_check >= self.best_loss)
+        self.halved = oscillates | stuck
+        self.step_size = torch.where(self.halved, self.step_size / 2, self.step_size)
+        self.return_to_best(self.halved)
+        self.loss_at_check, self.rises, self.last_check = self.best_loss, torch.zeros_like(self.rises), step
 
     def return_to_best(self, rows: Tensor) -> None:
         """Continue from the best point in the rows of the mask."""
@@ -147,70 +159,30 @@ class Ascent(TargetRows):
         self.gradient = torch.where(rows[:, None], self.best_gradient, self.gradient)
 
 
-class StepSizeRule(ActiveRows):
-    """The steps for l_inf and l_2 (Sec. 3): halve where the loss rose too rarely or its maximum did not grow."""
-
-    def __init__(self, attack: APGD, threat: Threat, steps: int, x: Tensor, start: Tensor, loss: Tensor) -> None:
-        self.threat, self.rho, self.checks, self.last_check = threat, attack.rho, checkpoints(steps), 0
-        self.step_size = torch.full_like(loss, 2 * threat.epsilon)
-        self.rises = torch.zeros_like(loss)  # how often the loss rose since the last check
-        self.loss_at_check = loss  # the best loss then
-        self.halved = torch.ones_like(loss, dtype=torch.bool)  # whether the last check halved the step size
-        self.low = self.high = None
-        if threat.norm == "linf":  # here the projection is a clamp, whose bounds do not change
-            self.low, self.high = (x - threat.epsilon).clamp_(0, 1), (x + threat.epsilon).clamp_(0, 1)
-
-    def step(self, live: Ascent, *, first: bool) -> Tensor:
-        """Eq. (4): a projected step, then momentum, projected again."""
-        z = self.project(self.threat.ascend(live.x_adv, live.gradient, self.step_size[:, None]), live.x)
-        if first:
-            return z
-        a = MOMENTUM  # x' + a (z - x') + (1 - a) (x' - x'_old), in place
-        return self.project(z.mul_(a).add_(live.x_adv, alpha=2 - 2 * a).sub_(live.x_old, alpha=1 - a), live.x)
-
-    def project(self, z: Tensor, x: Tensor) -> Tensor:
-        return self.threat.project(z, x) if self.low is None else torch.clamp(z, self.low, self.high, out=z)
-
-    def after(self, live: Ascent, step: int, rose: Tensor) -> None:
-        """At a checkpoint, halve the step and return to the best point where the loss has stalled."""
-        self.rises = self.rises + rose
-        if step not in self.checks:
-            return
-        oscillates = self.rises <= self.rho * (step - self.last_check)
-        stuck = ~self.halved & (self.loss_at_check >= live.best_loss)
-        self.halved = oscillates | stuck
-        self.step_size = torch.where(self.halved, self.step_size / 2, self.step_size)
-        live.return_to_best(self.halved)
-        self.loss_at_check, self.rises, self.last_check = live.best_loss, torch.zeros_like(self.rises), step
-
-
-class L1StepRule(ActiveRows):
+class L1Ascent(Ascent):
     """The steps for l_1 (Croce and Hein 2021, Algorithm 1): how many coordinates move, and how far."""
 
-    def __init__(self, attack: APGD, threat: Threat, steps: int, x: Tensor, start: Tensor, loss: Tensor) -> None:
-        self.threat, self.every, d = threat, max(int(0.04 * steps), 1), x.shape[1]
-        moved = (start != x).sum(1).to(x.dtype)
-        self.moved = moved if attack.eps_schedule else torch.full_like(moved, d)  # coordinates, at the last check
-        self.share = moved / d / 1.5 if attack.eps_schedule else torch.full_like(moved, 0.2)  # moved by one step
+    def __init__(self, attack: APGD, threat: Threat, *variables: Any) -> None:
+        super().__init__(attack, threat, *variables)
+        moved = (self.x_adv != self.x).sum(1).to(self.x.dtype)
+        self.moved = moved if attack.eps_schedule else torch.full_like(moved, self.x.shape[1])  # at the last check
+        self.share = moved / self.x.shape[1] / 1.5 if attack.eps_schedule else torch.full_like(moved, 0.2)  # in a step
         self.step_size = torch.full_like(moved, threat.epsilon)  # l_1 length of a step
 
-    def step(self, live: Ascent, *, first: bool) -> Tensor:
+    def next_point(self, *, first: bool) -> Tensor:
         """Move the coordinates of largest gradient by the same amount, the step's l_1 length in all, and project."""
-        size = live.gradient.abs()
-        d = size.shape[1]
+        size, d = self.gradient.abs(), self.x.shape[1]
         rank = ((1 - self.share) * d).clamp(0, d - 1).long()
-        least = size.sort(1).values.gather(1, rank[:, None])
-        direction = live.gradient.sign() * (size >= least)
+        direction = self.gradient.sign() * (size >= size.sort(1).values.gather(1, rank[:, None]))
         length = direction.abs().sum(1, keepdim=True).clamp_min(1e-10)
-        return self.threat.project(live.x_adv + self.step_size[:, None] * direction / length, live.x)
+        return self.threat.project(self.x_adv + self.step_size[:, None] * direction / length, self.x)
 
-    def after(self, live: Ascent, step: int, rose: Tensor) -> None:
+    def adapt(self, step: int) -> None:
         """Where the best point became sparser, return to it with the full step; elsewhere shorten the step."""
-        if step % self.every:
+        if step % max(int(0.04 * self.steps), 1):
             return
-        epsilon = self.threat.epsilon
-        moved = (live.best != live.x).sum(1).to(live.x.dtype)
+        epsilon, moved = self.threat.epsilon, (self.best != self.x).sum(1).to(self.x.dtype)
         sparser = moved < 0.95 * self.moved
-        self.share, self.moved = moved / live.x.shape[1] / 1.5, moved
+        self.share, self.moved = moved / self.x.shape[1] / 1.5, moved
         self.step_size = torch.where(sparser, epsilon, (self.step_size / 1.5).clamp(epsilon / 10, epsilon))
-        live.return_to_best(sparser)
+        self.return_to_best(sparser)

@@ -1,7 +1,7 @@
 """AutoAttack (Croce and Hein 2020), the ensemble that robust accuracies are compared by, and ensembles of your own."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from rattle.attacks.base import Attack, Ensemble, UsesModels, check_batch, descr
 from rattle.attacks.fab import FAB
 from rattle.attacks.rows import spawn
 from rattle.attacks.square import Square
-from rattle.errors import RattleError
+from rattle.errors import RattleError, check_choices
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 from rattle.weights import eval_mode
@@ -22,9 +22,8 @@ StillCorrect = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x_adv, x, y) -> [n
 def run_components(
     ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, draws: ImageStreams, still_correct: StillCorrect
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Run each component on the correctly classified images that the ones before it did not break.
+    """Run each component on the correct images that the ones before it left correct, as `still_correct` decides.
 
-    still_correct: which images count as correct at a component's points.
     Yields after each component its name, the points of all images so far, and which images are still correct, [n].
     """
     x_adv, correct = x.clone(), is_correct(model, x, y)
@@ -47,43 +46,37 @@ def run_ensemble(ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, *, 
     return x_adv
 
 
-def standard(threat: Threat) -> dict[str, Attack]:
-    """Sec. 4 of the paper; for l_1 the settings of Croce and Hein 2021."""
-    l1 = threat.norm == "l1"
-    return {
-        "apgd-ce": APGD(threat=threat, restarts=5 if l1 else 1, eps_schedule=l1),
-        "apgd-t": APGD(threat=threat, loss="dlr-targeted", targets=5 if l1 else 9, eps_schedule=l1),
-        "fab-t": FAB(threat=threat),
-        "square": Square(threat=threat),
-    }
-
-
-def plus(threat: Threat) -> dict[str, Attack]:
-    """The reference package's larger ensemble, untargeted attacks with five restarts."""
-    return {
-        "apgd-ce": APGD(threat=threat, restarts=5),
-        "apgd-dlr": APGD(threat=threat, loss="dlr", restarts=5),
-        "fab": FAB(threat=threat, targets=0, restarts=5),
-        "square": Square(threat=threat),
-        "apgd-t": APGD(threat=threat, loss="dlr-targeted"),
-        "fab-t": FAB(threat=threat),
-    }
-
-
-def rand(threat: Threat) -> dict[str, Attack]:
-    """For models that draw at random: gradients averaged over 20 passes."""
-    return {"apgd-ce": APGD(threat=threat, eot=20), "apgd-dlr": APGD(threat=threat, loss="dlr", eot=20)}
-
-
-VERSIONS: dict[str, Callable[[Threat], dict[str, Attack]]] = {"standard": standard, "plus": plus, "rand": rand}
+ENSEMBLES: dict[str, dict[str, APGD | FAB | Square]] = {  # Sec. 4 of the paper; `components` puts the threat in
+    "standard": {"apgd-ce": APGD(), "apgd-t": APGD(loss="dlr-targeted"), "fab-t": FAB(), "square": Square()},
+    "plus": {  # the reference package's larger ensemble, untargeted attacks with five restarts
+        "apgd-ce": APGD(restarts=5),
+        "apgd-dlr": APGD(loss="dlr", restarts=5),
+        "fab": FAB(targets=0, restarts=5),
+        "square": Square(),
+        "apgd-t": APGD(loss="dlr-targeted"),
+        "fab-t": FAB(),
+    },
+    "rand": {"apgd-ce": APGD(eot=20), "apgd-dlr": APGD(loss="dlr", eot=20)},  # for models that draw at random
+    "smoke": {  # the standard components with a tenth of the steps and fewer targets: to see that everything runs
+        "apgd-ce": APGD(steps=10),
+        "apgd-t": APGD(loss="dlr-targeted", targets=3, steps=10),
+        "fab-t": FAB(targets=3, steps=10),
+        "square": Square(queries=100),
+    },
+}
+STANDARD_L1 = {"apgd-ce": {"restarts": 5, "eps_schedule": True}, "apgd-t": {"targets": 5, "eps_schedule": True}}
 RENAMED = {"fast": "apgd-ce+t", "brief": "smoke-ensemble"}  # former versions, which were not AutoAttack
+
+
+def components(kind: str, threat: Threat) -> dict[str, Attack]:
+    """The attacks of an ensemble on a threat; for l_1 the standard ones are set as by Croce and Hein 2021."""
+    changes: dict[str, Any] = STANDARD_L1 if kind == "standard" and threat.norm == "l1" else {}
+    return {name: replace(attack, threat=threat, **changes.get(name, {})) for name, attack in ENSEMBLES[kind].items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoAttack:
     """Every component on the images that the ones before it did not break (Croce and Hein 2020, Sec. 6).
-
-    `components()` gives them by name and in order, for whoever wants a result from each.
 
     >>> list(AutoAttack(version="standard").components())
     ['apgd-ce', 'apgd-t', 'fab-t', 'square']
@@ -93,23 +86,20 @@ class AutoAttack:
     version: Literal["standard", "plus", "rand"] = "standard"  # as in the reference package; rand: for random models
 
     def __post_init__(self) -> None:
-        if self.version not in VERSIONS:
-            new = f"; it is now called {RENAMED[self.version]}" if self.version in RENAMED else ""
-            raise RattleError(f"attack.version must be one of {', '.join(VERSIONS)}, got {self.version!r}{new}")
+        if self.version in RENAMED:
+            new = RENAMED[self.version]
+            raise RattleError(f"attack.version {self.version!r} was not AutoAttack; it is now called {new}")
+        check_choices(self, "attack")
 
     def components(self) -> dict[str, Attack]:
-        return VERSIONS[self.version](self.threat)
+        return components(self.version, self.threat)
 
     __call__ = run_ensemble
 
 
 @dataclass(frozen=True, slots=True)
 class AttackSequence:
-    """Your own ensemble: each attack on the images that the ones before it did not break.
-
-    >>> AttackSequence({"ce": APGD(), "dlr": APGD(loss="dlr")}).threat.norm
-    'linf'
-    """
+    """Your own ensemble: each attack on the images that the ones before it did not break."""
 
     attacks: dict[str, Attack]  # name -> attack, all on the same threat
 
@@ -133,21 +123,3 @@ class AttackSequence:
     def metadata(self) -> dict[str, Any]:
         parts = {name: describe(attack) for name, attack in self.attacks.items()}
         return {"kind": "AttackSequence", "threat": asdict(self.threat), "components": parts}
-
-
-def apgd_ce_and_t(threat: Threat) -> AttackSequence:
-    """The first two components of AutoAttack: an upper bound on the robust accuracy that AutoAttack leaves."""
-    whole = standard(threat)
-    return AttackSequence({name: whole[name] for name in ("apgd-ce", "apgd-t")})
-
-
-def smoke_ensemble(threat: Threat) -> AttackSequence:
-    """AutoAttack's four components with a tenth of the steps and fewer targets: to see that everything runs."""
-    return AttackSequence(
-        {
-            "apgd-ce": APGD(threat=threat, steps=10),
-            "apgd-t": APGD(threat=threat, loss="dlr-targeted", targets=3, steps=10),
-            "fab-t": FAB(threat=threat, targets=3, steps=10),
-            "square": Square(threat=threat, queries=100),
-        }
-    )

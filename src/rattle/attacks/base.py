@@ -28,8 +28,6 @@ class Attack(Protocol):
 
 
 # What an attack may offer besides. Whoever runs attacks asks for these, never for a class by name.
-
-
 @runtime_checkable
 class Ensemble(Protocol):
     """An attack made of others, each run on the images that the ones before it did not break (AutoAttack)."""
@@ -43,6 +41,12 @@ class Nearest:
 
     x_adv: Tensor  # x itself where x is misclassified already, or where nothing was found
     distance: Tensor  # [n], in the threat's norm: 0 where x is misclassified, the largest possible if nothing was found
+    queries: Tensor | None = None  # labels asked for, [n], of a search that counts them
+
+    @property
+    def adbd(self) -> float:
+        """Average decision boundary distance over all images, misclassified ones counting 0."""
+        return float(self.distance.mean())
 
 
 @runtime_checkable
@@ -83,25 +87,16 @@ def check_at_least(attack: object, **lowest: float) -> None:
             raise RattleError(f"attack.{name} must be >= {low}, got {getattr(attack, name)}")
 
 
-def check_choice(attack: object, name: str, choices: tuple[str, ...]) -> None:
-    """Refuse a setting of an attack that is not one of the choices."""
-    if getattr(attack, name) not in choices:
-        listed = f"{', '.join(choices[:-1])} or {choices[-1]}"
-        raise RattleError(f"attack.{name} must be {listed}, got {getattr(attack, name)!r}")
-
-
 def check_batch(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The images and the labels as int64; refuses what cannot be attacked with one sentence.
-
-    Every attack calls it once, before anything else. It reads the range of x and so waits for the device.
-    """
+    """The images and the labels as int64; refuses what cannot be attacked. It reads x and so waits for the device."""
     for name, value in (("images", x), ("labels", y)):
         if not isinstance(value, Tensor):
             kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
             raise RattleError(f"attacks take torch tensors, but the {name} are {kind}; convert with torch.as_tensor")
     if y.ndim != 1 or x.ndim < 2:
-        shapes = f"{list(x.shape)} and {list(y.shape)}"
-        raise RattleError(f"images and labels must have shapes [n, ...] and [n], got {shapes}")
+        raise RattleError(
+            f"images and labels must have shapes [n, ...] and [n], got {list(x.shape)} and {list(y.shape)}"
+        )
     if len(x) != len(y):
         raise RattleError(f"{len(x)} images but {len(y)} labels")
     if len(x) == 0:
@@ -118,11 +113,10 @@ def check_batch(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_labels(logits: Tensor, y: Tensor) -> None:
     """Refuse labels that the model has no logit for."""
-    classes = logits.shape[1]
-    low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= classes:
+    low, high, last = int(y.min()), int(y.max()), logits.shape[1] - 1
+    if low < 0 or high > last:
         raise RattleError(
-            f"labels run from {low} to {high}, but the model tells {classes} classes apart (0 to {classes - 1})"
+            f"labels run from {low} to {high}, but the model tells {last + 1} classes apart (0 to {last})"
         )
 
 
@@ -136,9 +130,8 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
             raise
         raise RattleError(f"the images are {x.dtype}, the model's weights {weights}; convert one of them") from reason
     if not isinstance(out, Tensor):
-        raise RattleError(
-            f"the model must return logits [n, C], got {type(out).__name__}; wrap it to return the logits alone"
-        )
+        kind = type(out).__name__
+        raise RattleError(f"the model must return logits [n, C], got {kind}; wrap it to return the logits alone")
     if out.ndim != 2:
         raise RattleError(f"the model must return logits [n, C], got shape {list(out.shape)}")
     return out
@@ -151,15 +144,18 @@ class NotANumber(RattleError):
 def finite(logits: Tensor) -> Tensor:
     """The logits; NotANumber if one is NaN, because comparisons with NaN are always false."""
     if bool(logits.isnan().any()):
-        raise NotANumber(
-            "the model returned NaN logits; no attack can tell from them whether an image is misclassified"
-        )
+        raise NotANumber("the model returned NaN logits; no attack can tell from them if an image is misclassified")
     return logits
 
 
 @torch.no_grad()
-def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Which images the model classifies correctly in one forward pass, [n] bool."""
+def clean_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The logits in one forward pass without gradients; refuses NaN and labels that the model has no logit for."""
     logits = finite(logits_of(model, x))
     check_labels(logits, y)
-    return logits.argmax(1) == y
+    return logits
+
+
+def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Which images the model classifies correctly in one forward pass, [n] bool."""
+    return clean_logits(model, x, y).argmax(1) == y

@@ -1,8 +1,4 @@
-"""Faster BatchNorm for attacks: in evaluation mode it is a fixed scale and shift of each channel.
-
-`attack_mode` runs it as one multiply-add, which every attack gets. `fold_batchnorm` merges it into the convolutions of
-a traced copy, which pays off for attacks that call the model many times.
-"""
+"""Faster BatchNorm for attacks: one multiply-add in evaluation mode, or folded into the convolutions of a copy."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -42,12 +38,9 @@ def affine_batchnorm(model: nn.Module) -> Iterator[None]:
     on slim networks (docs/performance.md). Compiled models are left alone: the compiler does the same.
     """
     compiled = getattr(model, "_compiled_call_impl", None) is not None or hasattr(model, "_orig_mod")
-    norms = [
-        m
-        for m in model.modules()
-        if isinstance(m, _BatchNorm) and not m.training and m.running_mean is not None and not compiled
-        if type(m).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward) and "forward" not in vars(m)
-    ]
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and not compiled and "forward" not in vars(m)]
+    norms = [m for m in norms if type(m).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward)]
+    norms = [m for m in norms if not m.training and m.running_mean is not None]
     for norm in norms:
         norm.forward = multiply_add(norm)  # type: ignore[method-assign]
     try:
@@ -59,9 +52,7 @@ def affine_batchnorm(model: nn.Module) -> Iterator[None]:
 
 def multiply_add(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
     """x -> scale x + shift by the running statistics; inputs of another dtype (autocast) go to the layer itself."""
-    mean, var = norm.running_mean, norm.running_var
-    assert mean is not None, "only called for layers with running statistics"
-    assert var is not None, "set together with the mean"
+    mean, var = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
     with torch.no_grad():
         scale = (var + norm.eps).rsqrt() if norm.weight is None else norm.weight * (var + norm.eps).rsqrt()
         shift = -mean * scale if norm.bias is None else norm.bias - mean * scale
@@ -78,8 +69,7 @@ def multiply_add(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
 def fold_batchnorm(model: nn.Module, x: Tensor) -> nn.Module | None:
     """A copy of a model in evaluation mode with BatchNorm folded into convolutions, and channels-last kernels.
 
-    x: images on which the copy must show the model's logits and gradients. None if it does not, or if the model cannot
-    be traced, is random, or has no BatchNorm. The model itself is not touched.
+    None if it has no BatchNorm, is random, cannot be traced, or the copy's logits or gradients at the images x differ.
     """
     if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         return None

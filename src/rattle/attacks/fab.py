@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch
-from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness
@@ -25,12 +24,10 @@ def project_to_hyperplane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tens
     """The smallest d, in `norm`, with <w, x + d> = <w, x> - gap and x + d in [0, 1] (eq. 6); the most the box allows.
 
     Every coordinate moves against sign(gap) w, for l_inf by the same amount, for l_2 in proportion to |w|, each until
-    it meets the box: d = min(level * rate, room), and the level solves an increasing concave equation (`solve_level`).
-    For l_1 the coordinates of largest |w| go first (`fill_greedy`).
+    it meets the box (`solve_level`). For l_1 the coordinates of largest |w| go first (`fill_greedy`).
     """
-    direction = -gap.sign() * w.sign()
+    direction, size, amount = -gap.sign() * w.sign(), w.abs(), gap.abs()
     room = (0.5 - x).mul_(direction).add_(0.5)  # 1 - x upwards, x downwards; where() takes 10 times as long
-    size, amount = w.abs(), gap.abs()
     if norm == "l1":
         return direction * fill_greedy(size, room, amount)
     return direction * solve_level(size, size if norm == "l2" else None, room, amount)
@@ -39,8 +36,7 @@ def project_to_hyperplane(x: Tensor, w: Tensor, gap: Tensor, norm: Norm) -> Tens
 def solve_level(size: Tensor, rate: Tensor | None, room: Tensor, amount: Tensor) -> Tensor:
     """min(level * rate, room) with <size, .> = amount, the level by Newton's method from the left; no sorting.
 
-    A tangent of a concave function lies above it, so no step overshoots, and each step that is not the last one
-    passes a coordinate's bound. `rate` None stands for ones.
+    A tangent of a concave function lies above it, so no step overshoots. `rate` None stands for ones.
     """
     slopes = size if rate is None else size * rate
     level, free = amount / slopes.sum(1, keepdim=True).clamp_min(1e-30), torch.empty_like(room)
@@ -62,22 +58,18 @@ def fill_greedy(size: Tensor, room: Tensor, amount: Tensor) -> Tensor:
     return torch.zeros_like(room).scatter_(1, order, spent / size.clamp_min(1e-30))
 
 
+@dataclass
 class FABRows(TargetRows):
-    """The variables of Algorithm 1, one entry per row."""
+    """The variables of Algorithm 1."""
 
-    def __init__(self, rows: TargetRows, start: Tensor) -> None:
-        super().__init__(**vars(rows))
-        self.x_adv = start  # current point, [r, d]
-        self.nearest = self.x.clone()  # adversarial point nearest to x so far, [r, d]
-        self.distance = start.new_full((len(start),), torch.inf)  # of that point, [r]; inf before there is one
+    x_adv: Tensor  # current point, [r, d]
+    nearest: Tensor  # adversarial point nearest to x so far, [r, d]
+    distance: Tensor  # of that point, [r]; inf before there is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FAB:
-    """Follow the decision boundary towards the image by projecting on its linearisation (Algorithm 1).
-
-    FAB minimises the distance of an adversarial point; here an image is done when one lies inside the ball.
-    """
+    """Follow the linearised boundary towards the image (Algorithm 1), until an adversarial point is in the ball."""
 
     threat: Threat = Threat()
     targets: int = 9  # the most likely wrong classes, one run each, at most C - 1; 0: towards the nearest boundary
@@ -94,16 +86,15 @@ class FAB:
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
-        if self.threat.epsilon == 0:
-            return x.clone()
-        with attack_mode(model):
-            return best_of_runs(self.run, model, x, y, generator, targets=self.targets, restarts=self.restarts)
+        return best_of_runs(self, model, x, y, generator, targets=self.targets)
 
     def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult:
         """The nearest adversarial point of each row, moved into the ball, with minus its distance as score."""
         result = RunResult(rows.x)
         start = rows.x if restart == 0 else (rows.x + self.threat.random_start(rows.x, draws)) / 2
-        live = FABRows(rows, start)
+        live = FABRows(
+            **vars(rows), x_adv=start, nearest=rows.x.clone(), distance=rows.x.new_full(rows.y.shape, torch.inf)
+        )
         for _ in range(self.steps):
             live.x_adv = self.step(live, *self.boundary(model, live))
             with torch.no_grad():
@@ -114,27 +105,19 @@ class FAB:
             live.x_adv[adversarial] = torch.lerp(live.x[adversarial], live.x_adv[adversarial], self.backward)
             result.pack_broken(live, live.nearest, live.distance <= self.threat.epsilon)
             if len(live.y) == 0:
-                return result
-        result.record(live, self.threat.project(live.nearest, live.x), -live.distance)
-        return result
+                break
+        return result.record(live, self.threat.project(live.nearest, live.x), -live.distance)
 
     def step(self, live: FABRows, margin: Tensor, w: Tensor) -> Tensor:
         """Eq. (9): project x' and x on the plane, overshoot, and mix the two by their distances to it."""
-        norm, threat = self.threat.norm, self.threat
-        here = project_to_hyperplane(live.x_adv, w, margin, norm)
-        there = project_to_hyperplane(live.x, w, margin + dot(w, live.x - live.x_adv), norm)
-        zero = here.new_zeros(())
-        a, b = (threat.distance(d, zero).clamp_min_(1e-8)[:, None] for d in (here, there))
-        alpha = (a / (a + b)).clamp_max(self.alpha_max)
-        return torch.lerp(
-            live.x_adv.add(here, alpha=self.overshoot), live.x.add(there, alpha=self.overshoot), alpha
-        ).clamp_(0, 1)
+        here = project_to_hyperplane(live.x_adv, w, margin, self.threat.norm)
+        there = project_to_hyperplane(live.x, w, margin + dot(w, live.x - live.x_adv), self.threat.norm)
+        a, b = (self.threat.distance(d, d.new_zeros(())).clamp_min_(1e-8)[:, None] for d in (here, there))
+        from_here, from_x = live.x_adv.add(here, alpha=self.overshoot), live.x.add(there, alpha=self.overshoot)
+        return torch.lerp(from_here, from_x, (a / (a + b)).clamp_max(self.alpha_max)).clamp_(0, 1)
 
     def boundary(self, model: FlatModel, live: FABRows) -> tuple[Tensor, Tensor]:
-        """The margin f [n, 1] to the wrong class and its gradient w [n, d]: f + <w, z - x'> = 0 is the boundary.
-
-        Targeted, the class is given; otherwise it is the one whose linearised boundary is nearest (eq. 8).
-        """
+        """Margin [n, 1] and its gradient [n, d] for the target, or for the class of nearest linear boundary (eq. 8)."""
         leaf = live.x_adv.detach().requires_grad_()
         logits = model.logits(leaf)
         if self.targets:
@@ -143,7 +126,7 @@ class FAB:
         nearest = logits.new_full((len(logits), 1), torch.inf)
         best, plane = torch.zeros_like(nearest), torch.zeros_like(live.x)
         for k in range(logits.shape[1]):
-            f = (logits[:, k] - logits.gather(1, live.y[:, None]).squeeze(1))[:, None]
+            f = logits[:, k : k + 1] - logits.gather(1, live.y[:, None])
             (w,) = torch.autograd.grad(f.sum(), leaf, retain_graph=k + 1 < logits.shape[1])
             away = f.detach().abs() / (w.norm(dim=1, p=DUAL[self.threat.norm], keepdim=True) + 1e-12)
             closer = (away < nearest) & (live.y != k)[:, None]

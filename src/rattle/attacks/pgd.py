@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_at_least, check_batch, check_choice, logits_of
+from rattle.attacks.base import check_at_least, check_batch, logits_of
 from rattle.attacks.batchnorm import attack_mode
+from rattle.errors import check_choices
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 
@@ -33,8 +34,7 @@ class PGD:
 
     def __post_init__(self) -> None:
         check_at_least(self, steps=1, restarts=1, step_size=0)
-        check_choice(self, "loss", ("ce", "kl", "cw"))
-        check_choice(self, "start", ("gaussian", "uniform", "none"))
+        check_choices(self, "attack")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
@@ -43,25 +43,20 @@ class PGD:
             with torch.no_grad():  # the clean logits do not change while x' does: once, not at every step
                 reference = logits_of(model, x) if self.loss == "kl" else y
             best = self.ascend(model, x, reference, draws)
-            if self.restarts == 1:
-                return best
-            with torch.no_grad():
-                best_loss = self.sample_losses(logits_of(model, best), reference)
-                for _ in range(self.restarts - 1):
-                    x_adv = self.ascend(model, x, reference, draws)
-                    loss = self.sample_losses(logits_of(model, x_adv), reference)
-                    higher = loss > best_loss
-                    best[higher], best_loss[higher] = x_adv[higher], loss[higher]
+            for _ in range(self.restarts - 1):
+                x_adv = self.ascend(model, x, reference, draws)
+                with torch.no_grad():
+                    loss, lead = (self.sample_losses(logits_of(model, z), reference) for z in (x_adv, best))
+                best[loss > lead] = x_adv[loss > lead]
             return best
 
     def ascend(self, model: nn.Module, x: Tensor, reference: Tensor, draws: ImageStreams) -> Tensor:
         """One run of `steps` steps."""
         x_adv = self.start_point(x, draws)
         for _ in range(self.steps):
-            with torch.enable_grad():
-                x_adv = x_adv.detach().requires_grad_()
-                loss = self.sample_losses(logits_of(model, x_adv), reference).sum()
-                (gradient,) = torch.autograd.grad(loss, x_adv)
+            x_adv = x_adv.detach().requires_grad_()
+            loss = self.sample_losses(logits_of(model, x_adv), reference).sum()
+            (gradient,) = torch.autograd.grad(loss, x_adv)
             x_adv = self.threat.project(self.threat.ascend(x_adv.detach(), gradient, self.step_size), x)
         return x_adv.detach()
 

@@ -1,18 +1,15 @@
-"""Rows of images under attack: a model of flat images, targets and restarts side by side, packed as images are broken.
-
-APGD and FAB share everything here; Square and RayS use `FlatModel`, `ActiveRows` and `spawn`.
-"""
+"""Rows of images under attack: a model of flat images; targets side by side, packed as images are broken."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import check_labels, finite, logits_of
-from rattle.attacks.batchnorm import fold_batchnorm
+from rattle.attacks.base import Attack, clean_logits, finite, logits_of
+from rattle.attacks.batchnorm import attack_mode, fold_batchnorm
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 
 log = logging.getLogger("rattle")
@@ -37,15 +34,13 @@ def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
 
 
 class FlatModel:
-    """A model called with flat images [n, d], so that per-image sums, packing and projections need no copies.
-
-    Create it inside `attack_mode(model)`.
-    """
+    """A model in `attack_mode`, called with flat images [n, d]: sums, packing and projections need no copies."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.model, self.shape = model, x.shape[1:]
         self.channels_last = accepts_channels_last(model, x)
         self.model = fold_batchnorm(model, self.images(self.flat(x[:2]))) or model
+        self.pixels = self.images(torch.arange(x[0].numel(), device=x.device))[0]  # index of each pixel in a row
 
     def flat(self, x: Tensor) -> Tensor:
         """Images [n, ...] as rows [n, d]."""
@@ -61,35 +56,22 @@ class FlatModel:
     def logits(self, rows: Tensor) -> Tensor:
         return finite(logits_of(self.model, self.images(rows)))
 
-    @torch.no_grad()
-    def clean_logits(self, rows: Tensor, y: Tensor) -> Tensor:
-        """Logits of the unattacked images; refuses labels that the model has no logit for."""
-        logits = self.logits(rows)
-        check_labels(logits, y)
-        return logits
-
-
-class ActiveRows:
-    """State of the rows still under attack: each attribute that is a tensor or streams has one entry per row."""
-
-    def select(self, rows: Tensor) -> None:
-        """Keep only these rows (a mask or indices)."""
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor | ImageStreams):
-                setattr(self, name, value[rows])
-            elif isinstance(value, ActiveRows):
-                value.select(rows)
-
 
 @dataclass
-class TargetRows(ActiveRows):
-    """What one run of APGD or FAB works on: one row for each target of each image."""
+class TargetRows:
+    """Rows under attack, one for each target of each image. Attacks add variables, one entry a row, of their own."""
 
     row: Tensor  # index of the row's result, [r]
     image: Tensor  # rows with the same number belong to the same image, [r]
     x: Tensor  # clean images, [r, d]
     y: Tensor  # labels, [r]
     target: Tensor  # class aimed at, [r]; the label itself in untargeted attacks
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only these rows (a mask or indices) of every tensor and of the random streams."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor | ImageStreams):
+                setattr(self, name, value[rows])
 
 
 class RunResult:
@@ -104,13 +86,25 @@ class RunResult:
             self.x_adv[rows.row[broken]], self.score[rows.row[broken]] = points[broken], torch.inf
             rows.select(~torch.isin(rows.image, rows.image[broken]))
 
-    def record(self, rows: TargetRows, points: Tensor, score: Tensor) -> None:
-        """Record the points and scores of the rows that were not broken."""
+    def record(self, rows: TargetRows, points: Tensor, score: Tensor) -> "RunResult":
+        """Record the points and scores of the rows that were not broken; returns the result, now whole."""
         self.x_adv[rows.row], self.score[rows.row] = points, score.to(self.score)
+        return self
+
+    def keep_better(self, images: Tensor, found: "RunResult") -> None:
+        """Replace the points of these images where the best of an image's rows in `found` has a higher score."""
+        score, which = found.score.view(len(images), -1).max(1)
+        better = score > self.score[images]
+        self.x_adv[images[better]] = found.x_adv.view(len(images), -1, self.x_adv.shape[1])[better, which[better]]
+        self.score[images] = torch.maximum(self.score[images], score)
 
 
-# One run of an attack from one start: (model, rows, streams of the rows, number of the restart) -> result.
-Run = Callable[[FlatModel, TargetRows, ImageStreams, int], RunResult]
+class StartedAttack(Attack, Protocol):
+    """An attack made of runs, each from a start of its own: APGD, FAB, Square."""
+
+    @property
+    def restarts(self) -> int: ...
+    def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult: ...
 
 
 def spawn(draws: ImageStreams, number: Tensor | int) -> ImageStreams:
@@ -120,46 +114,40 @@ def spawn(draws: ImageStreams, number: Tensor | int) -> ImageStreams:
     return child
 
 
-def top_wrong_classes(logits: Tensor, y: Tensor, count: int) -> Tensor:
-    """The `count` most likely wrong classes, most likely first, [n, min(count, C - 1)]."""
-    wrong = logits.scatter(1, y[:, None], float("-inf"))
-    return wrong.topk(min(count, logits.shape[1] - 1), dim=1).indices
-
-
 def best_of_runs(
-    run: Run,
+    attack: StartedAttack,
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    generator: Randomness,
-    *,
+    draw: Randomness,
     targets: int = 0,
-    restarts: int = 1,
-    row_share: float = 1.0,
+    share: float = 1.0,
 ) -> Tensor:
-    """The outer loop of APGD and FAB: the point of highest score that any target or restart found for each image.
+    """The point of highest score that any restart, or any of the likeliest `targets`, found for each image.
 
     Misclassified images are returned as they are. All targets of an image run side by side, so that it leaves as soon
-    as one of them breaks it. Images are attacked in groups of at most `row_share` rows per image given, for memory.
+    as one of them breaks it. Images are attacked in groups of at most `share` rows per image given, for memory.
     """
-    draws, flat_model = streams(generator, x), FlatModel(model, x)
-    flat = flat_model.flat(x)
-    logits = flat_model.clean_logits(flat, y)
-    classes = top_wrong_classes(logits, y, targets) if targets else y[:, None]
-    count = classes.shape[1]
-    best = RunResult(flat)
-    most_rows = len(x) if count == 1 or len(x) <= 64 else max(64, round(row_share * len(x)))
-    for group in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most_rows // count)):
-        for restart in range(restarts):
-            if len(group) == 0:
-                break
-            number = torch.arange(len(group) * count, device=x.device)
-            image = group.repeat_interleave(count)
-            rows = TargetRows(number, image, flat[image], y[image], classes[group].flatten())
-            found = run(flat_model, rows, spawn(draws[image], number % count + restart * count), restart)
-            score, which = found.score.view(-1, count).max(1)
-            better = score > best.score[group]
-            best.x_adv[group[better]] = found.x_adv.view(len(group), count, -1)[better, which[better]]
-            best.score[group] = torch.maximum(best.score[group], score)
-            group = group[best.score[group] < torch.inf]
-    return flat_model.images(best.x_adv)
+    if attack.threat.epsilon == 0:
+        return x.clone()
+    draws = streams(draw, x)
+    with attack_mode(model):
+        flat_model = FlatModel(model, x)
+        flat = flat_model.flat(x)
+        best = RunResult(flat)
+        logits = clean_logits(flat_model.model, flat_model.images(flat), y)
+        wrong = logits.scatter(1, y[:, None], float("-inf"))
+        classes = wrong.topk(min(targets, logits.shape[1] - 1), dim=1).indices if targets else y[:, None]
+        count = classes.shape[1]
+        most_rows = len(x) if count == 1 or len(x) <= 64 else max(64, round(share * len(x)))
+        for group in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most_rows // count)):
+            for restart in range(attack.restarts):
+                if len(group) == 0:
+                    break
+                number = torch.arange(len(group) * count, device=x.device)
+                image = group.repeat_interleave(count)
+                rows = TargetRows(number, image, flat[image], y[image], classes[group].flatten())
+                own_draws = spawn(draws[image], number % count + restart * count)
+                best.keep_better(group, attack.run(flat_model, rows, own_draws, restart))
+                group = group[best.score[group] < torch.inf]
+        return flat_model.images(best.x_adv)

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch
-from rattle.attacks.batchnorm import attack_mode
-from rattle.attacks.rows import ActiveRows, FlatModel, spawn
+from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
-from rattle.randomness import ImageStreams, Randomness, streams
+from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Threat
 
 MOST_INDICES = 2**16  # pixels changed at once: their indices are eight bytes each
@@ -22,8 +21,7 @@ HALVED_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries after
 
 def patch_side(query: int, p_init: float, height: int, width: int, norm: str) -> int:
     """Side of the patch at a query: its share of the image starts at p_init and halves on a fixed schedule (Sec. 3)."""
-    share = p_init / 2 ** sum(query > q for q in HALVED_AFTER)
-    side = round(math.sqrt(share * height * width))
+    side = round(math.sqrt(p_init / 2 ** sum(query > q for q in HALVED_AFTER) * height * width))
     if norm != "linf":
         side = max(side, 3) | 1  # odd
     return min(max(side, 1), height, width)
@@ -66,120 +64,82 @@ class Square:
         x, y = check_batch(x, y)
         if x.ndim != 4:
             raise RattleError(f"the square attack needs images [n, C, H, W], got shape {list(x.shape)}")
-        if self.threat.epsilon == 0:
-            return x.clone()
-        draws = streams(generator, x)
-        with attack_mode(model), torch.no_grad():
-            flat_model = FlatModel(model, x)
-            flat = flat_model.flat(x)
-            points, active = flat.clone(), (flat_model.clean_logits(flat, y).argmax(1) == y).nonzero().squeeze(1)
-            for restart in range(self.restarts):
-                if len(active):
-                    search = Search(self, flat_model, flat[active], y[active], spawn(draws[active], restart))
-                    points[active], broken = search.run()
-                    active = active[~broken]
-            return flat_model.images(points)
+        return best_of_runs(self, model, x, y, generator)
+
+    @torch.no_grad()
+    def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult:
+        """One random search: the point of highest loss of each image; of several searches the last one's."""
+        result, live = RunResult(rows.x), Search(self, model, rows, draws)
+        for query in range(self.queries + 1):
+            result.pack_broken(live, live.best, live.loss > 0)
+            if len(live.y) == 0 or query == self.queries:
+                break
+            live.propose(query)
+        return result.record(live, live.best, torch.full_like(live.loss, restart))
 
 
-class Patch:
-    """A square of one size: its pixels' indices in a row, counted from the corner, and where its corner may be."""
+class Search(TargetRows):
+    """The variables of one random search; each image draws its own patches."""
 
-    def __init__(self, side: int, flat_model: FlatModel, x: Tensor) -> None:
-        channels, height, width = flat_model.shape
-        along_c, self.along_h, self.along_w = flat_model.images(x).stride()[1:]
-        c, i, j = (torch.arange(k, device=x.device) for k in (channels, side, side))
-        self.side = side
-        self.offsets = (c[:, None, None] * along_c + i[:, None] * self.along_h + j * self.along_w).flatten()
-        self.span = x.new_tensor([height - side, width - side])
+    def __init__(self, attack: Square, model: FlatModel, rows: TargetRows, draws: ImageStreams) -> None:
+        super().__init__(**vars(rows))
+        self.attack, self.threat, self.model, self.draws = attack, attack.threat, model, draws
+        (self.channels, self.height, self.width), self.side = model.shape, 1
+        self.best = self.stripes() if self.threat.norm == "linf" else self.tiles()  # point of highest loss, [n, d]
+        self.loss = losses.cw(model.logits(self.best), self.y)  # positive where it is misclassified, [n]
+        self.places = self.signs = self.loss  # random numbers of the next queries, see `propose`
+        self.rejected = None  # patches that did not raise the loss of `best`, [n, H * W * 2^C]; None: not memoized
+        deterministic = torch.equal(model.logits(self.x[:2]), model.logits(self.x[:2]))
+        if self.threat.norm == "linf" and self.channels <= 4 and deterministic:
+            self.rejected = self.y.new_zeros(len(self.y), self.height * self.width << self.channels, dtype=torch.bool)
+
+    def propose(self, query: int) -> None:
+        """Change a patch of each image and keep the change where the loss rises."""
+        if query % BLOCK == 0:  # draw uniforms of two corners and an orientation, and signs of the channels
+            self.places = self.draws.uniform(BLOCK, 5).to(self.x.dtype)
+            self.signs = self.draws.signs(BLOCK, self.channels).to(self.x.dtype)
+        side = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
+        if side != self.side:
+            self.side, self.rejected = side, None if self.rejected is None else torch.zeros_like(self.rejected)
+        propose = self.propose_linf if self.threat.norm == "linf" else self.propose_lp
+        propose(self.places[:, query % BLOCK], self.signs[:, query % BLOCK])
 
     def corner(self, places: Tensor) -> Tensor:
         """Top left corners from uniforms, [n, 2]; as in the reference, never the last place when there are several."""
-        return (places * self.span).long()
+        return (places * places.new_tensor([self.height - self.side, self.width - self.side])).long()
 
     def index(self, corner: Tensor) -> Tensor:
         """Indices of the patch's pixels in each row, [n, C * s * s]."""
-        return (corner[:, :1] * self.along_h + corner[:, 1:] * self.along_w) + self.offsets
-
-
-class Search(ActiveRows):
-    """One random search on unbroken images; each image draws its own patches."""
-
-    def __init__(self, attack: Square, flat_model: FlatModel, x: Tensor, y: Tensor, draws: ImageStreams) -> None:
-        self.attack, self.flat_model, self.threat = attack, flat_model, attack.threat
-        self.channels, self.height, self.width = flat_model.shape
-        self.patch = Patch(1, flat_model, x)
-        self.row, self.x, self.y, self.draws = torch.arange(len(y), device=x.device), x, y, draws
-        self.best = self.stripes() if self.threat.norm == "linf" else self.tiles()  # point of highest loss, [n, d]
-        self.loss = losses.cw(flat_model.logits(self.best), y)  # positive where it is misclassified, [n]
-        self.places = self.signs = self.codes = self.loss  # random numbers of the next queries, see `draw`
-        self.rejected = None  # patches that did not raise the loss of `best`, [n, H * W * 2^C]; None: not memoized
-        deterministic = torch.equal(flat_model.logits(x[:2]), flat_model.logits(x[:2]))
-        if self.threat.norm == "linf" and self.channels <= 4 and deterministic:
-            self.rejected = y.new_zeros(len(y), self.height * self.width << self.channels, dtype=torch.bool)
-
-    def run(self) -> tuple[Tensor, Tensor]:
-        """The point of highest loss of each image, and which images it breaks."""
-        points, broken = torch.empty_like(self.x), torch.zeros_like(self.y, dtype=torch.bool)
-        for query in range(self.attack.queries + 1):
-            hit = self.loss > 0
-            if bool(hit.any()):
-                points[self.row[hit]], broken[self.row[hit]] = self.best[hit], True
-                self.select(~hit)
-            if len(self.y) == 0 or query == self.attack.queries:
-                break
-            number = query % BLOCK
-            if number == 0:
-                self.draw()
-            side = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
-            if side != self.patch.side:
-                self.patch = Patch(side, self.flat_model, self.x)
-                self.rejected = None if self.rejected is None else torch.zeros_like(self.rejected)
-            if self.threat.norm == "linf":
-                self.propose_linf(self.places[:, number], self.signs[:, number], self.codes[:, number])
-            else:
-                self.propose_lp(self.places[:, number], self.signs[:, number])
-        points[self.row] = self.best
-        return points, broken
-
-    def draw(self) -> None:
-        """Draw for BLOCK queries: uniforms of two corners and an orientation, signs of the channels, these as bits."""
-        self.places = self.draws.uniform(BLOCK, 5).to(self.x.dtype)
-        self.signs = self.draws.signs(BLOCK, self.channels).to(self.x.dtype)
-        self.codes = (self.signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
+        pixels = self.model.pixels
+        return pixels[0, corner[:, :1], corner[:, 1:]] + pixels[:, : self.side, : self.side].flatten()
 
     def stripes(self) -> Tensor:
         """l_inf starts from vertical stripes of x +- epsilon."""
         signs = self.draws.signs(self.channels, 1, self.width).to(self.x.dtype)
-        return self.flat_model.flat((self.flat_model.images(self.x) + self.threat.epsilon * signs).clamp_(0, 1))
+        return self.model.flat((self.model.images(self.x) + self.threat.epsilon * signs).clamp_(0, 1))
 
-    def propose_linf(self, places: Tensor, signs: Tensor, codes: Tensor) -> None:
-        """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2).
-
-        The model is not called for a square that changes nothing, nor again for one that was rejected since the
-        image last changed: the answer is known.
-        """
-        corner = self.patch.corner(places[:, :2])
-        rows = self.not_rejected(corner, codes)
-        if len(rows) == 0:
-            return
+    def propose_linf(self, places: Tensor, signs: Tensor) -> None:
+        """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2)."""
+        # A square that changes nothing or was rejected since the image last changed is not tried: the answer is known.
+        corner = self.corner(places[:, :2])
+        rows = self.not_rejected(corner, signs)
         x_new, changed = self.with_square(rows, corner[rows], self.threat.epsilon * signs[rows])
         if not bool(changed.all()):
             rows, x_new = rows[changed], x_new[changed]
         if len(rows) == 0:
             return
-        loss = losses.cw(self.flat_model.logits(x_new), self.y[rows])
+        loss = losses.cw(self.model.logits(x_new), self.y[rows])
         better = (loss > self.loss[rows]).nonzero().squeeze(1)
         rows = rows[better]
-        if len(rows) == 0:
-            return
         self.best[rows], self.loss[rows] = x_new[better], loss[better]
         if self.rejected is not None:
             self.rejected[rows] = False
 
-    def not_rejected(self, corner: Tensor, codes: Tensor) -> Tensor:
+    def not_rejected(self, corner: Tensor, signs: Tensor) -> Tensor:
         """Rows whose square has not been rejected yet; marks it as rejected until `best` changes."""
         if self.rejected is None:
             return torch.arange(len(self.y), device=self.x.device)
+        codes = (signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
         square = ((corner[:, 0] * self.width + corner[:, 1]) << self.channels) + codes
         rows = (~self.rejected.gather(1, square[:, None]).squeeze(1)).nonzero().squeeze(1)
         self.rejected[rows, square[rows]] = True
@@ -188,11 +148,11 @@ class Search(ActiveRows):
     def with_square(self, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
         """The best points of these rows with a square of x + shift, and which of them it changes; in small parts."""
         x_new, changed = self.best[rows], torch.empty_like(rows, dtype=torch.bool)
-        count = max(1, MOST_INDICES // len(self.patch.offsets))
+        count = max(1, MOST_INDICES // (self.channels * self.side**2))
         for part in (slice(begin, begin + count) for begin in range(0, len(rows), count)):
-            index = self.patch.index(corner[part])
+            index = self.index(corner[part])
             old, new = x_new[part].gather(1, index), self.x.take(index + rows[part, None] * self.x.shape[1])
-            new.view(-1, self.channels, self.patch.side**2).add_(shift[part, :, None])
+            new.view(-1, self.channels, self.side**2).add_(shift[part, :, None])
             new.clamp_(0, 1)
             x_new[part].scatter_(1, index, new)
             changed[part] = (new - old).abs_().amax(1) > 0
@@ -200,7 +160,7 @@ class Search(ActiveRows):
 
     def tiles(self) -> Tensor:
         """l_2 and l_1 start from a grid of bumps of random sign and orientation (Sec. 3.3)."""
-        side, images = max(self.height // 5, 1), self.flat_model.images(self.x)
+        side, images = max(self.height // 5, 1), self.model.images(self.x)
         begin = (self.height - 5 * side) // 2 if self.height >= 5 else 0
         delta = torch.zeros_like(images)
         for top in range(begin, min(begin + self.height // side * side, self.height - side + 1), side):
@@ -208,7 +168,7 @@ class Search(ActiveRows):
                 patch = self.bumps(side, self.draws.uniform(1)).view(-1, 1, side, side)
                 signs = self.draws.signs(self.channels, 1, 1).to(self.x.dtype)
                 delta[:, :, top : top + side, left : left + side] = patch * signs
-        return self.scale_to_ball(self.flat_model.flat(delta))
+        return self.scale_to_ball(self.model.flat(delta))
 
     def bumps(self, side: int, uniform: Tensor) -> Tensor:
         """Each image's bump, transposed where its uniform exceeds 1/2, [n, 1, s * s]."""
@@ -223,22 +183,22 @@ class Search(ActiveRows):
 
     def propose_lp(self, places: Tensor, signs: Tensor) -> None:
         """l_2 and l_1: the mass of one square moves to another, whose bump is renewed (Algorithm 3)."""
-        p, n, area = (2 if self.threat.norm == "l2" else 1), len(self.y), self.patch.side * self.patch.side
+        p, n, area = (2 if self.threat.norm == "l2" else 1), len(self.y), self.side * self.side
         delta = self.best - self.x
-        corner, source = self.patch.corner(places[:, :2]), self.patch.corner(places[:, 2:4])
-        first, second = self.patch.index(corner), self.patch.index(source)
+        corner, source = self.corner(places[:, :2]), self.corner(places[:, 2:4])
+        first, second = self.index(corner), self.index(source)
         old, emptied = (delta.gather(1, i).view(n, -1, area).abs().pow(p) for i in (first, second))
-        i, j = (torch.arange(self.patch.side, device=delta.device) + (source - corner)[:, k, None] for k in (0, 1))
-        overlap = ((i >= 0) & (i < self.patch.side))[:, :, None] & ((j >= 0) & (j < self.patch.side))[:, None, :]
+        i, j = (torch.arange(self.side, device=delta.device) + (source - corner)[:, k, None] for k in (0, 1))
+        overlap = ((i >= 0) & (i < self.side))[:, :, None] & ((j >= 0) & (j < self.side))[:, None, :]
         mass = old.sum(2, keepdim=True)
         both = mass + emptied.masked_fill_(overlap.view(n, 1, area), 0).sum(2, keepdim=True)
         spare = (self.threat.epsilon**p - delta.abs().pow(p).sum(1)).clamp_min(0)[:, None, None] / self.channels
         budget = (spare + both).pow(1 / p) * (self.channels if p == 1 else 1)
         unit = delta.gather(1, first).view(n, -1, area) / (mass.pow(1 / p) + 1e-12)
-        unit += self.bumps(self.patch.side, places[:, 4:]) * signs[:, :, None]
+        unit += self.bumps(self.side, places[:, 4:]) * signs[:, :, None]
         unit *= budget / (unit.norm(dim=2, p=p, keepdim=True) + 1e-12)
         x_new = self.scale_to_ball(delta.scatter_(1, second, 0).scatter_(1, first, unit.view(n, -1)))
-        loss = losses.cw(self.flat_model.logits(x_new), self.y)
+        loss = losses.cw(self.model.logits(x_new), self.y)
         better = loss > self.loss
         self.best = torch.where(better[:, None], x_new, self.best)
         self.loss = torch.where(better, loss, self.loss)

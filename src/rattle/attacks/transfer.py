@@ -12,13 +12,7 @@ from rattle.threat import Threat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """Black-box transfer (Papernot et al. 2016): attacks the surrogate, and never calls the model it is given.
-
-    >>> import torch; from rattle.attacks import PGD
-    >>> surrogate, model = (torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)) for _ in range(2))
-    >>> Transfer(attack=PGD(), surrogate=surrogate)(model, torch.rand(2, 1, 2, 2), torch.tensor([0, 1])).shape
-    torch.Size([2, 1, 2, 2])
-    """
+    """Black-box transfer (Papernot et al. 2016): attacks the surrogate, and never calls the model it is given."""
 
     attack: Attack  # run on the surrogate
     surrogate: nn.Module = field(repr=False, compare=False)
