@@ -42,7 +42,6 @@ def test_it_prints_the_references_lines_and_logs_them(tmp_path: Path, capsys: py
     x, y = images(20)
     settings = {"norm": "Linf", "eps": EPSILON, "seed": 0, "version": "custom", "attacks_to_run": ["apgd-ce", "square"]}
     adversary = AutoAttack(small_cnn(), **settings, log_path=tmp_path / "log.txt")
-    adversary.components()["square"]
     x_adv, labels = adversary.run_standard_evaluation(x, y, return_labels=True)
     said = capsys.readouterr().out
     assert said == (tmp_path / "log.txt").read_text()

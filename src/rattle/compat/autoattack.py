@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.autoattack import AutoAttack as Ensemble
-from rattle.attacks.autoattack import plus, standard
+from rattle.attacks.autoattack import components
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
@@ -57,15 +56,12 @@ class AutoAttack:
         self.model, self.version, self.verbose, self.log_path = model, version, verbose, log_path
         self.norm, self.epsilon, self.seed, self.device = norm, eps, seed, device
         self.threat = Threat(norm=NORMS[norm], epsilon=eps)
-        chosen = list(Ensemble(threat=self.threat, version=version).components()) if version != "custom" else []  # type: ignore[arg-type]
-        self.attacks_to_run = chosen or list(attacks_to_run)
+        self.attacks_to_run = list(attacks_to_run if version == "custom" else components(version, self.threat))
 
-    def components(self) -> dict[str, Attack]:
+    def chosen(self) -> dict[str, Attack]:
         """The attacks that run, in order; `attacks_to_run` may be changed after construction, as in the reference."""
-        if self.version == "custom":
-            known = plus(self.threat) | standard(self.threat)
-        else:
-            known = Ensemble(threat=self.threat, version=self.version).components()  # type: ignore[arg-type]
+        versions = ("plus", "standard") if self.version == "custom" else (self.version,)
+        known = {name: attack for version in versions for name, attack in components(version, self.threat).items()}
         for name in self.attacks_to_run:
             if name not in known:
                 raise unknown("attack", name, known)
@@ -85,8 +81,8 @@ class AutoAttack:
 
         bs: images in a batch. state_path: a folder; after an interruption the same call goes on there.
         """
-        components = self.components()
-        self.log(f"using {self.version} version including {', '.join(components)}.")
+        attacks = self.chosen()
+        self.log(f"using {self.version} version including {', '.join(attacks)}.")
         model = self.model if self.device is None else self.model.to(self.device)
         x, y = (value.to(next(model.parameters(), x_orig).device) for value in (x_orig, y_orig))
         seed = int(time.time()) if self.seed is None and state_path is None else self.seed or 0
@@ -95,7 +91,7 @@ class AutoAttack:
         x_adv, begun = x.clone(), time.time()
         folder = tempfile.TemporaryDirectory() if state_path is None else nullcontext(str(state_path))
         with folder as place:
-            for number, (name, attack) in enumerate(components.items()):
+            for number, (name, attack) in enumerate(attacks.items()):
                 if not any(robust):
                     break
                 settings = {
