@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rattle.data.registry import list_datasets as list_datasets
     from rattle.data.registry import register_source as register_source
     from rattle.errors import RattleError as RattleError
+    from rattle.evaluation.benchmark import benchmark as benchmark
     from rattle.evaluation.evaluate import evaluate as evaluate
     from rattle.models.registry import create_model as create_model
     from rattle.models.registry import list_models as list_models
@@ -38,6 +39,7 @@ ROOMS = {
     "attacks.registry": ["get_attack", "list_attacks", "register_attack"],
     "data.registry": ["list_datasets", "register_source"],
     "errors": ["RattleError"],
+    "evaluation.benchmark": ["benchmark"],
     "evaluation.evaluate": ["evaluate"],
     "models.registry": ["create_model", "list_models", "register_model"],
     "objectives": ["AT", "Method", "Taylor", "Trades", "register_method"],

@@ -19,20 +19,21 @@ from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
-from rattle.evaluation.inputs import Array, Attacks, as_attacks, as_float, as_tensors
+from rattle.evaluation.inputs import Array, Attacks, Images, as_attacks, as_float, as_tensors, as_threat
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
 from rattle.evaluation.verify import run_and_verify, save_images
 from rattle.randomness import ImageStreams
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole
-from rattle.threat import Threat
+from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
 
-def image_batches(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(index, images in [0, 1], labels) of each batch in order; of several ranks each takes its share of them."""
-    for index in torch.arange(len(x), device=y.device).split(size)[distributed.rank() :: distributed.world_size()]:
-        yield index, as_float(x[index]), y[index]
+def image_batches(x: Tensor, y: Tensor, size: int, device: Any = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(index, images in [0, 1], labels) of each batch in order, on `device`; ranks take turns."""
+    device = y.device if device is None else device
+    for index in torch.arange(len(x)).split(size)[distributed.rank() :: distributed.world_size()]:
+        yield index.to(device), as_float(x[index.to(x.device)].to(device)), y[index.to(y.device)].to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +67,30 @@ class EvalPlan:
         key = cache_key(self.model, self.x, self.y, attack, **settings)
         return ResultCache(self.out, name, key, images=self.save_adversarial)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is; batches are moved there."""
+        return next((p.device for p in self.model.parameters()), self.x.device)
 
-def make_plan(model: nn.Module, x: Array, y: Array, out: Path | str | None, **settings: Any) -> EvalPlan:
+    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        return image_batches(self.x, self.y, self.batch_size, self.device)
+
+
+def make_plan(model: nn.Module, x: Images, y: Array | None, out: Path | str | None, **settings: Any) -> EvalPlan:
     x, y = as_tensors(model, x, y)
     return EvalPlan(model=model, x=x, y=y, out=None if out is None else Path(out), **settings)
 
 
 def evaluate(
     model: nn.Module,  # returns logits [n, C]
-    x: Array,  # images, uint8 or floats in [0, 1], as tensor or numpy array
-    y: Array,  # their classes, whole numbers, [n]
+    x: Images,  # uint8 or floats in [0, 1], [n, C, H, W] or [n, H, W, C]: tensor, array, Dataset or DataLoader
+    y: Array | None,  # their classes, whole numbers, [n]; None for a Dataset or DataLoader
     attacks: Attacks,  # a name such as "pgd20", an attack, a list of these, or a dict of name to attack
     *,
     threat: Threat | None = None,  # of attacks given by name, linf 8/255 if None; attack objects have their own
+    norm: Norm | None = None,  # the threat in two words: norm="l2", epsilon=0.5
+    epsilon: float | None = None,
+    device: torch.device | str | None = None,  # move the model there first; batches follow the model
     out: Path | str | None = None,  # folder for the result files
     metadata: Mapping[str, Any] | None = None,  # more entries for the result files, such as checkpoint and data
     mask: Sequence[bool] | None = None,  # attack only these images; the others count as not robust
@@ -100,7 +112,8 @@ def evaluate(
     >>> result.robust_accuracy <= result.clean_accuracy
     True
     """
-    chosen = as_attacks(attacks, threat)
+    chosen = as_attacks(attacks, as_threat(threat, norm, epsilon))
+    model = model if device is None or not isinstance(model, nn.Module) else model.to(device)
     settings = {"mask": mask, "batch_size": batch_size, "seed": seed, "save_adversarial": save_adversarial}
     plan = make_plan(model, x, y, out, **settings, stop=stop, console=console)
     result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
@@ -111,8 +124,8 @@ def evaluate(
 
 def curve(
     model: nn.Module,
-    x: Array,
-    y: Array,
+    x: Images,
+    y: Array | None,
     attacks: Mapping[float, Attack],  # the attack at each epsilon; at 0 the clean images count and it is not run
     *,
     name: str = "attack",  # of the attack, and so of the file
@@ -157,14 +170,14 @@ def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: b
     """Every attack on the images that are correct and in the mask; the caller removes the caches."""
     results, warnings = {}, []
     with eval_mode(plan.model):
-        clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.y.device)
-        for index, x, y in image_batches(plan.x, plan.y, plan.batch_size):
+        clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.device)
+        for index, x, y in plan.batches():
             clean[index] = is_correct(plan.model, x, y)
         clean = distributed.total(clean.int()).bool()
         start = clean if plan.mask is None else clean & torch.tensor(list(plan.mask), device=clean.device)
         if check_model:
             few = slice(plan.batch_size)
-            warnings = find_warnings(plan.model, as_float(plan.x[few]), plan.y[few])
+            warnings = find_warnings(plan.model, as_float(plan.x[few].to(plan.device)), plan.y[few].to(plan.device))
         for name, attack in attacks.items():
             results[name] = run_attack(plan, name, attack, start)
     result = Evaluation(clean=clean.tolist(), attacks=results)
@@ -179,11 +192,11 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
     """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again."""
     cache = plan.open_cache(name, attack, start)
     parts = list(attack.components()) if isinstance(attack, Ensemble) else []
-    n, device = len(plan.y), plan.y.device
+    n, device = len(plan.y), plan.device
     flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)
-    distances, seconds = torch.zeros(n, device=device), 0.0
+    distances, seconds = torch.zeros(n, device=device), torch.zeros(1 + len(parts), dtype=torch.float64)
     with (plan.console or NullConsole()).progress(name, n) as advance:
-        for index, x, y in image_batches(plan.x, plan.y, plan.batch_size):
+        for index, x, y in plan.batches():
             first, live = int(index[0]), start[index]
             row = cache.done.get(first) if cache else None
             if row is None:
@@ -192,19 +205,21 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
                     cache.add(first, row, x_adv if plan.save_adversarial else None)
             flags[:, index[live]] = torch.tensor(row["flags"], device=device).bool()
             distances[index[live]] = torch.tensor(row["distances"], device=device)
-            seconds += row["seconds"]
+            seconds += torch.tensor([row["seconds"], *(row["part_seconds"] or [0.0] * len(parts))])
             advance(len(index), robust=float(flags[0, : int(index[-1]) + 1].float().mean()))
             if plan.stop is not None and plan.stop():
                 raise Interrupted
     flags, distances = distributed.total(flags.int()).bool(), distributed.total(distances)
+    total, *each = distributed.total(seconds.to(device)).tolist()
     if cache and plan.save_adversarial:
         distributed.barrier()  # every rank has stored its images
         distributed.on_main(partial(save_broken, plan, attack.threat, start.cpu(), flags[0].cpu(), cache))
     return AttackResult(
         settings=describe(attack),
         flags=flags[0].tolist(),
-        seconds=float(distributed.total(torch.tensor(seconds, device=device))),
+        seconds=total,
         parts={part: flags[1 + i].tolist() for i, part in enumerate(parts)},
+        part_seconds=dict(zip(parts, each, strict=True)),
         distances=distances.tolist() if isinstance(attack, DistanceAttack) else [],
     )
 
@@ -212,8 +227,9 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
 def attack_batch(plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Tensor) -> tuple[dict[str, Any], Tensor]:
     """The cache's row of the images to attack in a batch, of which there may be none, and the points found."""
     begun = time.perf_counter()
-    x_adv, flags, distances = run_and_verify(plan.model, attack, x, y, ImageStreams(plan.seed, index.to(x.device)))
-    row = {"flags": flags.int().tolist(), "distances": distances.tolist()}
+    draws = ImageStreams(plan.seed, index.to(x.device))
+    x_adv, flags, distances, parts = run_and_verify(plan.model, attack, x, y, draws)
+    row = {"flags": flags.int().tolist(), "distances": distances.tolist(), "part_seconds": parts}
     return row | {"seconds": time.perf_counter() - begun}, x_adv
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from rattle.attacks import Attack
 from rattle.attacks.base import check_batch
@@ -13,21 +15,28 @@ from rattle.attacks.registry import get_attack
 from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation.results import check_name
-from rattle.threat import Threat
+from rattle.threat import Norm, Threat
 
 Array = Tensor | np.ndarray
+Images = Array | Dataset | DataLoader
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, str | Attack]
 
 
-def as_tensors(model: nn.Module, x: Array, y: Array) -> tuple[Tensor, Tensor]:
+def as_tensors(model: nn.Module, x: Images, y: Array | None) -> tuple[Tensor, Tensor]:
     """Images, uint8 or floating point in [0, 1], and int64 labels; raises RattleError if they are not.
 
-    Numpy arrays go to the model's device, and floats among them to its dtype, because numpy's default is float64.
+    Floats of numpy arrays take the model's dtype, because numpy's default is float64. Arrays may be [n, H, W, C].
     """
     if not isinstance(model, nn.Module):
         raise RattleError(f"the model must be a torch.nn.Module, got {type(model).__name__}; rattle.load opens a run")
+    if isinstance(x, Dataset | DataLoader):
+        if y is not None:
+            raise RattleError("a Dataset or DataLoader has its own labels: give None for y")
+        x, y = collect(x)
+    if y is None:
+        raise RattleError("images without labels cannot be evaluated: give them as y")
     weights = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
-    x, y = (as_tensor(value, weights) for value in (x, y))
+    x, y = channels_first(as_tensor(x, weights)), as_tensor(y, weights)
     if not isinstance(x, Tensor) or x.dtype != torch.uint8:
         return check_batch(x, y)
     if x.ndim != 4:
@@ -41,8 +50,49 @@ def as_tensor(value: Array, weights: Tensor) -> Tensor:
         return value
     if value.dtype.kind not in "fiub":
         raise RattleError(f"images and labels must be arrays of numbers, got {value.dtype}")
-    found = torch.tensor(value, device=weights.device)  # a copy, so that read-only arrays do no harm
+    found = torch.tensor(value)  # a copy, so that read-only arrays do no harm
     return found.to(weights.dtype) if found.is_floating_point() else found
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """[n, H, W, C] as [n, C, H, W], where only the last axis can be channels (1 or 3 of them)."""
+    last = isinstance(x, Tensor) and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
+    return x.permute(0, 3, 1, 2).contiguous() if last else x
+
+
+def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, Tensor]:
+    """The first n images and labels of a Dataset or DataLoader, in its own order; all when n is None."""
+    if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
+        raise RattleError("the DataLoader shuffles, but results belong to images by their place: use shuffle=False")
+    loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=256, collate_fn=stack_examples)
+    images, labels, count = [], [], 0
+    for batch in loader:
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            raise RattleError("a Dataset or DataLoader must give pairs of image and label")
+        images.append(torch.as_tensor(batch[0]))
+        labels.append(torch.as_tensor(batch[1]))
+        count += len(labels[-1])
+        if n is not None and count >= n:
+            break
+    if not images:
+        raise RattleError("there are no images to evaluate: the Dataset or DataLoader is empty")
+    return torch.cat(images)[:n], torch.cat(labels)[:n]
+
+
+def stack_examples(examples: list[Any]) -> tuple[Tensor, Tensor]:
+    """(image, label) pairs as one batch; an image may be a tensor, an array or a PIL picture."""
+    images, labels = zip(*examples, strict=True)
+    tensors = [image if isinstance(image, Tensor) else torch.as_tensor(np.array(image)) for image in images]
+    return torch.stack(tensors), torch.as_tensor(labels)
+
+
+def as_threat(threat: Threat | None, norm: Norm | None, epsilon: float | None) -> Threat | None:
+    """The threat given as one, or by norm (linf if None) and epsilon (8/255 if None); None if nothing is given."""
+    if threat is not None and (norm is not None or epsilon is not None):
+        raise RattleError("give the threat as threat= or as norm= and epsilon=, not both")
+    if norm is None and epsilon is None:
+        return threat
+    return Threat(norm=norm or "linf", epsilon=8 / 255 if epsilon is None else epsilon)
 
 
 def as_float(x: Tensor) -> Tensor:

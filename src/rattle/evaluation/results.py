@@ -24,6 +24,7 @@ class AttackResult:
     flags: list[bool]  # correct before and after the attack, image by image
     seconds: float
     parts: dict[str, list[bool]] = field(default_factory=dict)  # of an ensemble: flags after this part
+    part_seconds: dict[str, float] = field(default_factory=dict)  # of an ensemble: what each part took
     distances: list[float] = field(default_factory=list)  # of an attack that measures them: to the nearest point found
 
     @property
@@ -38,7 +39,10 @@ class AttackResult:
     def to_plain(self) -> Plain:
         plain = {"settings": self.settings, "seconds": self.seconds, **robust(self.flags)}
         if self.parts:
-            plain["parts"] = {name: robust(flags) for name, flags in self.parts.items()}
+            plain["parts"] = {
+                name: robust(flags) | {"seconds": self.part_seconds.get(name, 0.0)}
+                for name, flags in self.parts.items()
+            }
         if self.distances:
             plain |= {"adbd": self.mean_distance, "distances": self.distances}
         return plain
@@ -70,6 +74,29 @@ class Evaluation:
     def robust_accuracy(self) -> float:
         return sum(self.worst_case) / self.n
 
+    def records(self) -> list[Plain]:
+        """A flat row for the clean images, each attack and each part of an ensemble, for a table or a data frame."""
+        rows = [record("clean", self.clean, 0.0)]
+        for name, attack in self.attacks.items():
+            rows.append(record(name, attack.flags, attack.seconds))
+            rows += [
+                record(f"{name}: {p}", flags, attack.part_seconds.get(p, 0.0)) for p, flags in attack.parts.items()
+            ]
+        return rows
+
+    def __str__(self) -> str:
+        """A small table: accuracy in percent with its 95 % interval, n, and seconds; then the warnings."""
+        rows = [["attack", "accuracy, %", "95 % interval", "n", "seconds"]]
+        for row in self.records():
+            accuracy, low, high = (f"{100 * row[key]:.1f}" for key in ("accuracy", "low", "high"))
+            rows.append([row["attack"], accuracy, f"[{low}, {high}]", str(row["n"]), f"{row['seconds']:.1f}"])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *(text.rjust(w) for text, w in zip(row[1:], widths[1:], strict=True))])
+            for row in rows
+        ]
+        return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
+
     def to_plain(self) -> Plain:
         """What a result file holds and `--json` prints: `robust` is the worst case over the attacks."""
         return {
@@ -82,6 +109,12 @@ class Evaluation:
             "clean_flags": list(map(int, self.clean)),
             "advice": list(self.warnings),
         }
+
+
+def record(name: str, flags: Sequence[bool], seconds: float) -> Plain:
+    interval = wilson(sum(flags), len(flags))
+    accuracy = {"accuracy": sum(flags) / len(flags), "low": interval.low, "high": interval.high}
+    return {"attack": name, "n": len(flags), **accuracy, "seconds": seconds}
 
 
 def share(name: str, flags: Sequence[bool]) -> Plain:

@@ -3,8 +3,10 @@
 A point counts only inside the threat's ball and [0, 1], and misclassified in a fresh forward pass.
 """
 
+import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,27 +32,29 @@ def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y:
 
 def run_and_verify(
     model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: ImageStreams
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, list[float]]:
     """Run an attack on correctly classified images, of which there may be none, and check every point it returns.
 
     draws: one random stream an image. Returns the points; bool [1 + parts, n], who is robust to the attack and, if it
-    is an ensemble, who was after each part; and the distances [n], zero if the attack does not measure them.
+    is an ensemble, who was after each part; the distances [n], zero if the attack does not measure them; and the
+    seconds of each part.
     """
     robust, distance = torch.ones_like(y, dtype=torch.bool), torch.zeros(len(x))
     if len(x) == 0:
-        return x, robust[None], distance
+        return x, robust[None], distance, []
     check, given = partial(still_correct, model, attack.threat), x.clone()  # an attack may write into its input
     if isinstance(attack, Ensemble):
-        x_adv, parts = x, []
+        x_adv, parts, clock = x, [], [time.perf_counter()]
         for _, x_adv, robust in run_components(attack, model, x, y, draws, check):  # noqa: B007
             parts.append(robust)
-        return x_adv, torch.stack([robust, *parts]), distance
+            clock.append(time.perf_counter())
+        return x_adv, torch.stack([robust, *parts]), distance, [after - before for before, after in pairwise(clock)]
     if isinstance(attack, DistanceAttack):
         nearest = attack.search(model, given, y, generator=draws)
         x_adv, distance = nearest.x_adv, nearest.distance
     else:
         x_adv = attack(model, given, y, generator=draws)
-    return x_adv, check(x_adv, x, y)[None], distance
+    return x_adv, check(x_adv, x, y)[None], distance, []
 
 
 def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat) -> Tensor:

@@ -1,0 +1,46 @@
+"""The standard question in one call: how robust is this model on this dataset?"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
+from rattle.evaluation.inputs import Array, Attacks, Images, as_tensors, collect
+from rattle.evaluation.results import Evaluation
+from rattle.threat import Norm
+
+
+def benchmark(
+    model: nn.Module,  # returns logits for images in [0, 1]; normalisation is a part of the model
+    data: str | Images | tuple[Array, Array] = "cifar10",  # a dataset's name, FILE.npz, a folder, (x, y), a Dataset ...
+    *,
+    attacks: Attacks = "autoattack",
+    norm: Norm = "linf",
+    epsilon: float = 8 / 255,
+    n: int | None = None,  # the first n test images; all when None
+    root: str | None = None,  # where datasets are; RATTLE_DATA, or ./data, when None
+    **settings: Any,  # of `evaluate`: batch_size, seed, device, out, console ...
+) -> Evaluation:
+    """Evaluate a model on a dataset's test images, with warnings about what makes the numbers unreliable.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    >>> result = benchmark(model, "digits", attacks="fgsm", epsilon=0.1, n=20)
+    >>> result.n, list(result.attacks)
+    (20, ['fgsm'])
+    """
+    if n is not None and n < 1:
+        raise RattleError(f"n must be >= 1, got {n}")
+    if isinstance(data, str):
+        test = Data(name=data, root=root).source().test
+        images = test if n is None else test[torch.arange(min(n, len(test)))]
+        x, y = images.x, images.y
+    elif isinstance(data, tuple):
+        if len(data) != 2:
+            raise RattleError(f"data as a tuple is (images, labels), got {len(data)} entries")
+        x, y = (value[:n] for value in as_tensors(model, *data))
+    else:
+        x, y = collect(data, n)  # type: ignore[arg-type]
+    return evaluate(model, x, y, attacks, norm=norm, epsilon=epsilon, **{"check_model": True, **settings})
