@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rattle.objectives import Taylor as Taylor
     from rattle.objectives import Trades as Trades
     from rattle.objectives import register_method as register_method
+    from rattle.objectives.loss import compute_loss as compute_loss
     from rattle.recipes.catalog import get_recipe as get_recipe
     from rattle.recipes.catalog import list_recipes as list_recipes
     from rattle.recipes.recipe import Recipe as Recipe
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from rattle.weights import EMA as EMA
     from rattle.weights import SWA as SWA
     from rattle.weights import Noise as Noise
+    from rattle.weights import perturbed as perturbed
 
 ROOMS = {
     "attacks": ["PGD"],
@@ -43,12 +45,13 @@ ROOMS = {
     "evaluation.evaluate": ["evaluate"],
     "models.registry": ["create_model", "list_models", "register_model"],
     "objectives": ["AT", "Method", "Taylor", "Trades", "register_method"],
+    "objectives.loss": ["compute_loss"],
     "recipes.catalog": ["get_recipe", "list_recipes"],
     "recipes.recipe": ["Recipe"],
     "runs.load": ["load"],
     "threat": ["Threat"],
     "training.loop": ["fit"],
-    "weights": ["AWP", "EMA", "SWA", "Noise"],
+    "weights": ["AWP", "EMA", "SWA", "Noise", "perturbed"],
 }
 PUBLIC = {name: room for room, names in ROOMS.items() for name in names}
 __all__ = sorted(PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
