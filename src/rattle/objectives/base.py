@@ -4,10 +4,11 @@ A method adds a file with a frozen dataclass that follows `Objective` and a `Met
 registry.py. Recipes, the names in tables and the report come from there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from rattle.attacks import PGD
@@ -20,6 +21,11 @@ Reduce = Callable[[Tensor], Tensor]  # the average of a tensor over ranks
 def unreduced(values: Tensor) -> Tensor:
     """The average over one process."""
     return values
+
+
+def total(terms: Mapping[str, Tensor]) -> Tensor:
+    """The loss: the sum of its named terms."""
+    return torch.stack(tuple(terms.values())).sum()
 
 
 class Objective(Protocol):

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from rattle.forward import PairedForward
 from rattle.models import find_head
-from rattle.objectives.base import Objective
+from rattle.objectives.base import Objective, total
 
 
 def compute_loss(
@@ -22,11 +21,11 @@ def compute_loss(
 ) -> Tensor:
     """The loss, a scalar to call `.backward()` on.
 
-    >>> from rattle.objectives import Trades
+    >>> import torch; from rattle.objectives import Trades
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
     >>> x, y = torch.rand(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])
     >>> compute_loss(Trades(), model, x, x, y).backward()
     """
     needs = objective.needs
     forward = PairedForward(model, needs, find_head(model, head) if needs.features else None)
-    return torch.stack(tuple(objective(forward(x, x_adv, u), y).values())).sum()
+    return total(objective(forward(x, x_adv, u), y))

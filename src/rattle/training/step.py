@@ -11,6 +11,7 @@ from torch import Tensor
 from rattle.attacks import Attack
 from rattle.forward import Outputs, PairedForward
 from rattle.objectives import Objective
+from rattle.objectives.base import total
 from rattle.randomness import ImageStreams
 from rattle.weights import AWP, Noise, perturbed
 
@@ -55,8 +56,3 @@ def step(
         terms = terms_of((ddp_forward or forward)(x, x_adv, u))
         (weight * total(terms)).backward()
     return {name: value.detach() for name, value in terms.items()}
-
-
-def total(terms: Mapping[str, Tensor]) -> Tensor:
-    """The loss: the sum of its named terms."""
-    return torch.stack(tuple(terms.values())).sum()
