@@ -231,7 +231,7 @@ def test_demo_compares_two_methods(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["demo", "--epochs", "1", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "TRADES + 1st + 2nd" in out
-    assert {p.name for p in tmp_path.iterdir()} == {"trades", "trades-2nd"}
+    assert {p.name for p in tmp_path.iterdir()} == {"trades", "trades-2nd", "report.html"}
     assert (tmp_path / "trades" / "results" / "pgd20.json").is_file()
 
 
