@@ -84,9 +84,7 @@ def main(args: list[str]) -> None:
         recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
     out = options.out or f"runs/{slugify(recipe.name)}-seed{recipe.seed}"
     with distributed.process_group():
-        again = (
-            distributed.restart_count() > 0
-        )  # torchrun --max-restarts: go on from the last checkpoint, replace nothing
+        again = distributed.restart_count() > 0  # torchrun --max-restarts: resume, and replace nothing
         how = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
         run = fit(recipe, out, **how, log=options.log, console=Console())
         if not distributed.is_main():

@@ -23,6 +23,7 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import read_result
 from rattle.evaluation.verify import SavedImages, load_images
 from rattle.threat import Norm, Threat
+from rattle.weights import eval_mode
 
 NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1"}
 VERSIONS = ("standard", "plus", "rand", "custom")
@@ -136,12 +137,9 @@ class AutoAttack:
     @torch.no_grad()
     def labels(self, x: Tensor, bs: int) -> Tensor:
         """The classes predicted, [n], on the CPU."""
-        device, training = next(self.model.parameters(), x).device, self.model.training
-        try:
-            self.model.eval()
+        device = next(self.model.parameters(), x).device
+        with eval_mode(self.model):
             return torch.cat([self.model(part.to(device)).argmax(1).cpu() for part in x.split(bs)])
-        finally:
-            self.model.train(training)
 
     def summary(self, x_adv: Tensor, x: Tensor) -> str:
         largest, missing = float(self.threat.distance(x_adv, x).max()), int(x_adv.isnan().sum())
