@@ -16,6 +16,7 @@ from rattle.bench import reference
 from rattle.bench.measure import Call
 from rattle.bench.setup import Subject, library_step, recipe_of
 from rattle.models import find_head
+from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.threat import Threat
 
 Group = Literal["training", "evaluation", "autoattack"]
@@ -80,7 +81,7 @@ def reference_step(subject: Subject, name: str, *, steps: int | None = None) -> 
                 x_adv = reference.published_inner_loop(model, x, **inner, draws=draws)
                 reference.published_trades(model, x, x_adv, y, inv_lambda=6.0).backward()
             else:
-                method = {"sigma": recipe.noise.sigma, "eta": 0.2, "generator": generator}
+                method = {"sigma": recipe.noise.sigma, "eta": PUBLISHED_ETA[2], "generator": generator}
                 reference.released_step(model, find_head(model), x, y, **method, **inner, draws=draws)
         optimizer.step()
 
