@@ -249,7 +249,7 @@ def test_saved_images_are_verified_and_tampered_ones_refused(
     assert {p.name for p in path.parent.iterdir()} == {"pgd5.json", "pgd5-adversarial.npz"}
     result, saved = json.loads((run / "results" / "pgd5.json").read_text()), load_images(path)
     broken = np.array(result["clean_flags"]) & (1 - np.array(result["attacks"]["pgd5"]["flags"]))
-    assert saved.index.tolist() == broken.nonzero()[0].tolist()
+    assert saved.index.tolist() == np.array(result["index"])[broken.nonzero()[0]].tolist()
     assert saved.threat == Threat(epsilon=0.1)
     capsys.readouterr()
     assert main(["evaluate", str(run), "--verify", str(path)]) == 0

@@ -94,7 +94,7 @@ def foreign(layout: str) -> object:
 def test_weights_from_elsewhere_open_as_they_are(layout: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(foreign(layout), files / "theirs.pt")
     words = ["--model", "cnn", "--width", "4", "--weights", "theirs.pt", "--data", "digits", "--attacks", "fgsm"]
-    result = said(capsys, *words, "--n", "50")
+    result = said(capsys, *words, "--n", "50", "--first")
     _, _, x, y = digits()
     with torch.no_grad():
         right = small_cnn()(x[:50] / 255).argmax(1) == y[:50]
@@ -139,7 +139,7 @@ def test_a_file_that_normalises_is_built_to_normalise(files: Path, capsys: pytes
 
 def test_a_run_on_other_images(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = save_run(files / "run")
-    own = said(capsys, str(run), "--attacks", "fgsm", "--n", "60")
+    own = said(capsys, str(run), "--attacks", "fgsm", "--n", "60", "--first")
     other = said(capsys, str(run), "--attacks", "fgsm", "--data", "test.npz")
     assert other["clean_flags"] == own["clean_flags"]
     assert other["data"] == "test.npz"

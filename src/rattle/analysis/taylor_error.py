@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rattle.analysis import plots
 from rattle.data import to_float
+from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.randomness import ImageStreams
@@ -96,7 +97,7 @@ def measure_checkpoint(
     """
     saved = open_checkpoint(path)
     target, recipe = target_from_checkpoint(saved), saved.recipe
-    images = target.images(n)
+    images = target.images(choose_images(target.test.y, n))
     x, y = to_float(images.x), images.y
     x_adv = recipe.attack(target.model, x, y, generator=ImageStreams(seed, torch.arange(len(y), device=y.device)))
     settings = {"sigmas": sigmas, "noise": recipe.noise, "draws": draws, "batch_statistics": batch_statistics}

@@ -36,7 +36,7 @@ def main(args: list[str]) -> None:
         console.log(f"{label}: training {recipe.epochs} epochs on {recipe.data.name}")
         run = fit(recipe, Path(options.out) / method, overwrite=True, console=console)
         target = target_from_checkpoint(str(run.folder))
-        images = target.images(None)
+        images = target.images()
         where = {"out": run.results, "metadata": target.metadata | {"seed": options.seed}}
         result = evaluate(target.model, images.x, images.y, attacks, **where, seed=options.seed, console=console)
         rows.append(accuracy_row(label, result))

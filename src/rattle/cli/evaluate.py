@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from torch import Tensor
 
 from rattle.attacks.registry import get_attack
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
+from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import curve, evaluate
 from rattle.evaluation.results import Evaluation, curve_to_plain
@@ -40,7 +42,10 @@ class AttackOptions:
 
     attacks: tuple[str, ...] = ("pgd20", "cw20")  # fgsm, pgdK, cwK, apgd-ce, fab-t, square, autoattack, rays ...
     threat: ThreatOptions = ThreatOptions()
-    n: int | None = None  # the first n test images; all when not given
+    n: int | None = None  # a sample of n test images, classes in proportion; all when not given
+    first: bool = False  # take the first n test images instead of a sample, as the reference does
+    sample_seed: int = 0  # draws the sample; the n images of one seed are among those of every larger n
+    within: float | None = None  # end each attack once its accuracy is known to +- this many points, at most n images
     batch_size: int = 250
     seed: int = 0  # of the attacks' random draws
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
@@ -52,11 +57,25 @@ class AttackOptions:
             raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
         return {
             "out": Path(self.out) if self.out else target.results,
-            "metadata": target.metadata | {"seed": self.seed},
+            "metadata": target.metadata | {"seed": self.seed, **self.sampling(target)},
+            "index": self.choose(target),
             "batch_size": self.batch_size,
             "seed": self.seed,
             "console": Console() if distributed.is_main() else NullConsole(),
         }
+
+    def choose(self, target: Target) -> Tensor:
+        """The indices of the test images to attack."""
+        if self.first and (self.n is None or self.within is not None):
+            raise RattleError("--first goes with --n, and not with --within, which needs a random order")
+        sampled = {"first": self.first, "seed": self.sample_seed, "shuffled": self.within is not None}
+        return choose_images(target.test.y, self.n, **sampled)
+
+    def sampling(self, target: Target) -> dict[str, Any]:
+        """How they were chosen, for the result files."""
+        order = {"order": "first"} if self.first else {"order": "fair", "seed": self.sample_seed}
+        within = {} if self.within is None else {"within": self.within}
+        return {"sample": order, "test_images": len(target.test), **within}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +113,12 @@ def target_of(options: Options) -> Target:
 
 def attack_target(options: Options, target: Target) -> None:
     """Evaluate, then print."""
-    settings, threat, images = options.settings(target), options.threat.over(target.threat), target.images(options.n)
+    settings, threat = options.settings(target), options.threat.over(target.threat)
+    images = target.images(settings["index"])
     first = options.attacks[0]
     by_epsilon = {e: get_attack(first, replace(threat, epsilon=e)) for e in options.epsilons}
     more = {"threat": threat, "check_model": True, "save_adversarial": options.save_adversarial}
+    more |= {"within": options.within}
     result = evaluate(target.model, images.x, images.y, options.attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
     if not distributed.is_main():

@@ -28,13 +28,14 @@ def main(args: list[str]) -> None:
     surrogate, target = target_from_checkpoint(options.from_), target_from_checkpoint(options.to)
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")
-    settings, threat, images = options.settings(target), options.threat.over(target.threat), target.images(options.n)
+    settings, threat = options.settings(target), options.threat.over(target.threat)
+    images = target.images(settings["index"])
     attacks = {
         f"transfer-{name}": Transfer(attack=get_attack(name, threat), surrogate=surrogate.model, name=surrogate.name)
         for name in options.attacks
     }
     settings["metadata"]["surrogate"] = surrogate.metadata["checkpoint"]
-    result = evaluate(target.model, images.x, images.y, attacks, **settings)
+    result = evaluate(target.model, images.x, images.y, attacks, within=options.within, **settings)
     if options.json:
         print(json.dumps(result.to_plain()))
         return

@@ -105,13 +105,50 @@ def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
     """
     if not 0 < n <= len(y):
         raise RattleError(f"cannot take {n} images of {len(y)}")
-    shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    shuffled, rank_in_class = shuffle_classes(y, torch.Generator().manual_seed(seed))
+    order = torch.argsort(rank_in_class * len(y) + shuffled.argsort())  # round-robin over classes, in shuffled order
+    return order[:n].sort().values
+
+
+def fair_order(y: Tensor, seed: int) -> Tensor:
+    """All indices of the labels y, in an order of which every beginning is a fair sample of the whole.
+
+    Drawn by seed; a beginning holds each class in proportion to its share of y, as nearly as whole images allow.
+
+    >>> order = fair_order(torch.tensor([0] * 60 + [1] * 30), seed=0)
+    >>> (order[:30] >= 60).sum().item()
+    10
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shuffled, rank_in_class = shuffle_classes(y, generator)
+    sizes = y.bincount(minlength=1)
+    offsets = torch.rand(len(sizes), generator=generator)  # or a short beginning would hold the first classes alone
+    place = (rank_in_class + offsets[y]) / sizes[y]  # the k-th of m images stands at (k + offset) / m of the way
+    return shuffled[place[shuffled].argsort(stable=True)]
+
+
+def choose_images(
+    y: Tensor, n: int | None = None, *, first: bool = False, seed: int = 0, shuffled: bool = False
+) -> Tensor:
+    """Indices of n of the labels y, the same ones among every larger n: a fair sample by seed, or the first n.
+
+    All of them in their own order when n is None or not fewer than there are; in `fair_order` then too if shuffled.
+    """
+    if n is not None and n < 1:
+        raise RattleError(f"the number of images must be >= 1, got {n}")
+    n = len(y) if n is None else min(n, len(y))
+    whole = n == len(y) and not shuffled
+    return torch.arange(n) if first or whole else fair_order(y, seed)[:n]
+
+
+def shuffle_classes(y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A random order of the labels' indices, and for each index how many of its class come before it there."""
+    shuffled = torch.randperm(len(y), generator=generator)
     rank_in_class = torch.empty_like(shuffled)
     for label in y.unique():
         members = shuffled[y[shuffled] == label]
         rank_in_class[members] = torch.arange(len(members))
-    order = torch.argsort(rank_in_class * len(y) + shuffled.argsort())  # round-robin over classes, in shuffled order
-    return order[:n].sort().values
+    return shuffled, rank_in_class
 
 
 def balanced_split(images: Images, n: int, seed: int) -> tuple[Images, Images]:

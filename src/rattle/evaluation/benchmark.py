@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 
+from rattle.data.dataset import choose_images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
@@ -20,7 +20,8 @@ def benchmark(
     attacks: Attacks = "autoattack",
     norm: Norm = "linf",
     epsilon: float = 8 / 255,
-    n: int | None = None,  # the first n test images; all when None
+    n: int | None = None,  # a sample of n test images with classes in proportion; of (x, y) the first n; all when None
+    first: bool = False,  # take the first n test images of a dataset too, as the reference does
     root: str | None = None,  # where datasets are; RATTLE_DATA, or ./data, when None
     **settings: Any,  # of `evaluate`: batch_size, seed, device, out, console ...
 ) -> Evaluation:
@@ -35,7 +36,8 @@ def benchmark(
         raise RattleError(f"n must be >= 1, got {n}")
     if isinstance(data, str):
         test = Data(name=data, root=root).source().test
-        images = test if n is None else test[torch.arange(min(n, len(test)))]
+        index = choose_images(test.y, n, first=first, shuffled=settings.get("within") is not None)
+        images, settings = test[index], {"index": index, **settings}
         x, y = images.x, images.y
     elif isinstance(data, tuple):
         if len(data) != 2:

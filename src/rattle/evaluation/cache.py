@@ -23,13 +23,24 @@ ANY = r"partial|images\.npy"  # the kinds of files that an interrupted evaluatio
 
 
 def cache_key(
-    model: nn.Module, x: Tensor, y: Tensor, attack: Attack, *, seed: int, batch_size: int, mask: Sequence[bool] = ()
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    attack: Attack,
+    *,
+    seed: int,
+    batch_size: int,
+    mask: Sequence[bool] = (),
+    index: Sequence[int] = (),
 ) -> str:
     """A checksum of all that the flags depend on: layers, weights, images, labels, the attack and these settings.
 
-    `mask` says which images are attacked, if not all that are correct. Weights of an attack's own models count too.
+    `mask` says which images are attacked, if not all that are correct; `index` is their numbers in the dataset, from
+    which random draws follow. Weights of an attack's own models count too.
     """
     settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": list(map(int, mask))}
+    if list(index) != list(range(len(index))):
+        settings["index"] = list(index)
     if isinstance(attack, UsesModels):
         weights = [model_digest(other, x[:0], y[:0], {}) for other in attack.models().values()]
         settings["surrogate"] = weights[0] if len(weights) == 1 else weights

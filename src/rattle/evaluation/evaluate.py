@@ -25,6 +25,7 @@ from rattle.evaluation.verify import run_and_verify, save_images
 from rattle.randomness import ImageStreams
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole
+from rattle.stats import precise_enough
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
@@ -44,6 +45,8 @@ class EvalPlan:
     x: Tensor
     y: Tensor
     out: Path | None
+    index: Tensor  # int64 [n]
+    within: float | None = None
     mask: Sequence[bool] | None = None
     batch_size: int = 250
     seed: int = 0
@@ -58,13 +61,19 @@ class EvalPlan:
             raise RattleError("save_adversarial needs a folder to write to: give it as out")
         if self.mask is not None and len(self.mask) != len(self.y):
             raise RattleError(f"{len(self.y)} images but a mask of {len(self.mask)}")
+        if len(self.index) != len(self.y):
+            raise RattleError(f"{len(self.y)} images but an index of {len(self.index)}")
+        if self.within is not None and not 0 < self.within < 50:
+            raise RattleError(f"within is in percentage points, between 0 and 50, got {self.within}")
+        if self.within is not None and distributed.world_size() > 1:
+            raise RattleError("within decides batch by batch when to stop and runs in one process: leave out torchrun")
 
     def open_cache(self, name: str, attack: Attack, start: Tensor) -> ResultCache | None:
         """What is done of an attack on the images of `start`, [n] bool; None without a folder."""
         if self.out is None:
             return None
         settings = {"seed": self.seed, "batch_size": self.batch_size, "mask": start.tolist()}
-        key = cache_key(self.model, self.x, self.y, attack, **settings)
+        key = cache_key(self.model, self.x, self.y, attack, index=self.index.tolist(), **settings)
         return ResultCache(self.out, name, key, images=self.save_adversarial)
 
     @property
@@ -75,10 +84,17 @@ class EvalPlan:
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         return image_batches(self.x, self.y, self.batch_size, self.device)
 
+    def enough(self, flags: Tensor) -> bool:
+        """Whether the flags of the images done so far, [k] bool, give the accuracy as precisely as was asked."""
+        return self.within is not None and precise_enough(int(flags.sum()), len(flags), self.within / 100)
 
-def make_plan(model: nn.Module, x: Images, y: Array | None, out: Path | str | None, **settings: Any) -> EvalPlan:
+
+def make_plan(
+    model: nn.Module, x: Images, y: Array | None, out: Path | str | None, index: Array | None = None, **settings: Any
+) -> EvalPlan:
     x, y = as_tensors(model, x, y)
-    return EvalPlan(model=model, x=x, y=y, out=None if out is None else Path(out), **settings)
+    rows = torch.arange(len(y)) if index is None else torch.as_tensor(index, dtype=torch.int64).cpu()
+    return EvalPlan(model=model, x=x, y=y, out=None if out is None else Path(out), index=rows, **settings)
 
 
 def evaluate(
@@ -93,6 +109,8 @@ def evaluate(
     device: torch.device | str | None = None,  # move the model there first; batches follow the model
     out: Path | str | None = None,  # folder for the result files
     metadata: Mapping[str, Any] | None = None,  # more entries for the result files, such as checkpoint and data
+    index: Array | None = None,  # the images' numbers in their dataset, [n], kept in the result; 0 to n - 1 if None
+    within: float | None = None,  # stop each attack once its accuracy is known to +- this many percentage points
     mask: Sequence[bool] | None = None,  # attack only these images; the others count as not robust
     batch_size: int = 250,
     seed: int = 0,  # of the attacks' random draws
@@ -106,16 +124,15 @@ def evaluate(
     After an interruption the same call goes on at the first missing batch: until the result files are written, `out`
     holds hidden files with the batches that are done.
 
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    >>> x, y = torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
+    >>> model, x, y = torch.nn.Flatten(), torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
     >>> result = evaluate(model, x, y, ["fgsm", "pgd20"], threat=Threat(epsilon=0.1))
     >>> result.robust_accuracy <= result.clean_accuracy
     True
     """
     chosen = as_attacks(attacks, as_threat(threat, norm, epsilon))
     model = model if device is None or not isinstance(model, nn.Module) else model.to(device)
-    settings = {"mask": mask, "batch_size": batch_size, "seed": seed, "save_adversarial": save_adversarial}
-    plan = make_plan(model, x, y, out, **settings, stop=stop, console=console)
+    settings = {"within": within, "mask": mask, "batch_size": batch_size, "save_adversarial": save_adversarial}
+    plan = make_plan(model, x, y, out, index, seed=seed, **settings, stop=stop, console=console)
     result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
     if plan.out is not None:
         finish(partial(save_results, result, plan.out), plan.out, chosen)
@@ -180,7 +197,8 @@ def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: b
             warnings = find_warnings(plan.model, as_float(plan.x[few].to(plan.device)), plan.y[few].to(plan.device))
         for name, attack in attacks.items():
             results[name] = run_attack(plan, name, attack, start)
-    result = Evaluation(clean=clean.tolist(), attacks=results)
+    index = None if torch.equal(plan.index, torch.arange(len(plan.index))) else plan.index.tolist()
+    result = Evaluation(clean=clean.tolist(), attacks=results, index=index)
     if check_model:
         accuracies = {name: attack.accuracy for name, attack in results.items()}
         parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in results.items()}
@@ -206,14 +224,18 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
             flags[:, index[live]] = torch.tensor(row["flags"], device=device).bool()
             distances[index[live]] = torch.tensor(row["distances"], device=device)
             seconds += torch.tensor([row["seconds"], *(row["part_seconds"] or [0.0] * len(parts))])
-            advance(len(index), robust=float(flags[0, : int(index[-1]) + 1].float().mean()))
+            done = flags[0, : int(index[-1]) + 1]
+            advance(len(index), robust=float(done.float().mean()))
             if plan.stop is not None and plan.stop():
                 raise Interrupted
-    flags, distances = distributed.total(flags.int()).bool(), distributed.total(distances)
+            if plan.enough(done):
+                n = len(done)
+                break
+    flags, distances = distributed.total(flags[:, :n].int()).bool(), distributed.total(distances[:n])
     total, *each = distributed.total(seconds.to(device)).tolist()
     if cache and plan.save_adversarial:
         distributed.barrier()  # every rank has stored its images
-        distributed.on_main(partial(save_broken, plan, attack.threat, start.cpu(), flags[0].cpu(), cache))
+        distributed.on_main(partial(save_broken, plan, attack.threat, start[:n].cpu(), flags[0].cpu(), cache))
     return AttackResult(
         settings=describe(attack),
         flags=flags[0].tolist(),
@@ -227,7 +249,7 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
 def attack_batch(plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Tensor) -> tuple[dict[str, Any], Tensor]:
     """The cache's row of the images to attack in a batch, of which there may be none, and the points found."""
     begun = time.perf_counter()
-    draws = ImageStreams(plan.seed, index.to(x.device))
+    draws = ImageStreams(plan.seed, plan.index[index.cpu()].to(x.device))
     x_adv, flags, distances, parts = run_and_verify(plan.model, attack, x, y, draws)
     row = {"flags": flags.int().tolist(), "distances": distances.tolist(), "part_seconds": parts}
     return row | {"seconds": time.perf_counter() - begun}, x_adv
@@ -235,7 +257,8 @@ def attack_batch(plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Te
 
 def save_broken(plan: EvalPlan, threat: Threat, start: Tensor, robust: Tensor, cache: ResultCache) -> None:
     """Collect the points of the images that were attacked (`start`) and broken from the cache into one file."""
-    batches = torch.arange(len(plan.y)).split(plan.batch_size)
+    batches = torch.arange(len(robust)).split(plan.batch_size)
     found = [np.load(cache.image_file(int(b[0])))[~robust[b][start[b]].numpy()] for b in batches]
-    index = (start & ~robust).nonzero().squeeze(1)
-    save_images(cache.folder / f"{cache.name}-adversarial.npz", index, np.concatenate(found), plan.y[index], threat)
+    rows = (start & ~robust).nonzero().squeeze(1)
+    path = cache.folder / f"{cache.name}-adversarial.npz"
+    save_images(path, plan.index[rows], np.concatenate(found), plan.y[rows.to(plan.y.device)], threat)

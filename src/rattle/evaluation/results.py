@@ -50,10 +50,11 @@ class AttackResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What every attack did to the same n images."""
+    """What every attack did to the same images."""
 
     clean: list[bool]  # correct without an attack, image by image
-    attacks: dict[str, AttackResult]
+    attacks: dict[str, AttackResult]  # each of all images, or of as many of the first as `within` asked for
+    index: list[int] | None = None  # the images' numbers in their dataset; None: the first n of it
     warnings: tuple[str, ...] = ()  # what may make these numbers unreliable
     metadata: Mapping[str, Any] = field(default_factory=dict)  # what else the result files say: checkpoint, data, ...
 
@@ -67,12 +68,19 @@ class Evaluation:
 
     @property
     def worst_case(self) -> list[bool]:
-        """Correct under every attack."""
-        return [all(flags) for flags in zip(self.clean, *(a.flags for a in self.attacks.values()), strict=True)]
+        """Correct under every attack; of the images that every attack was run on."""
+        return [all(flags) for flags in zip(self.clean, *(a.flags for a in self.attacks.values()), strict=False)]
 
     @property
     def robust_accuracy(self) -> float:
-        return sum(self.worst_case) / self.n
+        return sum(self.worst_case) / len(self.worst_case)
+
+    def alone(self, name: str) -> "Evaluation":
+        """One attack and the images it was run on."""
+        attack = self.attacks[name]
+        n = len(attack.flags)
+        index = None if self.index is None else self.index[:n]
+        return replace(self, clean=self.clean[:n], attacks={name: attack}, index=index)
 
     def records(self) -> list[Plain]:
         """A flat row for the clean images, each attack and each part of an ensemble, for a table or a data frame."""
@@ -107,6 +115,7 @@ class Evaluation:
             "seconds": sum(a.seconds for a in self.attacks.values()),
             "attacks": {name: a.to_plain() for name, a in self.attacks.items()},
             "clean_flags": list(map(int, self.clean)),
+            **({} if self.index is None else {"index": self.index}),
             "advice": list(self.warnings),
         }
 
@@ -137,9 +146,9 @@ def check_name(name: str) -> str:
 
 def save_results(result: Evaluation, folder: Path) -> None:
     """Write ATTACK.json for each attack: what `Evaluation.to_plain` gives for that attack alone."""
-    for name, attack in result.attacks.items():
-        alone = replace(result, attacks={name: attack})
-        write_atomically(folder / f"{check_name(name)}.json", json.dumps(alone.to_plain(), default=str).encode())
+    for name in result.attacks:
+        plain = result.alone(name).to_plain()
+        write_atomically(folder / f"{check_name(name)}.json", json.dumps(plain, default=str).encode())
 
 
 def curve_to_plain(attack: str, points: Mapping[float, Sequence[bool]]) -> Plain:

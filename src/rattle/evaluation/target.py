@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rattle.data import Images, to_float
 from rattle.data.registry import Data
@@ -37,12 +37,9 @@ class Target:
         check_width(self.model, to_float(self.test[torch.arange(1)].x), len(self.classes))
         self.model.to(distributed.choose_device())
 
-    def images(self, n: int | None) -> Images:
-        """The first n test images, or all of them, on the model's device."""
-        if n is not None and n < 1:
-            raise RattleError(f"--n must be >= 1, got {n}")
-        chosen = self.test if n is None else self.test[torch.arange(min(n, len(self.test)))]
-        return chosen.to(self.device)
+    def images(self, index: Tensor | None = None) -> Images:
+        """The test images of an index, or all of them, on the model's device."""
+        return (self.test if index is None else self.test[index]).to(self.device)
 
     @property
     def device(self) -> torch.device:

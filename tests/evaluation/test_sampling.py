@@ -1,0 +1,119 @@
+"""Which images are attacked: fair nested samples, and as many as a precision asks for."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rattle
+from rattle.cli.main import main
+from rattle.data import to_float
+from rattle.data.dataset import choose_images, fair_order
+from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
+from rattle.evaluation.results import load_results
+from rattle.stats import LEVEL_OF_LOOKS, wilson
+from rattle.threat import Threat
+from support.tiny_runs import digits, linear, save_files, save_run
+
+SORTED = torch.arange(4).repeat_interleave(torch.tensor([100, 50, 30, 20]))  # class by class, of unequal sizes
+
+
+@pytest.mark.parametrize("n", [4, 20, 77, 200])
+def test_a_sample_holds_every_class_in_proportion(n: int) -> None:
+    counts = SORTED[choose_images(SORTED, n, seed=3)].bincount(minlength=4)
+    assert (counts - n * torch.tensor([0.5, 0.25, 0.15, 0.1])).abs().max() <= 1
+
+
+def test_a_sample_is_drawn_by_its_seed_and_lies_in_every_larger_one() -> None:
+    samples = [choose_images(SORTED, n).tolist() for n in (10, 50, 120)]
+    assert samples[0] == samples[1][:10]
+    assert samples[1] == samples[2][:50]
+    assert samples[1] != choose_images(SORTED, 50, seed=1).tolist()
+    assert sorted(fair_order(SORTED, 0).tolist()) == list(range(200))
+
+
+def test_over_seeds_every_image_is_as_likely_as_any_other() -> None:
+    drawn = torch.stack([torch.zeros(200).index_fill(0, choose_images(SORTED, 50, seed=s), 1.0) for s in range(2000)])
+    assert (drawn.mean(0) - 0.25).abs().max() < 5 * (0.25 * 0.75 / 2000) ** 0.5
+
+
+def test_the_first_images_and_all_images_keep_their_order() -> None:
+    assert choose_images(SORTED, 7, first=True).tolist() == list(range(7))
+    assert choose_images(SORTED, 900).tolist() == list(range(200))
+
+
+def test_an_image_has_the_same_flag_in_every_sample_that_holds_it() -> None:
+    _, _, x, y = digits()
+    few, many = (choose_images(y, n) for n in (40, 110))
+    settings = {"threat": Threat(epsilon=0.08), "batch_size": 16}
+    flags = [evaluate(linear(), x[i], y[i], "pgd5", index=i, **settings).attacks["pgd5"].flags for i in (few, many)]
+    assert flags[0] == flags[1][:40]
+    assert 0 < sum(flags[0]) < 40
+
+
+def test_a_file_sorted_by_class_is_sampled_fairly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_files(tmp_path)
+    _, _, x, y = digits()
+    by_class = y.argsort(stable=True)
+    np.savez(tmp_path / "sorted.npz", x_test=x[by_class].squeeze(1).numpy(), y_test=y[by_class].numpy())
+    monkeypatch.chdir(tmp_path)
+    words = ["evaluate", "--model", "net.py:Net", "--weights", "w.pt", "--data", "sorted.npz", "--attacks", "fgsm"]
+    assert main([*words, "--n", "20"]) == 0
+    saved = json.loads(Path("w-results/fgsm.json").read_text())
+    assert (y[by_class][torch.tensor(saved["index"])].bincount(minlength=10) >= 1).all()
+    assert saved["sample"] == {"order": "fair", "seed": 0}
+    assert saved["test_images"] == len(y)
+    assert main([*words, "--n", "20", "--first"]) == 0
+    first = json.loads(Path("w-results/fgsm.json").read_text())
+    assert first["sample"] == {"order": "first"}
+    assert "index" not in first  # as in files of earlier versions, which always took the first n
+
+
+def test_an_attack_ends_once_its_accuracy_is_known_precisely_enough(tmp_path: Path) -> None:
+    _, _, x, y = digits()
+    order = fair_order(y, 0)
+    attacks = ["fgsm", "pgd5"]
+    settings = {"threat": Threat(epsilon=0.02), "index": order, "batch_size": 20, "out": tmp_path}
+    result = evaluate(linear(), x[order], y[order], attacks, within=7, **settings)
+    stored, _ = load_results(tmp_path)
+    whole = evaluate(linear(), x[order], y[order], attacks, threat=Threat(epsilon=0.02), index=order)
+    for name, attack in result.attacks.items():
+        n = len(attack.flags)
+        assert 20 <= n < len(y) == result.n
+        assert n % 20 == 0
+        assert attack.flags == whole.attacks[name].flags[:n]
+        for looks, enough in ((n, True), (n - 20, False)):
+            robust = sum(attack.flags[:looks])
+            interval = wilson(robust, looks, LEVEL_OF_LOOKS)
+            assert (max(interval.high - robust / looks, robust / looks - interval.low) <= 0.07) == enough
+        assert stored[name].flags == tuple(attack.flags)
+        assert len(json.loads((tmp_path / f"{name}.json").read_text())["index"]) == n
+
+
+def test_a_precision_is_asked_for_on_the_command_line_and_in_python(tmp_path: Path) -> None:
+    run = save_run(tmp_path / "run")
+    assert main(["evaluate", str(run), "--attacks", "fgsm", "--within", "5", "--batch-size", "25"]) == 0
+    saved = json.loads((run / "results" / "fgsm.json").read_text())
+    assert saved["within"] == 5
+    assert saved["n"] < saved["test_images"]
+    epsilon = saved["attacks"]["fgsm"]["settings"]["threat"]["epsilon"]
+    model = rattle.load(run)
+    result = rattle.benchmark(model, "digits", attacks="fgsm", epsilon=epsilon, within=5, batch_size=25)
+    assert list(map(int, result.attacks["fgsm"].flags)) == saved["attacks"]["fgsm"]["flags"]
+
+
+@pytest.mark.parametrize("within", [0, -1, 50])
+def test_a_precision_that_means_nothing_is_refused(within: float) -> None:
+    _, _, x, y = digits()
+    with pytest.raises(RattleError, match="within is in percentage points, between 0 and 50"):
+        evaluate(linear(), to_float(x[:4]), y[:4], "fgsm", within=within)
+
+
+def test_the_first_images_are_no_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = save_run(tmp_path / "run")
+    for words in (["--first"], ["--first", "--n", "20", "--within", "5"]):
+        assert main(["evaluate", str(run), *words]) == 2
+        assert "--first goes with --n, and not with --within" in capsys.readouterr().err
