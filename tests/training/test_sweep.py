@@ -196,7 +196,9 @@ def test_a_local_sweep_trains_skips_and_goes_on(tmp_path: Path) -> None:
     command = ["sweep", RECIPE, "--objective.taylor.eta", "0.05", "0.1", "--out", str(tmp_path), "--jobs", "2", *SIZES]
     first = rattle(*command, "--epochs", "2")
     assert first.returncode == 0, first.stderr
-    assert first.stdout == f"2 of 2 runs are finished in {tmp_path}\n"
+    assert first.stdout.startswith(f"2 of 2 runs are finished in {tmp_path}\n")
+    assert "best on 130 held-out images: objective.taylor.eta 0." in first.stdout
+    assert f"rattle report {tmp_path}/*/ --out {tmp_path}/report.html" in first.stdout
     folder = tmp_path / "objective.taylor.eta=0.1"
     for name in ("last", "previous"):
         Run(folder).checkpoint(name).unlink()

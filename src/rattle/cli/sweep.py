@@ -4,12 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rattle.cli.console import Console
+from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.cli.train import recipe_with
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
+from rattle.report.grid import grid_rows, grid_settings
 from rattle.training.slurm import Slurm, submit
 from rattle.training.sweep import combinations, pending, plan, run_local
 
@@ -57,6 +58,25 @@ def main(args: list[str]) -> None:
         raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again goes on with them: {each}")
     ready = sum(job.state == "finished" for job in jobs)
     print(f"{ready} of {len(jobs)} runs are finished in {out}")
+    conclude([(point, job.folder) for (point, _), job in zip(points, jobs, strict=True)], jobs[0].recipe, out)
+
+
+def conclude(points: list[tuple[dict[str, Any], Path]], recipe: Recipe, out: Path) -> None:
+    """The table of the grid, the best setting on the held-out images, and what to do next."""
+    settings = grid_settings(points)
+    if not settings:
+        print("no run was evaluated on held-out images (data.val-size 0): nothing to choose by")
+        return
+    held_out = f"{recipe.data.val_size} held-out images" if recipe.data.val_size else "the held-out images"
+    columns, rows = grid_rows(settings)
+    print_table(columns, rows, title=f"best checkpoints on {held_out}, in %, best first")
+    best, *others = settings
+    if others:
+        ahead = 100 * (best.robust.mean - others[0].robust.mean)
+        print(f"best on {held_out}: {best.label}, {ahead:.1f} points robust above {others[0].label}")
+        print("(it was chosen by these figures: measure it on test images before you quote it)")
+    print(f"\n  rattle evaluate {best.folders[0]} --attacks autoattack --n 1000")
+    print(f"  rattle report {out}/*/ --out {out / 'report.html'}")
 
 
 def own(name: str) -> bool:

@@ -157,7 +157,7 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
     if at_once < 1:
         raise RattleError(f"jobs must be >= 1, got {at_once}")
     waiting, failed, workers = list(jobs), {}, Workers(at_once)
-    recorded = sum(job.epochs for job in jobs)
+    recorded, shown = sum(job.epochs for job in jobs), {}
     with (
         listening() as request,
         console.progress("sweep", sum(job.recipe.epochs for job in jobs), done=recorded) as advance,
@@ -169,7 +169,10 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
                 time.sleep(0.1)
                 before, recorded = recorded, max(sum(job.epochs for job in jobs), recorded)
                 done = len(jobs) - len(waiting) - len(workers.running)
-                advance(recorded - before, runs=f"{done}/{len(jobs)}", failed=str(len(failed)))
+                figures = {"runs": f"{done}/{len(jobs)}", "failed": str(len(failed))}
+                if recorded > before or figures != shown:  # or a log would repeat a line that says nothing new
+                    advance(recorded - before, **figures)
+                    shown = figures
                 for job, code in workers.finished():
                     if code and not request.number:
                         failed[job.folder.name] = last_line(job.folder / "train.log") or f"exit code {code}"

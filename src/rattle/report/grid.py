@@ -1,0 +1,66 @@
+"""The grid of a sweep as a table: what each setting reached on the held-out images, over its seeds. No torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rattle.runs.io import Plain, read_jsonl
+from rattle.runs.paths import Run
+from rattle.stats import Summary, summarise
+
+SEED = "seed"  # the axis that makes several runs of one setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One point of the grid without its seed, at each run's best checkpoint."""
+
+    values: Mapping[str, str]  # of the settings that the grid varies
+    folders: tuple[Path, ...]  # one for each seed
+    clean: Summary  # accuracy on the held-out images
+    robust: Summary  # under the recipe's validation attack
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.values.items()) or "the recipe as it is"
+
+
+def best_epoch(metrics: Sequence[Plain]) -> tuple[float, float] | None:
+    """(clean, robust) accuracy at the epoch whose checkpoint is kept as best; None if none was evaluated."""
+    found = []
+    for line in metrics:
+        kind = "_average" if "val_robust_average" in line else ""
+        if f"val_robust{kind}" in line:
+            found.append((line[f"val_clean{kind}"], line[f"val_robust{kind}"]))
+    return max(found, key=lambda pair: pair[1], default=None)  # of equal ones the first, as training does
+
+
+def grid_settings(points: Sequence[tuple[Mapping[str, str], Path]]) -> list[Setting]:
+    """The settings of a grid by robust accuracy, best first; runs that were never evaluated are left out."""
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Path, tuple[float, float]]]] = {}
+    for point, folder in points:
+        reached = best_epoch(read_jsonl(Run(folder).metrics, []))
+        if reached is not None:
+            values = tuple((name, value) for name, value in point.items() if name != SEED)
+            groups.setdefault(values, []).append((folder, reached))
+    settings = []
+    for values, runs in groups.items():
+        clean, robust = (summarise([reached[i] for _, reached in runs]) for i in (0, 1))
+        folders = tuple(folder for folder, _ in runs)
+        settings.append(Setting(values=dict(values), folders=folders, clean=clean, robust=robust))
+    return sorted(settings, key=lambda setting: -setting.robust.mean)
+
+
+def grid_rows(settings: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: the settings, the number of seeds, and both accuracies in percent."""
+    axes = list(settings[0].values)
+    rows = [
+        [*(s.values[axis] for axis in axes), str(s.robust.n), in_percent(s.clean), in_percent(s.robust)]
+        for s in settings
+    ]
+    return [*axes, "seeds", "clean", "robust"], rows
+
+
+def in_percent(summary: Summary) -> str:
+    deviation = f" ± {100 * summary.deviation:.1f}" if summary.n > 1 else ""
+    return f"{100 * summary.mean:.1f}{deviation}"

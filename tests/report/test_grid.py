@@ -1,0 +1,44 @@
+"""The table that ends a sweep."""
+
+import json
+from pathlib import Path
+
+from rattle.report.grid import best_epoch, grid_rows, grid_settings
+
+
+def write(folder: Path, *robust: float, average: bool = False) -> Path:
+    kind = "_average" if average else ""
+    folder.mkdir(parents=True)
+    lines = [{"epoch": i + 1, "val_clean": 0.9, "val_robust": r} for i, r in enumerate(robust)]
+    lines = [line | {f"val_clean{kind}": 0.8, f"val_robust{kind}": line["val_robust"]} for line in lines]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_settings_stand_in_the_order_of_their_mean_over_seeds(tmp_path: Path) -> None:
+    reached = {("0.1", "0"): 0.5, ("0.1", "1"): 0.6, ("0.2", "0"): 0.4, ("0.2", "1"): 0.9, ("0.3", "0"): 0.7}
+    points = [
+        ({"eta": eta, "seed": seed}, write(tmp_path / f"{eta},{seed}", 0.1, value, 0.2))
+        for (eta, seed), value in reached.items()
+    ]
+    settings = grid_settings(points)
+    assert [setting.label for setting in settings] == ["eta 0.3", "eta 0.2", "eta 0.1"]
+    columns, rows = grid_rows(settings)
+    assert columns == ["eta", "seeds", "clean", "robust"]
+    assert rows == [
+        ["0.3", "1", "80.0", "70.0"],
+        ["0.2", "2", "80.0 ± 0.0", "65.0 ± 35.4"],
+        ["0.1", "2", "80.0 ± 0.0", "55.0 ± 7.1"],
+    ]
+
+
+def test_the_averaged_weights_count_where_a_run_has_them() -> None:
+    lines = [{"val_clean": 0.9, "val_robust": 0.6}, {"val_clean": 0.9, "val_robust": 0.5}]
+    assert best_epoch(lines) == (0.9, 0.6)
+    averaged = [*lines, {"val_clean": 0.9, "val_robust": 0.1, "val_clean_average": 0.7, "val_robust_average": 0.65}]
+    assert best_epoch(averaged) == (0.7, 0.65)
+
+
+def test_runs_without_held_out_images_have_no_table(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 1, "loss": 2.0}\n')
+    assert grid_settings([({}, tmp_path), ({}, tmp_path / "never began")]) == []
