@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rattle import cli
-from rattle.analysis.gallery import gallery, overrides
+from rattle.analysis.gallery import choose_shown, gallery, overrides
 from rattle.analysis.prepare import LandscapeConfig, compute_landscapes, has_attacked_surface, prepare
 from rattle.data.registry import Data
 from rattle.errors import RattleError
@@ -22,7 +22,9 @@ from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.io import load_arrays, save_arrays
 from rattle.runs.load import open_checkpoint
 from rattle.runs.paths import Run
+from rattle.threat import Threat
 from rattle.training.loop import fit
+from support.tiny_runs import RECIPE, save_run
 
 TINY = LandscapeConfig(
     images=1, points=5, weight_images=8, line_points=3, surface_points=3, attack_steps=1, iterations=2, draws=2
@@ -53,14 +55,52 @@ def test_robust_flags_fall_with_the_radius_and_begin_at_clean_accuracy(made: Gal
     assert list(made.epsilons) == sorted(made.epsilons)
 
 
-def test_gallery_pictures_are_the_first_of_each_class_moved_within_the_ball(made: Gallery) -> None:
-    assert list(made.y[made.index]) == list(range(10))
+def test_gallery_pictures_are_test_images_moved_within_the_ball(made: Gallery) -> None:
+    assert list(made.y[made.index[made.group == "first"]]) == list(range(10))
     test = Data(name="digits").load().test
     assert np.allclose(made.x, test.x[torch.as_tensor(made.index)].numpy() / 255)
-    moved = np.abs(made.x_adv - made.x).reshape(10, -1).max(1)
+    moved = np.abs(made.x_adv - made.x).reshape(len(made.x), -1).max(1)
     assert (moved <= made.epsilon + 1e-6).all()
     assert (moved > made.epsilon / 2).all()
     assert ((made.clean_confidence > 0.1) & (made.clean_confidence <= 1)).all()
+
+
+def test_a_gallery_shows_the_surest_failures_and_the_narrowest_survivors(tmp_path: Path) -> None:
+    recipe = replace(RECIPE, attack=replace(RECIPE.attack, threat=Threat(epsilon=0.05)))
+    made = gallery(open_checkpoint(save_run(tmp_path / "run", recipe=recipe)), max_images=60)
+    right = made.y == made.clean_predicted
+    for group, holds in (("failure", False), ("survivor", True)):
+        shown, members = made.group == group, right & ((made.adversarial_predicted == made.y) == holds)
+        assert shown.sum() == 5 < members.sum()
+        assert members[made.index[shown]].all()
+        assert ((made.adversarial_label[shown] == made.y[made.index[shown]]) == holds).all()
+    failures, first = made.group == "failure", made.group == "first"
+    assert (np.diff(made.adversarial_confidence[failures]) <= 0).all()
+    wrong = first & right[made.index] & (made.adversarial_label != made.y[made.index])
+    assert made.adversarial_confidence[failures][0] >= made.adversarial_confidence[wrong].max()
+
+
+def test_images_are_chosen_by_confidence_and_by_lead() -> None:
+    y, clean = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 0, 1, 1, 0])
+    attacked, confidence = torch.tensor([1, 0, 0, 1, 0]), torch.tensor([0.6, 0.9, 0.8, 0.7, 1.0])
+    lead = torch.tensor([-0.2, 0.8, -0.6, 0.1, -1.0])
+    shown = choose_shown(y, clean, attacked, confidence, lead)
+    assert {name: rows.tolist() for name, rows in shown.items()} == {
+        "first": [0, 2],
+        "failure": [2, 0],  # not the last, which was wrong before the attack
+        "survivor": [3, 1],
+    }
+
+
+def test_a_gallery_of_an_earlier_version_opens(made: Gallery, tmp_path: Path) -> None:
+    path = save_arrays(made, tmp_path / "gallery.npz")
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    np.savez(path, **{name: value for name, value in arrays.items() if name != "group"})
+    assert len(load_arrays(Gallery, path).group) == 0
+    np.savez(path, **{name: value for name, value in arrays.items() if name != "robust"})
+    with pytest.raises(RattleError, match="lacks 'robust': it was written by another version"):
+        load_arrays(Gallery, path)
 
 
 def test_an_image_wrong_before_the_attack_keeps_its_class_in_the_confusion(made: Gallery) -> None:

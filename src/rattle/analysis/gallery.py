@@ -8,24 +8,25 @@ import torch
 from torch import Tensor, nn
 
 from rattle.analysis.landscape import as_array
+from rattle.attacks import Attack
 from rattle.attacks.base import logits_of
 from rattle.attacks.registry import get_attack
-from rattle.data import to_float
+from rattle.data import Images, to_float
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import curve, image_batches
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import flatten, to_plain
-from rattle.runs.arrays import Gallery
+from rattle.runs.arrays import GROUPS, Gallery
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.load import load_model
-from rattle.runs.progress import Console, NullConsole
+from rattle.runs.progress import Advance, Console, NullConsole
 from rattle.weights import eval_mode
 
 ATTACK = "pgd20"
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # in units of the threat's epsilon
-MAX_SHOWN, MAX_IMAGES = 10, 1000
+MAX_SHOWN, MAX_EXTREME, MAX_IMAGES = 10, 5, 1000
 NOT_SETTINGS = ("name", "seed", "threads", "data.root", "data.in_memory_limit")  # they do not make another recipe
 
 
@@ -59,10 +60,39 @@ def as_text(value: Any) -> str:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted class and its softmax, [n] and [n]."""
-    confidence, label = logits_of(model, x).softmax(1).max(1)
-    return label, confidence
+def predict(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The predicted class, its softmax, and by how much the true class leads all others in softmax; each [n]."""
+    softmax = logits_of(model, x).softmax(1)
+    confidence, label = softmax.max(1)
+    true = softmax.gather(1, y[:, None])
+    others = softmax.scatter(1, y[:, None], -1).amax(1)
+    return label, confidence, true.squeeze(1) - others
+
+
+def predict_all(
+    model: nn.Module, attack: Attack, images: Images, seed: int, advance: Advance
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Class and confidence before the attack; class, confidence and lead of the true class after it."""
+    parts = []
+    for index, x, y in image_batches(images.x, images.y, 250):
+        x_adv = attack(model, x, y, generator=ImageStreams(seed, index))
+        parts.append((*predict(model, x, y)[:2], *predict(model, x_adv, y)))
+        advance(len(index))
+    label, confidence, label_adv, confidence_adv, lead = (torch.cat(part) for part in zip(*parts, strict=True))
+    return label, confidence, label_adv, confidence_adv, lead
+
+
+def choose_shown(y: Tensor, clean: Tensor, attacked: Tensor, confidence: Tensor, lead: Tensor) -> dict[str, Tensor]:
+    """Which images to show, by GROUPS.
+
+    y, clean, attacked: true classes, and those predicted before and after the attack. confidence: of the latter.
+    lead: of the true class after the attack.
+    """
+    right = clean == y
+    failures, survivors = (right & (attacked != y)).nonzero().squeeze(1), (right & (attacked == y)).nonzero().squeeze(1)
+    worst = failures[confidence[failures].argsort(descending=True, stable=True)]
+    narrow = survivors[lead[survivors].argsort(stable=True)]
+    return dict(zip(GROUPS, (first_of_each_class(y), worst[:MAX_EXTREME], narrow[:MAX_EXTREME]), strict=True))
 
 
 def gallery(
@@ -73,14 +103,13 @@ def gallery(
     data, threat, model = saved.recipe.data.load(), saved.recipe.attack.threat, load_model(saved)
     test = data.test[torch.arange(min(max_images, len(data.test)))]
     attack, radii = get_attack(ATTACK, threat), [r * threat.epsilon for r in RADII]
-    shown = first_of_each_class(test.y)
-    parts = []
     with console.progress(f"gallery of {saved.recipe.name}", len(test)) as advance, eval_mode(model):
-        for index, x, y in image_batches(test.x, test.y, 250):
-            x_adv = attack(model, x, y, generator=ImageStreams(seed, index))
-            parts.append((*predict(model, x), *predict(model, x_adv), x_adv[torch.isin(index, shown)]))
-            advance(len(index))
-    label, confidence, label_adv, confidence_adv, pictures = (torch.cat(part) for part in zip(*parts, strict=True))
+        label, confidence, label_adv, confidence_adv, lead = predict_all(model, attack, test, seed, advance)
+        groups = choose_shown(test.y, label, label_adv, confidence_adv, lead)
+        shown = torch.cat(list(groups.values()))
+        x, y = to_float(test.x[shown]), test.y[shown]
+        x_adv = attack(model, x, y, generator=ImageStreams(seed, shown))  # as above, instead of keeping all of them
+        shown_label, shown_confidence, _ = predict(model, x_adv, y)
     attacks = {radius: get_attack(ATTACK, replace(threat, epsilon=radius)) for radius in radii}
     robust = curve(model, test.x, test.y, attacks, name=ATTACK, seed=seed, console=console)
     return Gallery(
@@ -89,11 +118,11 @@ def gallery(
         clean_predicted=as_array(label),
         adversarial_predicted=as_array(torch.where(label == test.y, label_adv, label)),
         index=as_array(shown),
-        x=as_array(to_float(test.x[shown])),
-        x_adv=as_array(pictures[shown.argsort().argsort()]),  # they were collected in the order of the images
+        x=as_array(x),
+        x_adv=as_array(x_adv),
         clean_confidence=as_array(confidence[shown]),
-        adversarial_label=as_array(label_adv[shown]),
-        adversarial_confidence=as_array(confidence_adv[shown]),
+        adversarial_label=as_array(shown_label),
+        adversarial_confidence=as_array(shown_confidence),
         epsilons=np.array(radii),
         robust=np.array([robust[radius] for radius in radii]),
         attack=ATTACK,
@@ -101,4 +130,5 @@ def gallery(
         epsilon=float(threat.epsilon),
         step=int(saved.progress.get("step", 0)),
         overrides=overrides(saved.recipe),
+        group=np.repeat(GROUPS, [len(rows) for rows in groups.values()]),
     )

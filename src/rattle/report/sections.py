@@ -13,7 +13,7 @@ from rattle.report import compare, figures, thumbnails
 from rattle.report.naming import epsilon_text, threat_of, title_of
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Comparison, accuracy, sorted_attacks
-from rattle.runs.arrays import Gallery, InputSurface, WeightSurface
+from rattle.runs.arrays import GROUPS, Gallery, InputSurface, WeightSurface
 from rattle.runs.io import Plain
 
 AddFigure = Callable[[figures.Spec, str], Plain]  # (specification, description) -> what the template's `plot` takes
@@ -107,7 +107,7 @@ def epsilons(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
 
 
 def examples(run: RunData) -> Plain | None:
-    """The gallery of one run: images, perturbations, and what the network predicts."""
+    """The gallery of one run: images, perturbations, and what the network predicts; by why they are shown."""
     g = run.gallery
     if g is None:
         return None
@@ -127,7 +127,16 @@ def examples(run: RunData) -> Plain | None:
         }
         for i, (true, clean) in enumerate(zip(g.y[g.index], g.clean_predicted[g.index], strict=True))
     ]
-    return {"items": items, "factor": f"{factor:g}", "attack": title_of(g.attack)}
+    why = g.group if len(g.group) else np.repeat(GROUPS[:1], len(items))
+    groups = [(name, [item for item, group in zip(items, why, strict=True) if group == name]) for name in GROUPS]
+    attack, n = title_of(g.attack), len(g.y)
+    titles = {
+        "first": "The first test image of each class, the same for every run",
+        "failure": f"Broken most confidently: of {n} images those that the model is surest of after {attack}",
+        "survivor": f"Withstood most narrowly: of {n} images those whose true class leads least after {attack}",
+    }
+    shown = [{"title": titles[name], "items": members} for name, members in groups if members]
+    return {"groups": shown, "factor": f"{factor:g}", "attack": attack}
 
 
 def by_class(run: RunData, add_figure: AddFigure) -> Plain | None:

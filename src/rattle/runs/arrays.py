@@ -5,13 +5,14 @@ them. Arrays of several models are comparable when `same_plane` says so.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+GROUPS = ("first", "failure", "survivor")  # the first of its class | broken most confidently | withstood most narrowly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -22,7 +23,7 @@ class Gallery:
     y: Array  # [n]
     clean_predicted: Array  # [n]
     adversarial_predicted: Array  # [n]; the clean prediction where that is wrong already
-    index: Array  # [m], which of the n images are shown: the first of each class
+    index: Array  # [m], which of the n images are shown
     x: Array  # [m, C, H, W] in [0, 1]
     x_adv: Array  # [m, C, H, W]
     clean_confidence: Array  # [m], softmax of the predicted class
@@ -35,6 +36,7 @@ class Gallery:
     epsilon: float
     step: int  # optimizer steps the weights were trained for
     overrides: str  # how the run differs from the named recipe; empty when it does not
+    group: Array = field(default_factory=lambda: np.array([], np.str_))  # [m], why it is shown, of GROUPS; or none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_type_hints
 
@@ -131,13 +131,12 @@ def load_arrays(kind: type[T], path: str | Path) -> T:
     found = str(stored.get("kind", "something else"))
     if found != kind.__name__:
         raise RattleError(f"{path} holds {found}, not {kind.__name__}")
-    hints = get_type_hints(kind).items()
-    try:
-        return kind(
-            **{name: stored[name].item() if hint in (int, float, str) else stored[name] for name, hint in hints}
-        )
-    except KeyError as missing:
-        raise RattleError(f"{path} lacks {missing}: it was written by another version") from None
+    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in stored}
+    values = {name: stored[name].item() if hint in (int, float, str) else stored[name] for name, hint in hints.items()}
+    lacking = [f.name for f in fields(kind) if f.name not in values and f.default is f.default_factory is MISSING]  # type: ignore[arg-type]
+    if lacking:
+        raise RattleError(f"{path} lacks {lacking[0]!r}: it was written by another version")
+    return kind(**values)
 
 
 def read_arrays(path: Path, what: str = "an .npz file of arrays") -> dict[str, np.ndarray]:
