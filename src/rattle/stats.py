@@ -45,6 +45,14 @@ class McNemar:
         """Accuracy of the second less that of the first."""
         return (self.only_second - self.only_first) / self.n
 
+    @property
+    def interval(self) -> Interval:
+        """95 % of `difference` (Bonett and Price 2012): one is added to both counts, so that none has a width too."""
+        n, first, second = self.n + 2, self.only_first + 1, self.only_second + 1
+        centre = (second - first) / n
+        half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(((first + second) / n - centre**2) / n)
+        return Interval(max(-1.0, centre - half), min(1.0, centre + half))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -185,19 +193,19 @@ def difference(a: Sample, b: Sample) -> Difference | None:
     return Difference(mean=math.fsum(each) / len(each), interval=t_interval(each), p=p, test=test, n=len(seeds))
 
 
-def differ(a: Sample, b: Sample) -> bool:
-    """Whether the difference is significant at 5 %.
+def two_sided_p(a: Sample, b: Sample) -> float | None:
+    """How likely so large a difference is by chance; None where they are not comparable, or one seed meets several.
 
     The same seeds, or one seed each: by `paired_test` (with one seed it speaks of these two networks, not of the
-    methods). Other seeds: Welch's test. One seed against several says nothing.
+    methods). Other seeds: Welch's test.
     """
     if not comparable(a, b):
-        return False
+        return None
     if len(a.seeds) == len(b.seeds) == 1:
         b = replace(b, seeds=a.seeds)  # paired by the images, whatever the seeds
     if sorted(a.seeds) == sorted(b.seeds) and len(set(a.seeds)) == len(a.seeds):
-        return paired_test(a, b, a.seeds)[1] < 1 - LEVEL
-    return min(len(a.seeds), len(b.seeds)) > 1 and welch(a.accuracies, b.accuracies) < 1 - LEVEL
+        return paired_test(a, b, a.seeds)[1]
+    return welch(a.accuracies, b.accuracies) if min(len(a.seeds), len(b.seeds)) > 1 else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -19,7 +19,7 @@ from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
-from rattle.evaluation.inputs import Array, Attacks, Images, as_attacks, as_float, as_tensors, as_threat
+from rattle.evaluation.inputs import Array, Attacks, Images, as_attacks, as_float, as_tensors, as_threat, images_digest
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
 from rattle.evaluation.verify import run_and_verify, save_images
 from rattle.randomness import ImageStreams
@@ -66,6 +66,10 @@ class EvalPlan:
         settings = {"seed": self.seed, "batch_size": self.batch_size, "mask": start.tolist()}
         key = cache_key(self.model, self.x, self.y, attack, **settings)
         return ResultCache(self.out, name, key, images=self.save_adversarial)
+
+    def describe(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """What the result files say besides the results; with the images' checksum, by which they are compared."""
+        return {**metadata} if self.out is None else {**metadata, "images": images_digest(self.x, self.y)}
 
     @property
     def device(self) -> torch.device:
@@ -116,7 +120,7 @@ def evaluate(
     model = model if device is None or not isinstance(model, nn.Module) else model.to(device)
     settings = {"mask": mask, "batch_size": batch_size, "seed": seed, "save_adversarial": save_adversarial}
     plan = make_plan(model, x, y, out, **settings, stop=stop, console=console)
-    result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
+    result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=plan.describe(metadata or {}))
     if plan.out is not None:
         finish(partial(save_results, result, plan.out), plan.out, chosen)
     return result

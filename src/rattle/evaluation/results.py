@@ -4,6 +4,7 @@ Robust accuracy is the mean of an attack's flags; the worst case over attacks is
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
+from rattle.recipes.schema import flatten
 from rattle.runs.io import Plain, read_json, write_atomically
 from rattle.runs.paths import Run
 from rattle.stats import wilson
+
+MODEL_KEYS = ("name", "checkpoint", "recipe")  # of a result file: what the model is called, its weights, its recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +121,9 @@ def record(name: str, flags: Sequence[bool], seconds: float) -> Plain:
     return {"attack": name, "n": len(flags), **accuracy, "seconds": seconds}
 
 
-def share(name: str, flags: Sequence[bool]) -> Plain:
+def share(name: str, flags: Sequence[float]) -> Plain:
     """An accuracy and its Wilson 95 % interval, as two entries whose keys begin with `name`."""
-    interval = wilson(sum(flags), len(flags))
+    interval = wilson(int(sum(flags)), len(flags))
     return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": [interval.low, interval.high]}
 
 
@@ -162,11 +166,18 @@ class StoredResult:
     flags: tuple[int, ...]
     clean: tuple[int, ...]  # as many
     data: str  # the images' source; "" in files that do not say
+    images: str = ""  # checksum of images and labels; "" in files of earlier versions
+    model: Mapping[str, str] = field(default_factory=dict)  # what the file says of it, of MODEL_KEYS
+
+    @property
+    def clean_protocol(self) -> str:
+        """Which images were classified, for `protocol_differences`."""
+        return json.dumps({"data": self.data, "images": self.images, "n": len(self.flags)})
 
     @property
     def protocol(self) -> str:
-        """Which images were attacked and how; results that differ in it are not comparable."""
-        return json.dumps([self.data, len(self.flags), self.settings.get("threat"), self.attack], sort_keys=True)
+        """Which images were attacked and how; results are comparable where `protocol_differences` finds nothing."""
+        return json.dumps({**json.loads(self.clean_protocol), "settings": {"attack": self.attack, **self.settings}})
 
     @property
     def epsilon(self) -> float | None:
@@ -199,8 +210,39 @@ def stored_result(plain: Plain, name: str) -> StoredResult:
     clean, flags = (tuple(map(int, each)) for each in (plain["clean_flags"], entry["flags"]))
     if not flags or len(flags) != len(clean):
         raise ValueError(name)
-    settings, data = entry.get("settings") or {}, str(plain.get("data", ""))
-    return StoredResult(attack=name, settings=settings, flags=flags, clean=clean, data=data)
+    settings = dict(entry.get("settings") or {})
+    data, images = (str(plain.get(key) or "") for key in ("data", "images"))
+    model = {key: str(plain[key]) for key in MODEL_KEYS if plain.get(key)}
+    return StoredResult(attack=name, settings=settings, flags=flags, clean=clean, data=data, images=images, model=model)
+
+
+def protocol_differences(one: str, other: str) -> list[str]:
+    """In what two protocols of `StoredResult` differ, each as "name (one; other)"; nothing if results are comparable.
+
+    Files that lack the images' checksum are told apart by their data's name; a setting that one of them lacks, as
+    another version wrote it, does not count.
+    """
+    if one == other:
+        return []
+    a, b = json.loads(one), json.loads(other)
+    which = "images" if a["images"] and b["images"] else "data"
+    found = []
+    if (a[which], a["n"]) != (b[which], b["n"]):
+        where = "; ".join(f"{each['data'] or 'unnamed data'}, n = {each['n']:,}" for each in (a, b))
+        found.append(f"the images ({where})")
+    ours, theirs = (flatten(each.get("settings", {})) for each in (a, b))
+    changed = [key for key in ours if key in theirs and not same(ours[key], theirs[key])]
+    return found + [f"{key} ({short(ours[key])}; {short(theirs[key])})" for key in changed]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal settings; numbers up to the rounding of their text."""
+    numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
+    return math.isclose(a, b, rel_tol=1e-9) if numbers else a == b
+
+
+def short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def read_result(path: Path, name: str, key: str) -> Plain | None:

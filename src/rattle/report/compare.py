@@ -1,16 +1,16 @@
-"""Comparisons between runs: McNemar's test on the same images with Holm's adjustment, runs grouped by seed, and clean
-against robust accuracy beside the paper's figures."""
+"""Comparisons between runs: tests of each pair on the same images, runs grouped by seed, and clean against robust
+accuracy beside the paper's figures."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
-from rattle.report.naming import title_of
+from rattle.evaluation.results import protocol_differences
 from rattle.report.run_data import RunData
+from rattle.report.significance import PairedTest, paired_tests
 from rattle.report.tables import Accuracy, Comparison, accuracy, compare, sorted_attacks
-from rattle.stats import LEVEL, McNemar, Sample, holm, mcnemar
+from rattle.stats import Sample
 
 ALL_PAIRS = 4  # up to this many runs every pair is compared; beyond it each with the first
 NOT_THE_METHOD = ("seed", "threads")  # settings in which runs of one method may differ
@@ -18,51 +18,21 @@ STRONGEST = {"autoattack": 0, "pgd20": 1, "cw20": 2}  # of the attacks that the 
 PublishedRows = Callable[[str], Iterable[tuple[int, Any]]]  # recipe -> (table's number, its row)
 
 
-@dataclass(frozen=True, slots=True)
-class PairedTest:
-    """Two runs under one attack."""
-
-    first: str
-    second: str
-    attack: str
-    test: McNemar
-    p_adjusted: float
-
-    @property
-    def significant(self) -> bool:
-        return self.p_adjusted < 1 - LEVEL
-
-    @property
-    def conclusion(self) -> str:
-        if not self.significant:
-            return "cannot be told apart"
-        return f"{self.second if self.test.difference > 0 else self.first} is better"
-
-
 def columns_of(run: RunData) -> dict[str, tuple[str, tuple[int, ...]]]:
     """{column: (protocol, flags)}, clean first; only flags of the same protocol are comparable."""
-    if not run.results:
+    if run.largest is None:
         return {}
-    first = next(iter(run.results.values()))
-    clean = json.dumps([first.data, len(first.clean), "clean"])
     attacks = {name: (run.results[name].protocol, run.results[name].flags) for name in sorted_attacks([*run.results])}
-    return {"clean": (clean, first.clean), **attacks}
+    return {"clean": (run.largest.clean_protocol, run.largest.clean), **attacks}
 
 
-def paired_tests(runs: Sequence[RunData]) -> tuple[list[PairedTest], list[str]]:
-    """The tests, adjusted together, and a sentence for each that could not be made."""
-    pairs = list(combinations(runs, 2)) if len(runs) <= ALL_PAIRS else [(runs[0], other) for other in runs[1:]]
-    tests, refused = [], []
-    for first, second in pairs:
-        ours, theirs = columns_of(first), columns_of(second)
-        for attack in (name for name in ours if name in theirs):
-            if ours[attack][0] != theirs[attack][0]:
-                reason = "they were measured on other images or under another threat"
-                refused.append(f"{first.label} and {second.label} under {title_of(attack)}: {reason}")
-            else:
-                tests.append((first.label, second.label, attack, mcnemar(ours[attack][1], theirs[attack][1])))
-    adjusted = holm([test.p_mid for *_, test in tests])
-    return [PairedTest(*test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)], refused
+def compare_runs(runs: Sequence[RunData], baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
+    """Tests of runs, network against network, and a sentence for each that could not be made.
+
+    All pairs; with a baseline, or more than ALL_PAIRS runs of which the first then is it, each with the baseline.
+    """
+    baseline = runs[0] if baseline is None and len(runs) > ALL_PAIRS else baseline
+    return paired_tests({run.label: samples_of([run]) for run in runs}, baseline.label if baseline else None)
 
 
 def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
@@ -70,6 +40,7 @@ def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     groups: dict[str, list[RunData]] = {}
     for run in runs:
         recipe = {key: value for key, value in run.recipe.items() if key not in NOT_THE_METHOD}
+        recipe = {"results": str(run.folder)} if run.external else recipe  # how it was trained is not known
         groups.setdefault(json.dumps(recipe, sort_keys=True, default=str), []).append(run)
     firsts = [members[0] for members in groups.values()]
     methods = [run.method for run in firsts]
@@ -83,8 +54,9 @@ def samples_of(runs: Sequence[RunData]) -> dict[str, Sample]:
     for run in runs:
         for column, (protocol, flags) in columns_of(run).items():
             known = found.setdefault(column, Sample(seeds=(), flags=(), protocol=protocol))
-            if known.protocol == protocol:
-                found[column] = Sample(seeds=(*known.seeds, run.seed), flags=(*known.flags, flags), protocol=protocol)
+            if not protocol_differences(known.protocol, protocol):
+                seeds, both = (*known.seeds, run.seed), (*known.flags, flags)
+                found[column] = Sample(seeds=seeds, flags=both, protocol=known.protocol)
     return found
 
 
@@ -104,9 +76,9 @@ class Point:
     paper: bool = False  # a published figure, without an interval
 
 
-def robust_attack(runs: Sequence[RunData]) -> str | None:
-    """The attack that most runs have a result of; the strongest of those."""
-    attacks = [attack for run in runs for attack in run.results]
+def robust_attack(runs: Sequence[RunData], among: Sequence[str] | None = None) -> str | None:
+    """The attack that most runs have a result of; the strongest of those, and of `among` if given."""
+    attacks = [attack for run in runs for attack in run.results if among is None or attack in among]
     return min(attacks, key=lambda name: (-attacks.count(name), STRONGEST.get(name, 3), name), default=None)
 
 

@@ -8,15 +8,17 @@ from typing import Literal
 from rattle.errors import RattleError
 from rattle.evaluation.results import Evaluation
 from rattle.report.naming import title_of
+from rattle.report.significance import Samples, paired_tests
 from rattle.report.writers import Bold, csv_table, latex_table, markdown_table
-from rattle.stats import Sample, differ, summarise, wilson
+from rattle.stats import summarise, wilson
 
 Format = Literal["markdown", "latex", "csv"]
 
 ORDER = {"pgd20": 0, "cw20": 1, "autoattack": 3}  # of the usual columns; others stand at 2
 NOTE = (
     "Accuracy in %, mean ± standard deviation over seeds where there are several. "
-    "Bold: highest of its column, and significantly so (p < 0.05) against every other row."
+    "Bold: highest of its column, and significantly so against every other row "
+    "(p < 0.05 after Holm's adjustment for all pairs of rows in all columns)."
 )
 
 
@@ -41,7 +43,7 @@ def accuracy(flags: Sequence[float]) -> Accuracy:
     return Accuracy(100 * correct / len(flags), 100 * interval.low, 100 * interval.high)
 
 
-def percent(flags: Sequence[bool]) -> str:
+def percent(flags: Sequence[float]) -> str:
     """An accuracy and its interval as text.
 
     >>> percent([True] * 8 + [False] * 2)
@@ -74,29 +76,22 @@ class Comparison:
     rows: Mapping[str, tuple[Cell, ...]]
 
 
-def compare(samples: Mapping[str, Mapping[str, Sample]]) -> Comparison:
+def compare(samples: Samples) -> Comparison:
     """{method: {column: what was measured}} as cells; columns in the order of their first appearance, clean first."""
     columns = list(dict.fromkeys(column for by_column in samples.values() for column in by_column))
     columns.sort(key=lambda column: column != "clean")
     if not columns:
         raise RattleError("none of these runs has been evaluated; `rattle evaluate RUN` does it")
     rows: dict[str, tuple[Cell, ...]] = dict.fromkeys(samples, ())
+    better = {(test.attack, *test.better) for test in paired_tests(samples)[0] if test.better}
     for column in columns:
-        measured = {method: by_column[column] for method, by_column in samples.items() if column in by_column}
-        best = significantly_best(measured)
+        found = {method: summarise(by[column].accuracies) for method, by in samples.items() if column in by}
+        best = max(found, key=lambda method: found[method].mean)
+        wins = len(found) > 1 and all((column, best, other) in better for other in found if other != best)
         for method in rows:
-            found = asdict(summarise(measured[method].accuracies)) if method in measured else {}
-            rows[method] += (Cell(**found, best=method == best),)
+            numbers = asdict(found[method]) if method in found else {}
+            rows[method] += (Cell(**numbers, best=wins and method == best),)
     return Comparison(columns=tuple(columns), rows=rows)
-
-
-def significantly_best(samples: Mapping[str, Sample]) -> str | None:
-    """The method with the highest mean, when it differs significantly from each of the others."""
-    if len(samples) < 2:
-        return None
-    best = max(samples, key=lambda method: summarise(samples[method].accuracies).mean)
-    others = (sample for method, sample in samples.items() if method != best)
-    return best if all(differ(samples[best], other) for other in others) else None
 
 
 def write_table(comparison: Comparison, form: Format) -> str:
