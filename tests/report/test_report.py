@@ -136,7 +136,7 @@ def test_results_under_another_threat_are_not_compared(tmp_path: Path) -> None:
     made.result(second, "pgd20", [1, 0], [1, 1], epsilon=0.1)
     found, refused = compare_runs(load_runs([first, second]))
     assert [p.attack for p in found] == ["clean"]
-    assert refused == ["TRADES, seed 0, a and TRADES, seed 0, b under PGD-20: they differ in threat.epsilon (0.2; 0.1)"]
+    assert refused == ["TRADES, seed 0, a and TRADES, seed 0, b (PGD-20): they differ in threat.epsilon (0.2; 0.1)"]
 
 
 def test_html_in_class_names_recipe_names_and_folders_stays_text(tmp_path: Path) -> None:

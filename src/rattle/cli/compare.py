@@ -13,7 +13,7 @@ from rattle.cli.console import print_table
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.evaluation.results import share
-from rattle.report.compare import ALL_PAIRS, compare_runs, robust_attack
+from rattle.report.compare import ALL_PAIRS, compare_runs
 from rattle.report.naming import number, p_value, title_of
 from rattle.report.run_data import RunData, load_runs
 from rattle.report.significance import PairedTest
@@ -22,7 +22,7 @@ from rattle.runs.io import Plain
 
 NOTE = (
     "Accuracy in % and difference in points, each with its own 95 % interval; p of McNemar's test on the same images, "
-    "after Holm's adjustment for all {n} tests shown. Networks are compared, not methods: that takes several seeds."
+    "after Holm's adjustment (tests shown: {n}). Networks are compared, not methods: that takes several seeds."
 )
 
 
@@ -37,10 +37,11 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "compare")
-    given = dict.fromkeys(map(Path, ([options.baseline] if options.baseline else []) + [*options.models]))
+    folders = [options.baseline, *options.models] if options.baseline else options.models
+    given = {Path(folder).resolve(): folder for folder in folders}  # the baseline may be named twice
     if len(given) < 2:
         raise RattleError("name two different folders or more: rattle compare runs/a plain-results")
-    runs = load_runs(list(given))
+    runs = load_runs(list(given.values()))
     tests, refused = compare_runs(runs, runs[0] if options.baseline else None)
     if not tests:
         why = "; ".join(refused) or "they share no attack, and `rattle evaluate` has to run one on both"
@@ -49,7 +50,7 @@ def main(args: list[str]) -> None:
         print(json.dumps(to_plain(runs, tests, refused)))
         return
     for _, pair in groupby(tests, key=lambda test: (test.first, test.second)):
-        print_pair(list(pair), runs)
+        print_pair(list(pair))
     for sentence in refused:
         print(f"not compared: {sentence}")
     if len(runs) > ALL_PAIRS and not options.baseline:
@@ -57,13 +58,15 @@ def main(args: list[str]) -> None:
     print(NOTE.format(n=len(tests)))
 
 
-def print_pair(tests: Sequence[PairedTest], runs: Sequence[RunData]) -> None:
+def print_pair(tests: Sequence[PairedTest]) -> None:
     """A table of one pair, a row for each column, and a sentence about the strongest attack that they share."""
-    first, second = tests[0].first, tests[0].second
-    rows = [row(test) for test in tests]
-    print_table(["", "n", first, second, "difference", "p, Holm"], rows)
-    strongest = robust_attack([run for run in runs if run.label in (first, second)], among=[t.attack for t in tests])
-    print(f"{next(test for test in tests if test.attack == (strongest or 'clean')).sentence}.\n")
+    print_table(["", "n", tests[0].first, tests[0].second, "difference", "p, Holm"], [row(test) for test in tests])
+    print(f"{min(tests, key=weakness).sentence}.\n")
+
+
+def weakness(test: PairedTest) -> tuple[bool, float]:
+    """Sorts AutoAttack first, by which models are usually compared, then by the accuracy that an attack leaves."""
+    return test.attack != "autoattack", sum(sum(sample.accuracies) for sample in test.samples)
 
 
 def row(test: PairedTest) -> list[str]:

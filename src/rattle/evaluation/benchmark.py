@@ -37,6 +37,7 @@ def benchmark(
         test = Data(name=data, root=root).source().test
         images = test if n is None else test[torch.arange(min(n, len(test)))]
         x, y = images.x, images.y
+        settings["metadata"] = {"data": data, **(settings.get("metadata") or {})}
     elif isinstance(data, tuple):
         if len(data) != 2:
             raise RattleError(f"data as a tuple is (images, labels), got {len(data)} entries")

@@ -40,7 +40,7 @@ def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     groups: dict[str, list[RunData]] = {}
     for run in runs:
         recipe = {key: value for key, value in run.recipe.items() if key not in NOT_THE_METHOD}
-        recipe = {"results": str(run.folder)} if run.external else recipe  # how it was trained is not known
+        recipe = {"results": run.label} if run.external else recipe  # how it was trained is not known
         groups.setdefault(json.dumps(recipe, sort_keys=True, default=str), []).append(run)
     firsts = [members[0] for members in groups.values()]
     methods = [run.method for run in firsts]
@@ -76,9 +76,9 @@ class Point:
     paper: bool = False  # a published figure, without an interval
 
 
-def robust_attack(runs: Sequence[RunData], among: Sequence[str] | None = None) -> str | None:
-    """The attack that most runs have a result of; the strongest of those, and of `among` if given."""
-    attacks = [attack for run in runs for attack in run.results if among is None or attack in among]
+def robust_attack(runs: Sequence[RunData]) -> str | None:
+    """The attack that most runs have a result of; the strongest of those."""
+    attacks = [attack for run in runs for attack in run.results]
     return min(attacks, key=lambda name: (-attacks.count(name), STRONGEST.get(name, 3), name), default=None)
 
 

@@ -112,7 +112,8 @@ def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
     if not folders:
         raise RattleError("name at least one run folder")
     runs = [load_run(Path(folder)) for folder in folders]
-    names = [(run.method, f"seed {run.seed}", run.folder.name, str(run.folder)) for run in runs]
+    seeds = [str(run.folder) if run.external else f"seed {run.seed}" for run in runs]
+    names = [(run.method, seed, run.folder.name, str(run.folder)) for run, seed in zip(runs, seeds, strict=True)]
     for i, label in enumerate(unique_labels(names)):
         runs[i].index, runs[i].label = i, label
     return runs
@@ -154,7 +155,9 @@ def load_external(folder: Path) -> RunData:
     for place in (folder, Run(folder).results):
         results, notes = load_results(place)
         if results:
-            return RunData(folder, external=True, results=results, notes=notes)
+            models = {external_name(result.model, folder): None for result in results.values()}
+            several = [f"its results are of several models: {', '.join(models)}"] if len(models) > 1 else []
+            return RunData(folder, external=True, results=results, notes=notes + several)
     what = "it has no recipe.yaml and no results that `rattle evaluate` wrote"
     raise RattleError(f"{folder} holds neither a run nor results: {what}")
 

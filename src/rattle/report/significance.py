@@ -67,7 +67,7 @@ def paired_tests(samples: Samples, baseline: str | None = None) -> tuple[list[Pa
     pairs = list(combinations(samples, 2))
     if baseline is not None:
         pairs = [(baseline, other) for other in samples if other != baseline]
-    found, refused = [], []
+    found, refused = [], {}
     for first, second in pairs:
         for attack in (column for column in samples[first] if column in samples[second]):
             a, b = samples[first][attack], samples[second][attack]
@@ -75,8 +75,9 @@ def paired_tests(samples: Samples, baseline: str | None = None) -> tuple[list[Pa
             p = None if differences else two_sided_p(a, replace(b, protocol=a.protocol))
             if p is None:
                 reason = f"they differ in {' and '.join(differences)}" if differences else "one seed against several"
-                refused.append(f"{first} and {second} under {title_of(attack)}: {reason}")
+                refused.setdefault((first, second, reason), []).append(title_of(attack))
             else:
                 found.append({"first": first, "second": second, "attack": attack, "samples": (a, b), "p": p})
     adjusted = holm([test["p"] for test in found])
-    return [PairedTest(**test, p_adjusted=p) for test, p in zip(found, adjusted, strict=True)], refused
+    sentences = [f"{a} and {b} ({', '.join(titles)}): {reason}" for (a, b, reason), titles in refused.items()]
+    return [PairedTest(**test, p_adjusted=p) for test, p in zip(found, adjusted, strict=True)], sentences
