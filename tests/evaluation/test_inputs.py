@@ -11,7 +11,7 @@ from torch import Tensor
 from rattle.attacks import PGD, AutoAttack
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.inputs import as_attacks
+from rattle.evaluation.inputs import as_attacks, images_digest
 from rattle.threat import Threat
 from support.tiny_runs import digits, linear
 
@@ -134,3 +134,14 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     x, y = images(4)
     evaluate(linear(), x, y, AutoAttack(threat=THREAT, version="rand"))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_checksum_of_images_is_that_of_their_bytes_in_any_form() -> None:
+    x, y = torch.randint(256, (5, 3, 4, 6), dtype=torch.uint8), torch.arange(5)
+    known = images_digest(x, y)
+    for same in (x / 255, (x / 255).double(), x.to(memory_format=torch.channels_last), x * (1 / 255)):
+        assert images_digest(same, y.int()) == known
+    changed = x.clone()
+    changed[0, 0, 0, 0] += 1
+    for other in ((changed, y), (x, y.flip(0)), (x[:4], y[:4]), (x.transpose(2, 3), y)):
+        assert images_digest(*other) != known

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from rattle.evaluation.results import AttackResult, Evaluation, load_results, save_results
+from rattle.evaluation.results import (
+    AttackResult,
+    Evaluation,
+    StoredResult,
+    load_results,
+    protocol_differences,
+    save_results,
+)
 
 SETTINGS = {"kind": "PGD", "threat": {"norm": "linf", "epsilon": 0.1}}
 
@@ -57,3 +64,32 @@ def test_a_damaged_file_is_named_and_the_others_are_read(content: str, note: str
     found, notes = load_results(folder)
     assert list(found) == ["rays"]
     assert notes == [note]
+
+
+def stored(data: str = "digits", images: str = "", **settings: object) -> str:
+    result = {"attack": "pgd20", "flags": (1, 0), "clean": (1, 1), "data": data, "images": images}
+    return StoredResult(
+        **result, settings={"kind": "PGD", "threat": {"norm": "linf", "epsilon": 0.1}} | settings
+    ).protocol
+
+
+def test_protocols_differ_in_images_threat_and_every_setting_that_both_record() -> None:
+    assert protocol_differences(stored(), stored()) == []
+    assert protocol_differences(stored(step_size=0.1), stored(step_size=0.1 + 1e-17)) == []
+    assert protocol_differences(stored(step_size=0.1), stored(step_size=0.2)) == ["step_size (0.1; 0.2)"]
+    other = stored(threat={"norm": "l2", "epsilon": 0.1})
+    assert protocol_differences(stored(), other) == ["threat.norm (linf; l2)"]
+    assert protocol_differences(stored(shrinking=False), stored(eps_schedule=False)) == []  # named by other versions
+    inner = {"attack": {"threat": {"epsilon": 0.2}}}  # a transfer has its threat inside
+    assert protocol_differences(stored(**inner), stored(attack={"threat": {"epsilon": 0.3}})) == [
+        "attack.threat.epsilon (0.2; 0.3)"
+    ]
+
+
+def test_images_are_told_apart_by_their_checksum_and_without_one_by_the_datas_name() -> None:
+    assert protocol_differences(stored("a.npz", "1f"), stored("", "1f")) == []
+    assert protocol_differences(stored("digits", "1f"), stored("digits", "")) == []
+    assert protocol_differences(stored("digits", "1f"), stored("digits", "2e")) == [
+        "the images (digits, n = 2; digits, n = 2)"
+    ]
+    assert protocol_differences(stored("digits"), stored("")) == ["the images (digits, n = 2; unnamed data, n = 2)"]

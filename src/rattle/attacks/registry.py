@@ -72,5 +72,5 @@ def get_attack(name: str, threat: Threat, **settings: Any) -> Attack:
         attack = PGD(threat=threat, steps=steps, step_size=2 * threat.epsilon / steps, loss=COUNTED[family])
     if settings and (isinstance(attack, Ensemble) or (family and "steps" in settings)):
         meant = f"{family}K has K steps" if family else "its parts are attacks of their own, such as apgd-ce"
-        raise RattleError(f"{name} with another {', '.join(settings)} would not be {name}: {meant}")
+        raise RattleError(f"{name} with other {', '.join(settings)} would not be {name}: {meant}")
     return with_fields(attack, settings, name) if settings else attack

@@ -12,11 +12,13 @@ TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "fgsm": "FGSM"}
 def title_of(attack: str) -> str:
     """An attack in a heading: an abbreviation with a number of steps as the field writes it, any other by its name.
 
-    >>> title_of("pgd20"), title_of("clean"), title_of("my-attack")
-    ('PGD-20', 'Clean', 'my-attack')
+    >>> title_of("pgd20"), title_of("clean"), title_of("my-attack"), title_of("pgd40,step-size=0.01")
+    ('PGD-20', 'Clean', 'my-attack', 'PGD-40, step-size 0.01')
     """
-    steps = re.fullmatch(r"([a-z]{2,4})(\d+)", attack)
-    return f"{steps[1].upper()}-{steps[2]}" if steps else TITLES.get(attack, attack)
+    name, *settings = attack.split(",")
+    steps = re.fullmatch(r"([a-z]{2,4})(\d+)", name)
+    title = f"{steps[1].upper()}-{steps[2]}" if steps else TITLES.get(name, name)
+    return ", ".join([title, *(setting.replace("=", " ") for setting in settings)])
 
 
 def method_of(recipe: dict[str, Any]) -> str:
