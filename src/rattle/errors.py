@@ -1,9 +1,11 @@
 """Mistakes a user can mend: one exception, whose text is the whole message."""
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
 
 
 class RattleError(ValueError):
@@ -26,3 +28,19 @@ def check_choices(settings: Any, where: str) -> None:
         value, hint = getattr(settings, field.name), hints[field.name]
         if get_origin(hint) is Literal and value not in get_args(hint):
             raise RattleError(f"{where}.{field.name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+
+
+def with_fields(settings: T, changes: Mapping[str, Any], where: str) -> T:
+    """A dataclass with fields changed; refuses a name that is no field of it, with the nearest, and a wrong type."""
+    if not is_dataclass(settings) or isinstance(settings, type):
+        raise RattleError(f"{where} is no dataclass and has no settings to change")
+    hints, names = get_type_hints(type(settings)), [field.name for field in fields(settings)]
+    for name, value in changes.items():
+        if name not in names:
+            raise unknown(f"setting of {where}", name, names)
+        kind = hints[name]
+        wanted = (int, float) if kind is float else kind
+        plain = kind in (bool, int, float, str)
+        if plain and (not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool)):
+            raise RattleError(f"{where}.{name} must be {kind.__name__}, got {value!r}")
+    return replace(settings, **changes)

@@ -46,6 +46,14 @@ class McNemar:
         """Accuracy of the second less that of the first."""
         return (self.only_second - self.only_first) / self.n
 
+    @property
+    def interval(self) -> Interval:
+        """95 % of `difference` (Bonett and Price 2012): one is added to both counts, so that none has a width too."""
+        n, first, second = self.n + 2, self.only_first + 1, self.only_second + 1
+        centre = (second - first) / n
+        half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(((first + second) / n - centre**2) / n)
+        return Interval(max(-1.0, centre - half), min(1.0, centre + half))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
@@ -53,11 +61,24 @@ class Sample:
 
     seeds: tuple[int, ...]
     flags: tuple[tuple[float, ...], ...]  # [seeds][images]; distances, where the attack measures those
-    protocol: str = ""  # what was attacked and how; only equal ones are compared
+    protocol: str = ""  # how they were attacked; only equal ones are compared
+    images: tuple[str, ...] = ()  # a checksum of each image, by which samples are paired
+    places: tuple[str, ...] = ()  # dataset and number of each image, where one of two samples has no checksums
 
     @property
     def accuracies(self) -> list[float]:
         return [sum(flags) / len(flags) for flags in self.flags]
+
+    @property
+    def n(self) -> int:
+        """Images."""
+        return len(self.flags[0])
+
+    def at(self, rows: Sequence[int]) -> "Sample":
+        """The same of these images alone."""
+        flags = tuple(tuple(each[i] for i in rows) for each in self.flags)
+        images, places = (tuple(each[i] for i in rows) if each else () for each in (self.images, self.places))
+        return replace(self, flags=flags, images=images, places=places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +182,21 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float:
     return float(ttest_ind_from_stats(*groups, equal_var=False).pvalue)
 
 
+def on_shared_images(a: Sample, b: Sample) -> tuple[Sample, Sample] | None:
+    """Both on the images that both have, in one order; None if there are none.
+
+    >>> first, second = (Sample(seeds=(0,), flags=((1, 0),), places=places) for places in (("p", "q"), ("q", "r")))
+    >>> [sample.flags for sample in on_shared_images(first, second)]
+    [((0,),), ((1,),)]
+    """
+    one, two = (a.images, b.images) if a.images and b.images else (a.places, b.places)
+    if one == two:  # also where neither says
+        return a, b
+    found = {image: i for i, image in enumerate(two)}
+    rows = [i for i, image in enumerate(one) if image in found]
+    return (a.at(rows), b.at([found[one[i]] for i in rows])) if rows else None
+
+
 def comparable(a: Sample, b: Sample) -> bool:
     """The same attack on the same number of images."""
     return a.protocol == b.protocol and {len(flags) for flags in a.flags} == {len(flags) for flags in b.flags}
@@ -197,19 +233,19 @@ def difference(a: Sample, b: Sample) -> Difference | None:
     return Difference(mean=math.fsum(each) / len(each), interval=t_interval(each), p=p, test=test, n=len(seeds))
 
 
-def differ(a: Sample, b: Sample) -> bool:
-    """Whether the difference is significant at 5 %.
+def two_sided_p(a: Sample, b: Sample) -> float | None:
+    """How likely so large a difference is by chance; None where they are not comparable, or one seed meets several.
 
     The same seeds, or one seed each: by `paired_test` (with one seed it speaks of these two networks, not of the
-    methods). Other seeds: Welch's test. One seed against several says nothing.
+    methods). Other seeds: Welch's test.
     """
     if not comparable(a, b):
-        return False
+        return None
     if len(a.seeds) == len(b.seeds) == 1:
         b = replace(b, seeds=a.seeds)  # paired by the images, whatever the seeds
     if sorted(a.seeds) == sorted(b.seeds) and len(set(a.seeds)) == len(a.seeds):
-        return paired_test(a, b, a.seeds)[1] < 1 - LEVEL
-    return min(len(a.seeds), len(b.seeds)) > 1 and welch(a.accuracies, b.accuracies) < 1 - LEVEL
+        return paired_test(a, b, a.seeds)[1]
+    return welch(a.accuracies, b.accuracies) if min(len(a.seeds), len(b.seeds)) > 1 else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

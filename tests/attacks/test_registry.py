@@ -1,7 +1,7 @@
 """Names of attacks, attacks registered at run time, and what a result file records of each."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -179,3 +179,42 @@ def test_rays_takes_a_generator_and_returns_points_with_distances() -> None:
     case = linear(2, n=6)
     found = RayS(queries=200).search(case.model, case.x, case.y, generator=torch.Generator())
     torch.testing.assert_close(Threat().distance(found.x_adv, case.x), found.distance)
+
+
+def test_fields_of_a_named_attack_are_changed_by_keyword() -> None:
+    assert get_attack("pgd40", THREAT, step_size=0.01, restarts=2) == PGD(
+        threat=THREAT, steps=40, step_size=0.01, restarts=2
+    )
+    assert get_attack("apgd-ce", THREAT, rho=1) == replace(get_attack("apgd-ce", THREAT), rho=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "sentence"),
+    [
+        ("pgd40", {"step_sise": 0.1}, "^unknown setting of pgd40 'step_sise'; did you mean 'step_size'?"),
+        ("pgd40", {"steps": 20}, "^pgd40 with other steps would not be pgd40: pgdK has K steps$"),
+        ("pgd40", {"restarts": 2.5}, r"^pgd40\.restarts must be int, got 2\.5$"),
+        ("pgd40", {"restarts": True}, r"^pgd40\.restarts must be int, got True$"),
+        ("pgd40", {"step_size": "0.01"}, r"^pgd40\.step_size must be float, got '0\.01'$"),
+        ("pgd40", {"step_size": -1}, r"^attack\.step_size must be >= 0"),
+        ("apgd-ce", {"eps_schedule": 1}, r"^apgd-ce\.eps_schedule must be bool, got 1$"),
+        ("autoattack", {"version": "plus"}, "^autoattack with other version would not be autoattack"),
+        ("smoke-ensemble", {"attacks": {}}, "^smoke-ensemble with other attacks would not be smoke-ensemble"),
+    ],
+)
+def test_a_setting_that_a_named_attack_does_not_take_is_refused(name: str, settings: dict, sentence: str) -> None:
+    with pytest.raises(RattleError, match=sentence):
+        get_attack(name, THREAT, **settings)
+
+
+@pytest.mark.usefixtures("own_names")
+def test_an_attack_that_is_no_dataclass_has_no_settings_to_change() -> None:
+    class Still:
+        threat = THREAT
+
+        def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator=None) -> Tensor:
+            return x
+
+    register_attack("still", lambda threat: Still())
+    with pytest.raises(RattleError, match=r"^still is no dataclass and has no settings to change$"):
+        get_attack("still", THREAT, steps=3)

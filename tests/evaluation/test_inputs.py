@@ -11,7 +11,7 @@ from torch import Tensor
 from rattle.attacks import PGD, AutoAttack
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.inputs import as_attacks
+from rattle.evaluation.inputs import as_attacks, image_checksums
 from rattle.threat import Threat
 from support.tiny_runs import digits, linear
 
@@ -134,3 +134,22 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
     x, y = images(4)
     evaluate(linear(), x, y, AutoAttack(threat=THREAT, version="rand"))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_checksum_of_an_image_is_that_of_its_bytes_in_any_form() -> None:
+    x, y = torch.randint(256, (5, 3, 4, 6), dtype=torch.uint8), torch.arange(5)
+    known = image_checksums(x, y)
+    for same in (x / 255, (x / 255).double(), x.to(memory_format=torch.channels_last), x * (1 / 255)):
+        assert image_checksums(same, y.int()) == known
+    assert image_checksums(x[2:4], y[2:4]) == known[2:4]
+    changed = x.clone()
+    changed[0, 0, 0, 0] += 1
+    for other in ((changed, y), (x, y + 1), (x.transpose(2, 3), y)):
+        assert image_checksums(*other)[0] != known[0]
+
+
+def test_an_image_that_comes_again_has_a_checksum_of_its_own() -> None:
+    x, y = torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 1])
+    first, again, other = image_checksums(x, y)
+    assert again == f"{first}+1"
+    assert other not in (first, again)

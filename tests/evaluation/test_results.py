@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from rattle.evaluation.results import AttackResult, Evaluation, load_results, save_results
+from rattle.evaluation.results import (
+    AttackResult,
+    Evaluation,
+    StoredResult,
+    load_results,
+    protocol_differences,
+    save_results,
+)
 
 SETTINGS = {"kind": "PGD", "threat": {"norm": "linf", "epsilon": 0.1}}
 
@@ -27,10 +34,14 @@ def test_results_are_read_back(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "results" / "rays.json").read_text())["attacks"]["rays"]["adbd"] == pytest.approx(0.3)
 
 
-def test_results_on_other_images_have_another_protocol(tmp_path: Path) -> None:
-    first, second = (load_results(write(tmp_path / data, data=data))[0]["pgd20"] for data in ("digits", "svhn"))
-    assert first.protocol != second.protocol
-    assert first.protocol == load_results(tmp_path / "digits")[0]["pgd20"].protocol
+def test_a_result_knows_its_images_by_number_and_by_checksum(tmp_path: Path) -> None:
+    old = load_results(write(tmp_path / "old", data="digits"))[0]["pgd20"]
+    assert (old.index, old.images, old.places) == ((0, 1), (), ("digits:0", "digits:1"))  # the first n
+    pgd = AttackResult(settings=SETTINGS, flags=[True], seconds=1.0)  # ended before the second image
+    result = Evaluation(clean=[True, False], attacks={"pgd20": pgd}, index=[7, 3], images=["aa", "bb"])
+    save_results(result, tmp_path / "new")
+    new = load_results(tmp_path / "new")[0]["pgd20"]
+    assert (new.index, new.images, new.clean) == ((7,), ("aa",), (1,))
 
 
 def test_a_folder_that_is_not_there_holds_no_results(tmp_path: Path) -> None:
@@ -57,3 +68,21 @@ def test_a_damaged_file_is_named_and_the_others_are_read(content: str, note: str
     found, notes = load_results(folder)
     assert list(found) == ["rays"]
     assert notes == [note]
+
+
+def stored(**settings: object) -> str:
+    settings = {"kind": "PGD", "threat": {"norm": "linf", "epsilon": 0.1}} | settings
+    return StoredResult(attack="pgd20", flags=(1, 0), clean=(1, 1), data="digits", settings=settings).protocol
+
+
+def test_protocols_differ_in_threat_and_every_setting_that_both_record() -> None:
+    assert protocol_differences(stored(), stored()) == []
+    assert protocol_differences(stored(step_size=0.1), stored(step_size=0.1 + 1e-17)) == []
+    assert protocol_differences(stored(step_size=0.1), stored(step_size=0.2)) == ["step_size (0.1; 0.2)"]
+    other = stored(threat={"norm": "l2", "epsilon": 0.1})
+    assert protocol_differences(stored(), other) == ["threat.norm (linf; l2)"]
+    assert protocol_differences(stored(shrinking=False), stored(eps_schedule=False)) == []  # named by other versions
+    inner = {"surrogate": {"threat": {"epsilon": 0.2}}}
+    assert protocol_differences(stored(**inner), stored(surrogate={"threat": {"epsilon": 0.3}})) == [
+        "surrogate.threat.epsilon (0.2; 0.3)"
+    ]

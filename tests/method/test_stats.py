@@ -13,7 +13,6 @@ from rattle.stats import (
     Interval,
     McNemar,
     Sample,
-    differ,
     difference,
     holm,
     mcnemar,
@@ -21,6 +20,7 @@ from rattle.stats import (
     student,
     summarise,
     t_interval,
+    two_sided_p,
     welch,
     wilson,
 )
@@ -136,12 +136,36 @@ def test_welch_is_scipys_test_of_unequal_variances() -> None:
 
 
 def test_the_difference_is_tested_over_seeds_where_there_are_several() -> None:
-    assert differ(sample(0.40, 0.41, 0.42), sample(0.50, 0.51, 0.52))
-    assert not differ(sample(0.40, 0.50, 0.60), sample(0.45, 0.50, 0.58))
-    assert not differ(sample(0.40), sample(0.90, 0.91))
-    assert differ(sample(0.40, 0.41, 0.42), sample(0.50, 0.51, 0.52, seeds=(7, 8, 9)))
-    assert not differ(sample(0.1, protocol="x"), sample(0.9, protocol="y"))
-    assert not differ(sample(0.1), sample(0.9, n=50))
+    def p(*samples: Sample) -> float:
+        found = two_sided_p(*samples)
+        assert found is not None
+        return found
+
+    assert p(sample(0.40, 0.41, 0.42), sample(0.50, 0.51, 0.52)) < 0.05
+    assert p(sample(0.40, 0.50, 0.60), sample(0.45, 0.50, 0.58)) > 0.05
+    assert p(sample(0.40, 0.41, 0.42), sample(0.50, 0.51, 0.52, seeds=(7, 8, 9))) < 0.05
+    assert two_sided_p(sample(0.40), sample(0.90, 0.91)) is None
+    assert two_sided_p(sample(0.1, protocol="x"), sample(0.9, protocol="y")) is None
+    assert two_sided_p(sample(0.1), sample(0.9, n=50)) is None
+
+
+def test_the_interval_of_a_paired_difference_is_bonett_and_prices() -> None:
+    found = mcnemar([1] * 10 + [0] * 2 + [1] * 38, [0] * 10 + [1] * 2 + [1] * 38)
+    assert (found.only_first, found.only_second, found.difference) == (10, 2, -0.16)
+    half = 1.959964 * math.sqrt((14 / 52 - (8 / 52) ** 2) / 52)  # their eq. with 11 and 3 of 52
+    assert found.interval.low == pytest.approx(-8 / 52 - half, abs=1e-6)
+    assert found.interval.high == pytest.approx(-8 / 52 + half, abs=1e-6)
+    same = mcnemar([1, 0], [1, 0]).interval
+    assert same.low < 0 < same.high
+
+
+def test_the_interval_of_a_paired_difference_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng, n, only_first, only_second, held = np.random.default_rng(0), 200, 0.08, 0.05, 0
+    for _ in range(500):
+        cells = rng.choice(3, size=n, p=[only_first, only_second, 1 - only_first - only_second])
+        found = mcnemar(cells != 1, cells != 0).interval
+        held += found.low <= only_second - only_first <= found.high
+    assert 0.92 <= held / 500 <= 0.98
 
 
 def test_a_difference_is_paired_by_images_or_by_the_seeds_that_both_have() -> None:

@@ -16,7 +16,7 @@ import pytest
 from rattle.errors import RattleError
 from rattle.paper import tables as paper
 from rattle.report import build
-from rattle.report.compare import paired_tests, published_points
+from rattle.report.compare import compare_runs, published_points
 from rattle.report.figures import by_epsilon, comparable, confusion_counts
 from rattle.report.naming import method_of, title_of, unique_labels
 from rattle.report.page import for_script
@@ -121,22 +121,22 @@ def test_a_clear_difference_is_named_and_noise_is_not(tmp_path: Path) -> None:
     first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b", seed=1)
     made.result(first, "pgd20", [1] * 50 + [0] * 50, [1] * 99 + [0])
     made.result(second, "pgd20", [1] * 70 + [0] * 30, [0] + [1] * 99)
-    found, refused = paired_tests(load_runs([first, second]))
+    found, refused = compare_runs(load_runs([first, second]))
     assert refused == []
     assert [(p.attack, p.conclusion) for p in found] == [
         ("clean", "cannot be told apart"),
         ("pgd20", "TRADES, seed 1 is better"),
     ]
-    assert found[1].p_adjusted >= found[1].test.p_mid
+    assert found[1].p_adjusted >= found[1].p
 
 
 def test_results_under_another_threat_are_not_compared(tmp_path: Path) -> None:
     first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b")
     made.result(first, "pgd20", [1, 0], [1, 1])
     made.result(second, "pgd20", [1, 0], [1, 1], epsilon=0.1)
-    found, refused = paired_tests(load_runs([first, second]))
+    found, refused = compare_runs(load_runs([first, second]))
     assert [p.attack for p in found] == ["clean"]
-    assert "another threat" in refused[0]
+    assert refused == ["TRADES, seed 0, a and TRADES, seed 0, b (PGD-20): they differ in threat.epsilon (0.2; 0.1)"]
 
 
 def test_html_in_class_names_recipe_names_and_folders_stays_text(tmp_path: Path) -> None:

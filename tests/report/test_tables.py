@@ -55,8 +55,8 @@ def test_names_are_escaped_in_every_format() -> None:
     assert r"a\_b \| 50% & &lt;i>" in write_table(table, "markdown")
     assert r"a\_b | 50\% \& <i>" in write_table(table, "latex")
     rows = list(csv.reader(io.StringIO(write_table(table, "csv"))))
-    assert rows[0] == ["method", "seeds", "my_attack_mean", "my_attack_deviation", "my_attack_best"]
-    assert rows[1] == ["a_b | 50% & <i>", "1", "0.500000", "", "0"]
+    assert rows[0] == ["method", "seeds", "my_attack_mean", "my_attack_deviation", "my_attack_n", "my_attack_best"]
+    assert rows[1] == ["a_b | 50% & <i>", "1", "0.500000", "", "100", "0"]
     assert rows[2][0] == "'=1+1"
 
 

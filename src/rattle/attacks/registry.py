@@ -5,25 +5,21 @@ To add an attack, write one file and one line in ATTACKS, or call `register_atta
 
 import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
-from rattle.attacks.autoattack import AttackSequence, AutoAttack, components
-from rattle.attacks.base import Attack
+from rattle.attacks.autoattack import ENSEMBLES, AttackSequence, AutoAttack, components
+from rattle.attacks.base import Attack, Ensemble
 from rattle.attacks.pgd import PGD
 from rattle.attacks.rays import RayS
-from rattle.errors import RattleError, unknown
+from rattle.errors import RattleError, unknown, with_fields
 from rattle.threat import Threat
 
 COUNTED: dict[str, Literal["ce", "cw"]] = {"pgd": "ce", "cw": "cw"}  # PGD with a number of steps in its name: its loss
 USUAL_STEPS = 20  # of a counted attack whose name has no number
 ATTACKS: dict[str, Callable[[Threat], Attack]] = {
     "fgsm": lambda threat: PGD(threat=threat, steps=1, step_size=threat.epsilon, start="none"),
-    "apgd-ce": lambda threat: components("standard", threat)["apgd-ce"],
-    "apgd-dlr": lambda threat: components("plus", threat)["apgd-dlr"],
-    "apgd-t": lambda threat: components("standard", threat)["apgd-t"],
-    "fab": lambda threat: components("plus", threat)["fab"],
-    "fab-t": lambda threat: components("standard", threat)["fab-t"],
-    "square": lambda threat: components("standard", threat)["square"],
+    **{name: lambda threat, name=name: components("standard", threat)[name] for name in ENSEMBLES["standard"]},
+    **{name: lambda threat, name=name: components("plus", threat)[name] for name in ("apgd-dlr", "fab")},
     "autoattack": lambda threat: AutoAttack(threat=threat),
     "autoattack-plus": lambda threat: AutoAttack(threat=threat, version="plus"),
     "autoattack-rand": lambda threat: AutoAttack(threat=threat, version="rand"),
@@ -59,18 +55,22 @@ def counted(name: str) -> tuple[str, int] | None:
     return (match[1], int(match[2] or USUAL_STEPS)) if match else None
 
 
-def get_attack(name: str, threat: Threat) -> Attack:
-    """The attack of this name on this threat; RattleError with the nearest name if there is none.
+def get_attack(name: str, threat: Threat, **settings: Any) -> Attack:
+    """The attack of this name on this threat, with these fields of it changed; RattleError if there is none.
 
-    >>> get_attack("cw20", Threat(epsilon=0.1)).steps
+    >>> get_attack("cw20", Threat(epsilon=0.1), restarts=5).steps
     20
     """
-    if name in ATTACKS:
-        return ATTACKS[name](threat)
+    family, steps = counted(name) or ("", 0)
     if name in RENAMED:
         raise RattleError(f"{name} is not AutoAttack and is now called {RENAMED[name]}")
-    family, steps = counted(name) or ("", 0)
-    if steps < 1:
+    if name not in ATTACKS and steps < 1:
         raise unknown("attack", name, list_attacks())
-    # step 2 epsilon / K: PGD-20 at epsilon 0.031 then uses 0.0031 (the paper's and TRADES': 0.003)
-    return PGD(threat=threat, steps=steps, step_size=2 * threat.epsilon / steps, loss=COUNTED[family])
+    if name in ATTACKS:
+        attack = ATTACKS[name](threat)
+    else:  # step 2 epsilon / K: PGD-20 at epsilon 0.031 then uses 0.0031 (the paper's and TRADES': 0.003)
+        attack = PGD(threat=threat, steps=steps, step_size=2 * threat.epsilon / steps, loss=COUNTED[family])
+    if settings and (isinstance(attack, Ensemble) or (family and "steps" in settings)):
+        meant = f"{family}K has K steps" if family else "its parts are attacks of their own, such as apgd-ce"
+        raise RattleError(f"{name} with other {', '.join(settings)} would not be {name}: {meant}")
+    return with_fields(attack, settings, name) if settings else attack

@@ -2,18 +2,20 @@
 
 import json
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
 from torch import Tensor
 
-from rattle.attacks.registry import get_attack
+from rattle.attacks import Attack
+from rattle.attacks.registry import counted, get_attack, list_attacks
 from rattle.cli.console import Console, print_table
-from rattle.cli.options import parse
+from rattle.cli.options import parse, take_attack_settings, typed
 from rattle.data.dataset import choose_images
-from rattle.errors import RattleError
+from rattle.errors import RattleError, unknown
 from rattle.evaluation.evaluate import curve, evaluate
 from rattle.evaluation.results import Evaluation, curve_to_plain
 from rattle.evaluation.target import Network, Target, target_from_checkpoint, target_from_weights
@@ -22,6 +24,8 @@ from rattle.report.tables import accuracy_row, percent
 from rattle.runs import distributed
 from rattle.runs.progress import NullConsole
 from rattle.threat import Norm, Threat
+
+T = TypeVar("T", bound="AttackOptions")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class ThreatOptions:
 class AttackOptions:
     """What every command that attacks takes."""
 
-    attacks: tuple[str, ...] = ("pgd20", "cw20")  # fgsm, pgdK, cwK, apgd-ce, fab-t, square, autoattack, rays ...
+    # fgsm, pgdK, cwK, apgd-ce, fab-t, square, autoattack, rays ...; settings of one: --pgd20.step-size 0.01
+    attacks: tuple[str, ...] = ("pgd20", "cw20")
     threat: ThreatOptions = ThreatOptions()
     n: int | None = None  # a sample of n test images, classes in proportion; all when not given
     first: bool = False  # take the first n test images instead of a sample, as the reference does
@@ -50,6 +55,15 @@ class AttackOptions:
     seed: int = 0  # of the attacks' random draws
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
     out: str = ""  # folder for the results; the run's own, or WEIGHTS-results, when not given
+    changes: tyro.conf.Suppress[dict[str, dict[str, str]]] = field(default_factory=dict)  # see `parse_attacking`
+
+    def chosen(self, threat: Threat) -> dict[str, Attack]:
+        """The attacks on a threat, by the names of their results; one with other settings has them in its name."""
+        for name in (name for name in self.changes if name not in self.attacks):
+            if name not in list_attacks() and counted(name) is None:
+                raise unknown("attack", name, [*self.attacks, "threat"])
+            raise RattleError(f"--{name}.* changes {name}, but --attacks runs {', '.join(self.attacks)}")
+        return dict(changed_attack(name, threat, self.changes.get(name, {})) for name in self.attacks)
 
     def settings(self, target: Target) -> dict[str, Any]:
         """The settings of `evaluate` and `curve` for a target."""
@@ -78,6 +92,28 @@ class AttackOptions:
         return {"sample": order, "test_images": len(target.test), **within}
 
 
+def changed_attack(name: str, threat: Threat, changes: Mapping[str, str]) -> tuple[str, Attack]:
+    """An attack with settings as they were written, and its name: `pgd40,step-size=0.01` where one is not the usual.
+
+    So its result never replaces, nor is compared with, that of the attack people know by the name.
+    """
+    usual = get_attack(name, threat)
+    hints = get_type_hints(type(usual))
+    if any(key.partition(".")[0] == "threat" for key in changes):
+        raise RattleError(f"the threat is the same for all attacks: --threat.epsilon, not --{name}.threat")
+    values = {key: typed(text, hints.get(key), f"{name}.{key}") for key, text in changes.items()}
+    attack = get_attack(name, threat, **values)
+    other = {key: value for key, value in values.items() if value != getattr(usual, key)}
+    texts = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in sorted(other.items())}
+    return ",".join([name, *(f"{key.replace('_', '-')}={text}" for key, text in texts.items())]), attack
+
+
+def parse_attacking(options: type[T], args: list[str], command: str) -> T:
+    """The options of a command that attacks, with the settings of single attacks in `changes`."""
+    rest, changes = take_attack_settings(args, options)
+    return replace(parse(options, rest, command), changes=changes)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options(Network, AttackOptions):
     """Attack a trained model: results go to results/ATTACK.json of its run folder, a table to the terminal.
@@ -93,7 +129,7 @@ class Options(Network, AttackOptions):
 
 
 def main(args: list[str]) -> None:
-    options = parse(Options, args, "evaluate")
+    options = parse_attacking(Options, args, "evaluate")
     with distributed.process_group():
         target = target_of(options)
         run = check_saved if options.verify else attack_target
@@ -114,12 +150,11 @@ def target_of(options: Options) -> Target:
 def attack_target(options: Options, target: Target) -> None:
     """Evaluate, then print."""
     settings, threat = options.settings(target), options.threat.over(target.threat)
-    images = target.images(settings["index"])
-    first = options.attacks[0]
-    by_epsilon = {e: get_attack(first, replace(threat, epsilon=e)) for e in options.epsilons}
-    more = {"threat": threat, "check_model": True, "save_adversarial": options.save_adversarial}
-    more |= {"within": options.within}
-    result = evaluate(target.model, images.x, images.y, options.attacks, **more, **settings)
+    images, attacks = target.images(settings["index"]), options.chosen(threat)
+    first = next(iter(attacks))
+    by_epsilon = {e: next(iter(options.chosen(replace(threat, epsilon=e)).values())) for e in options.epsilons}
+    more = {"check_model": True, "save_adversarial": options.save_adversarial, "within": options.within}
+    result = evaluate(target.model, images.x, images.y, attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
     if not distributed.is_main():
         return

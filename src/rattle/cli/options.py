@@ -1,6 +1,8 @@
 """Options from types: tyro reads a dataclass, its comments are the help, and every number may be a fraction (8/255)."""
 
-from typing import TypeVar
+import re
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import tyro
 
@@ -8,6 +10,7 @@ from rattle.errors import RattleError
 from rattle.recipes.schema import number
 
 T = TypeVar("T")
+ATTACK_SETTING = re.compile(r"--([A-Za-z][\w+-]*)\.([\w.-]+)(?:=(.*))?")  # --pgd40.step-size, --pgd40.step-size=0.01
 FRACTIONS = tyro.constructors.ConstructorRegistry()
 
 
@@ -53,3 +56,32 @@ def take_kinds(args: list[str], choices: dict[str, dict[str, type | None]]) -> t
             raise RattleError(f"{option} must be one of {', '.join(choices[name])}, got {value!r}")
         chosen[name] = kinds[value.lower()]
     return rest, chosen
+
+
+def take_attack_settings(args: list[str], options: type) -> tuple[list[str], dict[str, dict[str, str]]]:
+    """Pull `--ATTACK.FIELD VALUE` out of the arguments, as {attack: {field: value}}; a field alone is true.
+
+    options: the dataclass of the command; dotted options that begin with a field of it, as --threat.epsilon, are left.
+    """
+    own, rest, found = {field.name for field in fields(options)}, [], {}
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        match = ATTACK_SETTING.fullmatch(word)
+        if match is None or match[1].replace("-", "_") in own:
+            rest.append(word)
+            continue
+        value = match[3]
+        if value is None:
+            value = words.pop(0) if words and not words[0].startswith("--") else "true"
+        found.setdefault(match[1], {})[match[2].replace("-", "_")] = value
+    return rest, found
+
+
+def typed(text: str, kind: Any, where: str) -> Any:
+    """What was written for a field of this type; what cannot be read as one stays text, for the field to refuse."""
+    if kind is float:
+        return number(text, where)
+    if kind is int and re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    return {"true": True, "false": False}.get(text.lower(), text) if kind is bool else text

@@ -12,6 +12,7 @@ from rattle.cli.console import Console
 from rattle.cli.options import parse
 from rattle.paper.tables import published
 from rattle.report import build
+from rattle.report.run_data import load_runs
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Options:
     """Write one self-contained HTML page of runs: results, comparison, curves, examples, landscapes, cost, settings.
     What it needs and a run lacks (gallery, accuracy against epsilon, landscapes) is computed from the checkpoint."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders; the first is the one others are compared with
+    # run folders, or folders of results of other models; with more than four, each is compared with the first
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
     out: str = ""  # the page; report.html in the first run's folder when not given
     compute: bool = True  # --no-compute: show only what is stored already
 
@@ -35,5 +37,6 @@ def report(
 ) -> Path:
     """Compute what the page of these run folders lacks, as far as there are checkpoints, and write it to `out`."""
     if compute:
+        load_runs(runs)  # refuses what is no run and no results before minutes are spent on the others
         prepare(runs, console=console)
     return build(runs, out, published=published)

@@ -18,7 +18,7 @@ class Options:
     """Print a table of runs. Runs that differ in their seed alone share a row; the best of a column is bold only where
     it differs significantly from every other row."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # evaluated run folders
+    runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # evaluated run folders, or folders of results alone
     format: Format = "markdown"
     out: str = ""  # file to write; the terminal when not given
 

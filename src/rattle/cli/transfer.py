@@ -6,10 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from rattle.attacks.registry import get_attack
 from rattle.attacks.transfer import Transfer
-from rattle.cli.evaluate import AttackOptions, print_result
-from rattle.cli.options import parse
+from rattle.cli.evaluate import AttackOptions, parse_attacking, print_result
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.target import target_from_checkpoint
@@ -24,15 +22,15 @@ class Options(AttackOptions):
 
 
 def main(args: list[str]) -> None:
-    options = parse(Options, args, "transfer")
+    options = parse_attacking(Options, args, "transfer")
     surrogate, target = target_from_checkpoint(options.from_), target_from_checkpoint(options.to)
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")
     settings, threat = options.settings(target), options.threat.over(target.threat)
     images = target.images(settings["index"])
     attacks = {
-        f"transfer-{name}": Transfer(attack=get_attack(name, threat), surrogate=surrogate.model, name=surrogate.name)
-        for name in options.attacks
+        f"transfer-{name}": Transfer(attack=attack, surrogate=surrogate.model, name=surrogate.name)
+        for name, attack in options.chosen(threat).items()
     }
     settings["metadata"]["surrogate"] = surrogate.metadata["checkpoint"]
     result = evaluate(target.model, images.x, images.y, attacks, within=options.within, **settings)

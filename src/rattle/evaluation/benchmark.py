@@ -39,6 +39,7 @@ def benchmark(
         index = choose_images(test.y, n, first=first, shuffled=settings.get("within") is not None)
         images, settings = test[index], {"index": index, **settings}
         x, y = images.x, images.y
+        settings["metadata"] = {"data": data, **(settings.get("metadata") or {})}
     elif isinstance(data, tuple):
         if len(data) != 2:
             raise RattleError(f"data as a tuple is (images, labels), got {len(data)} entries")

@@ -19,7 +19,16 @@ from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
-from rattle.evaluation.inputs import Array, Attacks, Images, as_attacks, as_float, as_tensors, as_threat
+from rattle.evaluation.inputs import (
+    Array,
+    Attacks,
+    Images,
+    as_attacks,
+    as_float,
+    as_tensors,
+    as_threat,
+    image_checksums,
+)
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
 from rattle.evaluation.verify import run_and_verify, save_images
 from rattle.randomness import ImageStreams
@@ -75,6 +84,12 @@ class EvalPlan:
         settings = {"seed": self.seed, "batch_size": self.batch_size, "mask": start.tolist()}
         key = cache_key(self.model, self.x, self.y, attack, index=self.index.tolist(), **settings)
         return ResultCache(self.out, name, key, images=self.save_adversarial)
+
+    def images(self) -> dict[str, Any]:
+        """Which images these are, for an Evaluation: their checksums only where result files are written."""
+        first = torch.equal(self.index, torch.arange(len(self.index)))
+        checksums = None if self.out is None else image_checksums(self.x, self.y)
+        return {"index": None if first else self.index.tolist(), "images": checksums}
 
     @property
     def device(self) -> torch.device:
@@ -197,8 +212,7 @@ def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: b
             warnings = find_warnings(plan.model, as_float(plan.x[few].to(plan.device)), plan.y[few].to(plan.device))
         for name, attack in attacks.items():
             results[name] = run_attack(plan, name, attack, start)
-    index = None if torch.equal(plan.index, torch.arange(len(plan.index))) else plan.index.tolist()
-    result = Evaluation(clean=clean.tolist(), attacks=results, index=index)
+    result = Evaluation(clean=clean.tolist(), attacks=results, **plan.images())
     if check_model:
         accuracies = {name: attack.accuracy for name, attack in results.items()}
         parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in results.items()}

@@ -1,5 +1,7 @@
 """What `evaluate` accepts, turned into one form: tensors, and attacks by name."""
 
+import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -98,6 +100,23 @@ def as_threat(threat: Threat | None, norm: Norm | None, epsilon: float | None) -
 def as_float(x: Tensor) -> Tensor:
     """Images in [0, 1]: uint8 ones divided by 255, others as they are."""
     return x if x.is_floating_point() else to_float(x)
+
+
+def image_checksums(x: Tensor, y: Tensor) -> list[str]:
+    """A checksum of each image and its label, by which results on overlapping sets of images are paired.
+
+    Bytes and floats in [0, 1] of the same image have the same one: a float counts as the nearest 255th. An image that
+    comes again has the number of times after it, so that no two are equal.
+    """
+    found, seen = [], Counter[str]()
+    for part, labels in zip(x.split(1000), y.split(1000), strict=True):
+        pixels = part if part.dtype == torch.uint8 else (255 * part).round().to(torch.uint8)
+        for image, label in zip(pixels.cpu().contiguous().numpy(), labels.tolist(), strict=True):
+            start = f"{label} {image.shape} ".encode()
+            checksum = hashlib.blake2b(start + image.tobytes(), digest_size=6).hexdigest()
+            found.append(f"{checksum}+{seen[checksum]}" if seen[checksum] else checksum)
+            seen[checksum] += 1
+    return found
 
 
 def as_attacks(attacks: Attacks, threat: Threat | None) -> dict[str, Attack]:

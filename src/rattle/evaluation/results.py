@@ -4,6 +4,7 @@ Robust accuracy is the mean of an attack's flags; the worst case over attacks is
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
+from rattle.recipes.schema import flatten
 from rattle.runs.io import Plain, read_json, write_atomically
 from rattle.runs.paths import Run
 from rattle.stats import wilson
+
+MODEL_KEYS = ("name", "checkpoint", "recipe")  # of a result file: what the model is called, its weights, its recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ class Evaluation:
     clean: list[bool]  # correct without an attack, image by image
     attacks: dict[str, AttackResult]  # each of all images, or of as many of the first as `within` asked for
     index: list[int] | None = None  # the images' numbers in their dataset; None: the first n of it
+    images: list[str] | None = None  # their checksums, by which results are paired; None where no file is written
     warnings: tuple[str, ...] = ()  # what may make these numbers unreliable
     metadata: Mapping[str, Any] = field(default_factory=dict)  # what else the result files say: checkpoint, data, ...
 
@@ -79,8 +84,8 @@ class Evaluation:
         """One attack and the images it was run on."""
         attack = self.attacks[name]
         n = len(attack.flags)
-        index = None if self.index is None else self.index[:n]
-        return replace(self, clean=self.clean[:n], attacks={name: attack}, index=index)
+        index, images = (None if each is None else each[:n] for each in (self.index, self.images))
+        return replace(self, clean=self.clean[:n], attacks={name: attack}, index=index, images=images)
 
     def records(self) -> list[Plain]:
         """A flat row for the clean images, each attack and each part of an ensemble, for a table or a data frame."""
@@ -115,7 +120,7 @@ class Evaluation:
             "seconds": sum(a.seconds for a in self.attacks.values()),
             "attacks": {name: a.to_plain() for name, a in self.attacks.items()},
             "clean_flags": list(map(int, self.clean)),
-            **({} if self.index is None else {"index": self.index}),
+            **{key: value for key in ("index", "images") if (value := getattr(self, key)) is not None},
             "advice": list(self.warnings),
         }
 
@@ -126,9 +131,9 @@ def record(name: str, flags: Sequence[bool], seconds: float) -> Plain:
     return {"attack": name, "n": len(flags), **accuracy, "seconds": seconds}
 
 
-def share(name: str, flags: Sequence[bool]) -> Plain:
+def share(name: str, flags: Sequence[float]) -> Plain:
     """An accuracy and its Wilson 95 % interval, as two entries whose keys begin with `name`."""
-    interval = wilson(sum(flags), len(flags))
+    interval = wilson(int(sum(flags)), len(flags))
     return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": [interval.low, interval.high]}
 
 
@@ -171,11 +176,19 @@ class StoredResult:
     flags: tuple[int, ...]
     clean: tuple[int, ...]  # as many
     data: str  # the images' source; "" in files that do not say
+    index: tuple[int, ...] = ()  # the images' numbers in it
+    images: tuple[str, ...] = ()  # their checksums; none in files of earlier versions
+    model: Mapping[str, str] = field(default_factory=dict)  # what the file says of it, of MODEL_KEYS
 
     @property
     def protocol(self) -> str:
-        """Which images were attacked and how; results that differ in it are not comparable."""
-        return json.dumps([self.data, len(self.flags), self.settings.get("threat"), self.attack], sort_keys=True)
+        """How the images were attacked; results are comparable where `protocol_differences` finds nothing."""
+        return json.dumps({"attack": self.attack, **self.settings})
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Each image by its dataset and number, which tells images apart where a file has no checksums."""
+        return tuple(f"{self.data}:{i}" for i in self.index)
 
     @property
     def epsilon(self) -> float | None:
@@ -208,8 +221,36 @@ def stored_result(plain: Plain, name: str) -> StoredResult:
     clean, flags = (tuple(map(int, each)) for each in (plain["clean_flags"], entry["flags"]))
     if not flags or len(flags) != len(clean):
         raise ValueError(name)
-    settings, data = entry.get("settings") or {}, str(plain.get("data", ""))
-    return StoredResult(attack=name, settings=settings, flags=flags, clean=clean, data=data)
+    settings = dict(entry.get("settings") or {})
+    data, model = str(plain.get("data") or ""), {key: str(plain[key]) for key in MODEL_KEYS if plain.get(key)}
+    index = tuple(map(int, plain.get("index", range(len(flags)))))  # earlier versions always took the first n
+    images = tuple(map(str, plain["images"])) if isinstance(plain.get("images"), list) else ()
+    if len(index) != len(flags) or len(images) not in (0, len(flags)):
+        raise ValueError(name)
+    which = {"data": data, "index": index, "images": images, "model": model}
+    return StoredResult(attack=name, settings=settings, flags=flags, clean=clean, **which)
+
+
+def protocol_differences(one: str, other: str) -> list[str]:
+    """In what two protocols of `StoredResult` differ, each as "name (one; other)"; nothing if results are comparable.
+
+    A setting that one of them lacks, as another version wrote it, does not count.
+    """
+    if one == other:
+        return []
+    ours, theirs = (flatten(json.loads(each)) for each in (one, other))
+    changed = [key for key in ours if key in theirs and not same(ours[key], theirs[key])]
+    return [f"{key} ({short(ours[key])}; {short(theirs[key])})" for key in changed]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal settings; numbers up to the rounding of their text."""
+    numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
+    return math.isclose(a, b, rel_tol=1e-9) if numbers else a == b
+
+
+def short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def read_result(path: Path, name: str, key: str) -> Plain | None:

@@ -1,68 +1,62 @@
-"""Comparisons between runs: McNemar's test on the same images with Holm's adjustment, runs grouped by seed, and clean
-against robust accuracy beside the paper's figures."""
+"""Comparisons between runs: tests of each pair on the same images, runs grouped by seed, and clean against robust
+accuracy beside the paper's figures."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rattle.report.naming import title_of
+from rattle.evaluation.results import StoredResult, protocol_differences
 from rattle.report.run_data import RunData
+from rattle.report.significance import PairedTest, paired_tests
 from rattle.report.tables import Accuracy, Comparison, accuracy, compare, sorted_attacks
-from rattle.stats import LEVEL, McNemar, Sample, holm, mcnemar
+from rattle.stats import Sample, on_shared_images
 
 ALL_PAIRS = 4  # up to this many runs every pair is compared; beyond it each with the first
+BEST_KNOWN = "best-known"  # the column of what withstood every attack, beside AutoAttack's
 NOT_THE_METHOD = ("seed", "threads")  # settings in which runs of one method may differ
 STRONGEST = {"autoattack": 0, "pgd20": 1, "cw20": 2}  # of the attacks that the runs have in common; others stand at 3
 PublishedRows = Callable[[str], Iterable[tuple[int, Any]]]  # recipe -> (table's number, its row)
 
 
-@dataclass(frozen=True, slots=True)
-class PairedTest:
-    """Two runs under one attack."""
-
-    first: str
-    second: str
-    attack: str
-    test: McNemar
-    p_adjusted: float
-
-    @property
-    def significant(self) -> bool:
-        return self.p_adjusted < 1 - LEVEL
-
-    @property
-    def conclusion(self) -> str:
-        if not self.significant:
-            return "cannot be told apart"
-        return f"{self.second if self.test.difference > 0 else self.first} is better"
-
-
-def columns_of(run: RunData) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """{column: (protocol, flags)}, clean first; only flags of the same protocol are comparable."""
-    if not run.results:
+def columns_of(run: RunData) -> dict[str, Sample]:
+    """{column: what was measured}: clean on the most images, the attacks, and the best known beside AutoAttack."""
+    if run.largest is None:
         return {}
-    first = next(iter(run.results.values()))
-    clean = json.dumps([first.data, len(first.clean), "clean"])
-    attacks = {name: (run.results[name].protocol, run.results[name].flags) for name in sorted_attacks([*run.results])}
-    return {"clean": (clean, first.clean), **attacks}
+    attacks = {name: sample_of(run, run.results[name]) for name in sorted_attacks([*run.results])}
+    clean = replace(sample_of(run, run.largest), flags=(run.largest.clean,), protocol=json.dumps({"attack": "clean"}))
+    return {"clean": clean, **attacks, **best_known(run, attacks)}
 
 
-def paired_tests(runs: Sequence[RunData]) -> tuple[list[PairedTest], list[str]]:
-    """The tests, adjusted together, and a sentence for each that could not be made."""
-    pairs = list(combinations(runs, 2)) if len(runs) <= ALL_PAIRS else [(runs[0], other) for other in runs[1:]]
-    tests, refused = [], []
-    for first, second in pairs:
-        ours, theirs = columns_of(first), columns_of(second)
-        for attack in (name for name in ours if name in theirs):
-            if ours[attack][0] != theirs[attack][0]:
-                reason = "they were measured on other images or under another threat"
-                refused.append(f"{first.label} and {second.label} under {title_of(attack)}: {reason}")
-            else:
-                tests.append((first.label, second.label, attack, mcnemar(ours[attack][1], theirs[attack][1])))
-    adjusted = holm([test.p_mid for *_, test in tests])
-    return [PairedTest(*test, p_adjusted=p) for test, p in zip(tests, adjusted, strict=True)], refused
+def sample_of(run: RunData, result: StoredResult) -> Sample:
+    which = {"images": result.images, "places": result.places}
+    return Sample(seeds=(run.seed,), flags=(result.flags,), protocol=result.protocol, **which)
+
+
+def best_known(run: RunData, attacks: Mapping[str, Sample]) -> dict[str, Sample]:
+    """On AutoAttack's images, those that no attack of the same threat broke; only where another broke more than it."""
+    bound = attacks.get("autoattack")
+    if bound is None:
+        return {}
+    threat = run.results["autoattack"].settings.get("threat")
+    others = [name for name in attacks if name != "autoattack" and run.results[name].settings.get("threat") == threat]
+    robust = dict(enumerate(bound.flags[0]))
+    for name in others:
+        rows = replace(bound, flags=(tuple(robust),))  # the numbers of its images, to see which are shared
+        if (shared := on_shared_images(rows, attacks[name])) is not None:
+            robust |= {int(i): min(robust[int(i)], flag) for i, flag in zip(*(s.flags[0] for s in shared), strict=True)}
+    flags = tuple(robust.values())
+    protocol = json.dumps({"attack": BEST_KNOWN, "of": sorted(others), "threat": threat})
+    return {BEST_KNOWN: replace(bound, flags=(flags,), protocol=protocol)} if sum(flags) < sum(bound.flags[0]) else {}
+
+
+def compare_runs(runs: Sequence[RunData], baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
+    """Tests of runs, network against network, and a sentence for each that could not be made.
+
+    All pairs; with a baseline, or more than ALL_PAIRS runs of which the first then is it, each with the baseline.
+    """
+    baseline = runs[0] if baseline is None and len(runs) > ALL_PAIRS else baseline
+    return paired_tests({run.label: samples_of([run]) for run in runs}, baseline.label if baseline else None)
 
 
 def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
@@ -70,6 +64,7 @@ def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     groups: dict[str, list[RunData]] = {}
     for run in runs:
         recipe = {key: value for key, value in run.recipe.items() if key not in NOT_THE_METHOD}
+        recipe = {"results": run.label} if run.external else recipe  # how it was trained is not known
         groups.setdefault(json.dumps(recipe, sort_keys=True, default=str), []).append(run)
     firsts = [members[0] for members in groups.values()]
     methods = [run.method for run in firsts]
@@ -78,13 +73,17 @@ def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
 
 
 def samples_of(runs: Sequence[RunData]) -> dict[str, Sample]:
-    """{column: flags over seeds}; only results under the first run's protocol count."""
+    """{column: flags over seeds}; only results under the first run's protocol count, on the images that all have."""
     found: dict[str, Sample] = {}
     for run in runs:
-        for column, (protocol, flags) in columns_of(run).items():
-            known = found.setdefault(column, Sample(seeds=(), flags=(), protocol=protocol))
-            if known.protocol == protocol:
-                found[column] = Sample(seeds=(*known.seeds, run.seed), flags=(*known.flags, flags), protocol=protocol)
+        for column, sample in columns_of(run).items():
+            if column not in found:
+                found[column] = sample
+                continue
+            other = protocol_differences(found[column].protocol, sample.protocol)
+            if not other and (both := on_shared_images(found[column], sample)):
+                known, new = both
+                found[column] = replace(known, seeds=known.seeds + new.seeds, flags=known.flags + new.flags)
     return found
 
 

@@ -6,17 +6,19 @@ from typing import Any
 
 ORDERS = {1: " + 1st", 2: " + 1st + 2nd"}
 NORMS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082"}
-TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "fgsm": "FGSM"}
+TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "fgsm": "FGSM", "best-known": "Best known"}
 
 
 def title_of(attack: str) -> str:
     """An attack in a heading: an abbreviation with a number of steps as the field writes it, any other by its name.
 
-    >>> title_of("pgd20"), title_of("clean"), title_of("my-attack")
-    ('PGD-20', 'Clean', 'my-attack')
+    >>> title_of("pgd20"), title_of("clean"), title_of("my-attack"), title_of("pgd40,step-size=0.01")
+    ('PGD-20', 'Clean', 'my-attack', 'PGD-40, step-size 0.01')
     """
-    steps = re.fullmatch(r"([a-z]{2,4})(\d+)", attack)
-    return f"{steps[1].upper()}-{steps[2]}" if steps else TITLES.get(attack, attack)
+    name, *settings = attack.split(",")
+    steps = re.fullmatch(r"([a-z]{2,4})(\d+)", name)
+    title = f"{steps[1].upper()}-{steps[2]}" if steps else TITLES.get(name, name)
+    return ", ".join([title, *(setting.replace("=", " ") for setting in settings)])
 
 
 def method_of(recipe: dict[str, Any]) -> str:

@@ -62,22 +62,24 @@ def context(runs: Sequence[RunData], published: PublishedRows) -> Plain:
         specs.append(spec)
         return {"number": len(specs) - 1, "alt": alt, "gl": bool(spec.get("gl"))}
 
-    tests, refused = compare.paired_tests(runs)
+    tests, refused = compare.compare_runs(runs)
+    trained = [run for run in runs if not run.external]  # of the others there are results alone
     found = {
         "runs": list(runs),
+        "trained": trained,
         "title": " beside ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
         "data": shared([run.data for run in runs]),
-        "model": shared([str(run.recipe.get("model")) for run in runs]),
+        "model": shared([run.model for run in runs]),
         "threat": shared([run.threat for run in runs]),
         "headline": sections.headline(runs),
         "training": sections.training(runs, add_figure),
         "trade_off": sections.scatter(runs, add_figure, published),
         "epsilons": sections.epsilons(runs, add_figure),
-        "examples": [sections.examples(run) for run in runs],
-        "classes": [sections.by_class(run, add_figure) for run in runs],
+        "examples": [sections.examples(run) for run in trained],
+        "classes": [sections.by_class(run, add_figure) for run in trained],
         "landscape": sections.landscape(runs, add_figure),
-        "cost": [sections.cost(run) for run in runs],
-        "differences": sections.differences(runs) if len(runs) > 1 else [],
+        "cost": [sections.cost(run) for run in trained],
+        "differences": sections.differences(trained),
         "seeds": sections.seeds(runs),
         "table_note": NOTE,
         "pairs": tests,

@@ -1,7 +1,7 @@
 """A run folder as the report shows it: everything that is there, and a sentence about what cannot be read. No torch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,7 @@ class RunData:
     folder: Path
     index: int = 0  # its place among the runs of a page, which decides its colour
     label: str = ""  # its name on the page, which no other run has
+    external: bool = False  # results of a model that was not trained here, and nothing else
     recipe: Plain = field(default_factory=dict)
     recipe_text: str = ""
     environment: Plain = field(default_factory=dict)
@@ -41,8 +42,22 @@ class RunData:
     notes: list[str] = field(default_factory=list)  # what could not be read
 
     @property
+    def largest(self) -> StoredResult | None:
+        """The result on the most images; None before the first evaluation."""
+        return max(self.results.values(), key=lambda result: len(result.clean), default=None)
+
+    @property
+    def stored_model(self) -> Mapping[str, str]:
+        """What the result files say of the model: name, checkpoint, recipe."""
+        return self.largest.model if self.largest else {}
+
+    @property
     def name(self) -> str:
-        return str(self.recipe.get("name", self.folder.name))
+        return (
+            external_name(self.stored_model, self.folder)
+            if self.external
+            else str(self.recipe.get("name", self.folder.name))
+        )
 
     @property
     def seed(self) -> int:
@@ -50,42 +65,75 @@ class RunData:
 
     @property
     def method(self) -> str:
-        return method_of(self.recipe)
+        return self.name if self.external else method_of(self.recipe)
+
+    @property
+    def model(self) -> str:
+        return self.stored_model.get("recipe", "") if self.external else str(self.recipe.get("model"))
 
     @property
     def data(self) -> str:
-        data = self.recipe.get("data")
+        data = {"name": self.largest.data} if self.external and self.largest else self.recipe.get("data")
         return str(data.get("name")) if isinstance(data, dict) else "None"
 
     @property
+    def main_attack(self) -> Plain:
+        """Settings of the attack trained with, or that a model not trained here was attacked with, as in a recipe."""
+        return {"attack": self.largest.settings} if self.external and self.largest else self.recipe
+
+    @property
     def threat(self) -> str:
-        return threat_text(self.recipe)
+        return threat_text(self.main_attack)
 
     @property
     def clean(self) -> tuple[int, ...] | None:
         """Correct without an attack, image by image; None before the first evaluation."""
-        return next((result.clean for result in self.results.values()), None)
+        return self.largest.clean if self.largest else None
 
     @property
     def classes(self) -> list[str]:
         return [str(name) for name in self.gallery.classes] if self.gallery else []
 
 
+def external_name(model: Mapping[str, str], folder: Path) -> str:
+    """What a model that was not trained here is called: by its own name, its weights' file, its network or the folder.
+
+    >>> external_name({"checkpoint": "zoo/plain.pt", "recipe": "net.py:build"}, Path("plain-results"))
+    'plain.pt'
+    """
+    weights = Path(model.get("checkpoint", ""))
+    if weights.parent.name == Run.checkpoints.name:  # every run has a best.safetensors
+        weights = weights.parents[1]
+    return model.get("name") or weights.name or model.get("recipe") or folder.resolve().name
+
+
 def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
-    """Read runs, and give each a label of its own."""
+    """Read runs, or folders of results alone, and give each a label of its own."""
     if not folders:
         raise RattleError("name at least one run folder")
     runs = [load_run(Path(folder)) for folder in folders]
-    names = [(run.method, f"seed {run.seed}", run.folder.name, str(run.folder)) for run in runs]
+    seeds = [str(run.folder) if run.external else f"seed {run.seed}" for run in runs]
+    names = [(run.method, seed, run.folder.name, str(run.folder)) for run, seed in zip(runs, seeds, strict=True)]
     for i, label in enumerate(unique_labels(names)):
         runs[i].index, runs[i].label = i, label
     return runs
 
 
-def read_recipe(folder: Path) -> RunData:
-    """A run with its recipe alone; raises RattleError if the folder holds none."""
+def check_folder(folder: Path) -> None:
+    """Raise RattleError if this is no folder; for a file of weights or results, with the folder that may be meant."""
+    if folder.is_file():
+        near = [folder.with_name(f"{folder.stem}-results"), folder.parent]
+        meant = next((each for each in near if load_results(each)[0]), None)
+        raise RattleError(
+            f"{folder} is a file, not a folder of a run or of results" + (f"; {meant} is" if meant else "")
+        )
     if not folder.is_dir():
         raise RattleError(f"there is no run folder {folder}")
+
+
+def read_recipe(folder: Path) -> RunData:
+    """A run with its recipe alone; raises RattleError if the folder holds none."""
+    check_folder(folder)
     if not Run(folder).exists():
         raise RattleError(f"{folder} holds no run: it has no recipe.yaml")
     run = RunData(folder)
@@ -101,8 +149,23 @@ def read_recipe(folder: Path) -> RunData:
     return run
 
 
+def load_external(folder: Path) -> RunData:
+    """A folder of results alone, such as `rattle evaluate --model ... --weights ...` or `evaluate(out=...)` writes."""
+    check_folder(folder)
+    for place in (folder, Run(folder).results):
+        results, notes = load_results(place)
+        if results:
+            models = {external_name(result.model, folder): None for result in results.values()}
+            several = [f"its results are of several models: {', '.join(models)}"] if len(models) > 1 else []
+            return RunData(folder, external=True, results=results, notes=notes + several)
+    what = "it has no recipe.yaml and no results that `rattle evaluate` wrote"
+    raise RattleError(f"{folder} holds neither a run nor results: {what}")
+
+
 def load_run(folder: Path) -> RunData:
-    """Everything in a run folder that a page shows."""
+    """Everything in a run folder that a page shows; of a folder of results, the results."""
+    if not Run(folder).exists():
+        return load_external(folder)
     run, files = read_recipe(folder), Run(folder)
     run.environment = read_json(files.environment, run.notes) or {}
     run.metrics = read_jsonl(files.metrics, run.notes)

@@ -35,7 +35,7 @@ def attack_cell(run: RunData, result: StoredResult | None) -> Plain | None:
     """Accuracy under an attack, with its radius where that is not the one trained for."""
     if result is None:
         return None
-    trained = threat_of(run.recipe)
+    trained = threat_of(run.main_attack)
     other = result.epsilon is not None and trained is not None and abs(result.epsilon - trained[1]) > 1e-9
     return asdict(accuracy(result.flags)) | {"epsilon": epsilon_text(result.epsilon or 0.0) if other else ""}
 

@@ -8,21 +8,28 @@ from typing import Literal
 from rattle.errors import RattleError
 from rattle.evaluation.results import Evaluation
 from rattle.report.naming import title_of
+from rattle.report.significance import Samples, paired_tests
 from rattle.report.writers import Bold, csv_table, latex_table, markdown_table
-from rattle.stats import Sample, differ, summarise, wilson
+from rattle.stats import summarise, wilson
 
 Format = Literal["markdown", "latex", "csv"]
 
 ORDER = {"pgd20": 0, "cw20": 1, "autoattack": 3}  # of the usual columns; others stand at 2
 NOTE = (
     "Accuracy in %, mean ± standard deviation over seeds where there are several. "
-    "Bold: highest of its column, and significantly so (p < 0.05) against every other row."
+    "Bold: highest of its column, and significantly so against every other row "
+    "(p < 0.05 after Holm's adjustment for all pairs of rows in all columns)."
 )
 
 
 def sorted_attacks(names: Sequence[str]) -> list[str]:
     """The usual attacks first and AutoAttack last, the others between them by name."""
     return sorted(names, key=lambda name: (ORDER.get(name, 2), name))
+
+
+BOUND = (
+    "Best known: of AutoAttack's images those that no attack here broke, where another broke more than AutoAttack did."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ def accuracy(flags: Sequence[float]) -> Accuracy:
     return Accuracy(100 * correct / len(flags), 100 * interval.low, 100 * interval.high)
 
 
-def percent(flags: Sequence[bool]) -> str:
+def percent(flags: Sequence[float]) -> str:
     """An accuracy and its interval as text.
 
     >>> percent([True] * 8 + [False] * 2)
@@ -63,6 +70,7 @@ class Cell:
     mean: float | None = None
     deviation: float = math.nan  # NaN with one seed
     n: int = 0
+    images: int = 0  # test images, of each seed
     best: bool = False  # highest of its column, and significantly so against every other row
 
 
@@ -73,30 +81,29 @@ class Comparison:
     columns: tuple[str, ...]  # "clean" and the attacks
     rows: Mapping[str, tuple[Cell, ...]]
 
+    @property
+    def images(self) -> int | None:
+        """How many test images every cell was measured on; None if they differ."""
+        numbers = {cell.images for row in self.rows.values() for cell in row if cell.mean is not None}
+        return numbers.pop() if len(numbers) == 1 else None
 
-def compare(samples: Mapping[str, Mapping[str, Sample]]) -> Comparison:
+
+def compare(samples: Samples) -> Comparison:
     """{method: {column: what was measured}} as cells; columns in the order of their first appearance, clean first."""
     columns = list(dict.fromkeys(column for by_column in samples.values() for column in by_column))
     columns.sort(key=lambda column: column != "clean")
     if not columns:
         raise RattleError("none of these runs has been evaluated; `rattle evaluate RUN` does it")
     rows: dict[str, tuple[Cell, ...]] = dict.fromkeys(samples, ())
+    better = {(test.attack, *test.better) for test in paired_tests(samples)[0] if test.better}
     for column in columns:
-        measured = {method: by_column[column] for method, by_column in samples.items() if column in by_column}
-        best = significantly_best(measured)
+        found = {method: summarise(by[column].accuracies) for method, by in samples.items() if column in by}
+        best = max(found, key=lambda method: found[method].mean)
+        wins = len(found) > 1 and all((column, best, other) in better for other in found if other != best)
         for method in rows:
-            found = asdict(summarise(measured[method].accuracies)) if method in measured else {}
-            rows[method] += (Cell(**found, best=method == best),)
+            numbers = asdict(found[method]) | {"images": samples[method][column].n} if method in found else {}
+            rows[method] += (Cell(**numbers, best=wins and method == best),)
     return Comparison(columns=tuple(columns), rows=rows)
-
-
-def significantly_best(samples: Mapping[str, Sample]) -> str | None:
-    """The method with the highest mean, when it differs significantly from each of the others."""
-    if len(samples) < 2:
-        return None
-    best = max(samples, key=lambda method: summarise(samples[method].accuracies).mean)
-    others = (sample for method, sample in samples.items() if method != best)
-    return best if all(differ(samples[best], other) for other in others) else None
 
 
 def write_table(comparison: Comparison, form: Format) -> str:
@@ -105,31 +112,39 @@ def write_table(comparison: Comparison, form: Format) -> str:
         return csv_text(comparison)
     missing = {"markdown": "-", "latex": "--"}[form]
     columns = ["Method", "Seeds", *map(title_of, comparison.columns)]
+    each = comparison.images is None  # then every cell says its own
     rows = [
-        [method, str(max(cell.n for cell in row)), *(cell_text(cell, missing) for cell in row)]
+        [method, str(max(cell.n for cell in row)), *(cell_text(cell, missing, with_n=each) for cell in row)]
         for method, row in comparison.rows.items()
     ]
+    n = "n: test images; tests use those that both rows have." if each else f"n = {comparison.images:,} test images."
+    notes = [NOTE, n, *([BOUND] if "best-known" in comparison.columns else [])]
     if form == "latex":
-        return latex_table(columns, rows, left=1, comments=[NOTE.replace("±", "+-")])
-    return f"{markdown_table(columns, rows, left=1)}\n{NOTE}\n"
+        return latex_table(columns, rows, left=1, comments=[note.replace("±", "+-") for note in notes])
+    return f"{markdown_table(columns, rows, left=1)}\n{' '.join(notes)}\n"
 
 
-def cell_text(cell: Cell, missing: str) -> str:
-    """Percent, with the deviation over seeds when there are several; bold when it is significantly the best."""
+def cell_text(cell: Cell, missing: str, *, with_n: bool = False) -> str:
+    """Percent, with the deviation over seeds when there are several; bold when it is significantly the best.
+
+    with_n: also the number of images.
+    """
     if cell.mean is None:
         return missing
     deviation = f" ± {100 * cell.deviation:.2f}" if cell.n > 1 else ""
-    text = f"{100 * cell.mean:.2f}{deviation}"
+    text = f"{100 * cell.mean:.2f}{deviation}" + (f" (n {cell.images:,})" if with_n else "")
     return Bold(text) if cell.best else text
 
 
 def csv_text(comparison: Comparison) -> str:
-    """Fractions of 1; three columns for each attack: mean, deviation, and whether it is significantly best."""
-    columns = [f"{column}_{part}" for column in comparison.columns for part in ("mean", "deviation", "best")]
+    """Fractions of 1; for each attack: mean, deviation, number of images, and whether it is significantly best."""
+    parts = ("mean", "deviation", "n", "best")
+    columns = [f"{column}_{part}" for column in comparison.columns for part in parts]
     rows = []
     for method, row in comparison.rows.items():
         rows.append([method, str(max(cell.n for cell in row))])
         for cell in row:
             deviation = f"{cell.deviation:.6f}" if cell.n > 1 else ""
-            rows[-1] += ["", "", ""] if cell.mean is None else [f"{cell.mean:.6f}", deviation, str(int(cell.best))]
+            found = [f"{cell.mean or 0:.6f}", deviation, str(cell.images), str(int(cell.best))]
+            rows[-1] += [""] * len(parts) if cell.mean is None else found
     return csv_table(["method", "seeds", *columns], rows)

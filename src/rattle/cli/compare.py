@@ -1,0 +1,98 @@
+"""rattle compare: evaluated models side by side on the same images, with paired tests."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rattle.cli.console import print_table
+from rattle.cli.options import parse
+from rattle.errors import RattleError
+from rattle.evaluation.results import share
+from rattle.report.compare import ALL_PAIRS, compare_runs
+from rattle.report.naming import number, p_value, title_of
+from rattle.report.run_data import RunData, load_runs
+from rattle.report.significance import PairedTest
+from rattle.report.tables import percent
+from rattle.runs.io import Plain
+
+NOTE = (
+    "Accuracy in % and difference in points, each with its own 95 % interval; p of McNemar's test on the same images, "
+    "after Holm's adjustment (tests shown: {n}). Networks are compared, not methods: that takes several seeds."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Compare evaluated models, trained here or not: each attack that two of them share, on the same images."""
+
+    models: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, or folders of results (WEIGHTS-results)
+    baseline: str = ""  # one of the folders: compare each of the others with it alone, instead of every pair
+    json: bool = False  # print the comparison as one JSON object on stdout, and nothing else
+
+
+def main(args: list[str]) -> None:
+    options = parse(Options, args, "compare")
+    folders = [options.baseline, *options.models] if options.baseline else options.models
+    given = {Path(folder).resolve(): folder for folder in folders}  # the baseline may be named twice
+    if len(given) < 2:
+        raise RattleError("name two different folders or more: rattle compare runs/a plain-results")
+    runs = load_runs(list(given.values()))
+    tests, refused = compare_runs(runs, runs[0] if options.baseline else None)
+    if not tests:
+        why = "; ".join(refused) or "they share no attack, and `rattle evaluate` has to run one on both"
+        raise RattleError(f"nothing can be compared: {why}")
+    if options.json:
+        print(json.dumps(to_plain(runs, tests, refused)))
+        return
+    for _, pair in groupby(tests, key=lambda test: (test.first, test.second)):
+        print_pair(list(pair))
+    for sentence in refused:
+        print(f"not compared: {sentence}")
+    if len(runs) > ALL_PAIRS and not options.baseline:
+        print(f"More than {ALL_PAIRS} models are compared with the first alone.")
+    print(NOTE.format(n=len(tests)))
+
+
+def print_pair(tests: Sequence[PairedTest]) -> None:
+    """A table of one pair, a row for each column, and a sentence about the strongest attack that they share."""
+    print_table(["", "n", tests[0].first, tests[0].second, "difference", "p, Holm"], [row(test) for test in tests])
+    print(f"{min(tests, key=weakness).sentence}.\n")
+
+
+def weakness(test: PairedTest) -> tuple[bool, float]:
+    """Sorts AutoAttack first, by which models are usually compared, then by the accuracy that an attack leaves."""
+    return test.attack != "autoattack", sum(sum(sample.accuracies) for sample in test.samples)
+
+
+def row(test: PairedTest) -> list[str]:
+    accuracies, counts = (percent(sample.flags[0]) for sample in test.samples), test.counts
+    low, high = (number(100 * end) for end in (counts.interval.low, counts.interval.high))
+    change = f"{'+' if counts.difference > 0 else ''}{number(100 * counts.difference)} [{low}, {high}]"
+    return [title_of(test.attack), f"{counts.n:,}", *accuracies, change, p_value(test.p_adjusted)]
+
+
+def to_plain(runs: Sequence[RunData], tests: Sequence[PairedTest], refused: Sequence[str]) -> Plain:
+    """What `--json` prints: accuracies and differences as shares of 1."""
+    models = [{"label": run.label, "folder": str(run.folder), "trained_here": not run.external} for run in runs]
+    return {"models": models, "tests": [test_to_plain(test) for test in tests], "not_compared": list(refused)}
+
+
+def test_to_plain(test: PairedTest) -> Plain:
+    counts, (first, second) = test.counts, (sample.flags[0] for sample in test.samples)
+    return {
+        "first": test.first,
+        "second": test.second,
+        "attack": test.attack,
+        "better": test.better[0] if test.better else None,
+        **share("first", first),
+        **share("second", second),
+        "difference": counts.difference,
+        "difference_interval": [counts.interval.low, counts.interval.high],
+        "p_adjusted": test.p_adjusted,
+        **asdict(counts),
+    }

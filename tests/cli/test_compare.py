@@ -1,0 +1,157 @@
+"""`rattle compare`, `table` and `report` of models that were not trained here, beside runs."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import rattle
+from rattle.cli.main import main
+from rattle.report.run_data import load_runs
+from support.tiny_runs import digits, linear, save_files, save_run
+
+ATTACKS = ["--attacks", "fgsm", "pgd3", "--threat.epsilon", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """w-results, of somebody else's network and weights, and runs/a, both evaluated on the same 60 images."""
+    folder = tmp_path_factory.mktemp("compare")
+    save_files(folder)
+    data = ["--data", str(folder / "test.npz")]
+    model = ["--model", f"{folder / 'net.py'}:Net", "--weights", str(folder / "w.pt")]
+    assert main(["evaluate", *model, *data, *ATTACKS]) == 0
+    assert main(["evaluate", str(save_run(folder / "runs" / "a")), *data, *ATTACKS]) == 0
+    return folder
+
+
+@pytest.fixture
+def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(place)
+    return place
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    capsys.readouterr()
+    assert main(list(args)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("inside")
+def test_compare_prints_accuracies_differences_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "compare", "w-results", "runs/a")
+    assert re.search(r"n +w\.pt +TRADES +difference +p, Holm", out)
+    accuracy, change = r"[\d.]+ \[[\d.]+, [\d.]+\]", r"[+-]?[\d.]+ \[-?[\d.]+, -?[\d.]+\]"
+    lines = [line.strip() for line in out.replace("\u2212", "-").splitlines()]
+    for title in ("Clean", "FGSM", "PGD-3"):
+        row = next(line for line in lines if line.startswith(title))
+        assert re.fullmatch(rf"{title} +60 +{accuracy} +{accuracy} +{change} +(< )?[\d.]+", row)
+    assert re.search(r"under PGD-3 .*\(.*n = 60, p [=<] [\d.]+\)\.", out)
+    assert "Holm's adjustment (tests shown: 3)" in out
+
+
+@pytest.mark.usefixtures("inside")
+def test_compare_json_is_one_object_with_the_flags_means(capsys: pytest.CaptureFixture[str]) -> None:
+    out = said(capsys, "compare", "runs/a", "w-results", "--json", "--baseline", "./w-results/")
+    found = json.loads(out)
+    assert [(m["label"], m["trained_here"]) for m in found["models"]] == [("w.pt", False), ("TRADES", True)]
+    tests = {test["attack"]: test for test in found["tests"]}
+    assert list(tests) == ["clean", "fgsm", "pgd3"]
+    stored = json.loads(Path("w-results/pgd3.json").read_text())
+    assert tests["pgd3"]["first"] == "w.pt"
+    assert tests["pgd3"]["first_accuracy"] == stored["robust_accuracy"]
+    assert tests["pgd3"]["first_interval"] == stored["robust_interval"]
+    low, high = tests["pgd3"]["difference_interval"]
+    assert low < tests["pgd3"]["difference"] < high
+
+
+def test_what_python_evaluated_is_compared_with_what_the_command_did(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Floats, channels last, against the bytes of a file: the images are the same."""
+    _, _, x, y = digits()
+    images = (x[:60] / 255).permute(0, 2, 3, 1).numpy()
+    settings = {"norm": "linf", "epsilon": 0.1, "metadata": {"name": "mine"}}
+    rattle.evaluate(linear(), images, y[:60].numpy(), ["fgsm", "pgd3"], out=inside / "python", **settings)
+    rattle.benchmark(linear(), "digits", attacks="fgsm", epsilon=0.1, n=60, out=inside / "benchmark")
+    found = json.loads(said(capsys, "compare", "w-results", "python", "benchmark", "--json"))
+    assert [model["label"] for model in found["models"]] == ["w.pt", "mine", "benchmark"]
+    assert found["not_compared"] == []
+    assert {test["difference"] for test in found["tests"]} == {0}
+
+
+@pytest.mark.usefixtures("inside")
+def test_a_table_has_a_row_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [line.split("|")[1].strip() for line in said(capsys, "table", "w-results", "runs/a").splitlines()[2:4]]
+    assert rows == ["w.pt", "TRADES"]
+    twice = said(capsys, "table", "w-results", "w-results").splitlines()[2:4]
+    assert all("| 1 |" in line for line in twice)  # a model named twice is not two seeds
+
+
+def test_a_page_leaves_out_what_a_model_from_elsewhere_has_not(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said(capsys, "report", "w-results", "runs/a", "--no-compute", "--out", "both.html")
+    both = (inside / "both.html").read_text()
+    assert "w.pt beside TRADES" in both
+    assert f"not trained here, {inside / 'net.py'}:Net" in both
+    missing = re.findall(r'<p class="missing">(.*?)</p>', both)
+    assert missing
+    assert not [sentence for sentence in missing if "w.pt" in sentence]
+    said(capsys, "report", "w-results", "--out", "alone.html")  # computing passes it over
+    alone = (inside / "alone.html").read_text()
+    assert set(re.findall(r'<section id="(.*?)">', alone)) == {"results", "comparison", "trade-off"}
+    assert re.findall(r'<a href="#(.*?)">', alone) == ["results", "comparison", "trade-off"]
+    assert '<p class="missing">' not in alone
+
+
+def test_a_model_is_called_by_its_name_its_weights_or_its_folder(inside: Path) -> None:
+    model, (_, _, x, y) = linear(), digits()
+    for folder, metadata in (
+        ("named", {"name": "ours", "checkpoint": "x.pt"}),
+        ("weights", {"checkpoint": "zoo/x.pt"}),
+        ("of-a-run", {"checkpoint": "runs/b/checkpoints/best.safetensors"}),
+        ("bare", {}),
+    ):
+        rattle.evaluate(model, x[:5], y[:5], "fgsm", out=inside / folder, metadata=metadata)
+    names = [run.label for run in load_runs([inside / name for name in ("named", "weights", "of-a-run", "bare")])]
+    assert names == ["ours", "x.pt", "b", "bare"]
+    same = load_runs([inside / "weights", inside / "weights" / ".." / "weights"])
+    assert len({run.label for run in same}) == 2
+
+
+def test_results_of_two_models_in_one_folder_are_pointed_out(inside: Path) -> None:
+    model, (_, _, x, y) = linear(), digits()
+    for attack in ("fgsm", "pgd2"):
+        rattle.evaluate(model, x[:5], y[:5], attack, out=inside / "mixed", metadata={"checkpoint": f"{attack}.pt"})
+    (run,) = load_runs([inside / "mixed"])
+    assert run.notes == ["its results are of several models: fgsm.pt, pgd2.pt"]
+
+
+def test_what_cannot_be_compared_is_one_sentence(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, (_, _, x, y) = linear(), digits()
+    rattle.evaluate(model, x[:9], y[:9], "pgd3", epsilon=0.2, out=inside / "few")
+    rattle.evaluate(model, x[60:120], y[60:120], "pgd3", epsilon=0.1, out=inside / "others")
+    rattle.evaluate(model, x[:60], y[:60], "pgd3", epsilon=0.2, out=inside / "stronger")
+    (inside / "empty").mkdir(exist_ok=True)
+    test = inside / "test.npz"
+    for words, sentence in (
+        (["w-results", "w.pt"], "w.pt is a file, not a folder of a run or of results; w-results is"),
+        (["w-results", "empty"], "empty holds neither a run nor results: it has no recipe.yaml and no results"),
+        (["w-results", "nowhere"], "there is no run folder nowhere"),
+        (["w-results"], "name two different folders or more"),
+        (["w-results", "./w-results"], "name two different folders or more"),
+        (
+            ["w-results", "few"],
+            f"w.pt and few (Clean): they differ in the images ({test}, n = 60; unnamed data, n = 9)",
+        ),
+        (["w-results", "others"], f"they differ in the images ({test}, n = 60; unnamed data, n = 60)"),
+    ):
+        capsys.readouterr()
+        assert main(["compare", *words]) == 2
+        err = capsys.readouterr().err
+        assert sentence in err
+        assert err.count("\n") == 1
+    out = said(capsys, "compare", "w-results", "stronger")
+    assert "w.pt and stronger (PGD-3): they differ in threat.epsilon (0.1; 0.2) and step_size" in out

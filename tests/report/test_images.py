@@ -1,0 +1,105 @@
+"""Results on different images never stand side by side without saying so."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rattle.cli.main import main
+from rattle.report.compare import columns_of, compare_runs, over_seeds
+from rattle.report.run_data import load_runs
+from rattle.report.tables import write_table
+from rattle.stats import Sample, on_shared_images
+from support import run_folders as made
+from support.tiny_runs import save_run
+
+
+def placed(folder: Path, attack: str, flags: list[int], index: list[int], **more: object) -> None:
+    """A result on these images of the digits."""
+    made.result(folder, attack, flags, [1] * len(flags))
+    path = folder / "results" / f"{attack}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"index": index, **more}))
+
+
+def test_two_samples_are_paired_by_checksum_or_else_by_number() -> None:
+    one = Sample(seeds=(0,), flags=((1, 0, 1),), images=("a", "b", "c"), places=("d:0", "d:1", "d:2"))
+    two = Sample(seeds=(0,), flags=((0, 1),), images=("c", "a"), places=("e:5", "e:6"))
+    first, second = on_shared_images(one, two) or (one, two)
+    assert (first.flags, second.flags) == (((1, 1),), ((1, 0),))
+    assert first.images == second.images == ("a", "c")
+    old = Sample(seeds=(0,), flags=((0, 0),), places=("d:2", "d:9"))
+    first, second = on_shared_images(one, old) or (one, old)
+    assert (first.flags, second.flags) == (((1,),), ((0,),))
+    assert on_shared_images(two, old) is None
+
+
+def test_a_paired_test_uses_the_images_both_have_and_says_how_many(tmp_path: Path) -> None:
+    placed(made.recipe(tmp_path / "a"), "pgd20", [1, 0, 1, 0], [4, 5, 6, 7])
+    placed(made.recipe(tmp_path / "b", seed=1), "pgd20", [0, 0], [6, 4])
+    tests, refused = compare_runs(load_runs([tmp_path / "a", tmp_path / "b"]))
+    assert refused == []
+    counts = {test.attack: (test.counts.n, test.counts.only_first, test.counts.only_second) for test in tests}
+    assert counts == {"clean": (2, 0, 0), "pgd20": (2, 2, 0)}
+
+
+def test_runs_that_share_no_image_are_not_compared(tmp_path: Path) -> None:
+    placed(made.recipe(tmp_path / "a"), "pgd20", [1, 0, 1], [0, 1, 2])
+    placed(made.recipe(tmp_path / "b", seed=1), "pgd20", [0, 0], [3, 4])
+    tests, refused = compare_runs(load_runs([tmp_path / "a", tmp_path / "b"]))
+    assert tests == []
+    assert refused == ["TRADES, seed 0 and TRADES, seed 1 (Clean, PGD-20): they share none of their 3 and 2 images"]
+
+
+def test_clean_comes_from_the_most_images_and_every_cell_says_its_number(tmp_path: Path) -> None:
+    folder = made.recipe(tmp_path / "a")
+    placed(folder, "pgd20", [1, 0, 1, 0], [0, 1, 2, 3])
+    placed(folder, "autoattack", [1, 0], [0, 1])
+    comparison = over_seeds(load_runs([folder]))
+    assert comparison.images is None
+    text = write_table(comparison, "markdown")
+    assert "| 100.00 (n 4) | 50.00 (n 4) | 50.00 (n 2) |" in text
+    assert "n: test images; tests use those that both rows have." in text
+    placed(folder, "autoattack", [1, 0, 1, 0], [0, 1, 2, 3])
+    same = write_table(over_seeds(load_runs([folder])), "latex")
+    assert "n = 4 test images." in same
+    assert "(n " not in same
+
+
+def test_seeds_count_on_the_images_that_all_have(tmp_path: Path) -> None:
+    placed(made.recipe(tmp_path / "a"), "pgd20", [1, 0, 1, 0], [0, 1, 2, 3])
+    placed(made.recipe(tmp_path / "b", seed=1), "pgd20", [1, 1], [3, 2])
+    (row,) = over_seeds(load_runs([tmp_path / "a", tmp_path / "b"])).rows.values()
+    assert (row[1].n, row[1].images, row[1].mean) == (2, 2, 0.75)
+
+
+def test_an_attack_that_breaks_more_than_autoattack_is_shown_as_the_bound(tmp_path: Path) -> None:
+    folder = made.recipe(tmp_path / "a")
+    placed(folder, "autoattack", [1, 1, 0, 1], [0, 1, 2, 3])
+    placed(folder, "pgd20", [0, 0, 1, 0], [9, 1, 2, 8])  # breaks image 1, which AutoAttack left
+    (run,) = load_runs([folder])
+    assert columns_of(run)["best-known"].flags == ((1, 0, 0, 1),)
+    text = write_table(over_seeds([run]), "markdown")
+    assert "Best known" in text
+    assert "of AutoAttack's images those that no attack here broke" in text
+    placed(folder, "pgd20", [0, 1, 1, 0], [9, 1, 2, 8])
+    assert "best-known" not in columns_of(load_runs([folder])[0])
+
+
+def test_another_threat_bounds_nothing(tmp_path: Path) -> None:
+    folder = made.recipe(tmp_path / "a")
+    placed(folder, "autoattack", [1, 1], [0, 1])
+    made.result(folder, "pgd20", [0, 0], [1, 1], epsilon=0.4)
+    assert "best-known" not in columns_of(load_runs([folder])[0])
+
+
+def test_the_readmes_sequence_gives_a_table_that_says_its_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save_run(tmp_path / "run")
+    for words in (["--attacks", "pgd5", "--n", "60"], ["--attacks", "apgd-ce", "--n", "20"]):
+        assert main(["evaluate", str(run), *words]) == 0
+    capsys.readouterr()
+    assert main(["table", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert text.count("(n 60)") == 2
+    assert text.count("(n 20)") == 1
