@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -154,4 +155,19 @@ def test_what_cannot_be_compared_is_one_sentence(inside: Path, capsys: pytest.Ca
         assert sentence in err
         assert err.count("\n") == 1
     out = said(capsys, "compare", "w-results", "stronger")
-    assert "w.pt and stronger (PGD-3): they differ in threat.epsilon (0.1; 0.2) and step_size" in out
+    sentence = "not compared: w.pt and stronger (PGD-3): they differ in threat.epsilon (0.1; 0.2) and step_size"
+    assert sentence in out
+    assert main(["table", "w-results", "stronger"]) == 0
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_damaged_result_is_named_and_the_others_are_compared(
+    inside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree("w-results", "damaged", dirs_exist_ok=True)
+    (inside / "damaged" / "fgsm.json").write_text("{")
+    capsys.readouterr()
+    assert main(["compare", "damaged", "runs/a", "--json"]) == 0
+    found = capsys.readouterr()
+    assert found.err == "warning: w.pt: fgsm.json is damaged and was left out\n"
+    assert [test["attack"] for test in json.loads(found.out)["tests"]] == ["clean", "pgd3"]

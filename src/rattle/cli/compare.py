@@ -11,11 +11,12 @@ import tyro
 
 from rattle.cli.console import print_table
 from rattle.cli.options import parse
+from rattle.cli.table import read_models
 from rattle.errors import RattleError
 from rattle.evaluation.results import share
 from rattle.report.compare import ALL_PAIRS, compare_runs
 from rattle.report.naming import number, p_value, title_of
-from rattle.report.run_data import RunData, load_runs
+from rattle.report.run_data import RunData
 from rattle.report.significance import PairedTest
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
@@ -41,7 +42,7 @@ def main(args: list[str]) -> None:
     given = {Path(folder).resolve(): folder for folder in folders}  # the baseline may be named twice
     if len(given) < 2:
         raise RattleError("name two different folders or more: rattle compare runs/a plain-results")
-    runs = load_runs(list(given.values()))
+    runs = read_models(list(given.values()))
     tests, refused = compare_runs(runs, runs[0] if options.baseline else None)
     if not tests:
         why = "; ".join(refused) or "they share no attack, and `rattle evaluate` has to run one on both"

@@ -1,5 +1,7 @@
 """rattle table: runs as a table to paste, mean and standard deviation over seeds."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +10,7 @@ import tyro
 
 from rattle.cli.options import parse
 from rattle.report.compare import over_seeds
-from rattle.report.run_data import load_runs
+from rattle.report.run_data import RunData, load_runs
 from rattle.report.tables import Format, write_table
 from rattle.runs.io import write_atomically
 
@@ -23,9 +25,21 @@ class Options:
     out: str = ""  # file to write; the terminal when not given
 
 
+def read_models(folders: Sequence[str]) -> list[RunData]:
+    """Runs and folders of results; what could not be read of them is said on stderr."""
+    runs = load_runs(folders)
+    for run in runs:
+        for note in run.notes:
+            print(f"warning: {run.label}: {note}", file=sys.stderr)
+    return runs
+
+
 def main(args: list[str]) -> None:
     options = parse(Options, args, "table")
-    text = write_table(over_seeds(load_runs(options.runs)), options.format)
+    table = over_seeds(read_models(options.runs))
+    for sentence in table.refused:
+        print(f"not compared: {sentence}", file=sys.stderr)
+    text = write_table(table, options.format)
     if options.out:
         write_atomically(Path(options.out), text.encode())
         print(f"the table is in {options.out}")

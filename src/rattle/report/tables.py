@@ -80,6 +80,7 @@ class Comparison:
 
     columns: tuple[str, ...]  # "clean" and the attacks
     rows: Mapping[str, tuple[Cell, ...]]
+    refused: tuple[str, ...] = ()  # sentences: which rows are not comparable, and why
 
     @property
     def images(self) -> int | None:
@@ -95,7 +96,8 @@ def compare(samples: Samples) -> Comparison:
     if not columns:
         raise RattleError("none of these runs has been evaluated; `rattle evaluate RUN` does it")
     rows: dict[str, tuple[Cell, ...]] = dict.fromkeys(samples, ())
-    better = {(test.attack, *test.better) for test in paired_tests(samples)[0] if test.better}
+    tests, refused = paired_tests(samples)
+    better = {(test.attack, *test.better) for test in tests if test.better}
     for column in columns:
         found = {method: summarise(by[column].accuracies) for method, by in samples.items() if column in by}
         best = max(found, key=lambda method: found[method].mean)
@@ -103,7 +105,7 @@ def compare(samples: Samples) -> Comparison:
         for method in rows:
             numbers = asdict(found[method]) | {"images": samples[method][column].n} if method in found else {}
             rows[method] += (Cell(**numbers, best=wins and method == best),)
-    return Comparison(columns=tuple(columns), rows=rows)
+    return Comparison(columns=tuple(columns), rows=rows, refused=tuple(refused))
 
 
 def write_table(comparison: Comparison, form: Format) -> str:

@@ -1,0 +1,49 @@
+"""Commands of the pages on reports and attacks run as they stand, on a network of somebody else's and runs."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import rattle
+from rattle.attacks import PGD
+from rattle.cli.main import main
+from support.tiny_runs import linear, save_run
+
+DOCS = Path(__file__).parents[2] / "docs"
+NET = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+
+
+def commands(page: str) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith("rattle ")]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    torch.save(linear().state_dict(), tmp_path / "plain.pt")
+    for name, seed in (("a", 0), ("b", 1), ("ft", 0)):
+        save_run(tmp_path / "runs" / name, seed=seed)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("page", "least"), [("report.md", 5), ("attacks.md", 2)])
+@pytest.mark.usefixtures("place")
+def test_the_commands_of_a_page_run_in_order(page: str, least: int) -> None:
+    found = commands(page)
+    assert len(found) >= least
+    for command in found:
+        words = shlex.split(command, comments=True)[1:]
+        attacking = words[0] in ("evaluate", "transfer")
+        assert main([*words, *(["--n", "9"] if attacking else [])]) == 0, command
+
+
+def test_the_python_line_of_the_attacks_page_makes_the_attack() -> None:
+    (line,) = re.findall(r"^attack = .*$", (DOCS / "attacks.md").read_text(encoding="utf-8"), re.MULTILINE)
+    names: dict = {"rattle": rattle}
+    exec(line, names)
+    assert names["attack"] == PGD(threat=rattle.Threat(), steps=40, step_size=0.01, restarts=5)
