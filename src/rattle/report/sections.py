@@ -1,20 +1,21 @@
 """What each section of the page shows, as plain values for the template; what a run lacks is left out."""
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 
 import numpy as np
 
-from rattle.evaluation.results import StoredResult
 from rattle.recipes.schema import flatten
 from rattle.report import compare, figures, thumbnails
 from rattle.report.naming import epsilon_text, threat_of, title_of
 from rattle.report.run_data import RunData, finite
-from rattle.report.tables import Comparison, accuracy, sorted_attacks
+from rattle.report.tables import Cell, Comparison, accuracy, sorted_attacks
+from rattle.report.tables import compare as compare_rows
 from rattle.runs.arrays import GROUPS, Gallery, InputSurface, WeightSurface
 from rattle.runs.io import Plain
+from rattle.stats import Sample
 
 AddFigure = Callable[[figures.Spec, str], Plain]  # (specification, description) -> what the template's `plot` takes
 Draw = Callable[[figures.Grid, np.ndarray], figures.Spec]
@@ -22,22 +23,31 @@ MOST_SURFACES = 8  # a browser keeps few WebGL contexts
 
 
 def headline(runs: Sequence[RunData]) -> Plain:
-    """Accuracy of every run, clean and under each attack that any run has a result of; AutoAttack is always listed."""
-    attacks = sorted_attacks(list({"autoattack", *(name for run in runs for name in run.results)}))
+    """Accuracy of every run, clean and under each attack that any run has a result of; AutoAttack is always listed.
+
+    `images` is the number of test images, if it is the same in every cell.
+    """
+    samples = {run.label: compare.columns_of(run) for run in runs}
+    names = {"autoattack", *(name for columns in samples.values() for name in columns if name != "clean")}
+    columns = ["clean", *sorted_attacks(list(names))]
+    table = compare_rows(samples) if any(samples.values()) else None
     rows = []
     for run in runs:
-        clean = asdict(accuracy(run.clean)) | {"epsilon": ""} if run.clean else None
-        rows.append({"run": run, "cells": [clean, *(attack_cell(run, run.results.get(name)) for name in attacks)]})
-    return {"columns": ["Clean", *map(title_of, attacks)], "rows": rows}
+        marks = dict(zip(table.columns, table.rows[run.label], strict=True)) if table else {}
+        cells = [result_cell(run, name, samples[run.label], marks) for name in columns]
+        rows.append({"run": run, "cells": cells})
+    return {"columns": [*map(title_of, columns)], "rows": rows, "images": table.images if table else None}
 
 
-def attack_cell(run: RunData, result: StoredResult | None) -> Plain | None:
-    """Accuracy under an attack, with its radius where that is not the one trained for."""
-    if result is None:
+def result_cell(run: RunData, name: str, samples: Mapping[str, Sample], marks: Mapping[str, Cell]) -> Plain | None:
+    """Accuracy with its number of images, whether it is significantly best, and the radius where it is another."""
+    if name not in samples:
         return None
-    trained = threat_of(run.main_attack)
-    other = result.epsilon is not None and trained is not None and abs(result.epsilon - trained[1]) > 1e-9
-    return asdict(accuracy(result.flags)) | {"epsilon": epsilon_text(result.epsilon or 0.0) if other else ""}
+    result, trained = run.results.get(name), threat_of(run.main_attack)
+    epsilon = result.epsilon if result else None
+    other = epsilon is not None and trained is not None and abs(epsilon - trained[1]) > 1e-9
+    found = asdict(accuracy(samples[name].flags[0])) | {"n": samples[name].n, "best": marks[name].best}
+    return found | {"epsilon": epsilon_text(epsilon) if other and epsilon is not None else ""}
 
 
 def training(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
