@@ -41,7 +41,7 @@ NO_TORCH = (
     "runs/arrays",
     "runs/progress",
 )
-NO_TORCH += ("evaluation/results", "report", "paper/tables", "paper/rows", "cli/main")
+NO_TORCH += ("evaluation/results", "evaluation/trust", "report", "paper/tables", "paper/rows", "cli/main")
 
 
 def room(path: Path) -> str:

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 import rattle
+from rattle.cli.evaluate import broken_besides
 from rattle.cli.main import main
 from rattle.data import to_float
 from rattle.data.dataset import choose_images, fair_order
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.results import load_results
+from rattle.evaluation.results import AttackResult, Evaluation, load_results
 from rattle.stats import LEVEL_OF_LOOKS, wilson
 from rattle.threat import Threat
 from support.tiny_runs import digits, linear, save_files, save_run
@@ -117,3 +118,25 @@ def test_the_first_images_are_no_sample(tmp_path: Path, capsys: pytest.CaptureFi
     for words in (["--first"], ["--first", "--n", "20", "--within", "5"]):
         assert main(["evaluate", str(run), *words]) == 2
         assert "--first goes with --n, and not with --within" in capsys.readouterr().err
+
+
+def test_the_table_of_a_sequential_evaluation_says_the_images_of_each_attack(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save_run(tmp_path / "run")
+    words = ["--attacks", "fgsm", "pgd5", "--threat.epsilon", "0.05", "--within", "6", "--batch-size", "25"]
+    assert main(["evaluate", str(run), *words]) == 0
+    out = capsys.readouterr().out
+    sizes = [
+        len(json.loads((run / "results" / f"{name}.json").read_text())["clean_flags"]) for name in ("fgsm", "pgd5")
+    ]
+    assert sizes[0] != sizes[1]
+    assert all(f"(n {size})" in out for size in sizes)
+    assert out.rstrip().rpartition("\n")[2].startswith("what would change this: a stronger attack")
+
+
+def test_an_image_that_another_attack_broke_is_told_beside_autoattack() -> None:
+    robust = AttackResult(settings={}, flags=[True, True, False], seconds=1.0)
+    other = AttackResult(settings={}, flags=[False, True, True], seconds=1.0)
+    result = Evaluation(clean=[True] * 3, attacks={"autoattack": robust, "pgd20": other})
+    assert broken_besides(result) == 1

@@ -10,6 +10,8 @@ from rattle.cli.report import report
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import get_recipe
+from rattle.report.compare import compare_runs
+from rattle.report.run_data import load_runs
 from rattle.report.tables import accuracy_row
 from rattle.training.loop import fit
 
@@ -44,7 +46,9 @@ def main(args: list[str]) -> None:
         n = result.n
     title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {n} test images: % [95 % interval]"
     print_table(["method", "clean", "PGD-20", "CW-20"], rows, title=title)
-    print("One seed on few images: where intervals overlap, the methods cannot be told apart.\n")
+    for test in compare_runs(load_runs(folders))[0]:
+        print(test.sentence)
+    print("(paired tests on the same images, Holm-adjusted; one seed each: two networks, not two methods)\n")
     print("The runs (recipe, metrics, TensorBoard events, checkpoints, results):")
     print("\n".join(f"  {folder}" for folder in folders))
     page = report(folders, Path(options.out) / "report.html", console=console)

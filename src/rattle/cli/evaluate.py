@@ -19,6 +19,7 @@ from rattle.errors import RattleError, unknown
 from rattle.evaluation.evaluate import curve, evaluate
 from rattle.evaluation.results import Evaluation, curve_to_plain
 from rattle.evaluation.target import Network, Target, target_from_checkpoint, target_from_weights
+from rattle.evaluation.trust import what_would_change
 from rattle.evaluation.verify import load_images, verify
 from rattle.report.tables import accuracy_row, percent
 from rattle.runs import distributed
@@ -168,18 +169,31 @@ def attack_target(options: Options, target: Target) -> None:
         rows = [[f"{epsilon:.4g}", percent(flags)] for epsilon, flags in points.items()]
         print_table(["epsilon", "robust"], rows, title=f"{first} against epsilon ({threat.norm})")
     print(f"results are in {settings['out']}")
+    print(what_would_change(result, classes=len(target.classes), test_images=len(target.test)))
 
 
 def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> None:
     """The table, accuracy after each part of an ensemble, and the mean distance of attacks that measure it."""
-    title = f"{result.n} images, {threat.norm} epsilon {threat.epsilon:.4g}, {note}"
-    print_table(["model", "clean", *result.attacks], [accuracy_row(name, result)], title=title)
+    sizes = {"clean": result.n} | {attack: len(found.flags) for attack, found in result.attacks.items()}
+    same = len(set(sizes.values())) == 1
+    columns = [attack if same else f"{attack} (n {n})" for attack, n in sizes.items()]
+    images = f"{result.n} images, " if same else ""
+    title = f"{images}{threat.norm} epsilon {threat.epsilon:.4g}, {note}"
+    print_table(["model", *columns], [accuracy_row(name, result)], title=title)
+    if "autoattack" in result.attacks and (more := broken_besides(result)):
+        robust = percent(result.worst_case)
+        print(f"best known: {robust}, as other attacks broke {more} of the images that autoattack did not")
     for attack, found in result.attacks.items():
         if found.parts:
             rows = [[part, percent(flags)] for part, flags in found.parts.items()]
             print_table(["after", "robust"], rows, title=f"{attack}, part by part")
         if found.distances:
             print(f"{attack}: ADBD {found.mean_distance:.4f} (mean {threat.norm} distance found)")
+
+
+def broken_besides(result: Evaluation) -> int:
+    """How many images other attacks broke that AutoAttack did not."""
+    return sum(result.attacks["autoattack"].flags[: len(result.worst_case)]) - sum(result.worst_case)
 
 
 def check_saved(options: Options, target: Target) -> None:

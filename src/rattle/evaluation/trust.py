@@ -1,0 +1,45 @@
+"""One line on how far a result can be trusted: what would change its number. No torch."""
+
+import math
+
+from rattle.evaluation.results import Evaluation
+from rattle.stats import wilson
+
+NEAR_CHANCE = 1.5  # times the accuracy of guessing: the model does not do its job
+FINE = 2.0  # points to either side; a wider interval is worth more images
+STRONG = ("autoattack",)  # what the field takes for an answer; other attacks bound it from above
+
+
+def what_would_change(result: Evaluation, *, classes: int, test_images: int) -> str:
+    """The reasons why the robust accuracy may be another, the gravest first; or that none was seen.
+
+    classes: that the model tells apart. test_images: how many the data have.
+
+    >>> few = Evaluation(clean=[True] * 40, attacks={})
+    >>> what_would_change(few, classes=10, test_images=500)
+    'what would change this: more images (n = 40 leaves 4.4 points to a side, 200 would leave 0.9)'
+    """
+    reasons = []
+    if result.clean_accuracy < NEAR_CHANCE / classes:
+        share = f"{100 * result.clean_accuracy:.1f} % with {classes} classes"
+        reasons.append(f"right weights, labels or normalisation (clean accuracy is near chance, {share})")
+    if result.warnings:
+        reasons.append(f"whatever is behind the warning{'s' if len(result.warnings) > 1 else ''} above")
+    if result.attacks and not any(name in STRONG for name in result.attacks):
+        reasons.append(f"a stronger attack ({', '.join(result.attacks)} can only overestimate; autoattack is the rule)")
+    robust = result.worst_case
+    n, spread = len(robust), half_width(sum(robust), len(robust))
+    if spread > FINE and n < test_images:
+        enough = min(test_images, math.ceil(n * (spread / FINE) ** 2 / 100) * 100)
+        share = half_width(round(sum(robust) / n * enough), enough)
+        many = f"all {enough:,}" if enough == test_images else f"{enough:,}"
+        reasons.append(f"more images (n = {n:,} leaves {spread:.1f} points to a side, {many} would leave {share:.1f})")
+    if not reasons:
+        return f"nothing was seen that would change this by more than its interval (n = {n:,}, {spread:.1f} points)"
+    return f"what would change this: {'; '.join(reasons)}"
+
+
+def half_width(successes: int, n: int) -> float:
+    """Of Wilson's interval, in points."""
+    interval = wilson(successes, n)
+    return 50 * (interval.high - interval.low)

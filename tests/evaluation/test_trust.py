@@ -1,0 +1,37 @@
+"""The last line of an evaluation: what would change its number."""
+
+from typing import Any
+
+import pytest
+
+from rattle.evaluation.results import AttackResult, Evaluation
+from rattle.evaluation.trust import what_would_change
+
+
+def evaluation(robust: int, n: int, *, clean: int | None = None, attack: str = "autoattack", **more: Any) -> Evaluation:
+    flags = [True] * robust + [False] * (n - robust)
+    right = [True] * (n if clean is None else clean)
+    found = AttackResult(settings={}, flags=flags, seconds=1.0)
+    return Evaluation(clean=right + [False] * (n - len(right)), attacks={attack: found}, **more)
+
+
+@pytest.mark.parametrize(
+    ("result", "words", "silent"),
+    [
+        (evaluation(4000, 10_000), "nothing was seen that would change this", "what would change"),
+        (evaluation(100, 200), "n = 200 leaves 6.9 points to a side, 2,400 would leave 2.0", "stronger attack"),
+        (evaluation(5, 10_000, clean=1100), "clean accuracy is near chance, 11.0 % with 10 classes", "more images"),
+        (evaluation(5, 10_000, attack="pgd20"), "a stronger attack (pgd20 can only overestimate", "more images"),
+        (evaluation(5, 10_000, warnings=("masked",)), "whatever is behind the warning above", "stronger attack"),
+    ],
+)
+def test_what_was_seen_is_said_and_nothing_else(result: Evaluation, words: str, silent: str) -> None:
+    line = what_would_change(result, classes=10, test_images=10_000)
+    assert words in line
+    assert silent not in line
+    assert "\n" not in line
+
+
+def test_all_the_images_there_are_are_not_asked_for_again() -> None:
+    assert "more images" not in what_would_change(evaluation(20, 40), classes=10, test_images=40)
+    assert "all 60 would leave" in what_would_change(evaluation(20, 40), classes=10, test_images=60)
