@@ -124,12 +124,11 @@ def test_the_table_of_a_sequential_evaluation_says_the_images_of_each_attack(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = save_run(tmp_path / "run")
-    words = ["--attacks", "fgsm", "pgd5", "--threat.epsilon", "0.05", "--within", "6", "--batch-size", "25"]
+    words = ["--attacks", "fgsm", "pgd5", "--threat.epsilon", "0.2", "--within", "5", "--batch-size", "25"]
     assert main(["evaluate", str(run), *words]) == 0
     out = capsys.readouterr().out
-    sizes = [
-        len(json.loads((run / "results" / f"{name}.json").read_text())["clean_flags"]) for name in ("fgsm", "pgd5")
-    ]
+    saved = [json.loads((run / "results" / f"{name}.json").read_text()) for name in ("fgsm", "pgd5")]
+    sizes = [len(each["clean_flags"]) for each in saved]
     assert sizes[0] != sizes[1]
     assert all(f"(n {size})" in out for size in sizes)
     assert out.rstrip().rpartition("\n")[2].startswith("what would change this: a stronger attack")
