@@ -41,7 +41,7 @@ class AttackResult:
         return sum(self.distances) / len(self.distances)
 
     def to_plain(self) -> Plain:
-        plain = {"settings": self.settings, "seconds": self.seconds, **robust(self.flags)}
+        plain = {"settings": self.settings, "n": len(self.flags), "seconds": self.seconds, **robust(self.flags)}
         if self.parts:
             plain["parts"] = {
                 name: robust(flags) | {"seconds": self.part_seconds.get(name, 0.0)}
