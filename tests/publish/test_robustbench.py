@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import pickle
+import re
+import shlex
 import sys
 import warnings
 from dataclasses import replace
@@ -98,7 +100,9 @@ def test_a_submission_is_whole_and_says_what_was_measured(tmp_path: Path, capsys
     assert export(run, **PAPER, reported=51.5) == 0
     out = run / "robustbench"
     assert {file.name for file in out.iterdir()} == {
-        *("model.py", "issue.md", "adversarial.pt", f"{PAPER['name']}.pt", f"{PAPER['name']}.json")
+        "model.py",
+        "issue.md",
+        *(f"{PAPER['name']}{suffix}" for suffix in (".pt", ".json", "-adversarial.pt")),
     }
     info = json.loads((out / f"{PAPER['name']}.json").read_text())
     assert list(info) == [*FIELDS.split(), "autoattack_acc"]
@@ -117,7 +121,7 @@ def test_the_adversarial_images_are_the_test_set_in_its_order_clean_where_nothin
     run = save_run(tmp_path)
     assert export(run) == 0
     result = json.loads((run / "results" / "autoattack.json").read_text())
-    (x, y), x_adv = images(), torch.load(run / "robustbench" / "adversarial.pt", weights_only=True)
+    (x, y), x_adv = images(), torch.load(run / "robustbench" / "wrn10-1-trades-adversarial.pt", weights_only=True)
     assert (x_adv.dtype, x_adv.shape, x_adv.is_contiguous()) == (torch.float32, (10, 3, 32, 32), True)
     moved = (x_adv - x / 255).abs().amax((1, 2, 3))
     flags, clean = result["attacks"]["autoattack"]["flags"], result["clean_flags"]
@@ -152,6 +156,9 @@ def test_what_is_missing_is_refused_with_the_command_that_makes_it(
     (run / "results" / "autoattack-adversarial.npz").unlink()
     assert export(run) == 2
     assert f"autoattack-adversarial.npz is not there: {command}" in capsys.readouterr().err
+    (run / "results" / "autoattack.json").unlink()
+    assert export(run) == 2
+    assert f"autoattack.json is not there: {command}" in capsys.readouterr().err
     assert not (run / "robustbench").exists()
 
 
@@ -216,3 +223,22 @@ def test_robustbench_s_benchmark_measures_what_the_submission_says(
         measured = benchmark(net, 10, "cifar10", threat_model="Linf", eps=8 / 255)
     info = json.loads((run / "robustbench" / "Made2026Up-1.json").read_text())
     assert [f"{100 * accuracy:.2f}" for accuracy in measured] == [info["clean_acc"], info["autoattack_acc"]]
+
+
+@pytest.mark.slow
+def test_the_guide_s_commands_and_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "publishing-robustbench.md").read_text(encoding="utf-8")
+    shell, python = (re.findall(rf"```{kind}\n(.*?)```", guide, re.DOTALL) for kind in ("bash", "python"))
+    monkeypatch.chdir(tmp_path)
+    for command in "".join(shell).replace("\\\n", "").splitlines():
+        words = shlex.split(command, comments=True)[1:]
+        shorter = ["--epochs", "1", "--width", "4", "--data.train-size", "130"]
+        assert main([*words, *(shorter if words[0] == "train" else [])]) == 0
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    with warnings.catch_warnings(action="ignore"):  # of timm, where it is installed
+        exec(python[0], names := {})
+        assert names["logits"].shape == (2, 10)
+        pytest.importorskip("timm")
+        exec(python[1], names)
+    assert torch.equal(names["net"](names["x"]), names["logits"])

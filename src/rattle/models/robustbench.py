@@ -99,7 +99,7 @@ def _robustbench_class(model: nn.Module) -> Architecture | None:
             mean, std = _mean_std(model) or ([0.0] * 3, [1.0] * 3)
             mean, std = (values * (3 // len(values)) for values in (mean, std))  # one value may stand for all channels
             settings = f"{classes}, depth={depth}, width={factor}, mean={mean}, std={std}"
-            settings += "" if relu else ", activation_fn=nn.SiLU"
+            settings += "" if relu else ", activation_fn=torch.nn.SiLU"
             return _theirs(title, "dm_wide_resnet", "DMWideResNet", settings, DEEPMIND)
         if relu:
             settings = f"depth={depth}, widen_factor={factor}, {classes}"
@@ -116,7 +116,7 @@ def _robustbench_class(model: nn.Module) -> Architecture | None:
 
 
 def _theirs(title: str, module: str, names: str, arguments: str, renames: Renames) -> Architecture:
-    source = f"import torch\nfrom robustbench.model_zoo.architectures.{module} import {names}\nfrom torch import nn"
+    source = f"import torch\nfrom robustbench.model_zoo.architectures.{module} import {names}"
     return Architecture(title=title, source=source, base=names.split(",")[0], arguments=arguments, renames=renames)
 
 

@@ -33,6 +33,7 @@ LEADERBOARDS = {("cifar10", "linf"): 8 / 255, ("cifar10", "l2"): 0.5, ("cifar100
 NORMS = {"linf": "Linf", "l2": "L2"}  # as RobustBench writes them
 MOVED = 0.001  # the share of verdicts that may differ from the stored ones: another device rounds differently
 BLANK = "(fill in)"
+Info = dict[str, str | bool | int | None]
 ZOO = "https://github.com/RobustBench/robustbench/tree/master/robustbench/model_zoo/architectures"
 # RobustBench's issue template "New Model(s)".
 ISSUE = """Title: [New Model] {name}
@@ -121,17 +122,13 @@ def export_robustbench(
     name = submission.name or default_name(recipe)
     dataset, norm = recipe.data.name, claim.threat.norm
     settings = {"weights": f"{name}.pt", "shape": shape, "classes": len(saved.classes), "method": recipe.method}
-    code = model_file(architecture, timm_name=timm_name(name, dataset, norm), **settings)
     info = model_info(submission, claim, dataset, architecture.title)
-    known = info | {"name": name, "title": submission.title, "norm": NORMS.get(norm, norm), "n": len(claim.x_adv)}
-    known |= {"known": "x" if architecture.from_robustbench else " ", "checkpoint": submission.checkpoint}
-    known |= {"additional_data": str(submission.additional_data).lower(), "version": __version__, "zoo": ZOO}
     texts = {
-        "model.py": code,
+        "model.py": model_file(architecture, timm_name=timm_name(name, dataset, norm), **settings),
         f"{name}.json": json.dumps(info, indent=2) + "\n",
-        "issue.md": ISSUE.format(**{key: BLANK if value in ("", None) else value for key, value in known.items()}),
+        "issue.md": issue_text(name, submission, info, claim, architecture),
     }
-    tensors = {f"{name}.pt": robustbench_weights(target.model, architecture), "adversarial.pt": claim.x_adv}
+    tensors = {f"{name}.pt": robustbench_weights(target.model, architecture), f"{name}-adversarial.pt": claim.x_adv}
     files, notes = write_checked(Path(out), texts, tensors, target, architecture)
     return files, notes + open_questions(submission, dataset, claim.threat)
 
@@ -143,8 +140,9 @@ def measure_claim(target: Target, path: str) -> Claim:
     """
     command = f"run `rattle evaluate {path} --attacks autoattack --save-adversarial`"
     stored, file = load_results(target.results)[0].get("autoattack"), target.results / "autoattack-adversarial.npz"
+    missing = file.with_name("autoattack.json") if stored is None else file
     if stored is None or not file.is_file():
-        raise RattleError(f"RobustBench asks for AutoAttack's result and images, and {file} is not there: {command}")
+        raise RattleError(f"RobustBench asks for AutoAttack's result and images, and {missing} is not there: {command}")
     images, n = load_images(file), len(target.test)
     if len(stored.flags) != n:
         raise RattleError(f"AutoAttack ran on {len(stored.flags)} images and RobustBench asks for all {n}: {command}")
@@ -185,9 +183,7 @@ def timm_name(name: str, dataset: str, norm: str) -> str:
     return re.sub(r"\W", "_", f"{name}_{dataset}_{norm}".lower(), flags=re.ASCII)
 
 
-def model_info(
-    submission: Submission, claim: Claim, dataset: str, architecture: str
-) -> dict[str, str | bool | int | None]:
+def model_info(submission: Submission, claim: Claim, dataset: str, architecture: str) -> Info:
     """The twelve fields of RobustBench's model_info files; None where its own code leaves a blank."""
     return {
         "link": submission.link or None,
@@ -203,6 +199,16 @@ def model_info(
         "reported": f"{claim.robust if submission.reported is None else submission.reported:.2f}",
         "autoattack_acc": f"{claim.robust:.2f}",
     }
+
+
+def issue_text(name: str, submission: Submission, info: Info, claim: Claim, architecture: Architecture) -> str:
+    """RobustBench's issue template, filled in as far as it is known."""
+    norm = claim.threat.norm
+    known = info | {"name": name, "title": submission.title, "checkpoint": submission.checkpoint, "zoo": ZOO}
+    known |= {"norm": NORMS.get(norm, norm), "n": len(claim.x_adv), "version": __version__}
+    known |= {"additional_data": str(submission.additional_data).lower()}
+    known |= {"known": "x" if architecture.from_robustbench else " "}
+    return ISSUE.format(**{key: BLANK if value in ("", None) else value for key, value in known.items()})
 
 
 def write_checked(
@@ -231,7 +237,7 @@ def check_model_file(file: Path, target: Target, architecture: Architecture, out
         except RattleError as reason:
             if not architecture.from_robustbench:
                 raise
-            return [f"{unchecked}: {reason}"]
+            return [f"{unchecked}: {reason.__cause__ or reason}"]
     few = torch.arange(min(8, len(target.test)))
     check_logits(load().requires_grad_(False), target.model, to_float(target.test[few].x), "model.py", out)
     return []
