@@ -25,6 +25,7 @@ ORDER = [
     "training compat",
     "analysis",
     "report",
+    "publish",
     "bench",
     "paper",
     "cli",

@@ -1,39 +1,59 @@
-"""rattle export: a trained model as safetensors, TorchScript or ONNX, checked by running it."""
+"""rattle export: a trained model as safetensors, TorchScript or ONNX, checked by running it; or for RobustBench."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import tyro
 
 from rattle.cli.options import parse
 from rattle.errors import RattleError
-from rattle.models.export import Format, difference, export
+from rattle.models.export import difference, export
+from rattle.publish.robustbench import Submission, export_robustbench
 from rattle.runs.load import load_model, open_checkpoint, run_of
 
-SUFFIXES = {"safetensors": ".safetensors", "torchscript": ".pt", "onnx": ".onnx"}
+NAMES = {
+    "safetensors": "model.safetensors",
+    "torchscript": "model.pt",
+    "onnx": "model.onnx",
+    "robustbench": "robustbench",
+}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Export a trained model; the file is written only if it computes the model's logits on a batch."""
+    """Export a trained model; the file is written only if it computes the model's logits on a batch.
+    The format robustbench is a folder: all that a submission to RobustBench takes (docs/publishing-robustbench.md)."""
 
     path: Annotated[str, tyro.conf.Positional]  # a run folder or a checkpoint file
-    format: Format = "safetensors"  # of the file
-    out: str = ""  # file to write; model.safetensors, model.pt or model.onnx in the run folder when not given
+    format: Literal["safetensors", "torchscript", "onnx", "robustbench"] = "safetensors"  # of the file or folder
+    out: str = ""  # to write; model.safetensors, model.pt, model.onnx or robustbench/ in the run folder when not given
     raw: bool = False  # export the raw weights of a run that averages them
+    data_root: str | None = None  # robustbench: where datasets live; RATTLE_DATA, or ./data, when not given
+    submission: Submission = Submission()  # robustbench: about the paper
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "export")
     saved = open_checkpoint(options.path)
-    run, name = run_of(saved.path), f"model{SUFFIXES[options.format]}"
+    run, name = run_of(saved.path), NAMES[options.format]
     out = Path(options.out) if options.out else (run.folder if run else saved.path.parent) / name
     if out.resolve() == saved.path.resolve():
         raise RattleError(f"{out} is the checkpoint itself: choose another --out")
+    if options.format == "robustbench":
+        submit(options, out)
+        return
+    if options.submission != Submission() or options.data_root:
+        raise RattleError("--submission and --data-root belong to --format robustbench")
     model = load_model(saved, averaged=not options.raw)
     x = torch.rand(8, *saved.shape, generator=torch.Generator().manual_seed(0))  # the run's data may not be available
     path = export(model, x, out, options.format)
     gap = difference(model, x, path, options.format)
     print(f"wrote {path}: its logits on {len(x)} images differ from the model's by at most {gap:.1e}")
+
+
+def submit(options: Options, out: Path) -> None:
+    settings = {"averaged": not options.raw, "data_root": options.data_root}
+    files, notes = export_robustbench(options.path, out, options.submission, **settings)
+    print("\n".join([*(f"wrote {file}" for file in files), *(f"note: {note}" for note in notes)]))

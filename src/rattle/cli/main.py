@@ -18,7 +18,7 @@ COMMANDS = {
     "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
     "transfer": "attack one model with another's adversarial examples: rattle transfer --from runs/at --to runs/a",
     "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",
-    "export": "write a trained model as safetensors, TorchScript or ONNX: rattle export runs/a --format onnx",
+    "export": "write a trained model as safetensors, TorchScript, ONNX or for RobustBench: rattle export runs/a",
     "data": "get a dataset or show what one holds: rattle data get cifar10, rattle data show digits",
     "landscape": "draw the loss around images and weights: rattle landscape runs/a runs/b",
     "report": "one HTML page of runs, offline: rattle report runs/a runs/b --out report.html",

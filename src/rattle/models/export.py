@@ -36,15 +36,23 @@ def export(model: nn.Module, example: Tensor, path: str | Path, format: Format =
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
         written = Path(folder) / path.name
         FORMATS[format][0](model, x, written)
-        found = difference(model, x, written, format)
-        allowed = TOLERANCE * max(1.0, float(model(x).abs().max()))
-        if not found <= allowed:  # also true for NaN
-            raise RattleError(
-                f"the {format} file does not compute what the model does: logits differ by {found:.3g} "
-                f"(allowed {allowed:.3g}); nothing was written to {path}"
-            )
+        check_logits(FORMATS[format][1](model, written), model, x, f"the {format} file", path)
         os.replace(written, path)
     return path
+
+
+def check_logits(run: Callable[[Tensor], Tensor], model: nn.Module, example: Tensor, what: str, path: Path) -> None:
+    """Refuse what was exported if its logits are not the model's to within TOLERANCE.
+
+    run: from images to logits. model, example: as for `export`. what, path: of the export, for the message.
+    """
+    model, x = _plain_copy(model), example.detach().cpu().contiguous()
+    found, allowed = _difference(run, model, x), TOLERANCE * max(1.0, float(model(x).abs().max()))
+    if not found <= allowed:  # also true for NaN
+        raise RattleError(
+            f"{what} does not compute what the model does: logits differ by {found:.3g} "
+            f"(allowed {allowed:.3g}); nothing was written to {path}"
+        )
 
 
 def difference(model: nn.Module, example: Tensor, path: str | Path, format: Format = "safetensors") -> float:
@@ -53,7 +61,10 @@ def difference(model: nn.Module, example: Tensor, path: str | Path, format: Form
     example: images [n, C, H, W]; compared as one batch, and the first one alone.
     """
     model, x = _plain_copy(model), example.detach().cpu().contiguous()
-    run = FORMATS[format][1](model, Path(path))
+    return _difference(FORMATS[format][1](model, Path(path)), model, x)
+
+
+def _difference(run: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> float:
     return max(float((run(part) - model(part)).abs().max()) for part in (x, x[:1]))
 
 

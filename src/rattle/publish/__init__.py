@@ -1,0 +1,1 @@
+"""Publishing: what a finished run hands to other people's sites."""
