@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rattle.recipes.catalog import list_recipes as list_recipes
     from rattle.recipes.recipe import Recipe as Recipe
     from rattle.runs.load import load as load
+    from rattle.runs.zoo import list_zoo as list_zoo
     from rattle.threat import Threat as Threat
     from rattle.training.loop import fit as fit
     from rattle.weights import AWP as AWP
@@ -49,6 +50,7 @@ ROOMS = {
     "recipes.catalog": ["get_recipe", "list_recipes"],
     "recipes.recipe": ["Recipe"],
     "runs.load": ["load"],
+    "runs.zoo": ["list_zoo"],
     "threat": ["Threat"],
     "training.loop": ["fit"],
     "weights": ["AWP", "EMA", "SWA", "Noise", "perturbed"],
