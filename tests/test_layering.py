@@ -27,6 +27,7 @@ ORDER = [
     "report",
     "bench",
     "paper",
+    "publish",
     "cli",
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
@@ -41,7 +42,7 @@ NO_TORCH = (
     "runs/arrays",
     "runs/progress",
 )
-NO_TORCH += ("evaluation/results", "report", "paper/tables", "paper/rows", "cli/main")
+NO_TORCH += ("evaluation/results", "report", "paper/tables", "paper/rows", "publish/card", "cli/main")
 
 
 def room(path: Path) -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rattle.objectives import Trades as Trades
     from rattle.objectives import register_method as register_method
     from rattle.objectives.loss import compute_loss as compute_loss
+    from rattle.publish.push import push as push
     from rattle.recipes.catalog import get_recipe as get_recipe
     from rattle.recipes.catalog import list_recipes as list_recipes
     from rattle.recipes.recipe import Recipe as Recipe
@@ -47,6 +48,7 @@ ROOMS = {
     "models.registry": ["create_model", "list_models", "register_model"],
     "objectives": ["AT", "Method", "Taylor", "Trades", "register_method"],
     "objectives.loss": ["compute_loss"],
+    "publish.push": ["push"],
     "recipes.catalog": ["get_recipe", "list_recipes"],
     "recipes.recipe": ["Recipe"],
     "runs.load": ["load"],
