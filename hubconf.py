@@ -3,7 +3,7 @@
 import sys as _sys
 from pathlib import Path as _Path
 
-dependencies = ["torch", "numpy", "safetensors", "yaml", "sklearn"]
+dependencies = ["torch", "numpy", "safetensors", "yaml"]
 
 _sys.path.insert(0, str(_Path(__file__).parent / "src"))  # torch.hub does not install what it downloads
 

@@ -27,11 +27,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def forget_package() -> None:
+    """Let huggingface_hub be imported anew: it reads its environment when it is imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
+        del sys.modules[name]
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """The server, with the package imported anew: it reads its environment when it is imported."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
-        monkeypatch.delitem(sys.modules, name)
+    forget_package()
     with running() as hub:
         settings = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": TOKEN}
         settings |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -39,8 +43,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             monkeypatch.setenv(name, value)
         monkeypatch.chdir(tmp_path)
         yield hub
-    for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
-        del sys.modules[name]
+    forget_package()
 
 
 def sentence(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -72,6 +75,9 @@ def test_the_code_on_the_card_runs_and_so_does_its_evaluation(
     found: dict = {}
     exec(python, found)
     assert found["x_adv"].shape == (4, 1, 8, 8)
+    guide = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text(encoding="utf-8")
+    (python,) = [code for code in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "hf:" in code]
+    exec(python.replace("owner/name", "me/digits"), {})
     assert main(["evaluate", "hf:me/digits", "--attacks", "pgd20", "--n", "50"]) == 0
     assert Path("hf_me_digits/results/pgd20.json").is_file()
     assert "results are in hf_me_digits/results" in capsys.readouterr().out
@@ -138,11 +144,10 @@ def test_what_the_hub_refuses_is_said_in_a_sentence(run: Path, hub: Hub, capsys,
 
 
 def test_without_a_network_the_cache_serves_and_its_absence_is_said(run: Path, hub: Hub, capsys, monkeypatch) -> None:
-    import huggingface_hub
-
     rattle.push(run, "me/digits", page=False)
     rattle.load("hf:me/digits")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    forget_package()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     before = len(hub.requests)
     rattle.load("hf:me/digits")
     assert len(hub.requests) == before
