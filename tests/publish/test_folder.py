@@ -72,6 +72,7 @@ def test_the_card_has_front_matter_results_with_n_and_intervals_and_the_recipe(f
     ]
     assert r"| PGD-20 | 60.0 \[53.1, 66.5] | 200 | digits | PGD; norm linf, epsilon 0.2 |" in text
     assert 'rattle.load("hf:me/digits")' in text
+    assert "rattle evaluate hf:me/digits --attacks pgd20 autoattack --n 200 " in text
     (recipe,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert rattle.Recipe.from_yaml(recipe) == RECIPE
 

@@ -47,6 +47,12 @@ def test_a_published_folder_opens_as_a_checkpoint(folder: Path) -> None:
     assert run_of(saved.path) is None
 
 
+def test_the_files_of_the_reader_are_out_of_its_reach(folder: Path) -> None:
+    edit(folder, lambda config: config["recipe"]["data"].update(name="/etc/secret.npz", root="/home"))
+    data = open_checkpoint(folder).recipe.data
+    assert (data.name, data.root) == ("secret.npz", None)
+
+
 CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "code in a file": (lambda c: c["recipe"].update(model="evil.py:build"), "is somebody's own code"),
     "code in a module": (lambda c: c["recipe"].update(model="os:system"), "is somebody's own code"),

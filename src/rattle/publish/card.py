@@ -82,12 +82,14 @@ def settings_text(result: StoredResult) -> str:
 
 def use_text(name: str, config: Plain, results: Mapping[str, StoredResult]) -> str:
     size, threat = f"(4, {', '.join(map(str, config['shape']))})", config["recipe"]["attack"]["threat"]
-    attacks = " ".join(sorted_attacks(list(results))) or "pgd20 cw20 autoattack"
+    attacks = " ".join(a for a in sorted_attacks(list(results)) if not a.startswith("transfer-"))
+    sizes = {len(result.flags) for result in results.values()}
+    first = f" --n {sizes.pop()}" if len(sizes) == 1 else ""
     return f"""\
 ```bash
 pip install "rattle-robust[hub]"
-rattle evaluate hf:{name} --attacks {attacks}   # the numbers above, measured again
-rattle train recipe.yaml --out runs/again   # the training, again
+rattle evaluate hf:{name} --attacks {attacks or "pgd20 cw20 autoattack"}{first}   # measures it again
+rattle train recipe.yaml --out runs/again   # trains it again
 ```
 
 ```python
@@ -112,13 +114,7 @@ def front_matter(name: str, config: Plain, results: Mapping[str, StoredResult], 
         "license": license,
         "library_name": "rattle",
         "pipeline_tag": "image-classification",
-        "tags": [
-            "adversarial-robustness",
-            "adversarial-training",
-            "image-classification",
-            "rattle",
-            recipe["attack"]["threat"]["norm"],
-        ],
+        "tags": ["adversarial-robustness", "adversarial-training", "rattle", recipe["attack"]["threat"]["norm"]],
         "datasets": [dataset] if dataset else [],
         "metrics": ["accuracy"],
     }

@@ -18,7 +18,6 @@ from rattle.runs.published import CONFIG, WEIGHTS, pack, without_folder, without
 
 # What the page shows of a run besides its recipe and results.
 SHOWN = (Run.environment, Run.metrics, Run.timing, Run.gallery, Run.flatness, Path("results/landscape-*.npz"))
-
 PATHS = ("data", "surrogate")  # entries of a result file that may be paths
 
 
@@ -67,9 +66,9 @@ def copy_results(source: Path, checkpoint: Path, folder: Path, notes: list[str])
         if measured != checkpoint.name:
             notes.append(f"results/{attack}.json was measured on {measured}, not on {checkpoint.name}, and is left out")
         elif plain:
-            if (source / f"{attack}.json").stat().st_mtime < checkpoint.stat().st_mtime:
+            if checkpoint.is_file() and (source / f"{attack}.json").stat().st_mtime < checkpoint.stat().st_mtime:
                 notes.append(
-                    f"results/{attack}.json is older than {checkpoint.name}: evaluate again if that was trained on"
+                    f"results/{attack}.json is older than {checkpoint.name}: evaluate again if training went on"
                 )
             clean = {key: without_folder(plain[key]) for key in PATHS if isinstance(plain.get(key), str)}
             content = json.dumps(plain | clean | {"checkpoint": WEIGHTS})

@@ -38,7 +38,7 @@ def pack(saved: Checkpoint, model: nn.Module) -> tuple[bytes, Plain]:
     """The contents of model.safetensors and of config.json for the model of a checkpoint."""
     check_model_name(saved.recipe.model, str(saved.path))
     tensors = {key: value.cpu().contiguous().clone() for key, value in model.state_dict().items()}
-    weights = save(tensors, {"format": "pt"})
+    weights, recipe = save(tensors, {"format": "pt"}), without_paths(saved.recipe)
     config = {
         "library": "rattle",
         "format": FORMAT,
@@ -47,7 +47,7 @@ def pack(saved: Checkpoint, model: nn.Module) -> tuple[bytes, Plain]:
         "shape": list(saved.shape),
         "epoch": saved.progress.get("epoch"),
         "sha256": hashlib.sha256(weights).hexdigest(),
-        "recipe": to_plain(without_paths(saved.recipe)),
+        "recipe": {"method": recipe.method, **to_plain(recipe)},
     }
     return weights, config
 
@@ -75,7 +75,8 @@ def read_config(path: Path, where: str) -> Plain:
     except (OSError, ValueError, RecursionError):
         config = None
     if not isinstance(config, dict) or config.get("library") != "rattle" or not isinstance(config.get("format"), int):
-        raise RattleError(f"{where}: its {CONFIG} was not written by `rattle push`")
+        advice = "weights of other code are opened by `--model NAME --weights FILE`"
+        raise RattleError(f"{where}: its {CONFIG} was not written by `rattle push`; {advice}")
     if config["format"] > FORMAT:
         raise RattleError(f"{where} has format {config['format']}; this version reads up to {FORMAT}: upgrade rattle")
     return config
@@ -105,7 +106,8 @@ def check_config(config: Plain, where: str) -> tuple[tuple[str, ...], tuple[int,
     plain = config.get("recipe")
     check_model_name(plain.get("model") if isinstance(plain, dict) else None, where)
     try:
-        return tuple(classes), tuple(shape), from_plain(Recipe, upgraded(plain))
+        recipe = without_paths(from_plain(Recipe, upgraded(plain)))  # nor may it name files of the reader's machine
+        return tuple(classes), tuple(shape), recipe
     except RattleError as reason:
         made = f"published by rattle {config.get('rattle')}, this is {__version__}"
         raise RattleError(f"{where}: {reason} ({made})") from reason
