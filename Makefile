@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test test-slow check format lint types bench clean
+.PHONY: demo test test-slow check format lint types bench zoo clean
 
 demo: $(READY)
 	$(BIN)/rattle demo
@@ -31,6 +31,9 @@ types: $(READY)
 
 bench: $(READY)
 	$(BIN)/rattle bench
+
+zoo: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/make_zoo.py
 
 # Reinstalled only when what is to be installed has changed.
 # torch goes first, by its exact pin, so that no other package's range can pull a CUDA build.

@@ -25,9 +25,9 @@ ORDER = [
     "training compat",
     "analysis",
     "report",
-    "publish",
     "bench",
     "paper",
+    "publish",
     "cli",
 ]
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.split()}
@@ -42,7 +42,15 @@ NO_TORCH = (
     "runs/arrays",
     "runs/progress",
 )
-NO_TORCH += ("evaluation/results", "evaluation/trust", "report", "paper/tables", "paper/rows", "cli/main")
+NO_TORCH += (
+    "evaluation/results",
+    "evaluation/trust",
+    "report",
+    "paper/tables",
+    "paper/rows",
+    "publish/card",
+    "cli/main",
+)
 
 
 def room(path: Path) -> str:

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from rattle.objectives import Trades as Trades
     from rattle.objectives import register_method as register_method
     from rattle.objectives.loss import compute_loss as compute_loss
+    from rattle.publish.push import push as push
     from rattle.recipes.catalog import get_recipe as get_recipe
     from rattle.recipes.catalog import list_recipes as list_recipes
     from rattle.recipes.recipe import Recipe as Recipe
     from rattle.runs.load import load as load
+    from rattle.runs.zoo import list_zoo as list_zoo
     from rattle.threat import Threat as Threat
     from rattle.training.loop import fit as fit
     from rattle.weights import AWP as AWP
@@ -46,9 +48,11 @@ ROOMS = {
     "models.registry": ["create_model", "list_models", "register_model"],
     "objectives": ["AT", "Method", "Taylor", "Trades", "register_method"],
     "objectives.loss": ["compute_loss"],
+    "publish.push": ["push"],
     "recipes.catalog": ["get_recipe", "list_recipes"],
     "recipes.recipe": ["Recipe"],
     "runs.load": ["load"],
+    "runs.zoo": ["list_zoo"],
     "threat": ["Threat"],
     "training.loop": ["fit"],
     "weights": ["AWP", "EMA", "SWA", "Noise", "perturbed"],

@@ -120,7 +120,7 @@ class Options(Network, AttackOptions):
     """Attack a trained model: results go to results/ATTACK.json of its run folder, a table to the terminal.
     After an interruption the same command goes on where it stopped."""
 
-    path: Annotated[str, tyro.conf.Positional] = ""  # a run folder or a checkpoint file; or use --model
+    path: Annotated[str, tyro.conf.Positional] = ""  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME; or use --model
     data: str | None = None  # other images: a dataset's name, FILE.npz, a folder; cifar10 with --model
     data_root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     epsilons: tuple[float, ...] = ()  # also a curve: robust accuracy at each of these, for the first attack

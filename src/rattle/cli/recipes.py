@@ -1,4 +1,4 @@
-"""rattle recipes: the named recipes, one line each."""
+"""rattle recipes: the named recipes, or the trained models of the zoo, one line each."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,6 +8,7 @@ import tyro
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.recipes.catalog import describe, get_recipe, list_recipes
+from rattle.runs.zoo import entry, list_zoo
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,7 @@ class Options:
     """List the named recipes, or print one as YAML. Any model name may stand where preact18 does."""
 
     filter: Annotated[str, tyro.conf.Positional] = ""  # list only names that contain this, e.g. cifar10-l2
+    zoo: bool = False  # list the trained models in the package instead, with what was measured of them
     yaml: bool = False  # print the one recipe of that name as YAML, to save and edit
 
 
@@ -23,9 +25,21 @@ def main(args: list[str]) -> None:
     if options.yaml:
         print(get_recipe(options.filter).to_yaml(), end="")
         return
-    found = [name for name in list_recipes() if options.filter in name]
+    names, line = (list_zoo(), zoo_line) if options.zoo else (list_recipes(), describe)
+    found = [name for name in names if options.filter.removeprefix("zoo:") in name]
     if not found:
-        raise RattleError(f"no recipe's name contains {options.filter!r}; `rattle recipes` lists all")
-    width = max(map(len, found))
+        what, command = (
+            ("model of the zoo", "rattle recipes --zoo") if options.zoo else ("recipe's name", "rattle recipes")
+        )
+        raise RattleError(f"no {what} contains {options.filter!r}; `{command}` lists all")
+    width = max(map(len, found)) + len("zoo:" if options.zoo else "")
     for name in found:
-        print(f"{name:<{width}}  {describe(name)}")
+        print(f"{'zoo:' * options.zoo + name:<{width}}  {line(name)}")
+
+
+def zoo_line(name: str) -> str:
+    """The recorded accuracies of a model of the zoo."""
+    found = entry(name)
+    accuracies = {"clean": found["clean"], **found["attacks"]}
+    text = ", ".join(f"{key} {100 * value['accuracy']:.1f}" for key, value in accuracies.items())
+    return f"{text} (%, n {found['n']})"

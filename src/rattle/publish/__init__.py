@@ -1,1 +1,1 @@
-"""Publishing: what a finished run hands to other people's sites."""
+"""Publishing: a run as a folder that anybody can load, with a model card; its upload to the hub, or to RobustBench."""

@@ -1,44 +1,83 @@
-"""Trained models from run folders and checkpoints."""
+"""Trained models from runs, checkpoints, published folders, the hub (`hf:OWNER/NAME`) and the zoo (`zoo:NAME`)."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
+from rattle.data.files import first_line
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.recipes.recipe import Recipe
+from rattle.runs import hub, zoo
 from rattle.runs.checkpoint import Checkpoint, read
-from rattle.runs.paths import Run
+from rattle.runs.io import Plain
+from rattle.runs.paths import Run, slugify
+from rattle.runs.published import CONFIG, WEIGHTS, is_published, read_config, read_published
+
+
+def find(path: Path | str) -> tuple[Path, Plain | None]:
+    """The file that a path means, see `resolve_checkpoint`, and its config if it is a published model."""
+    if is_published(path):
+        return (hub if str(path).startswith("hf:") else zoo).fetch(str(path))
+    file = path = Path(path)
+    if path.is_dir():
+        choices = (Run(path).checkpoint("best"), Run(path).checkpoint("last"), path / WEIGHTS)
+        file = next((file for file in choices if file.is_file()), None)
+        if file is None:
+            raise RattleError(f"{path} holds no checkpoint; train there with `rattle train RECIPE --out {path}`")
+    if not file.exists():
+        raise RattleError(f"there is no run or checkpoint {path}")
+    config = file.with_name(CONFIG)
+    return file, read_config(config, str(path)) if file.name == WEIGHTS and config.is_file() else None
 
 
 def resolve_checkpoint(path: Path | str) -> Path:
-    """The checkpoint file that a path means: itself, or of a run folder the best checkpoint, else the last."""
-    path = Path(path)
-    if path.is_dir():
-        for file in (Run(path).checkpoint("best"), Run(path).checkpoint("last")):
-            if file.is_file():
-                return file
-        raise RattleError(f"{path} holds no checkpoint; train there with `rattle train RECIPE --out {path}`")
-    if not path.exists():
-        raise RattleError(f"there is no run or checkpoint {path}")
-    return path
+    """The file that a path means: itself; of a run folder the best checkpoint, else the last; of a published folder,
+    `hf:OWNER/NAME` (downloaded if it is not in the cache) or `zoo:NAME` the weights."""
+    return find(path)[0]
 
 
 def run_of(checkpoint: Path) -> Run | None:
     """The run that a checkpoint file belongs to, if any."""
     run = Run(checkpoint.parent.parent)
-    return run if run.exists() else None
+    return run if run.checkpoints == checkpoint.parent and run.exists() else None
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Read the checkpoint of a run folder or file, see `resolve_checkpoint`."""
-    return read(resolve_checkpoint(path))
+    """Read the checkpoint or published model that a path means, see `resolve_checkpoint`."""
+    file, config = find(path)
+    if config is None:
+        return read(file)
+    saved = read_published(file, config, str(path))
+    check_tensors(saved, str(path))
+    # Results and exports of what lies in the package or in a cache go to a folder in the working one.
+    return replace(saved, path=Path(slugify(str(path))) / WEIGHTS) if is_published(path) else saved
+
+
+def check_tensors(saved: Checkpoint, where: str) -> None:
+    """Refuse a published model whose weights are not its network's, before that takes any memory; timm's are built."""
+    try:
+        with torch.device("cpu" if saved.recipe.model.startswith("timm:") else "meta"):
+            wanted = {key: tuple(value.shape) for key, value in fresh_model(saved).state_dict().items()}
+    except RattleError as reason:  # what building raises is one
+        raise RattleError(f"{where}: its network cannot be built: {first_line(reason)}") from reason
+    found = {key: tuple(value.shape) for key, value in saved.part("model").items()}
+    if wanted != found:
+        odd = min(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
+        raise RattleError(f"{where}: its weights are not those of its network {saved.recipe.model}: {odd} differs")
 
 
 def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
-    """The trained model of a checkpoint, or of a run folder's best one, in evaluation mode.
+    """The trained model of a checkpoint or of a run folder's best one, in evaluation mode; it takes images in [0, 1].
 
-    averaged: take the averaged weights if the run has them; False takes the raw ones.
+    path: a checkpoint, a run folder, a folder that `rattle push` wrote, `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` on
+    the Hugging Face hub, or `zoo:NAME`, one of `rattle.list_zoo()`. Nothing that is downloaded is executed. averaged:
+    take the averaged weights if the run has them; False takes the raw ones.
+
+    >>> load("zoo:digits-linf-cnn-trades-2nd")(torch.rand(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
     """
     return load_model(open_checkpoint(path), averaged=averaged)
 
@@ -54,12 +93,17 @@ def build_model(
     return create_model(recipe.model, classes=classes, channels=channels, **settings)
 
 
-def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
-    """The network of a checkpoint with its weights, in evaluation mode; averaged: as for `load`."""
+def fresh_model(saved: Checkpoint) -> nn.Module:
+    """The network of a checkpoint before its weights are loaded."""
     channels = saved.shape[0]
     unit = ([0.0] * channels, [1.0] * channels)  # replaced by the true statistics, which are buffers of the model
     statistics = unit if saved.recipe.normalise else None
-    model = build_model(saved.recipe, classes=len(saved.classes), channels=channels, statistics=statistics)
+    return build_model(saved.recipe, classes=len(saved.classes), channels=channels, statistics=statistics)
+
+
+def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
+    """The network of a checkpoint with its weights, in evaluation mode; averaged: as for `load`."""
+    model = fresh_model(saved)
     began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
     model.load_state_dict(saved.part("average.module" if began else "model"))
     return model.eval()

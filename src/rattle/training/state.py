@@ -20,6 +20,7 @@ from rattle.runs.load import build_model, resolve_checkpoint
 from rattle.runs.lock import truncate
 from rattle.runs.paths import Run
 from rattle.runs.progress import Console
+from rattle.runs.published import is_published
 
 INIT = 4  # what a derived seed is for; loop.py has the others
 
@@ -120,7 +121,8 @@ def init_state(recipe: Recipe, data: Dataset) -> TrainState:
             recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data)
         )
     if recipe.init:
-        weights = resolve_checkpoint(recipe.init) if Path(recipe.init).is_dir() else recipe.init
+        found = is_published(recipe.init) or Path(recipe.init).is_dir()
+        weights = resolve_checkpoint(recipe.init) if found else recipe.init
         load_weights(weights, model, fresh_head=True)
     check_width(model, to_float(data.train[torch.arange(1)].x), len(data.classes))
     if recipe.objective.needs.features:

@@ -1,0 +1,47 @@
+"""rattle push: publish a run on the Hugging Face hub, or write what would be published to a folder."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from rattle.cli.options import parse
+from rattle.publish.folder import write_folder
+from rattle.publish.push import push
+from rattle.runs.hub import check_repository
+
+
+@dataclass(frozen=True)
+class Options:
+    """Publish a trained model: weights, config, a model card with its results and recipe, and the page.
+    `rattle.load("hf:OWNER/NAME")` and `rattle evaluate hf:OWNER/NAME` open it. It uses HF_TOKEN, or the hub's login."""
+
+    path: Annotated[str, tyro.conf.Positional]  # a run folder or a checkpoint file
+    name: Annotated[str, tyro.conf.Positional]  # OWNER/NAME of the repository; it is made if it is not there
+    private: bool = False  # make a new repository private
+    revision: str | None = None  # the branch to upload to; main when not given
+    license: str = "unknown"  # of the model, for its card: an identifier of the hub's, such as mit or cc-by-4.0
+    to: str = ""  # write the folder here instead, and use no network
+    page: bool = True  # --no-page: leave out report.html, which may show some of the test images
+    raw: bool = False  # publish the raw weights of a run that averages them
+
+
+def main(args: list[str]) -> None:
+    options = parse(Options, args, "push")
+    check_repository(options.name)
+    shared = {"license": options.license, "page": options.page, "averaged": not options.raw}
+    if options.to:
+        for sentence in write_folder(options.path, options.to, options.name, **shared):
+            warn(sentence)
+        size = sum(file.stat().st_size for file in Path(options.to).rglob("*") if file.is_file())
+        print(f'wrote {options.to} ({size / 1e6:.1f} MB); try it with: rattle.load("{options.to}")')
+        return
+    settings = {"private": options.private, "revision": options.revision, "note": warn}
+    address = push(options.path, options.name, **settings, **shared)
+    print(f'published as {address}\nload it with: rattle.load("hf:{options.name}")')
+
+
+def warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)

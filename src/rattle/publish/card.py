@@ -1,0 +1,142 @@
+"""The model card: README.md of a published model, with the front matter that the Hugging Face hub reads. No torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from rattle.evaluation.results import StoredResult
+from rattle.recipes.schema import flatten
+from rattle.report.naming import method_of, threat_text, title_of
+from rattle.report.tables import percent, sorted_attacks
+from rattle.report.writers import escape_markdown, markdown_table
+from rattle.runs.io import Plain
+from rattle.stats import wilson
+
+# The hub's names of the datasets that have one.
+HUB_DATASETS = {
+    "cifar10": "uoft-cs/cifar10",
+    "cifar100": "uoft-cs/cifar100",
+    "svhn": "ufldl-stanford/svhn",
+    "mnist": "ylecun/mnist",
+    "fashion-mnist": "zalando-datasets/fashion_mnist",
+}
+LIMITS = """\
+- Robust accuracy is an upper bound: it is what these attacks left, and a stronger one may leave less. Intervals are
+  Wilson 95 % intervals over the images; they do not contain the variation over training seeds.
+- It holds for {threat} and for images like those of `{data}`; nothing is promised for other norms, larger radii,
+  corruptions or other data.
+- The model takes images in [0, 1], not normalised: any normalisation is inside it."""
+
+
+def model_card(
+    name: str, config: Plain, results: Mapping[str, StoredResult], *, license: str, has_page: bool = False
+) -> str:
+    """The text of README.md.
+
+    name: OWNER/NAME on the hub. config: the object in config.json. results: by attack, of these weights. license: an
+    identifier of the hub's, such as mit. has_page: whether report.html lies beside it.
+    """
+    recipe = config["recipe"]
+    plain = yaml.safe_dump(front_matter(name, config, results, license), sort_keys=False, allow_unicode=True)
+    method, data = method_of(recipe), recipe["data"]["name"]
+    width = f", width {recipe['width']}" if recipe["width"] else ""
+    parts = [
+        f"---\n{plain}---\n",
+        f"# {escape_markdown(name.rpartition('/')[2])}\n",
+        f"`{recipe['model']}`{width}, trained on `{data}` by {escape_markdown(method)} to resist adversarial examples "
+        f"({threat_text(recipe)}) with RATTLE {config['rattle']} (Jin et al., CVPR 2023), seed {recipe['seed']}.\n",
+        f"## Results\n\n{results_text(name, results)}",
+        f"## Use\n\n{use_text(name, config, results)}",
+        f"## Limits\n\n{LIMITS.format(threat=threat_text(recipe), data=data)}\n",
+        f"## Recipe\n\nEvery setting, as in recipe.yaml:\n\n```yaml\n{yaml.safe_dump(recipe, sort_keys=False)}```\n",
+    ]
+    if has_page:
+        parts.insert(3, "report.html is one page of curves, tables and pictures of this run; it works offline.\n")
+    return "\n".join(parts)
+
+
+def results_text(name: str, results: Mapping[str, StoredResult]) -> str:
+    if not results:
+        return f"Not evaluated yet; `rattle evaluate hf:{name} --attacks pgd20 cw20 autoattack` does it.\n"
+    rows = []
+    for attack in sorted_attacks(list(results)):
+        found = results[attack]
+        if not rows or found.clean != results[rows[-1][0]].clean:  # attacks on other images have another clean accuracy
+            rows.append([attack, "Clean", percent(list(map(bool, found.clean))), str(len(found.clean)), found.data, ""])
+        accuracy = percent(list(map(bool, found.flags)))
+        rows.append([attack, title_of(attack), accuracy, str(len(found.flags)), found.data, settings_text(found)])
+    columns = ["Attack", "Accuracy, % [95 % interval]", "n", "Images", "Settings"]
+    table = markdown_table(columns, [row[1:] for row in rows], left=1)
+    return f"{table}\nThe first n test images; results/ATTACK.json has a flag for each of them.\n"
+
+
+def settings_text(result: StoredResult) -> str:
+    """The settings of an attack in a line; those of an ensemble's parts are in its result file."""
+    settings = {key: value for key, value in result.settings.items() if key not in ("kind", "components")}
+    parts = [", ".join(result.settings["components"])] if isinstance(result.settings.get("components"), dict) else []
+    named = {key.removeprefix("threat."): value for key, value in flatten(settings).items()}
+    words = [f"{key} {f'{value:.4g}' if isinstance(value, float) else value}" for key, value in named.items()]
+    return "; ".join([str(result.settings.get("kind", "")), ", ".join(words), *parts])
+
+
+def use_text(name: str, config: Plain, results: Mapping[str, StoredResult]) -> str:
+    size, threat = f"(4, {', '.join(map(str, config['shape']))})", config["recipe"]["attack"]["threat"]
+    attacks = " ".join(a for a in sorted_attacks(list(results)) if not a.startswith("transfer-"))
+    sizes = {len(result.flags) for result in results.values()}
+    first = f" --n {sizes.pop()}" if len(sizes) == 1 else ""
+    return f"""\
+```bash
+pip install "rattle-robust[hub]"
+rattle evaluate hf:{name} --attacks {attacks or "pgd20 cw20 autoattack"}{first}   # measures it again
+rattle train recipe.yaml --out runs/again   # trains it again
+```
+
+```python
+import rattle
+import torch
+
+model = rattle.load("hf:{name}")  # executes nothing that is downloaded
+logits = model(torch.rand{size})  # images in [0, 1] -> [4, {len(config["classes"])}]
+x_adv = rattle.get_attack("pgd20", rattle.Threat(norm="{threat["norm"]}", epsilon={threat["epsilon"]}))(
+    model, torch.rand{size}, logits.argmax(1)
+)
+```
+"""
+
+
+def front_matter(name: str, config: Plain, results: Mapping[str, StoredResult], license: str) -> dict[str, Any]:
+    """What the hub reads: licence, tags, datasets, and a model-index of the measured accuracies."""
+    recipe = config["recipe"]
+    data = recipe["data"]["name"]
+    dataset = data.removeprefix("hub:").partition(":")[0] if data.startswith("hub:") else HUB_DATASETS.get(data)
+    matter: dict[str, Any] = {
+        "license": license,
+        "library_name": "rattle",
+        "pipeline_tag": "image-classification",
+        "tags": ["adversarial-robustness", "adversarial-training", "rattle", recipe["attack"]["threat"]["norm"]],
+        "datasets": [dataset] if dataset else [],
+        "metrics": ["accuracy"],
+    }
+    if results:
+        index = {"name": name.rpartition("/")[2], "results": [measured(dataset or data, results)]}
+        matter["model-index"] = [index]
+    return {key: value for key, value in matter.items() if value}
+
+
+def measured(dataset: str, results: Mapping[str, StoredResult]) -> dict[str, Any]:
+    """The accuracies of a model-index, as fractions."""
+    ordered = [results[attack] for attack in sorted_attacks(list(results))]
+    clean = [metric("clean accuracy", ordered[-1].clean)]  # of AutoAttack's images when there is one
+    robust = [metric(f"robust accuracy, {title_of(found.attack)}", found.flags) for found in ordered]
+    return {
+        "task": {"type": "image-classification", "name": "Image classification under attack"},
+        "dataset": {"type": dataset, "name": ordered[-1].data or dataset, "split": "test"},
+        "metrics": clean + robust,
+    }
+
+
+def metric(name: str, flags: Sequence[int]) -> dict[str, Any]:
+    interval = wilson(sum(flags), len(flags))
+    args = {"n": len(flags), "low": round(interval.low, 4), "high": round(interval.high, 4)}
+    return {"type": "accuracy", "name": name, "value": round(sum(flags) / len(flags), 4), "args": args}

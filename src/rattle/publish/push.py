@@ -1,0 +1,58 @@
+"""Upload a run to the Hugging Face hub as a repository that `rattle.load("hf:OWNER/NAME")` opens."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from rattle.errors import RattleError
+from rattle.publish.folder import write_folder
+from rattle.runs import hub
+
+
+def push(
+    run: Path | str,
+    name: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    license: str = "unknown",
+    page: bool = True,
+    averaged: bool = True,
+    note: Callable[[str], None] = lambda sentence: None,
+) -> str:
+    """Publish a run on the hub and return the address of the commit.
+
+    run: a run folder or checkpoint. name: OWNER/NAME of the repository, which is made if it is not there. private: make
+    a new repository private. revision: the branch to upload to, made if it is not there; main when None. license, page
+    and averaged: as for `write_folder`. note: is given a sentence about each thing that is left out.
+
+    The token is that of HF_TOKEN, or of the hub's own login. Results and page of an earlier upload are removed.
+    """
+    hub.check_repository(name)
+    with hub.meaningful(f"hf:{name}"):
+        if not hub.package("rattle push").get_token():
+            raise RattleError("there is no token for the hub: set HF_TOKEN, or log in with `hf auth login`")
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "model"
+        for sentence in write_folder(run, folder, name, license=license, page=page, averaged=averaged):
+            note(sentence)
+        return upload(folder, name, private=private, revision=revision)
+
+
+def upload(folder: Path, name: str, *, private: bool = False, revision: str | None = None) -> str:
+    """Upload a folder as one commit and return its address; the parameters are those of `push`."""
+    with hub.meaningful(f"hf:{name}"):
+        api = hub.package("rattle push").HfApi(library_name="rattle")
+        api.create_repo(name, private=private or None, exist_ok=True)
+        if private and not api.model_info(name).private:
+            raise RattleError(f"hf:{name} exists and is public: --private is for a new repository")
+        if revision:
+            api.create_branch(name, branch=revision, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            revision=revision,
+            commit_message="Upload by rattle push",
+            delete_patterns=["results/*", "report.html"],
+        )
+    return str(commit.commit_url)

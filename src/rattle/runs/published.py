@@ -1,0 +1,124 @@
+"""Published models: model.safetensors, and a config.json that says how to build its network. Reading executes nothing.
+
+A published folder has a README.md too, and the run's recipe.yaml and results where a run folder has them. What is read
+here may come from anybody: a network is one of ours or timm's, and `load.py` builds it only if its tensors are there.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import nn
+
+from rattle import __version__
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+from rattle.recipes.recipe import Recipe, upgraded
+from rattle.recipes.schema import from_plain, to_plain
+from rattle.runs.checkpoint import Checkpoint
+from rattle.runs.io import Plain
+
+FORMAT = 1  # of config.json
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+LARGEST_CONFIG = 2**20  # bytes; a config of 1,000 classes has 20,000
+PREFIXES = ("hf:", "zoo:")
+
+
+def is_published(path: Path | str) -> bool:
+    """Whether a path is `hf:OWNER/NAME` or `zoo:NAME` rather than a file or folder."""
+    return str(path).startswith(PREFIXES)
+
+
+def pack(saved: Checkpoint, model: nn.Module) -> tuple[bytes, Plain]:
+    """The contents of model.safetensors and of config.json for the model of a checkpoint."""
+    check_model_name(saved.recipe.model, str(saved.path))
+    tensors = {key: value.cpu().contiguous().clone() for key, value in model.state_dict().items()}
+    weights, recipe = save(tensors, {"format": "pt"}), without_paths(saved.recipe)
+    config = {
+        "library": "rattle",
+        "format": FORMAT,
+        "rattle": __version__,
+        "classes": list(saved.classes),
+        "shape": list(saved.shape),
+        "epoch": saved.progress.get("epoch"),
+        "sha256": hashlib.sha256(weights).hexdigest(),
+        "recipe": {"method": recipe.method, **to_plain(recipe)},
+    }
+    return weights, config
+
+
+def without_folder(name: str) -> str:
+    """A name to publish: of a path its last part, since the folders of somebody's machine are nobody's business.
+
+    >>> without_folder("/home/me/digits.npz"), without_folder("hub:owner/name"), without_folder("cifar10")
+    ('digits.npz', 'hub:owner/name', 'cifar10')
+    """
+    return name if name.startswith((*PREFIXES, "hub:")) else Path(name).name
+
+
+def without_paths(recipe: Recipe) -> Recipe:
+    """The recipe as it is published, see `without_folder`."""
+    data: Data = replace(recipe.data, name=without_folder(recipe.data.name), root=None)
+    return replace(recipe, data=data, init=without_folder(recipe.init) if recipe.init else None)
+
+
+def read_config(path: Path, where: str) -> Plain:
+    """The object in a config.json; raises RattleError if `rattle push` did not write it. `where` is named in errors."""
+    try:
+        text = path.read_bytes() if path.stat().st_size <= LARGEST_CONFIG else b""
+        config = json.loads(text)
+    except (OSError, ValueError, RecursionError):
+        config = None
+    if not isinstance(config, dict) or config.get("library") != "rattle" or not isinstance(config.get("format"), int):
+        advice = "weights of other code are opened by `--model NAME --weights FILE`"
+        raise RattleError(f"{where}: its {CONFIG} was not written by `rattle push`; {advice}")
+    if config["format"] > FORMAT:
+        raise RattleError(f"{where} has format {config['format']}; this version reads up to {FORMAT}: upgrade rattle")
+    return config
+
+
+def read_published(weights: Path, config: Plain, where: str) -> Checkpoint:
+    """The checkpoint that a file of weights and the object in its config.json make; `where` is named in errors."""
+    classes, shape, recipe = check_config(config, where)
+    try:
+        content = weights.read_bytes()
+        if hashlib.sha256(content).hexdigest() != config.get("sha256"):
+            raise RattleError(f"{where} is damaged: the checksum of {weights.name} is not the one in its {CONFIG}")
+        tensors = load(content)
+    except (OSError, SafetensorError) as reason:
+        raise RattleError(f"{where}: {weights.name} cannot be read: {reason}") from reason
+    epoch = config.get("epoch")
+    return Checkpoint(weights, recipe, classes, shape, {"epoch": epoch}, {f"model.{k}": v for k, v in tensors.items()})
+
+
+def check_config(config: Plain, where: str) -> tuple[tuple[str, ...], tuple[int, ...], Recipe]:
+    """Classes, shape [C, H, W] and recipe of a config.json; RattleError if it is ill-formed or names code to run."""
+    classes, shape = config.get("classes"), config.get("shape")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise RattleError(f"{where}: classes in its {CONFIG} must be a list of names")
+    if not isinstance(shape, list) or len(shape) != 3 or not all(type(n) is int and 0 < n <= 10_000 for n in shape):
+        raise RattleError(f"{where}: shape in its {CONFIG} must be channels, height and width, got {shape!r}")
+    plain = config.get("recipe")
+    check_model_name(plain.get("model") if isinstance(plain, dict) else None, where)
+    try:
+        recipe = without_paths(from_plain(Recipe, upgraded(plain)))  # nor may it name files of the reader's machine
+        return tuple(classes), tuple(shape), recipe
+    except RattleError as reason:
+        made = f"published by rattle {config.get('rattle')}, this is {__version__}"
+        raise RattleError(f"{where}: {reason} ({made})") from reason
+
+
+def check_model_name(model: Any, where: str) -> None:
+    """Refuse a network that is code of somebody's own, or too deep to be built."""
+    if not isinstance(model, str) or re.search(r"\d{5}", model):
+        raise RattleError(f"{where}: {model!r} is no model's name")
+    if ":" in model and not re.fullmatch(r"timm:[\w.-]+", model):
+        raise RattleError(
+            f"{where}: its network {model} is somebody's own code, which a published model may not name: loading one "
+            "executes nothing, so built-in networks and timm:NAME only"
+        )

@@ -1,0 +1,87 @@
+"""The zoo: every model loads offline, is small, is packed into a wheel, and does what its record says."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import torch
+
+import rattle
+from rattle.cli.main import main
+from rattle.evaluation.evaluate import evaluate
+from rattle.runs.zoo import FOLDER, entry, list_zoo
+from support.tiny_runs import digits
+
+ROOT = Path(__file__).parents[2]
+PROMISED = {f"digits-linf-cnn-{method}" for method in ("at", "trades", "trades-2nd", "trades-awp-2nd", "plain")}
+
+
+def accuracies(name: str) -> dict[str, float]:
+    found = entry(name)
+    return {"clean": found["clean"]["accuracy"]} | {a: each["accuracy"] for a, each in found["attacks"].items()}
+
+
+def test_the_promised_models_are_there_and_small() -> None:
+    assert {*PROMISED, "digits-l2-cnn-trades-2nd"} <= set(list_zoo())
+    assert {path.stem for path in FOLDER.glob("*.safetensors")} == set(list_zoo())
+    assert all(path.stat().st_size < 200_000 for path in FOLDER.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("n", [200, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", list_zoo())
+def test_a_model_does_what_its_record_says(name: str, n: int) -> None:
+    """Clean and PGD-20, image by image; other processors round differently, so that an image or two may differ."""
+    recorded, threat = entry(name), rattle.Threat(**entry(name)["config"]["recipe"]["attack"]["threat"])
+    _, _, x, y = digits()
+    result = evaluate(rattle.load(f"zoo:{name}"), x[:n], y[:n], "pgd20", threat=threat)
+    records = (result.clean, recorded["clean"]), (result.attacks["pgd20"].flags, recorded["attacks"]["pgd20"])
+    for found, kept in records:
+        assert len(kept["flags"]) == recorded["n"] == len(y)
+        assert kept["accuracy"] == kept["flags"].count("1") / len(y)
+        assert sum(flag != (bit == "1") for flag, bit in zip(found, kept["flags"], strict=False)) <= 2
+
+
+def test_the_records_are_those_of_robust_models_and_of_a_plain_one() -> None:
+    for name in list_zoo():
+        found = accuracies(name)
+        assert found["clean"] > 0.9
+        assert found["autoattack"] <= min(found["pgd20"], found["cw20"])
+        assert (found["autoattack"] > 0.3) == (not name.endswith("-plain"))
+        assert entry(name)["commands"][0].startswith("rattle train digits-")
+
+
+def test_the_weights_and_the_records_are_packed_into_a_wheel() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["rattle"]
+    files = [f"runs/zoo/{path.name}" for path in FOLDER.iterdir() if path.suffix in (".safetensors", ".json")]
+    assert len(files) == len(list_zoo()) + 1
+    assert all(any(fnmatch(file, pattern) for pattern in patterns) for file in files)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(rattle.RattleError, match="did you mean 'digits-linf-cnn-trades-2nd'"):
+        rattle.load("zoo:digits-linf-cnn-trades-2d")
+
+
+def test_the_command_line_lists_evaluates_and_exports_them(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipes", "--zoo", "l2"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("zoo:digits-l2-cnn-trades-2nd  clean 9")
+    assert main(["recipes", "--zoo", "imagenet"]) == 2
+    assert main(["evaluate", "zoo:digits-linf-cnn-at", "--attacks", "fgsm", "--n", "20"]) == 0
+    assert (tmp_path / "zoo_digits-linf-cnn-at" / "results" / "fgsm.json").is_file()
+    assert main(["export", "zoo:digits-linf-cnn-at"]) == 2, "its default is the weights' own place"
+    assert main(["export", "zoo:digits-linf-cnn-at", "--out", "a.safetensors"]) == 0
+
+
+def test_training_starts_from_one_of_them(tmp_path: Path) -> None:
+    recipe = replace(rattle.get_recipe("digits-linf-cnn-at"), epochs=1, init="zoo:digits-linf-cnn-at")
+    recipe = replace(recipe, data=replace(recipe.data, train_size=100, val_size=20))
+    recipe = replace(recipe, optimizer=replace(recipe.optimizer, lr=1e-12))
+    run = rattle.fit(recipe, tmp_path / "run")
+    theirs, ours = rattle.load("zoo:digits-linf-cnn-at"), rattle.load(run.folder)
+    assert torch.allclose(theirs.head.weight, ours.head.weight, atol=1e-6)
