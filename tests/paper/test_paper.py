@@ -86,10 +86,9 @@ def test_every_table_trains_attacks_and_prints_ours_beside_the_papers_in_120_col
     for row in table.rows:
         assert row.method in printed
         assert all(cell.printed in printed.replace(",", "") for cell in row.cells)
-    for ending in ("md", "tex", "html", "json"):
+    for ending in ("md", "tex", "html"):
         written = (out / f"table-{number}-tiny.{ending}").read_text()
-        assert len(written) > 500
-        assert (": cnn-slim" if number == 6 else "small CNN") in written or ending == "json"
+        assert ("ours: generated 32x32 images, cnn-slim (width 4)" if number == 6 else "small CNN (width 2)") in written
     if number != 6:
         check_numbers(numbers(out, number))
 
@@ -191,7 +190,7 @@ def test_table_6_sets_the_authors_algorithm_beside_ours_and_the_papers(out: Path
     run_paper(out, 6)
     rows = numbers(out, 6)["rows"]
     assert [row["what"] for row in rows] == [
-        "ours", "as published", "ours", "ours", "as published", "paper, A100", "paper, A100", "paper, A100",
+        "ours", "as released", "ours", "ours", "as released", "paper, A100", "paper, A100", "paper, A100",
     ]  # fmt: skip
     assert [row["network"] for row in rows] == ["cnn-slim (width 4)"] * 5 + ["WRN-34-10"] * 3
     assert rows[-1]["time_ratio"] == pytest.approx(2362 / 1666)

@@ -71,7 +71,7 @@ class Own:
 
 
 def data_of(recipe: Recipe) -> str:
-    """The data that a recipe trains on, as the field writes it; a file or folder by its name."""
+    """The data that a recipe trains on, as the field writes it; a file or folder as it was given."""
     return DATASETS.get(recipe.data.name, recipe.data.name)
 
 

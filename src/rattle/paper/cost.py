@@ -27,8 +27,8 @@ KEYS = ("seconds_an_epoch", "time_ratio", "megabytes", "memory_ratio")
 NOTES = (
     "Seconds are the median step times the steps of an epoch of 50,000 images; memory is the peak of live tensors in a "
     "step. Absolute figures belong to a machine; the ratios to TRADES can be compared across machines.",
-    "as published: the same algorithm written the way its authors released it, measured here: TRADES for the 0th-order "
-    "row, the authors' 1st+2nd step for the last. Its ratio is to TRADES as published.",
+    "as released: the same algorithm written the way its authors released it, measured here too; its ratio is to "
+    "TRADES as released.",
 )
 
 
@@ -66,7 +66,8 @@ def printed_table(scale: Scale, measured: Mapping[str, Measurement], title: str)
     setup, machine = scale.cost, environment()
     network = f"{setup.model} (width {setup.width})" if setup.width else setup.model
     here, there = measured_lines(measured, setup), published_lines()
-    caption = f"ours: {network}, batch {setup.batch}, {machine['device']}, {machine['threads']} threads"
+    caption = f"ours: generated {setup.side}x{setup.side} images, {network}, batch {setup.batch}"
+    caption += f", {machine['device']}, threads: {machine['threads']}, rounds: {scale.rounds}"
     rows = [
         {"network": name, "method": method, "what": what, **dict(zip(KEYS, values, strict=True))}
         for name, lines in ((network, here), (table(6).rows[0].architecture, there))
@@ -74,8 +75,8 @@ def printed_table(scale: Scale, measured: Mapping[str, Measurement], title: str)
     ]
     return PrintedTable(
         title=title,
-        blocks=(block(f"{caption}, {scale.rounds} rounds", here), block(f"published (paper): {table(6).title}", there)),
-        notes=(*NOTES, scale.note),
+        blocks=(block(caption, here), block(f"published (paper): {table(6).title}", there)),
+        notes=NOTES,
         plain={"table": 6, "scale": scale.name, "setup": asdict(setup), "rows": rows},
     )
 
@@ -86,7 +87,7 @@ def measured_lines(measured: Mapping[str, Measurement], setup: Setup) -> list[Li
     for i, name in enumerate(OURS):
         lines.append((name, "ours", figures(measured[name], measured[OURS[0]], setup)))
         if i in THEIRS:
-            lines.append((name, "as published", figures(measured[THEIRS[i]], measured[PUBLISHED], setup)))
+            lines.append((name, "as released", figures(measured[THEIRS[i]], measured[PUBLISHED], setup)))
     return lines
 
 
@@ -101,14 +102,14 @@ def published_lines() -> list[Line]:
 
 
 def block(caption: str, lines: Sequence[Line]) -> Block:
-    """Lines of one network and machine."""
-    rows = []
+    """Lines of one network and machine; what they are has a column where they are not all the same."""
+    rows, mixed = [], len({what for _, what, _ in lines}) > 1
     for method, what, values in lines:
         texts = (f"{value:.2f}" if column % 2 else f"{value:,.0f}" for column, value in enumerate(values))
-        kind = "paper" if what.startswith("paper") else "ours"
-        rows.append(PrintedRow(kind=kind, labels=(method, what), cells=tuple(texts)))
+        labels = (method, what) if mixed else (method,)
+        rows.append(PrintedRow(kind="ours" if mixed else "paper", labels=labels, cells=tuple(texts)))
     columns = ("s an epoch", "of TRADES", "MB", "of TRADES")
-    return Block(caption=caption, labels=("Method", ""), columns=columns, rows=tuple(rows))
+    return Block(caption=caption, labels=("Method", "")[: 1 + mixed], columns=columns, rows=tuple(rows))
 
 
 def figures(one: Measurement, base: Measurement, setup: Setup) -> tuple[float, float, float, float]:
