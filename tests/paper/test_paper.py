@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -368,6 +369,19 @@ def test_long_work_is_refused_without_yes_where_nobody_can_be_asked(
     assert said.startswith("rattle: Table 7 at scale tiny would take about ")
     assert said.endswith(": give --yes to start it")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_published_networks_are_never_started_on_a_cpu_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    images, labels = np.zeros((2000, 32, 32, 3), np.uint8), np.arange(2000) % 10
+    np.savez("few.npz", x_train=images, y_train=labels, x_test=images[:20], y_test=labels[:20])
+    assert cli.main(["paper", "7", "--data", "few.npz", "--epochs", "1", "--n", "1"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"rattle: Table 7 .* on one A100, .*, and there is no GPU here: give --yes to start it", said)
+    assert [path.name for path in tmp_path.iterdir()] == ["few.npz"]
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("YES\n", 0), ("n\n", 2), ("\n", 2), ("\x04", 2)])

@@ -71,7 +71,7 @@ def main(args: list[str]) -> None:
     print_plan(planned, states, left, console)
     if options.plan:
         return
-    confirm(left.seconds, f"Table {number} at scale {scale.name} would take {left}", options.yes)
+    confirm(left, f"Table {number} at scale {scale.name}", options.yes)
     todo, runs = unfinished(planned, console), out / scale.name
     if options.launcher == "slurm" and todo:
         submit(todo, options.slurm, runs, console, Console)
@@ -138,13 +138,15 @@ def print_plan(planned: Plan, states: States, left: Cost, console: Console) -> N
         console.log("there is no GPU here: these are the paper's seconds (Table 6), scaled to each network and method")
 
 
-def confirm(seconds: float, what: str, yes: bool) -> None:
-    """Ask before long work; refuse it where nobody can be asked. what: the work and how long it takes."""
-    if yes or seconds <= LONG:
+def confirm(left: Cost, what: str, yes: bool) -> None:
+    """Ask before long work; refuse it where nobody can be asked."""
+    quick = left.seconds <= LONG and (left.device != "a100" or not left.seconds)  # an A100's minutes are a CPU's days
+    if yes or quick:
         return
+    sentence = f"{what} would take {left}" + (", and there is no GPU here" if left.device == "a100" else "")
     if not sys.stdin.isatty():
-        raise RattleError(f"{what}: give --yes to start it")
-    sys.stderr.write(f"{what}. Start? [y/N] ")  # stdout may be redirected to a file for the table
+        raise RattleError(f"{sentence}: give --yes to start it")
+    sys.stderr.write(f"{sentence}. Start? [y/N] ")  # stdout may be redirected to a file for the table
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise RattleError("nothing was started")
@@ -157,7 +159,7 @@ def print_cost(options: Options, scale: Scale, console: Console) -> None:
     console.log(f"Table 6 times single steps of {scale.cost.model}: {left}")
     if options.plan:
         return
-    confirm(left.seconds, f"Table 6 at scale {scale.name} would take {left}", options.yes)
+    confirm(left, f"Table 6 at scale {scale.name}", options.yes)
     measured = cost.measure(scale, path, console)
     print_result(cost.printed_table(scale, measured, title_of(6, scale)), 6, options, console)
 
