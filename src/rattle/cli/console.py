@@ -81,7 +81,13 @@ class Console:
 
 
 def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", stderr: bool = False
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    stderr: bool = False,
+    left: int = 1,  # columns aligned to the left
+    close: bool = False,  # two blanks between columns, not three
 ) -> None:
     from rich import box
     from rich.console import Console
@@ -89,8 +95,9 @@ def print_table(
     from rich.text import Text
 
     table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.collapse_padding = close
     for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if i else "left", no_wrap=True)
+        table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
     needed = sum(max(len(row[i]) for row in [columns, *rows]) + 3 for i in range(len(columns)))

@@ -1,6 +1,9 @@
 """rattle paper: a table of the paper, trained, attacked and printed beside the published numbers."""
 
+import shutil
 import sys
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +17,7 @@ from rattle.cli.options import parse
 from rattle.data.registry import SOURCES
 from rattle.errors import RattleError
 from rattle.paper import cost, writer
+from rattle.paper.blocks import Block, PrintedTable
 from rattle.paper.cells import compare_rows
 from rattle.paper.estimate import Cost, estimate
 from rattle.paper.plan import Plan, States, plan
@@ -21,9 +25,9 @@ from rattle.paper.protocols import PROTOCOLS, Evaluator, Protocol
 from rattle.paper.run import landscape_pairs, train, unfinished
 from rattle.paper.scales import SCALES, Scale
 from rattle.paper.tables import table
-from rattle.report.page import duration
 from rattle.training.slurm import Slurm, submit
 
+GAP = 2  # blanks between the columns of a table
 LONG = 600.0  # seconds; what takes longer is asked about
 
 
@@ -63,11 +67,11 @@ def main(args: list[str]) -> None:
         return
     planned = plan(number, scale, options.seeds or scale.seeds, out)
     states = planned.states()
-    left = estimate(planned, states, options.protocols, console)
+    left = estimate(planned, states, options.protocols, console, assume=options.plan)
     print_plan(planned, states, left, console)
     if options.plan:
         return
-    confirm(left.seconds, f"Table {number} at scale {scale.name}", options.yes)
+    confirm(left, f"Table {number} at scale {scale.name}", options.yes)
     todo, runs = unfinished(planned, console), out / scale.name
     if options.launcher == "slurm" and todo:
         submit(todo, options.slurm, runs, console, Console)
@@ -84,7 +88,8 @@ def main(args: list[str]) -> None:
 
 
 def title_of(number: int, scale: Scale) -> str:
-    return f"Table {number}, scale {scale.name}: {table(number).title}"
+    """Whose table it is and what it was run at; data and networks are named by the table's blocks."""
+    return f"Table {number} of the paper, run at scale {scale.name}"
 
 
 def number_of(text: str) -> int:
@@ -115,25 +120,30 @@ def sources(words: Sequence[str]) -> dict[str, str]:
 
 
 def print_plan(planned: Plan, states: States, left: Cost, console: Console) -> None:
-    """Every run, its state and its cost."""
+    """Every run with its state, and what all of it costs."""
     rows = []
-    for key, job in planned.jobs.items():
-        seconds = left.training.get(job.folder.name)
-        rows.append([job.folder.name, states[key], str(job.recipe.epochs), duration(seconds) if seconds else "-"])
-    print_table(
-        ["run", "state", "epochs", "training, about"], rows, title=f"Table {planned.number}: the plan", stderr=True
-    )
-    training = duration(sum(left.training.values()))
-    console.log(f"about {training} of training and {duration(left.evaluation)} of attacks are left on this machine")
-    if left.bytes > 1e9:
-        console.log(f"the checkpoints will take about {left.bytes / 1e9:.0f} GB")
-
-
-def confirm(seconds: float, what: str, yes: bool) -> None:
-    """Ask before long work; refuse it where nobody can be asked."""
-    if yes or seconds <= LONG:
+    for key in dict.fromkeys(key for key, _ in planned.jobs):
+        count = Counter(states[key, seed] for seed in planned.seeds)
+        state = next(iter(count)) if len(count) == 1 else ", ".join(f"{n} {one}" for one, n in count.items())
+        rows.append([key.removeprefix("recipe="), " ".join(map(str, planned.seeds)), state])
+    epochs = " or ".join(str(n) for n in sorted({job.recipe.epochs for job in planned.jobs.values()}))
+    title = f"Table {planned.number}: the plan, {len(planned.jobs)} runs of {epochs} epochs"
+    print_table(["run", "seeds", "state"], rows, title=title, stderr=True, close=True)
+    if not left.seconds:
+        console.log("nothing is left to train or to attack")
         return
-    sentence = f"{what} would take about {duration(seconds)} on this machine"
+    disk = f"; the checkpoints will take about {left.bytes / 1e9:.0f} GB" if left.bytes > 1e9 else ""
+    console.log(f"{left}, training and attacks together{disk}")
+    if left.device == "a100":
+        console.log("there is no GPU here: these are the paper's seconds (Table 6), scaled to each network and method")
+
+
+def confirm(left: Cost, what: str, yes: bool) -> None:
+    """Ask before long work; refuse it where nobody can be asked."""
+    quick = left.seconds <= LONG and (left.device != "a100" or not left.seconds)  # an A100's minutes are a CPU's days
+    if yes or quick:
+        return
+    sentence = f"{what} would take {left}" + (", and there is no GPU here" if left.device == "a100" else "")
     if not sys.stdin.isatty():
         raise RattleError(f"{sentence}: give --yes to start it")
     sys.stderr.write(f"{sentence}. Start? [y/N] ")  # stdout may be redirected to a file for the table
@@ -145,24 +155,50 @@ def confirm(seconds: float, what: str, yes: bool) -> None:
 def print_cost(options: Options, scale: Scale, console: Console) -> None:
     """Table 6: nothing is trained; steps are timed."""
     path = Path(options.out) / scale.name / "cost.json"
-    seconds = 0.0 if path.exists() else cost.estimated_seconds(scale)
-    console.log(f"Table 6 times single steps of {scale.cost.model}: about {duration(seconds)} are left")
+    left = Cost(seconds=0.0 if path.exists() else cost.estimated_seconds(scale), bytes=0, device="cpu")
+    console.log(f"Table 6 times single steps of {scale.cost.model}: {left}")
     if options.plan:
         return
-    confirm(seconds, f"Table 6 at scale {scale.name}", options.yes)
+    confirm(left, f"Table 6 at scale {scale.name}", options.yes)
     measured = cost.measure(scale, path, console)
     print_result(cost.printed_table(scale, measured, title_of(6, scale)), 6, options, console)
 
 
-def print_result(printed: writer.PrintedTable, number: int, options: Options, console: Console) -> None:
+def print_result(printed: PrintedTable, number: int, options: Options, console: Console) -> None:
     """Print the table and write it in every format."""
     paths = writer.write(printed, Path(options.out), f"table-{number}-{options.scale}")
     if options.format == "terminal":
-        print_table(printed.head, printed.texts, title=printed.title)
-        print("\n".join(printed.notes))
+        print_blocks(printed)
     else:
         print(writer.WRITERS[options.format][0](printed), end="")
     console.log("written: " + ", ".join(map(str, paths)))
+
+
+def print_blocks(printed: PrintedTable) -> None:
+    """The table in the terminal's width, 120 columns where there is none; of a block that is wider, some columns at a
+    time."""
+    width = shutil.get_terminal_size((120, 24)).columns
+    print(printed.title)
+    for block in printed.blocks:
+        print(f"\n{textwrap.fill(block.caption, width)}")
+        for columns in columns_that_fit(block, width):
+            rows = [[*row.labels, *(row.cells[i] for i in columns)] for row in block.rows]
+            head, left = [*block.labels, *(block.columns[i] for i in columns)], len(block.labels)
+            print_table(head, rows, left=left, close=True)
+    print("\n".join(textwrap.fill(note, width, initial_indent="- ", subsequent_indent="  ") for note in printed.notes))
+
+
+def columns_that_fit(block: Block, width: int) -> list[list[int]]:
+    """The columns of numbers in groups that fit the width with the labels beside them; at least one a group."""
+    wide = [max(map(len, column)) + GAP for column in zip(block.head, *block.texts, strict=True)]
+    labels = sum(wide[: len(block.labels)])
+    groups, used = [], width
+    for i, one in enumerate(wide[len(block.labels) :]):
+        if used + one > width:
+            groups, used = [*groups, []], labels
+        groups[-1].append(i)
+        used += one
+    return groups
 
 
 def print_landscapes(planned: Plan, draw: bool, console: Console) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from rattle.paper.plan import Entry, Plan, States
 from rattle.paper.protocols import Evaluator, Measured, Protocol
 from rattle.paper.rows import Cell, Row
+from rattle.recipes.recipe import Recipe
 from rattle.stats import Difference, Interval, Sample, difference, holm, summarise, t_interval, wilson
 
 
@@ -33,6 +34,7 @@ class ComparedRow:
 
     row: Row
     key: str  # of our runs; "" for quoted results
+    recipe: Recipe | None  # of our runs: what ran, where the row says what the paper ran
     baseline: Row | None
     ours: Mapping[Protocol, Mapping[str, CellResult]]  # protocol -> column -> ours
 
@@ -98,6 +100,7 @@ def compare_rows(
         ComparedRow(
             row=entry.row,
             key=entry.key,
+            recipe=entry.recipe,
             baseline=rows.get(entry.row.baseline),
             ours={protocol: by_key[entry.key] for protocol, by_key in results.items() if entry.key},
         )

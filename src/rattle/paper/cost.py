@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,9 +11,9 @@ from rattle.bench import run
 from rattle.bench.cases import AUTHORS, PUBLISHED, cases_of
 from rattle.bench.measure import timed
 from rattle.bench.setup import Setup, library_step, prepare
+from rattle.paper.blocks import Block, PrintedRow, PrintedTable
 from rattle.paper.scales import Scale
 from rattle.paper.tables import table
-from rattle.paper.writer import Kind, PrintedRow, PrintedTable
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.progress import Console
@@ -22,12 +22,13 @@ EPOCH = 50_000  # training images of CIFAR-10
 OURS = ("TRADES", "TRADES 1st", "TRADES 1st+2nd")  # in the order of the table's rows
 THEIRS = {0: PUBLISHED, 2: AUTHORS}  # row -> the algorithm as its authors wrote it
 Measurement = dict[str, float]  # one step: seconds by the wall clock, processor by that of ratios, peak bytes
+Line = tuple[str, str, tuple[float, float, float, float]]  # method, what, a value for each of KEYS
 KEYS = ("seconds_an_epoch", "time_ratio", "megabytes", "memory_ratio")
 NOTES = (
     "Seconds are the median step times the steps of an epoch of 50,000 images; memory is the peak of live tensors in a "
     "step. Absolute figures belong to a machine; the ratios to TRADES can be compared across machines.",
-    "as published: the same algorithm written the way its authors released it, measured here: TRADES for the 0th-order "
-    "row, the authors' 1st+2nd step for the last. Its ratio is to TRADES as published.",
+    "as released: the same algorithm written the way its authors released it, measured here too; its ratio is to "
+    "TRADES as released.",
 )
 
 
@@ -61,32 +62,54 @@ def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement
 
 
 def printed_table(scale: Scale, measured: Mapping[str, Measurement], title: str) -> PrintedTable:
-    """Ours, the published algorithms measured here, and the paper's figures, with their ratios to TRADES."""
-    rows, plain, setup = [], [], scale.cost
-    paper = [[row.cell(column).value or math.nan for column in ("seconds", "megabytes")] for row in table(6).rows]
-    for i, row in enumerate(table(6).rows):
-        lines: dict[str, tuple[float, ...]] = {"ours": figures(measured[OURS[i]], measured[OURS[0]], setup)}
-        if i in THEIRS:
-            lines["as published"] = figures(measured[THEIRS[i]], measured[PUBLISHED], setup)
-        (seconds, memory), (first_seconds, first_memory) = paper[i], paper[0]
-        lines["paper, A100"] = (seconds, seconds / first_seconds, memory, memory / first_memory)
-        for what, values in lines.items():
-            kind: Kind = "paper" if what.startswith("paper") else "ours"
-            texts = (f"{value:.2f}" if column % 2 else f"{value:,.0f}" for column, value in enumerate(values))
-            labels = (row.method if what == "ours" else "", what)
-            rows.append(PrintedRow(kind=kind, labels=labels, cells=tuple(texts)))
-            plain.append(dict(zip(("method", "what", *KEYS), (row.method, what, *values), strict=True)))
-    machine = environment()
-    note = f"Measured here: {setup.model} width {setup.width or 'as published'}, batch {setup.batch}, "
-    note += f"{scale.rounds} rounds, {machine['device']}, {machine['threads']} threads."
+    """Ours and the published algorithms measured here, then the paper's figures, with their ratios to TRADES."""
+    setup, machine = scale.cost, environment()
+    network = f"{setup.model} (width {setup.width})" if setup.width else setup.model
+    here, there = measured_lines(measured, setup), published_lines()
+    caption = f"ours: generated {setup.side}x{setup.side} images, {network}, batch {setup.batch}"
+    caption += f", {machine['device']}, threads: {machine['threads']}, rounds: {scale.rounds}"
+    rows = [
+        {"network": name, "method": method, "what": what, **dict(zip(KEYS, values, strict=True))}
+        for name, lines in ((network, here), (table(6).rows[0].architecture, there))
+        for method, what, values in lines
+    ]
     return PrintedTable(
         title=title,
-        labels=("Method", ""),
-        columns=("s an epoch", "of TRADES", "MB", "of TRADES"),
-        rows=tuple(rows),
-        notes=(note, *NOTES, scale.note),
-        plain={"table": 6, "scale": scale.name, "setup": asdict(setup), "rows": plain},
+        blocks=(block(caption, here), block(f"published (paper): {table(6).title}", there)),
+        notes=NOTES,
+        plain={"table": 6, "scale": scale.name, "setup": asdict(setup), "rows": rows},
     )
+
+
+def measured_lines(measured: Mapping[str, Measurement], setup: Setup) -> list[Line]:
+    """Each algorithm of ours, followed by the one that its authors wrote where they did."""
+    lines = []
+    for i, name in enumerate(OURS):
+        lines.append((name, "ours", figures(measured[name], measured[OURS[0]], setup)))
+        if i in THEIRS:
+            lines.append((name, "as released", figures(measured[THEIRS[i]], measured[PUBLISHED], setup)))
+    return lines
+
+
+def published_lines() -> list[Line]:
+    """The paper's figures and their ratios."""
+    found = [[row.cell(column).value or math.nan for column in ("seconds", "megabytes")] for row in table(6).rows]
+    first = found[0]
+    return [
+        (row.method, "paper, A100", (seconds, seconds / first[0], memory, memory / first[1]))
+        for row, (seconds, memory) in zip(table(6).rows, found, strict=True)
+    ]
+
+
+def block(caption: str, lines: Sequence[Line]) -> Block:
+    """Lines of one network and machine; what they are has a column where they are not all the same."""
+    rows, mixed = [], len({what for _, what, _ in lines}) > 1
+    for method, what, values in lines:
+        texts = (f"{value:.2f}" if column % 2 else f"{value:,.0f}" for column, value in enumerate(values))
+        labels = (method, what) if mixed else (method,)
+        rows.append(PrintedRow(kind="ours" if mixed else "paper", labels=labels, cells=tuple(texts)))
+    columns = ("s an epoch", "of TRADES", "MB", "of TRADES")
+    return Block(caption=caption, labels=("Method", "")[: 1 + mixed], columns=columns, rows=tuple(rows))
 
 
 def figures(one: Measurement, base: Measurement, setup: Setup) -> tuple[float, float, float, float]:

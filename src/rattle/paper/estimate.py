@@ -1,94 +1,87 @@
-"""What a plan will cost on this machine, from a few training steps of each kind of run; good to a factor of two.
+"""What a plan will cost, to a factor of two; attacks are counted in passes through the network, as a step's are.
 
-A training step's seconds are divided by its passes through the network; attacks are counted in the same passes.
+The published networks are not timed where there is no GPU: nobody would train them there. Their cost is an A100's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from rattle.bench.limit import unavoidable_passes
-from rattle.bench.measure import timed
-from rattle.data import Dataset, on_device
+from rattle.data import Dataset, Images
+from rattle.data.registry import Data
+from rattle.errors import RattleError
 from rattle.paper.plan import Plan, States
 from rattle.paper.protocols import Protocol, checkpoints, missing_results
 from rattle.paper.scales import Scale
+from rattle.paper.step_cost import BACKWARD, StepCost, a100_cost, step_cost
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import replace_at
+from rattle.runs.distributed import choose_device
 from rattle.runs.progress import Console
-from rattle.training.loop import train_step, wrap_model
-from rattle.training.state import init_state
 
-BACKWARD = 2  # a backward pass costs about two forward ones
-PATIENCE = 4.0  # seconds after which a step is not repeated, nor tried on a larger batch
 # Of AutoAttack: steps of apgd-ce and of each target, targets of apgd-t and of fab-t, queries of square.
 PARTS = {"autoattack": (100, 9, 5000), "smoke-ensemble": (10, 3, 100)}
-
-
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """Seconds of one image in a training step, and in one forward pass; and bytes of a checkpoint."""
-
-    step: float
-    forward: float
-    bytes: int
+# Training images, test images and classes of the paper's datasets, whose images are 32x32 RGB.
+SIZES = {"cifar10": (50_000, 10_000, 10), "cifar100": (50_000, 10_000, 100), "svhn": (73_257, 26_032, 10)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds that are left, and the disk space of the checkpoints."""
+    """Seconds of training and attacks that are left, and the disk space of the checkpoints."""
 
-    training: dict[str, float]  # folder name -> seconds
-    evaluation: float
+    seconds: float
     bytes: int
+    device: str  # that takes the seconds: cpu, cuda or mps of this machine, or a100
 
-    @property
-    def seconds(self) -> float:
-        return sum(self.training.values()) + self.evaluation
-
-
-def step_cost(recipe: Recipe, data: Dataset) -> StepCost:
-    """A few steps, on ever larger batches up to the whole one, or until a step takes long."""
-    state = init_state(recipe, data)
-    state.progress.epoch = recipe.awp.warmup if recipe.awp else 0
-    state.train_mode()
-    (forward, ddp_forward), images = wrap_model(state.model, recipe), on_device(data.train, state.device)
-    most = min(recipe.batch_size, len(images))
-
-    def seconds_of(size: int) -> float:
-        return fastest(lambda: train_step(state, forward, ddp_forward, images, torch.arange(size)))
-
-    whole = seconds_of_batch(most, seconds_of)
-    weights = sum(p.numel() * p.element_size() for p in state.model.parameters())
-    passes = unavoidable_passes(recipe)
-    forwards = passes.forward + BACKWARD * (passes.by_input + passes.full)
-    return StepCost(whole / most, whole / most / forwards, weights)
+    def __str__(self) -> str:
+        hours = "hours" if self.device == "cpu" else "GPU-hours"
+        where = "on one A100" if self.device == "a100" else "on this machine"
+        return f"about {amount(self.seconds, hours)} {where}, give or take a factor of 2"
 
 
-def seconds_of_batch(most: int, seconds_of: Callable[[int], float]) -> float:
-    """A step of the whole batch, from steps of a few images and what each further image adds.
+def amount(seconds: float, hours: str = "hours") -> str:
+    """Seconds to two figures: an estimate knows no more. hours: what the largest unit is called.
 
-    The cost that does not depend on the batch is counted once: it can be most of a small step.
-
-    >>> round(seconds_of_batch(128, lambda size: 2 + 0.1 * size), 6)
-    14.8
+    >>> amount(58.3), amount(4000), amount(9.84e6, "GPU-hours")
+    ('58 s', '67 min', '2,700 GPU-hours')
     """
-    few, many = min(2, most), min(8, most)
-    less, seconds = seconds_of(few), seconds_of(many)
-    while many < most and seconds < PATIENCE:
-        few, less, many = many, seconds, min(4 * many, most)
-        seconds = seconds_of(many)
-    each = max(seconds - less, 0) / max(many - few, 1)
-    return seconds + each * (most - many)
+    units = {"s": 1.0, "min": 60.0, hours: 3600.0}
+    unit = next((name for name, size in units.items() if seconds < 100 * size), hours)
+    rounded = float(f"{seconds / units[unit]:.2g}")
+    return f"{rounded:,.0f} {unit}" if rounded >= 10 else f"{rounded:g} {unit}"
 
 
-def fastest(step: Callable[[], object]) -> float:
-    """Seconds of the fastest of four, least disturbed by others; the first counts only when a step takes long."""
-    found = []
-    while len(found) < 4 and sum(found) < PATIENCE:
-        found.append(timed(step)["wall"])
-    return min(found[1:] or found)
+def stand_in(data: Data) -> Dataset:
+    """One image, as often as a published dataset has images: for a plan without the data."""
+    train, test, classes = SIZES[data.name]
+    held_out = data.val_size or 0  # the recipes of these datasets say how many
+    one = torch.randint(256, (1, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+    def images(n: int) -> Images:
+        return Images(one.expand(n, -1, -1, -1), torch.arange(n) % classes)
+
+    return Dataset(
+        name=data.name,
+        train=images(data.train_size or train - held_out),
+        val=images(held_out) if held_out else None,
+        test=images(test),
+        classes=tuple(map(str, range(classes))),
+    )
+
+
+def datasets(plan: Plan, console: Console, *, assume: bool) -> dict[Data, Dataset]:
+    """The data of a plan, all loaded before anything is measured. assume: see `estimate`."""
+    found = {}
+    for data in dict.fromkeys(job.recipe.data for job in plan.jobs.values()):
+        try:
+            found[data] = data.load()
+        except RattleError as reason:
+            if not assume or data.name not in SIZES:
+                raise
+            console.log(f"{reason}; the plan counts with its published size")
+            found[data] = stand_in(data)
+    return found
 
 
 def attack_passes(attack: str, scale: Scale) -> float:
@@ -101,12 +94,15 @@ def attack_passes(attack: str, scale: Scale) -> float:
     return steps * (1 + BACKWARD) * (1 + 2 * targets * scale.robust) + queries * scale.robust
 
 
-def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console: Console) -> Cost:
-    """Measure each kind of run that is not finished or not evaluated, and add everything up."""
+def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console: Console, *, assume: bool) -> Cost:
+    """Measure each kind of run that is not finished or not evaluated, and add everything up.
+
+    assume: take the published size of a dataset that is not here, instead of refusing.
+    """
+    device = choose_device().type
+    device = "a100" if device == "cpu" and not plan.scale.models else device
     costs: dict[Recipe, StepCost] = {}
-    training, evaluation, disk = {}, 0.0, 0
-    # All data are loaded before anything is measured: a dataset may be missing.
-    data = {source: source.load() for source in dict.fromkeys(job.recipe.data for job in plan.jobs.values())}
+    seconds, disk, data = 0.0, 0, datasets(plan, console, assume=assume)
     with console.progress("measuring", len(plan.jobs)) as advance:
         for (key, seed), job in plan.jobs.items():
             advance()
@@ -120,13 +116,13 @@ def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console:
             images, kind = data[job.recipe.data], replace(job.recipe, name="", seed=0, average=None)
             kind = replace_at(kind, "objective.taylor.eta", None)  # it changes the cost as little as the seed
             if kind not in costs:
-                costs[kind] = step_cost(kind, images)
+                costs[kind] = (a100_cost if device == "a100" else step_cost)(kind, images)
             cost, held_out = costs[kind], len(images.val) if images.val is not None else 0
             if left:
                 validation = held_out * cost.forward * job.recipe.val_attack.steps * (1 + BACKWARD)
-                training[job.folder.name] = left * (len(images.train) * cost.step + validation)
+                seconds += left * (len(images.train) * cost.step + validation)
                 disk += cost.bytes * (len(checkpoints(job.recipe, "paper")) + 4)
             for _, _, attack in missing:
                 n = min(plan.scale.images(attack) or len(images.test), len(images.test))
-                evaluation += n * attack_passes(attack, plan.scale) * cost.forward
-    return Cost(training=training, evaluation=evaluation, bytes=disk)
+                seconds += n * attack_passes(attack, plan.scale) * cost.forward
+    return Cost(seconds=seconds, bytes=disk, device=device)

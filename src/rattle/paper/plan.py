@@ -43,7 +43,7 @@ class Plan:
     @property
     def notes(self) -> tuple[str, ...]:
         extra = tables.SWA_COMPARISON.notes if self.number == 8 else ()
-        return (self.scale.note, *tables.table(self.number).notes, *extra)
+        return (self.scale.note, *(f"Published: {note}" for note in (*tables.table(self.number).notes, *extra)))
 
 
 def rows_of(number: int) -> list[Row]:
@@ -51,7 +51,7 @@ def rows_of(number: int) -> list[Row]:
     rows = list(tables.table(number).rows)
     if number == 8:  # Section 5.3 sets SWA beside the method; we train it on TRADES
         swa, second = tables.SWA_COMPARISON.rows
-        ours = replace(swa, method="SWA (ours: on TRADES)", recipe=tables.PREACT, overrides=(("average", "SWA"),))
+        ours = replace(swa, recipe=tables.PREACT, overrides=(("average", "SWA"),))
         rows += [ours, second]
     found: list[Row] = []
     for row in rows:

@@ -94,6 +94,7 @@ COLUMNS: dict[str, tuple[str, Unit, float | None]] = {
 }
 STARS = {"**": "pgd10", "*": "pgd40"}  # Table 2's footnote
 WHITE_BOX = ("clean", "pgd20", "cw20", "autoattack")
+DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 ARCHITECTURES = {
     "preact18": "PreAct ResNet-18",
     "wrn34-10": "WRN-34-10",

@@ -52,9 +52,12 @@ class Scale:
     def note(self) -> str:
         """What was run, for a reader of the table: what replaces what, and the sizes that are not the paper's."""
         counts = {"training images": self.train_size, "epochs": self.epochs, "test images": self.n}
-        counts |= {f"test images for {name}": self.images(attack) for attack, name in COSTLY.items()}
-        sizes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count is not None)
-        return f"{self.description} Here: {sizes}." if sizes else self.description
+        for attack, title in COSTLY.items():
+            name = self.name_of(attack)
+            counts[f"test images for {title if name == attack else name}"] = self.images(attack)
+        sizes = "".join(f", {count:,} {what}" for what, count in counts.items() if count is not None)
+        radius = "the published epsilon" if self.published_epsilon else "the epsilon trained for"
+        return f"{self.description} Here: attacks at {radius}{sizes}."
 
     def recipe(self, name: str, overrides: Overrides = ()) -> Recipe:
         """The recipe of that name at this scale, with the paper's schedule of checkpoints."""
@@ -112,8 +115,8 @@ SCALES = {
     "tiny": Scale(
         name="tiny",
         description="Tiny scale: 8x8 digits and a small CNN stand in for every dataset and network; it shows that "
-        "everything runs and says nothing about the paper's figures. Under AutoAttack, ours is smoke-ensemble, not "
-        "AutoAttack: a tenth of its steps, an upper bound on what the whole leaves.",
+        "everything runs and says nothing about the paper's figures. smoke-ensemble is not AutoAttack: "
+        "it has a tenth of its steps, and is an upper bound on what the whole leaves.",
         seeds=(0,),
         dataset="digits",
         models=dict.fromkeys(ARCHITECTURES, ("cnn", 8)),

@@ -1,0 +1,206 @@
+"""A table as blocks of text: what ran here, by data and network, and what the paper published, each under its own name.
+
+A row number links the blocks: it is the row's place in the published block.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rattle.paper import tables
+from rattle.paper.cells import CellResult, ComparedRow
+from rattle.paper.protocols import Protocol
+from rattle.paper.rows import ARCHITECTURES, DATASETS, STARS, Cell, Row
+from rattle.paper.scales import Scale
+from rattle.recipes.recipe import Recipe
+from rattle.report.naming import epsilon_text, p_value, title_of
+from rattle.stats import LEVEL
+
+Kind = Literal["ours", "detail", "paper"]  # detail: an interval, a difference or counts, below a line of ours
+CHOSEN_ON: dict[Protocol, str] = {"honest": "validation", "paper": "test images"}
+PLACES = {"%": 2, "distance": 4}  # decimals in the paper
+TITLES = {"adbd": "ADBD", "rays": "RayS"}
+NETWORKS = {**ARCHITECTURES, "cnn": "small CNN"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedRow:
+    """One printed line."""
+
+    kind: Kind
+    labels: tuple[str, ...]  # the first one is empty but in the line that begins a group
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Columns of labels on the left, columns of numbers on the right, under a caption that says whose they are."""
+
+    caption: str
+    labels: tuple[str, ...]  # their headings
+    columns: tuple[str, ...]  # their headings
+    rows: tuple[PrintedRow, ...]
+
+    @property
+    def head(self) -> list[str]:
+        return [*self.labels, *self.columns]
+
+    @property
+    def texts(self) -> list[list[str]]:
+        return [[*row.labels, *row.cells] for row in self.rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrintedTable:
+    """A table as text."""
+
+    title: str
+    blocks: tuple[Block, ...]
+    notes: tuple[str, ...]
+    plain: dict[str, Any]  # all numbers, for JSON
+
+
+@dataclass(slots=True)
+class Own:
+    """A run of ours, and the numbers of the paper's rows that it stands for."""
+
+    line: ComparedRow
+    recipe: Recipe
+    rows: list[int] = field(default_factory=list)
+
+
+def data_of(recipe: Recipe) -> str:
+    """The data that a recipe trains on, as the field writes it; a file or folder as it was given."""
+    return DATASETS.get(recipe.data.name, recipe.data.name)
+
+
+def network_of(recipe: Recipe) -> str:
+    """The network that a recipe trains; a width that is not the published one is part of its name."""
+    return NETWORKS.get(recipe.model, recipe.model) + (f" (width {recipe.width})" if recipe.width else "")
+
+
+def method_of(recipe: Recipe, row: Row) -> str:
+    """The method that a recipe trains, with eta where the row sets it."""
+    eta = dict(row.overrides).get("objective.taylor.eta")
+    return recipe.method.replace(" + ", "+") + (f", eta {eta}" if eta else "")
+
+
+def setting_of(recipe: Recipe) -> str:
+    threat = recipe.attack.threat
+    norm = {"linf": "l_inf"}.get(threat.norm, "l_2")
+    return f"{data_of(recipe)}, {network_of(recipe)}, trained for {norm} {epsilon_text(threat.epsilon)}"
+
+
+def heading(cell: Cell, scale: Scale | None = None) -> str:
+    """The title of a column: what the paper ran, or at a scale what we do."""
+    title = TITLES.get(cell.column) or title_of(scale.name_of(cell.column) if scale else cell.column)
+    return f"{title} (transfer)" if cell.surrogate else title
+
+
+def decimals(cell: Cell, ours: CellResult) -> int:
+    """As the paper prints it; fewer where few images decide."""
+    return 1 if cell.unit == "%" and ours.images < 1000 else PLACES[cell.unit]
+
+
+def shown(cell: Cell, ours: CellResult) -> str:
+    """Ours in a cell; a run that diverged never shows a number."""
+    if ours.state:
+        return ours.state
+    places = decimals(cell, ours)
+    spread = "" if math.isnan(ours.deviation) else f" ± {ours.deviation:.{places}f}"
+    return f"{ours.mean:.{places}f}{spread}"
+
+
+def shown_interval(cell: Cell, ours: CellResult) -> str:
+    places = decimals(cell, ours)
+    return f"[{ours.interval.low:.{places}f}, {ours.interval.high:.{places}f}]" if ours.interval else "-"
+
+
+def shown_difference(cell: Cell, ours: CellResult) -> str:
+    if ours.difference is None:
+        return "-"
+    unit = 100 if cell.unit == "%" else 1
+    star = "*" if ours.p_adjusted is not None and ours.p_adjusted < 1 - LEVEL else ""
+    p = f"p {p_value(ours.difference.p)}".replace(" < ", "<")
+    return f"{unit * ours.difference.mean:+.{decimals(cell, ours)}f}{star} ({p})"
+
+
+def shown_published(cell: Cell, change: float | None) -> str:
+    """A published number, with its difference to the paper's baseline; or with its attack, if not the heading's."""
+    if cell.attack in STARS.values():
+        return f"{cell.printed} ({title_of(cell.attack)})"
+    return cell.printed if change is None else f"{cell.printed} ({change:+.{PLACES[cell.unit]}f})"
+
+
+def counts_of(line: ComparedRow) -> list[tuple[int, int]]:
+    """(images, seeds) of each cell of a run, (0, 0) where there is no number; both protocols have the same."""
+    by_column = next(iter(line.ours.values()))
+    return [(by_column[cell.column].images, len(by_column[cell.column].seeds)) for cell in line.row.cells]
+
+
+def counted(images: int, seeds: int) -> str:
+    return f"{images:,} x {seeds}" if images else "-"
+
+
+def lines_of(line: ComparedRow, *, counts: bool) -> Iterator[tuple[Kind, str, list[str]]]:
+    """(kind, what, cells) of the lines of a run; a line below the first that would say nothing is left out."""
+    cells = line.row.cells
+    for protocol, ours in line.ours.items():
+        yield "ours", CHOSEN_ON[protocol], [shown(cell, ours[cell.column]) for cell in cells]
+        for what, write in (("95 %", shown_interval), ("difference", shown_difference)):
+            texts = [write(cell, ours[cell.column]) for cell in cells]
+            if set(texts) != {"-"}:
+                yield "detail", what, texts
+    if counts:
+        yield "detail", "n x seeds", [counted(*each) for each in counts_of(line)]
+
+
+def own_runs(lines: Sequence[ComparedRow]) -> list[Own]:
+    """Every run of ours once: at a small scale one may stand for several rows of the paper."""
+    runs: dict[str, Own] = {}
+    for number, line in enumerate(lines, start=1):
+        if line.recipe:
+            runs.setdefault(line.key, Own(line, line.recipe)).rows.append(number)
+    return list(runs.values())
+
+
+def own_block(setting: str, runs: Sequence[Own], scale: Scale) -> Block:
+    """The runs of one setting; n and seeds stand in the caption where all cells have the same, else in every cell."""
+    counts = {each for own in runs for each in counts_of(own.line)} - {(0, 0)}
+    same = [f"{images:,} test images, {seeds} seed{'s' * (seeds > 1)}" for images, seeds in counts]
+    rows = []
+    for own in runs:
+        for i, (kind, what, cells) in enumerate(lines_of(own.line, counts=len(counts) > 1)):
+            names = (", ".join(map(str, own.rows)), method_of(own.recipe, own.line.row)) if i == 0 else ("", "")
+            rows.append(PrintedRow(kind=kind, labels=(*names, what), cells=tuple(cells)))
+    return Block(
+        caption=f"ours: {'; '.join([setting, *same] if len(same) == 1 else [setting])}",
+        labels=("Row", "Method", "Chosen on"),
+        columns=tuple(heading(cell, scale) for cell in runs[0].line.row.cells),
+        rows=tuple(rows),
+    )
+
+
+def own_blocks(lines: Sequence[ComparedRow], scale: Scale) -> list[Block]:
+    """Ours, a block for each data and network that ran."""
+    settings: dict[str, list[Own]] = {}
+    for own in own_runs(lines):
+        settings.setdefault(setting_of(own.recipe), []).append(own)
+    return [own_block(setting, runs, scale) for setting, runs in settings.items()]
+
+
+def published_block(number: int, lines: Sequence[ComparedRow]) -> Block:
+    """The paper's rows, a line each, with the paper's data and networks."""
+    rows = []
+    for i, line in enumerate(lines, start=1):
+        row = line.row
+        cells = [shown_published(cell, line.published_difference(cell.column)) for cell in row.cells]
+        names = (DATASETS[row.dataset], row.architecture, row.method + ("" if line.key else ", quoted"))
+        rows.append(PrintedRow(kind="paper", labels=(str(i), *names), cells=tuple(cells)))
+    return Block(
+        caption=f"published (paper): {tables.table(number).title}",
+        labels=("Row", "Data", "Network", "Method"),
+        columns=tuple(map(heading, lines[0].row.cells)),
+        rows=tuple(rows),
+    )
