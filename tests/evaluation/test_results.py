@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,10 +67,10 @@ def test_a_damaged_file_is_named_and_the_others_are_read(content: str, note: str
     assert notes == [note]
 
 
-def stored(data: str = "digits", images: str = "", **settings: object) -> str:
-    result = {"attack": "pgd20", "flags": (1, 0), "clean": (1, 1), "data": data, "images": images}
+def stored(data: str = "digits", images: str = "", **settings: Any) -> str:
+    settings = SETTINGS | settings
     return StoredResult(
-        **result, settings={"kind": "PGD", "threat": {"norm": "linf", "epsilon": 0.1}} | settings
+        attack="pgd20", flags=(1, 0), clean=(1, 1), data=data, images=images, settings=settings
     ).protocol
 
 
@@ -80,10 +81,15 @@ def test_protocols_differ_in_images_threat_and_every_setting_that_both_record() 
     other = stored(threat={"norm": "l2", "epsilon": 0.1})
     assert protocol_differences(stored(), other) == ["threat.norm (linf; l2)"]
     assert protocol_differences(stored(shrinking=False), stored(eps_schedule=False)) == []  # named by other versions
-    inner = {"attack": {"threat": {"epsilon": 0.2}}}  # a transfer has its threat inside
-    assert protocol_differences(stored(**inner), stored(attack={"threat": {"epsilon": 0.3}})) == [
-        "attack.threat.epsilon (0.2; 0.3)"
-    ]
+    one, two = ({"threat": {"epsilon": epsilon}} for epsilon in (0.2, 0.3))  # a transfer has its threat inside
+    assert protocol_differences(stored(attack=one), stored(attack=two)) == ["attack.threat.epsilon (0.2; 0.3)"]
+
+
+def test_an_attack_that_is_not_known_or_has_other_parts_is_another_protocol() -> None:
+    unknown = StoredResult(attack="pgd20", flags=(1, 0), clean=(1, 1), data="digits", settings={}).protocol
+    assert "threat.epsilon (none; 0.1)" in protocol_differences(unknown, stored())
+    one, two = ({part: {"kind": "PGD"} for part in parts} for parts in ("a", "ab"))
+    assert protocol_differences(stored(components=one), stored(components=two)) == ["components.b.kind (none; PGD)"]
 
 
 def test_images_are_told_apart_by_their_checksum_and_without_one_by_the_datas_name() -> None:

@@ -18,6 +18,7 @@ from rattle.runs.paths import Run
 from rattle.stats import wilson
 
 MODEL_KEYS = ("name", "checkpoint", "recipe")  # of a result file: what the model is called, its weights, its recipe
+IDENTITY = ("kind", "norm", "epsilon")  # settings without which it is not known what an attack was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +220,8 @@ def stored_result(plain: Plain, name: str) -> StoredResult:
 def protocol_differences(one: str, other: str) -> list[str]:
     """In what two protocols of `StoredResult` differ, each as "name (one; other)"; nothing if results are comparable.
 
-    Files that lack the images' checksum are told apart by their data's name; a setting that one of them lacks, as
-    another version wrote it, does not count.
+    Files that lack the images' checksum are told apart by their data's name. A setting that one of them lacks, as
+    another version wrote it, does not count, unless it says which attack or threat this is.
     """
     if one == other:
         return []
@@ -231,8 +232,9 @@ def protocol_differences(one: str, other: str) -> list[str]:
         where = "; ".join(f"{each['data'] or 'unnamed data'}, n = {each['n']:,}" for each in (a, b))
         found.append(f"the images ({where})")
     ours, theirs = (flatten(each.get("settings", {})) for each in (a, b))
-    changed = [key for key in ours if key in theirs and not same(ours[key], theirs[key])]
-    return found + [f"{key} ({short(ours[key])}; {short(theirs[key])})" for key in changed]
+    keys = [k for k in ours | theirs if (k in ours and k in theirs) or k.rpartition(".")[2] in IDENTITY]
+    changed = {key: (ours.get(key), theirs.get(key)) for key in keys if not same(ours.get(key), theirs.get(key))}
+    return found + [f"{key} ({short(first)}; {short(second)})" for key, (first, second) in changed.items()]
 
 
 def same(a: Any, b: Any) -> bool:
@@ -242,7 +244,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 def read_result(path: Path, name: str, key: str) -> Plain | None:
