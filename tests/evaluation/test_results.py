@@ -82,7 +82,12 @@ def test_protocols_differ_in_threat_and_every_setting_that_both_record() -> None
     other = stored(threat={"norm": "l2", "epsilon": 0.1})
     assert protocol_differences(stored(), other) == ["threat.norm (linf; l2)"]
     assert protocol_differences(stored(shrinking=False), stored(eps_schedule=False)) == []  # named by other versions
-    inner = {"surrogate": {"threat": {"epsilon": 0.2}}}
-    assert protocol_differences(stored(**inner), stored(surrogate={"threat": {"epsilon": 0.3}})) == [
-        "surrogate.threat.epsilon (0.2; 0.3)"
-    ]
+    one, two = ({"threat": {"epsilon": epsilon}} for epsilon in (0.2, 0.3))  # a transfer has its threat inside
+    assert protocol_differences(stored(attack=one), stored(attack=two)) == ["attack.threat.epsilon (0.2; 0.3)"]
+
+
+def test_an_attack_that_is_not_known_or_has_other_parts_is_another_protocol() -> None:
+    unknown = StoredResult(attack="pgd20", flags=(1, 0), clean=(1, 1), data="digits", settings={}).protocol
+    assert "threat.epsilon (none; 0.1)" in protocol_differences(unknown, stored())
+    one, two = ({part: {"kind": "PGD"} for part in parts} for parts in ("a", "ab"))
+    assert protocol_differences(stored(components=one), stored(components=two)) == ["components.b.kind (none; PGD)"]

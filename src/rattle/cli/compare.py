@@ -62,10 +62,10 @@ def main(args: list[str]) -> None:
 def print_pair(tests: Sequence[PairedTest]) -> None:
     """A table of one pair, a row for each column, and a sentence about the strongest attack that they share."""
     print_table(["", "n", tests[0].first, tests[0].second, "difference", "p, Holm"], [row(test) for test in tests])
-    print(f"{min(tests, key=weakness).sentence}.\n")
+    print(f"{min(tests, key=by_strength).sentence}.\n")
 
 
-def weakness(test: PairedTest) -> tuple[bool, float]:
+def by_strength(test: PairedTest) -> tuple[bool, float]:
     """Sorts AutoAttack first, by which models are usually compared, then by the accuracy that an attack leaves."""
     return test.attack != "autoattack", sum(sum(sample.accuracies) for sample in test.samples)
 
@@ -80,10 +80,10 @@ def row(test: PairedTest) -> list[str]:
 def to_plain(runs: Sequence[RunData], tests: Sequence[PairedTest], refused: Sequence[str]) -> Plain:
     """What `--json` prints: accuracies and differences as shares of 1."""
     models = [{"label": run.label, "folder": str(run.folder), "trained_here": not run.external} for run in runs]
-    return {"models": models, "tests": [test_to_plain(test) for test in tests], "not_compared": list(refused)}
+    return {"models": models, "tests": [pair_to_plain(test) for test in tests], "not_compared": list(refused)}
 
 
-def test_to_plain(test: PairedTest) -> Plain:
+def pair_to_plain(test: PairedTest) -> Plain:
     counts, (first, second) = test.counts, (sample.flags[0] for sample in test.samples)
     return {
         "first": test.first,

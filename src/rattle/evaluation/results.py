@@ -18,6 +18,7 @@ from rattle.runs.paths import Run
 from rattle.stats import wilson
 
 MODEL_KEYS = ("name", "checkpoint", "recipe")  # of a result file: what the model is called, its weights, its recipe
+IDENTITY = ("kind", "norm", "epsilon")  # settings without which it is not known what an attack was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,13 +235,15 @@ def stored_result(plain: Plain, name: str) -> StoredResult:
 def protocol_differences(one: str, other: str) -> list[str]:
     """In what two protocols of `StoredResult` differ, each as "name (one; other)"; nothing if results are comparable.
 
-    A setting that one of them lacks, as another version wrote it, does not count.
+    A setting that one of them lacks, as another version wrote it, does not count, unless it says which attack or threat
+    this is.
     """
     if one == other:
         return []
     ours, theirs = (flatten(json.loads(each)) for each in (one, other))
-    changed = [key for key in ours if key in theirs and not same(ours[key], theirs[key])]
-    return [f"{key} ({short(ours[key])}; {short(theirs[key])})" for key in changed]
+    keys = [k for k in ours | theirs if (k in ours and k in theirs) or k.rpartition(".")[2] in IDENTITY]
+    changed = {key: (ours.get(key), theirs.get(key)) for key in keys if not same(ours.get(key), theirs.get(key))}
+    return [f"{key} ({short(first)}; {short(second)})" for key, (first, second) in changed.items()]
 
 
 def same(a: Any, b: Any) -> bool:
@@ -250,7 +253,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
 def read_result(path: Path, name: str, key: str) -> Plain | None:

@@ -53,11 +53,9 @@ class RunData:
 
     @property
     def name(self) -> str:
-        return (
-            external_name(self.stored_model, self.folder)
-            if self.external
-            else str(self.recipe.get("name", self.folder.name))
-        )
+        if self.external:
+            return external_name(self.stored_model, self.folder)
+        return str(self.recipe.get("name", self.folder.name))
 
     @property
     def seed(self) -> int:
