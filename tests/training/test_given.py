@@ -254,7 +254,7 @@ def bad_modules() -> dict[str, tuple[Any, str]]:
         "class": (Net, "model must be a torch.nn.Module with weights, got the class Net"),
         "name": ("resnet18", "model must be a torch.nn.Module with weights, got str"),
         "probabilities": (Last(lambda z: z.softmax(1)), "the model returns probabilities: return the logits"),
-        "one logit": (Last(lambda z: z[:, :1]), "the model returns one logit"),
+        "one logit": (Last(lambda z: z[:, :1]), "one logit"),
         "flat": (Last(lambda z: z[:, 0]), "the model must return logits [n, C]"),
         "dict": (Last(lambda z: {"scores": z}), "the model must return logits [n, C]"),
         "nan": (Last(lambda z: z * float("nan")), "NaN"),
