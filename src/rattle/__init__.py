@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rattle.publish.push import push as push
     from rattle.recipes.catalog import get_recipe as get_recipe
     from rattle.recipes.catalog import list_recipes as list_recipes
+    from rattle.recipes.catalog import make_recipe as make_recipe
     from rattle.recipes.recipe import Recipe as Recipe
     from rattle.runs.load import load as load
     from rattle.runs.zoo import list_zoo as list_zoo
@@ -49,7 +50,7 @@ ROOMS = {
     "objectives": ["AT", "Method", "Taylor", "Trades", "register_method"],
     "objectives.loss": ["compute_loss"],
     "publish.push": ["push"],
-    "recipes.catalog": ["get_recipe", "list_recipes"],
+    "recipes.catalog": ["get_recipe", "list_recipes", "make_recipe"],
     "recipes.recipe": ["Recipe"],
     "runs.load": ["load"],
     "runs.zoo": ["list_zoo"],

@@ -1,10 +1,11 @@
 """Trained models from runs, checkpoints, published folders, the hub (`hf:OWNER/NAME`) and the zoo (`zoo:NAME`)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rattle.data.files import first_line
 from rattle.errors import RattleError
@@ -69,17 +70,18 @@ def check_tensors(saved: Checkpoint, where: str) -> None:
         raise RattleError(f"{where}: its weights are not those of its network {saved.recipe.model}: {odd} differs")
 
 
-def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
+def load(path: Path | str, *, averaged: bool = True, model: nn.Module | None = None) -> nn.Module:
     """The trained model of a checkpoint or of a run folder's best one, in evaluation mode; it takes images in [0, 1].
 
     path: a checkpoint, a run folder, a folder that `rattle push` wrote, `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` on
     the Hugging Face hub, or `zoo:NAME`, one of `rattle.list_zoo()`. Nothing that is downloaded is executed. averaged:
-    take the averaged weights if the run has them; False takes the raw ones.
+    take the averaged weights if the run has them; False takes the raw ones. model: a module to load the weights into,
+    for a run whose network was given to `fit` in Python; it is changed in place and returned.
 
     >>> load("zoo:digits-linf-cnn-trades-2nd")(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    return load_model(open_checkpoint(path), averaged=averaged)
+    return load_model(open_checkpoint(path), averaged=averaged, model=model)
 
 
 def build_model(
@@ -89,6 +91,11 @@ def build_model(
 
     classes, channels: of the data; statistics: mean and standard deviation of each channel, None for no normalisation.
     """
+    if recipe.model.partition(":")[0] == "python":  # the name that `fit` gives to a module handed to it
+        raise RattleError(
+            f"the network ({recipe.model}) was given in Python and is not stored: give it again, rattle.load(RUN, "
+            "model=module) to measure it with rattle.evaluate, rattle.fit(..., model=module, data=...) to train it"
+        )
     settings = {"width": recipe.width, "activation": recipe.activation, "normalise": statistics}
     return create_model(recipe.model, classes=classes, channels=channels, **settings)
 
@@ -101,9 +108,23 @@ def fresh_model(saved: Checkpoint) -> nn.Module:
     return build_model(saved.recipe, classes=len(saved.classes), channels=channels, statistics=statistics)
 
 
-def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
-    """The network of a checkpoint with its weights, in evaluation mode; averaged: as for `load`."""
-    model = fresh_model(saved)
+def load_model(saved: Checkpoint, *, averaged: bool = True, model: nn.Module | None = None) -> nn.Module:
+    """The network of a checkpoint with its weights, in evaluation mode; averaged, model: as for `load`."""
+    model = fresh_model(saved) if model is None else model
     began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
-    model.load_state_dict(saved.part("average.module" if began else "model"))
+    fill(model, saved.part("average.module" if began else "model"), saved.path)
     return model.eval()
+
+
+def fill(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Put the weights of a checkpoint file into a model; one that they do not fit is refused and stays as it was."""
+    own = model.state_dict()
+    shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (own, weights)]
+    differing = [name for name in {**own, **weights} if shapes[0].get(name) != shapes[1].get(name)]
+    if differing:
+        mine, saved = (str(shape.get(differing[0], "missing")) for shape in shapes)
+        raise RattleError(
+            f"{path} holds another network: {len(differing)} names or shapes differ from the module's, "
+            f"such as {differing[0]} ({saved} there, {mine} in the module)"
+        )
+    model.load_state_dict(weights)
