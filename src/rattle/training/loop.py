@@ -53,8 +53,8 @@ def fit(
     """Train a recipe into a run folder; `rattle.load(out)` then opens its best model.
 
     recipe: a Recipe, the name of one, or a YAML file or run folder that holds one. out: the run folder.
-    resume: continue the run there, bit for bit; overwrite: replace it. log: where an epoch's metrics go besides
-    metrics.jsonl. console: where progress is shown; nowhere when not given.
+    resume: continue the run there, bit for bit, also with more epochs; overwrite: replace it. log: where an epoch's
+    metrics go besides metrics.jsonl. console: where progress is shown; nowhere when not given.
 
     >>> import dataclasses, tempfile, rattle
     >>> recipe = dataclasses.replace(rattle.get_recipe("digits-linf-cnn-trades"), epochs=1, width=4)
@@ -251,10 +251,12 @@ def close_epoch(state: TrainState) -> None:
     """Update the SWA average after an epoch's steps; once, also when the validation that follows is interrupted."""
     recipe, progress = state.recipe, state.progress
     refuse_non_finite(state)
-    swa = recipe.average if isinstance(recipe.average, SWA) else None
-    if not progress.closed and state.average is not None and swa and progress.epoch + 1 > swa.start * recipe.epochs:
-        state.average.update_parameters(state.model)
-        estimate_statistics(state.average.module, state)
+    swa, average = recipe.average, state.average
+    if isinstance(swa, SWA) and average is not None and not progress.closed:
+        begun = int(average.n_averaged) > 0  # it then goes on, also when the run is made longer and the start moves
+        if begun or progress.epoch + 1 > swa.start * recipe.epochs:
+            average.update_parameters(state.model)
+            estimate_statistics(average.module, state)
     progress.closed = True
 
 

@@ -187,7 +187,22 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     state.optimizer.state.clear()
     checkpoint.restore_optimizer(state.optimizer, state.model, saved.part("optimizer"))
     state.progress = Progress(**saved.progress)
+    if state.recipe.epochs > saved.recipe.epochs:
+        console.log(extension(state, saved.recipe.epochs))
     truncate(run.metrics, state.progress.metrics_size)
+
+
+def extension(state: TrainState, before: int) -> str:
+    """What more epochs than the checkpoint was trained for (`before`) do: the schedule stretches with the run."""
+    recipe, progress = state.recipe, state.progress
+    done, rate = progress.epoch, recipe.optimizer.lr * progress.rate
+    was, now = (rate * recipe.schedule(min(done / epochs, 1)) for epochs in (before, recipe.epochs))
+    kind = type(recipe.schedule).__name__
+    average = "; the average of the weights goes on" if recipe.average else ""
+    return (
+        f"epochs {before} -> {recipe.epochs}: {done} are done, fraction {done / recipe.epochs:.3g} of the longer run; "
+        f"the {kind} schedule stretches with it: the learning rate goes on at {now:.4g} (it was {was:.4g}){average}"
+    )
 
 
 def newest(run: Run, console: Console) -> checkpoint.Checkpoint | None:
