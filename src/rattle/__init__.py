@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rattle.objectives.loss import compute_loss as compute_loss
     from rattle.recipes.catalog import get_recipe as get_recipe
     from rattle.recipes.catalog import list_recipes as list_recipes
+    from rattle.recipes.catalog import make_recipe as make_recipe
     from rattle.recipes.recipe import Recipe as Recipe
     from rattle.runs.load import load as load
     from rattle.threat import Threat as Threat
@@ -46,7 +47,7 @@ ROOMS = {
     "models.registry": ["create_model", "list_models", "register_model"],
     "objectives": ["AT", "Method", "Taylor", "Trades", "register_method"],
     "objectives.loss": ["compute_loss"],
-    "recipes.catalog": ["get_recipe", "list_recipes"],
+    "recipes.catalog": ["get_recipe", "list_recipes", "make_recipe"],
     "recipes.recipe": ["Recipe"],
     "runs.load": ["load"],
     "threat": ["Threat"],

@@ -5,8 +5,10 @@ The method is one of objectives/registry.py, then `-awp`, then `-1st` or `-2nd` 
 """
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from rattle.data import Augment
 from rattle.data.registry import Data
@@ -39,6 +41,7 @@ class Setting:
 PAPER_THREATS: dict[Norm, tuple[float, float]] = {"linf": (8 / 255, 2 / 255), "l2": (128 / 255, 15 / 255)}
 
 NO_AUGMENT = Augment(pad=0, flip=False)
+MEMORY = Data(name="memory", augment=NO_AUGMENT)  # images given to `fit`: nobody knows if they may be mirrored
 
 SETTINGS = {
     # 8x8 grey images: a fifth of the grey range per pixel leaves a digit readable and a plain network helpless
@@ -69,36 +72,110 @@ def get_recipe(name: str) -> Recipe:
     >>> get_recipe("cifar10-l2-preact18-trades-awp-2nd").objective.taylor.eta
     0.2
     """
-    methods = "|".join(sorted(map(re.escape, METHODS), key=len, reverse=True))
-    pattern = rf"([a-z0-9-]+?)-(linf|l2)-(.+?)-({methods})(-awp)?(-1st|-2nd)?(-released)?(-fast)?"
-    match = re.fullmatch(pattern, name)
+    match = re.fullmatch(rf"([a-z0-9-]+?)-(linf|l2)-(.+?)-({method_pattern()})", name)
     if match is None or match[1] not in SETTINGS:
         raise unknown("recipe", name, list_recipes())
-    dataset, _, model, base, awp, suffix, as_released, shortened = match.groups()
     norm: Norm = "linf" if match[2] == "linf" else "l2"
-    setting, method, order = SETTINGS[dataset], METHODS[base], ORDERS[suffix or ""]
-    if (awp and method.awp is None) or (order and not hasattr(method.objective, "taylor")):
-        raise RattleError(f"{base} has no {'-awp' if awp and method.awp is None else suffix} variant, got {name!r}")
-    objective = method.objective
-    if order:
-        objective = replace(objective, taylor=Taylor(order=order, eta=PUBLISHED_ETA[order]))  # type: ignore[type-var]
-    epsilon, step_size = setting.step_sizes[norm]
-    attack = replace(method.attack, threat=Threat(norm=norm, epsilon=epsilon), step_size=step_size)
+    return make_recipe(match[4], data=SETTINGS[match[1]].data, model=match[3], norm=norm, name=name)
+
+
+def make_recipe(
+    method: str,
+    *,
+    data: Data = MEMORY,
+    model: str = "python",
+    norm: Norm = "linf",
+    epsilon: float | None = None,
+    step_size: float | None = None,
+    name: str | None = None,
+    **changes: Any,
+) -> Recipe:
+    """A recipe with the settings of the named ones, for any images and any network.
+
+    method: as at the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data: the images; those given to
+    `fit` when left out. model: the network's name; the module given to `fit` when left out. norm, epsilon: the
+    perturbations to resist; epsilon is by default that of the dataset, else 8/255 (linf) or 128/255 (l2). step_size: of
+    the inner attack, by default in the dataset's proportion to epsilon, else a quarter of it (linf) or 15/128 (l2).
+    name: what tables call the run; data, norm, model and method by default. changes: other fields of `Recipe`.
+
+    >>> make_recipe("trades-2nd", epsilon=4 / 255, epochs=30).method
+    'TRADES + 1st + 2nd'
+    """
+    setting = SETTINGS.get(data.name) or Setting(data=data, step_sizes=PAPER_THREATS)
+    base, suffixes = parse_method(method)
+    attack = replace(base.attack, **threat_of(setting, norm, epsilon, step_size))
     recipe = Recipe(
-        name=name,
-        data=setting.data,
+        name=name or f"{short(data.name)}-{norm}-{short(model)}-{method}",
+        data=data,
         model=model,
-        width=setting.width,
+        width=None if ":" in model else setting.width,
         attack=attack,
-        noise=Noise() if order else Noise(sigma=0),  # without Taylor terms it is the published baseline: no u
-        objective=objective,
-        awp=awp_of(method, setting) if awp else None,
+        noise=Noise() if suffixes & ORDERS.keys() else Noise(sigma=0),  # the published baseline has no u
+        objective=base.objective,
+        awp=awp_of(base, setting) if "-awp" in suffixes else None,
         optimizer=SGD(lr=setting.lr, weight_decay=setting.weight_decay),
         epochs=setting.epochs,
         val_attack=replace(attack, loss="ce", start="uniform"),
     )
-    recipe = released(recipe) if as_released else recipe
-    return fast(recipe, setting) if shortened else recipe
+    recipe = released(recipe) if "-released" in suffixes else recipe
+    return with_changes(fast(recipe, setting) if "-fast" in suffixes else recipe, changes)
+
+
+def method_pattern() -> str:
+    """What may stand at the end of a recipe's name."""
+    methods = "|".join(sorted(map(re.escape, METHODS), key=len, reverse=True))
+    return rf"(?:{methods})(?:-awp)?(?:-1st|-2nd)?(?:-released)?(?:-fast)?"
+
+
+def parse_method(text: str) -> tuple[Method, set[str]]:
+    """The method that a name begins with, its objective with the Taylor terms that the name ends with; the suffixes."""
+    if not re.fullmatch(method_pattern(), text):
+        raise unknown("method", text, [f"{method}{suffix}" for method in method_names() for suffix in ORDERS])
+    rest, suffixes = text, set()
+    for suffix in ("-fast", "-released", "-2nd", "-1st", "-awp"):
+        if rest.endswith(suffix):
+            rest = rest.removesuffix(suffix)
+            suffixes.add(suffix)
+    method, orders = METHODS[rest], suffixes & ORDERS.keys()
+    missing = {"-awp"} & suffixes if method.awp is None else set()
+    missing |= orders if not hasattr(method.objective, "taylor") else set()
+    if missing:
+        raise RattleError(f"{rest} has no {min(missing)} variant, got {text!r}")
+    for order in map(ORDERS.__getitem__, orders):
+        taylor = Taylor(order=order, eta=PUBLISHED_ETA[order])
+        method = replace(method, objective=replace(method.objective, taylor=taylor))  # type: ignore[type-var]
+    return method, suffixes
+
+
+def threat_of(setting: Setting, norm: Norm, epsilon: float | None, step_size: float | None) -> dict[str, Any]:
+    """Threat and step size of an attack; what is not given is the setting's, the step in proportion to epsilon."""
+    if norm not in setting.step_sizes and (epsilon is None or step_size is None):
+        Threat(norm=norm)  # refuses what is no norm
+        raise RattleError(f"no setting of {norm} is published: give epsilon and step_size")
+    usual, step = setting.step_sizes.get(norm, (0.0, 0.0))
+    if epsilon is not None and epsilon != usual:
+        step = step_size if step_size is not None else epsilon * (step / usual)
+    threat = Threat(norm=norm, epsilon=usual if epsilon is None else epsilon)
+    return {"threat": threat, "step_size": step if step_size is None else step_size}
+
+
+def with_changes(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with some of its fields changed; a field that it does not have is refused with the nearest."""
+    names = [field.name for field in fields(Recipe)]
+    for key in changes:
+        if key not in names:
+            raise unknown("setting of a recipe", key, names)
+    return replace(recipe, **changes)
+
+
+def short(name: str) -> str:
+    """What a run's name says of a dataset or network: a file's own name, or what follows the last colon.
+
+    >>> [short(name) for name in ("pictures/my.npz", "nets/my_net.py:build", "timm:vit_tiny", "cifar10")]
+    ['my', 'my_net', 'vit_tiny', 'cifar10']
+    """
+    name = name.partition(".py:")[0] if ".py:" in name else name.rpartition(":")[2]
+    return Path(name).name.removesuffix(".npz")
 
 
 def awp_of(method: Method, setting: Setting) -> AWP | None:

@@ -1,0 +1,78 @@
+"""Recipes made in Python have the settings of the named ones."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import rattle
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+from rattle.recipes.catalog import SETTINGS, get_recipe, make_recipe
+from rattle.threat import Threat
+
+METHODS = ["at", "trades", "trades-2nd", "at-awp-1st", "trades-awp-2nd-released", "trades-1st-fast"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dataset", ["digits", "svhn"])
+def test_a_recipe_made_for_a_known_dataset_is_the_named_one(dataset: str, method: str) -> None:
+    made = make_recipe(method, data=SETTINGS[dataset].data, model="cnn", norm="l2")
+    assert made == get_recipe(f"{dataset}-l2-cnn-{method}")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_images_that_nobody_knows_get_the_settings_of_cifar10(method: str) -> None:
+    data = Data(name="pictures/my.npz")
+    made, published = make_recipe(method, data=data, model="preact18"), get_recipe(f"cifar10-linf-preact18-{method}")
+    assert made == replace(published, data=data, name=f"my-linf-preact18-{method}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "epsilon", "step_size"),
+    [
+        ({}, 8 / 255, 2 / 255),
+        ({"norm": "l2"}, 128 / 255, 15 / 255),
+        ({"epsilon": 4 / 255}, 4 / 255, 1 / 255),
+        ({"norm": "l2", "epsilon": 1.28}, 1.28, 0.15),
+        ({"epsilon": 0.3, "step_size": 0.01}, 0.3, 0.01),
+        ({"data": Data(name="digits"), "epsilon": 0.1}, 0.1, 0.025),
+        ({"step_size": 0.001}, 8 / 255, 0.001),
+        ({"norm": "l1", "epsilon": 12.0, "step_size": 1.0}, 12.0, 1.0),
+    ],
+)
+def test_step_sizes_keep_their_proportion_to_epsilon(
+    settings: dict[str, Any], epsilon: float, step_size: float
+) -> None:
+    recipe = make_recipe("trades-2nd", **settings)
+    assert (
+        recipe.attack.threat == recipe.val_attack.threat == Threat(norm=settings.get("norm", "linf"), epsilon=epsilon)
+    )
+    assert recipe.attack.step_size == recipe.val_attack.step_size == pytest.approx(step_size)
+
+
+def test_changes_are_fields_of_a_recipe() -> None:
+    assert make_recipe("at", epochs=3, name="mine").epochs == 3
+    with pytest.raises(RattleError, match="unknown setting of a recipe 'epoch'; did you mean 'epochs'"):
+        make_recipe("at", epoch=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"method": "trade-2nd"}, "unknown method 'trade-2nd'; did you mean 'trades-2nd'?"),
+        ({"method": "trades-3rd"}, "unknown method 'trades-3rd'"),
+        ({"method": "at", "norm": "l7"}, "threat.norm must be one of linf, l2, l1, got 'l7'"),
+        ({"method": "at", "norm": "l1"}, "no setting of l1 is published: give epsilon and step_size"),
+        ({"method": "at", "epsilon": -1}, "epsilon must be"),
+    ],
+)
+def test_what_no_recipe_can_be_made_of_is_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RattleError, match=re.escape(sentence)):
+        rattle.make_recipe(**settings)
+
+
+def test_a_file_of_ones_own_keeps_its_own_width() -> None:
+    assert make_recipe("at", data=Data(name="digits"), model="net.py:build").width is None
+    assert make_recipe("at", data=Data(name="digits"), model="cnn").width == 16
