@@ -83,6 +83,7 @@ class Data:
         n, n_val = len(data.train), self.val_size
         if n_val is None:
             n_val = min(MAX_VAL, math.ceil(min(n, self.train_size or n) / VAL_SHARE))
+        n_val = n_val if n else 0  # a test part alone has nothing to hold out
         if n_val >= n > 0:
             raise RattleError(f"data.val_size {n_val} leaves none of the {n} training images")
         if n_val:

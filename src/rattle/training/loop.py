@@ -85,7 +85,8 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     recipe, progress = state.recipe, state.progress
     images = on_device(state.data.train, state.device)
     steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
-    forward, ddp_forward = wrap_model(state.model, recipe)
+    example = to_float(images[torch.arange(1)].x.to(state.device))
+    forward, ddp_forward = wrap_model(state.model, recipe, example)
     with (
         listening() as request,
         console.progress(recipe.name, recipe.epochs * steps, done=progress.step) as advance,
@@ -183,10 +184,13 @@ def train_step(
     return sums
 
 
-def wrap_model(model: nn.Module, recipe: Recipe) -> tuple[PairedForward, nn.Module]:
-    """The model as the step uses it, and the same inside the wrapper that averages gradients over ranks."""
+def wrap_model(model: nn.Module, recipe: Recipe, example: Tensor | None = None) -> tuple[PairedForward, nn.Module]:
+    """The model as the step uses it, and the same inside the wrapper that averages gradients over ranks.
+
+    example: images to find the head by, see `find_head`.
+    """
     needs = recipe.objective.needs
-    forward = PairedForward(model, needs, find_head(model, recipe.head) if needs.features else None)
+    forward = PairedForward(model, needs, find_head(model, recipe.head, example=example) if needs.features else None)
     if recipe.compile:
         model.compile()
         forward.compile()

@@ -122,9 +122,12 @@ def init_state(recipe: Recipe, data: Dataset) -> TrainState:
     if recipe.init:
         weights = resolve_checkpoint(recipe.init) if Path(recipe.init).is_dir() else recipe.init
         load_weights(weights, model, fresh_head=True)
-    check_width(model, to_float(data.train[torch.arange(1)].x), len(data.classes))
+    if not len(data.train):
+        raise RattleError(f"{data.name} has no training images, only {len(data.test)} test images")
+    example = to_float(data.train[torch.arange(1)].x)
+    check_width(model, example, len(data.classes))
     if recipe.objective.needs.features:
-        find_head(model, recipe.head)  # refuse a model without one before anything is written
+        find_head(model, recipe.head, example=example)  # refuse a model without one before anything is written
     device = distributed.choose_device(recipe.device)
     if recipe.batch_norm == "sync":
         if device.type != "cuda":
