@@ -9,6 +9,7 @@ from rattle.models.registry import create_model
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.paths import Run
+from rattle.runs.source import own_source
 
 
 def resolve_checkpoint(path: Path | str) -> Path:
@@ -59,7 +60,8 @@ def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
     channels = saved.shape[0]
     unit = ([0.0] * channels, [1.0] * channels)  # replaced by the true statistics, which are buffers of the model
     statistics = unit if saved.recipe.normalise else None
-    model = build_model(saved.recipe, classes=len(saved.classes), channels=channels, statistics=statistics)
-    began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
-    model.load_state_dict(saved.part("average.module" if began else "model"))
+    with own_source(run_of(saved.path), saved.recipe):
+        model = build_model(saved.recipe, classes=len(saved.classes), channels=channels, statistics=statistics)
+        began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
+        model.load_state_dict(saved.part("average.module" if began else "model"))
     return model.eval()

@@ -18,6 +18,7 @@ from rattle.runs import distributed
 from rattle.runs.environment import environment
 from rattle.runs.io import append_line, read_json, write_atomically, writing
 from rattle.runs.paths import Run
+from rattle.runs.source import is_kept, keep_source
 
 LOCK = Run.lock.name
 
@@ -96,7 +97,8 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
         check_resumable(run, recipe)
     run.diverged.unlink(missing_ok=True)
     write_atomically(run.recipe, recipe.to_yaml().encode())
-    write_atomically(run.environment, json.dumps(environment(), indent=1).encode())
+    about = environment() | keep_source(run, recipe)
+    write_atomically(run.environment, json.dumps(about, indent=1).encode())
 
 
 def check_resumable(run: Run, recipe: Recipe) -> None:
@@ -104,6 +106,8 @@ def check_resumable(run: Run, recipe: Recipe) -> None:
     before = Recipe.from_yaml(run.recipe.read_text(encoding="utf-8"))
     old, new = flatten(to_plain(before)), flatten(to_plain(recipe))
     changed = [name for name in old | new if old.get(name) != new.get(name) and name != "epochs"]
+    if changed == ["model"] and is_kept(run, before.model, recipe.model):
+        changed = []  # the same text from another place, by the user's word
     if changed:
         each = ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in changed[:5])
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""

@@ -31,7 +31,8 @@ from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
-from rattle.training.loggers import LogTarget, epoch_logger, peak_memory_mb
+from rattle.runs.source import own_source
+from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import Diverged, LossMeter, TrainState, init_state, refuse_non_finite, restore, save
 from rattle.training.step import step
@@ -65,10 +66,15 @@ def fit(
     console = console if console is not None and distributed.is_main() else NullConsole()
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    state, run = init_state(recipe, recipe.data.load()), Run(Path(out))
-    with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after init_state: a bad recipe replaces nothing
+    check_log(log)
+    run = Run(Path(out))
+    with own_source(run if resume else None, recipe):
+        state = init_state(recipe, recipe.data.load())
+    shard(torch.arange(min(recipe.batch_size, len(state.data.train))))  # refuse a batch that ranks cannot share
+    with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
         if resume:
             restore(state, run, console)
+        console.begin(state)
         for attempt in range(MOST_ROLLBACKS + 1):
             try:
                 return train(state, run, log, console)
