@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
@@ -131,7 +131,7 @@ def main(args: list[str]) -> None:
         check_length(Run(Path(out)), recipe)
     with distributed.process_group():
         again = distributed.restart_count() > 0  # torchrun --max-restarts: resume, and replace nothing
-        how = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
+        how: dict[str, Any] = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
         run = fit(recipe, out, **how, log=options.log, console=TrainConsole())
         if not distributed.is_main():
             return

@@ -10,9 +10,10 @@ from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 
 
-def to_float(x: Tensor) -> Tensor:
-    """uint8 [n, C, H, W] to [0, 1] in torch's default type (float32 unless set otherwise), channels last."""
-    return x.to(dtype=torch.get_default_dtype(), memory_format=torch.channels_last).div_(255)
+def to_float(x: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
+    """Images [n, C, H, W], uint8 or float in [0, 1], to [0, 1] in torch's default type; layout: of the new tensor."""
+    found = torch.empty(x.shape, dtype=torch.get_default_dtype(), device=x.device, memory_format=layout).copy_(x)
+    return found if x.is_floating_point() else found.div_(255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a data source returns: uint8 images, labels and class names; balanced subsets and splits of them."""
+"""What a data source returns: images, labels and class names; balanced subsets and splits of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEST_SHARE = 5  # a dataset without a test part gives one image in five to it
 
 
 class Images:
-    """uint8 images x [n, C, H, W] and labels y int64 [n], in memory, on a device or mapped from a file.
+    """Images x [n, C, H, W], uint8 or float in [0, 1], and labels y int64 [n]: in memory, on a device or mapped.
 
     `images[index]` is a batch in memory; of mapped images it reads that batch alone. `x` of a mapped subset copies the
     whole subset into memory.
@@ -38,7 +38,7 @@ class Images:
 
     @property
     def nbytes(self) -> int:
-        return self.shape.numel()
+        return self.shape.numel() * self.storage.element_size()
 
     def __len__(self) -> int:
         return len(self.y)

@@ -79,8 +79,11 @@ class Data:
 
     def load(self) -> Dataset:
         """The dataset with `val` held out of the training images, and train reduced to train_size."""
-        data = self.source()
-        n, n_val = len(data.train), self.val_size
+        return self.split(self.source())
+
+    def split(self, data: Dataset) -> Dataset:
+        """The same of a dataset at hand; one that has held-out images already keeps them."""
+        n, n_val = len(data.train), self.val_size if data.val is None else 0
         if n_val is None:
             n_val = min(MAX_VAL, math.ceil(min(n, self.train_size or n) / VAL_SHARE))
         n_val = n_val if n else 0  # a test part alone has nothing to hold out
@@ -101,6 +104,11 @@ class Data:
 
     def source(self) -> Dataset:
         """The dataset as its source returns it, nothing held out."""
+        if self.name.partition(":")[0] == "memory":  # the name that `fit` gives to images handed to it
+            raise RattleError(
+                "the images were given in Python and are not stored: name others, or give them again, "
+                "rattle.fit(..., data=(x, y)) to train, rattle.evaluate(rattle.load(RUN, model=...), x, y, ...) to test"
+            )
         root, path = data_root(self.root), Path(self.name).expanduser()
         cache = MmapCache(root / "cache", int(self.in_memory_limit * 1e9))
         if self.name.startswith("hub:"):

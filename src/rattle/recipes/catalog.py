@@ -73,6 +73,8 @@ def get_recipe(name: str) -> Recipe:
     0.2
     """
     match = re.fullmatch(rf"([a-z0-9-]+?)-(linf|l2)-(.+?)-({method_pattern()})", name)
+    if re.fullmatch(method_pattern(), name):
+        raise RattleError(f"{name} is a method: name a recipe of it, DATASET-NORM-MODEL-{name}, or use make_recipe")
     if match is None or match[1] not in SETTINGS:
         raise unknown("recipe", name, list_recipes())
     norm: Norm = "linf" if match[2] == "linf" else "l2"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rattle.attacks.base import NotANumber
-from rattle.data import Images, on_device, to_float
+from rattle.data import Images, on_device
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
@@ -32,13 +32,14 @@ from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.runs.source import own_source
+from rattle.training.given import Given, as_begun, take
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import Diverged, LossMeter, TrainState, init_state, refuse_non_finite, restore, save
 from rattle.training.step import step
 from rattle.weights import EMA, SWA
 
-ORDER, PIXELS, ATTACK, WEIGHTS = range(4)  # what a derived seed is for; state.INIT is the fifth
+ORDER, PIXELS, ATTACK, WEIGHTS, _INIT, LAYERS = range(6)  # what a derived seed is for; LAYERS: dropout and the like
 MOST_ROLLBACKS = 5
 
 
@@ -46,6 +47,9 @@ def fit(
     recipe: Recipe | str,
     out: Path | str,
     *,
+    model: nn.Module | None = None,
+    data: Given | None = None,
+    classes: Sequence[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     log: LogTarget = "tensorboard",
@@ -54,6 +58,10 @@ def fit(
     """Train a recipe into a run folder; `rattle.load(out)` then opens its best model.
 
     recipe: a Recipe, the name of one, or a YAML file or run folder that holds one. out: the run folder.
+    model: a module with logits [n, C], trained in place of the recipe's network: when fit returns it holds the last
+    weights, in evaluation mode; `rattle.load(out, model=module)` puts the best ones into it. data: images other than
+    the recipe's, as (x, y), a torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1],
+    [n, C, H, W] or [n, H, W, C]; some are held out as `recipe.data` says. classes: the labels' names.
     resume: continue the run there, bit for bit, also with more epochs; overwrite: replace it. log: where an epoch's
     metrics go besides metrics.jsonl. console: where progress is shown; nowhere when not given.
 
@@ -66,23 +74,34 @@ def fit(
     console = console if console is not None and distributed.is_main() else NullConsole()
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
-    check_log(log)
-    run = Run(Path(out))
+    run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)
+    recipe = as_begun(recipe, run) if resume and run.exists() else recipe
     with own_source(run if resume else None, recipe):
-        state = init_state(recipe, recipe.data.load())
-    shard(torch.arange(min(recipe.batch_size, len(state.data.train))))  # refuse a batch that ranks cannot share
+        state = init_state(recipe, images, model)
+    check_start(state, log)
     with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
         if resume:
             restore(state, run, console)
-        console.begin(state)
-        for attempt in range(MOST_ROLLBACKS + 1):
-            try:
-                return train(state, run, log, console)
-            except Diverged as diverged:
-                if recipe.on_divergence == "stop" or attempt == MOST_ROLLBACKS:
-                    distributed.on_main(lambda diverged=diverged: note_divergence(run, str(diverged)))
-                    raise RattleError(f"{diverged}; {after_divergence(run)}") from diverged
-                state = roll_back(state, run, console, diverged)
+        return train_or_roll_back(state, run, log, console)
+
+
+def check_start(state: TrainState, log: LogTarget) -> None:
+    """Refuse what would stop training at its first step, before anything is written or replaced."""
+    check_log(log)
+    shard(torch.arange(min(state.recipe.batch_size, len(state.data.train))))
+
+
+def train_or_roll_back(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
+    """Train; where the loss diverges, stop or go back, as the recipe says."""
+    console.begin(state)
+    for attempt in range(MOST_ROLLBACKS + 1):
+        try:
+            return train(state, run, log, console)
+        except Diverged as diverged:
+            if state.recipe.on_divergence == "stop" or attempt == MOST_ROLLBACKS:
+                distributed.on_main(lambda diverged=diverged: note_divergence(run, str(diverged)))
+                raise RattleError(f"{diverged}; {after_divergence(run)}") from diverged
+            state = roll_back(state, run, console, diverged)
     raise AssertionError("unreachable")
 
 
@@ -91,10 +110,11 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     recipe, progress = state.recipe, state.progress
     images = on_device(state.data.train, state.device)
     steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
-    example = to_float(images[torch.arange(1)].x.to(state.device))
+    example = state.floats(images[torch.arange(1)].x.to(state.device))
     forward, ddp_forward = wrap_model(state.model, recipe, example)
     with (
         listening() as request,
+        torch.random.fork_rng(devices=[]),
         console.progress(recipe.name, recipe.epochs * steps, done=progress.step) as advance,
         epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1) as log_epoch,
     ):
@@ -115,6 +135,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
             log_epoch(metrics)
             if not console.live:
                 console.log(summary(metrics, recipe.epochs, seconds))
+    state.model.eval()
     return run
 
 
@@ -135,6 +156,7 @@ def train_epoch(
         for group in state.optimizer.param_groups:
             group["lr"] = learning_rate(state, progress.step, steps)
         state.optimizer.zero_grad(set_to_none=True)
+        torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
         terms = train_step(state, forward, ddp_forward, images, shard(index))
         meter.add(distributed.mean_of(terms), progress.step + 1)
         if meter.due(progress.step):
@@ -167,7 +189,7 @@ def train_step(
     parts = index.to(device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
         batch, weight = images[part.to(images.y.device)].to(device), len(part) / len(index)
-        x = to_float(recipe.data.augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), part)))
+        x = state.floats(recipe.data.augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), part)))
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
@@ -274,7 +296,7 @@ def estimate_statistics(model: nn.Module, state: TrainState) -> None:
     """BatchNorm statistics of averaged weights: one pass over the clean training images (Izmailov et al. 2018)."""
     train = state.data.train
     indices = torch.arange(len(train)).split(state.recipe.batch_size)
-    parts = (to_float(train[index].x.to(state.device)) for index in indices if len(index) > 1)
+    parts = (state.floats(train[index].x.to(state.device)) for index in indices if len(index) > 1)
     torch.optim.swa_utils.update_bn(parts, model)
 
 
@@ -301,9 +323,10 @@ def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str,
     """Clean and robust accuracy on the held-out images. A signal interrupts it, except on several ranks."""
     assert state.data.val is not None
     recipe, val = state.recipe, state.data.val.to(state.device)
+    x = val.x if state.layout == torch.channels_last else state.floats(val.x)
     stop = None if distributed.active() else lambda: bool(request.number)
     try:
-        result = evaluate(model, val.x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed, stop=stop)
+        result = evaluate(model, x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed, stop=stop)
     except NotANumber as reason:  # weights so large that activations overflow
         raise Diverged(state.progress.step, {"logits": float("nan")}) from reason
     return {"val_clean": result.clean_accuracy, "val_robust": result.robust_accuracy}
@@ -327,7 +350,9 @@ def record(state: TrainState, run: Run, metrics: dict[str, Any]) -> None:
 def roll_back(state: TrainState, run: Run, console: Console, diverged: Diverged) -> TrainState:
     """The last good checkpoint again, with half the learning rate from there on."""
     rate = state.progress.rate / 2
-    state = init_state(state.recipe, state.data)
+    if state.initial is not None:
+        state.model.load_state_dict(state.initial)
+    state = init_state(state.recipe, state.data, None if state.initial is None else state.model)
     restore(state, run, console)
     state.progress.rate = min(state.progress.rate, 2 * rate) / 2
     console.log(f"{diverged}: back to step {state.progress.step}, learning rate times {state.progress.rate:g}")

@@ -1,7 +1,7 @@
 """What changes while training: model, optimizer, average, progress; and how they are saved and restored."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -12,14 +12,16 @@ from torch.optim.swa_utils import AveragedModel
 
 from rattle.data import Dataset, to_float
 from rattle.errors import RattleError
+from rattle.forward import PairedForward
 from rattle.models import check_width, find_head, load_weights
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, distributed
-from rattle.runs.load import build_model, resolve_checkpoint
+from rattle.runs.load import build_model, fill, resolve_checkpoint
 from rattle.runs.lock import truncate
 from rattle.runs.paths import Run
 from rattle.runs.progress import Console
+from rattle.weights import eval_mode
 
 INIT = 4  # what a derived seed is for; loop.py has the others
 
@@ -92,6 +94,8 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     average: AveragedModel | None  # of the weights, when the recipe averages them
     progress: Progress
+    layout: torch.memory_format  # of images and weights
+    initial: Mapping[str, Tensor] | None = None  # the weights that a module given in Python had, for a rollback
 
     @property
     def eval_model(self) -> nn.Module:
@@ -103,6 +107,10 @@ class TrainState:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    def floats(self, x: Tensor) -> Tensor:
+        """Images as the model takes them."""
+        return to_float(x, self.layout)
+
     def train_mode(self) -> None:
         """Train mode; with `batch_norm held`, BatchNorm stays in evaluation mode and its statistics do not move."""
         self.model.train()
@@ -112,30 +120,76 @@ class TrainState:
                     module.eval()
 
 
-def init_state(recipe: Recipe, data: Dataset) -> TrainState:
-    """The state of a run that begins: initial weights are a function of the seed, or come from `recipe.init`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(recipe.seed, INIT))
-        model = build_model(
-            recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data)
-        )
+def init_state(recipe: Recipe, data: Dataset, module: nn.Module | None = None) -> TrainState:
+    """The state of a run that begins: initial weights are a function of the seed, or come from `recipe.init`.
+
+    module: trained in place of the network that the recipe names, from the weights it has.
+    """
+    if module is None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(recipe.seed, INIT))
+            model = build_model(
+                recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data)
+            )
+    else:
+        model = module
     if recipe.init:
         weights = resolve_checkpoint(recipe.init) if Path(recipe.init).is_dir() else recipe.init
         load_weights(weights, model, fresh_head=True)
     if not len(data.train):
         raise RattleError(f"{data.name} has no training images, only {len(data.test)} test images")
-    example = to_float(data.train[torch.arange(1)].x)
+    device = distributed.choose_device(recipe.device)
+    model, two = model.to(device), data.train[torch.arange(2) % len(data.train)].x.to(device)
+    example = to_float(two, torch.contiguous_format)
     check_width(model, example, len(data.classes))
     if recipe.objective.needs.features:
         find_head(model, recipe.head, example=example)  # refuse a model without one before anything is written
-    device = distributed.choose_device(recipe.device)
+    layout = choose_layout(model, two, recipe)
     if recipe.batch_norm == "sync":
         if device.type != "cuda":
             raise RattleError(f"batch-norm sync needs GPUs, this is {device.type}: use --batch-norm held or local")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(memory_format=layout)  # type: ignore[call-overload]
     average = recipe.average.averaged(model) if recipe.average else None
-    return TrainState(recipe, data, model, make_optimizer(recipe, model), average, Progress())
+    state = TrainState(recipe, data, model, make_optimizer(recipe, model), average, Progress(), layout)
+    if module is not None and recipe.on_divergence == "rollback":
+        state.initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return state
+
+
+def choose_layout(model: nn.Module, x: Tensor, recipe: Recipe) -> torch.memory_format:
+    """Channels last, which is faster, where the model takes it forwards and backwards; else contiguous.
+
+    Only networks of other people are tried, on the images x: one that flattens by `.view` refuses channels last. The
+    trial changes nothing: weights, statistics, modes and gradients stay.
+    """
+    if type(model).__module__.startswith("rattle.models."):
+        return torch.channels_last
+    needs, reason = recipe.objective.needs, ""
+    example = to_float(x, torch.contiguous_format)
+    head = find_head(model, recipe.head, example=example) if needs.features else None
+    weights = [p for p in model.parameters() if p.requires_grad]
+    before = {name: value.detach().clone() for name, value in tensors_of(model)}
+    for layout in (torch.channels_last, torch.contiguous_format):
+        try:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad(), eval_mode(model):
+                model.to(memory_format=layout).train()  # type: ignore[call-overload]
+                _, logits = PairedForward(model, needs, head).features_and_logits(to_float(x, layout))
+                torch.autograd.grad(logits.sum(), weights, allow_unused=True)
+            return layout
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+        finally:
+            with torch.no_grad():
+                for name, value in tensors_of(model):
+                    value.copy_(before[name])
+    raise RattleError(f"the model cannot be trained on images of shape {list(x.shape[1:])}: {reason}")
+
+
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Everything that training a model may change, by name."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.SGD:
@@ -184,7 +238,7 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     if saved is None:
         truncate(run.metrics, 0)
         return
-    state.model.load_state_dict(saved.part("model"))
+    fill(state.model, saved.part("model"), saved.path)
     if state.average is not None:
         state.average.load_state_dict(saved.part("average"))
     state.optimizer.state.clear()

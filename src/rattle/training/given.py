@@ -1,0 +1,124 @@
+"""What is handed to `fit` in Python, a module and images: checked, put into one form, and named in the recipe."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils import data as torch_data
+
+from rattle.attacks.base import finite, logits_of
+from rattle.data import Data, Dataset, Images, to_float
+from rattle.errors import RattleError
+from rattle.evaluation.inputs import Array, as_tensors
+from rattle.recipes.catalog import resolve
+from rattle.recipes.recipe import Recipe
+from rattle.runs.checkpoint import digest
+from rattle.runs.paths import Run
+from rattle.weights import eval_mode
+
+Given = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data
+SHUFFLING = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
+
+
+def take(
+    recipe: Recipe, model: nn.Module | None, data: Given | None, classes: Sequence[str] | None
+) -> tuple[Recipe, Dataset]:
+    """The recipe with what was given named in it, and the images, some of them held out; arguments as for `fit`."""
+    if model is not None:
+        recipe = name_module(recipe, model)
+    if isinstance(data, Data):
+        recipe, data = replace(recipe, data=data), None
+    if data is None:
+        if classes is not None:
+            raise RattleError("classes are the names of the labels in data: give both, or neither")
+        found = recipe.data.load()
+        if model is not None:
+            count_logits(model, found.train.x[:2])
+        return recipe, found
+    if recipe.data.resize is not None:
+        raise RattleError("data.resize does nothing to images given in Python: scale them yourself")
+    found = as_dataset(data, model, classes)
+    parts = {"train": found.train, "val": found.val or found.test}
+    tensors = {f"{name}.{k}": v for name, part in parts.items() for k, v in (("x", part.x), ("y", part.y))}
+    name = f"memory:{digest(tensors, {})[:16]}"
+    recipe = replace(recipe, data=replace(recipe.data, name=name, root=None))
+    return recipe, recipe.data.split(replace(found, name=name))
+
+
+def name_module(recipe: Recipe, model: object) -> Recipe:
+    """The recipe for a module in place of its own network, whose width and activation mean nothing to it."""
+    if not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise RattleError(f"model must be a torch.nn.Module with weights, got {what}; a name belongs into the recipe")
+    if recipe.normalise:
+        raise RattleError("normalise is for named networks: make the normalisation the first layer of your module")
+    if any(map(is_lazy, model.parameters())):
+        raise RattleError("the module has lazy layers, whose shapes are not known yet: call it on a batch before fit")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise RattleError("no parameter of the module requires a gradient: there is nothing to train")
+    name = f"python:{type(model).__module__}.{type(model).__qualname__}"
+    return replace(recipe, model=name, width=None, activation="relu")
+
+
+def count_logits(model: nn.Module, x: Tensor) -> int:
+    """How many classes a module tells apart on the images x; refuses an output that the losses cannot be taken of."""
+    device = next(model.parameters()).device
+    try:
+        with torch.no_grad(), eval_mode(model):
+            logits = finite(logits_of(model, to_float(x, torch.contiguous_format).to(device)))
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RattleError(f"the model does not take images of shape {list(x.shape[1:])}: {reason}") from error
+    if logits.shape[1] == 1:
+        raise RattleError("the model returns one logit: give it one for each class, two where the answer is yes or no")
+    if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-5):
+        raise RattleError("the model returns probabilities: return the logits before the softmax, the losses have one")
+    return logits.shape[1]
+
+
+def as_dataset(data: Any, model: nn.Module | None, classes: Sequence[str] | None) -> Dataset:
+    """Images for training, nothing held out yet; the test part is empty unless `data` is a Dataset of this library."""
+    if isinstance(data, Dataset):
+        if classes is not None:
+            raise RattleError("a rattle.data.Dataset names its classes itself: leave classes out")
+        if model is not None:
+            count_logits(model, data.train.x[:2])
+        return data
+    x, y = as_images(data, model)
+    outputs = 0 if model is None else count_logits(model, x[:2])
+    source = data.dataset if isinstance(data, torch_data.DataLoader) else data
+    names = classes if classes is not None else getattr(source, "classes", None)  # torchvision's datasets have them
+    names = tuple(map(str, range(outputs or int(y.max()) + 1) if names is None else names))
+    images, none = Images(x, y), Images(x[:0], y[:0])
+    return Dataset(name="data", train=images, test=none, classes=names)
+
+
+def as_images(data: Any, model: nn.Module | None) -> tuple[Tensor, Tensor]:
+    """Images [n, C, H, W] and labels on the CPU, of a pair of arrays, a torch Dataset or a DataLoader."""
+    if isinstance(data, torch_data.DataLoader) and isinstance(data.sampler, SHUFFLING):
+        raise RattleError("the DataLoader shuffles, and a resumed run needs the order: use shuffle=False, fit shuffles")
+    if isinstance(data, torch_data.Dataset | torch_data.DataLoader):
+        data = (data, None)
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        what = f"{len(data)} entries" if isinstance(data, tuple | list) else type(data).__name__
+        raise RattleError(f"data must be (images, labels), a Dataset or a DataLoader, got {what}")
+    x, y = as_tensors(nn.Identity() if model is None else model, *data)
+    if x.ndim != 4:
+        hint = "; grey images need a channel, x[:, None]" if x.ndim == 3 else ""
+        raise RattleError(f"images must have shape [n, C, H, W] or [n, H, W, C], got {list(x.shape)}{hint}")
+    return x.detach().cpu(), y.cpu()
+
+
+def as_begun(recipe: Recipe, run: Run) -> Recipe:
+    """The recipe of a run that is resumed: a module may have moved in the code; other images are refused."""
+    begun = resolve(str(run.folder))
+    if begun.data.name != recipe.data.name and begun.data.name.startswith("memory:"):
+        raise RattleError(
+            f"{run.folder} was trained on other images than those given now: resume it with the same data in the same "
+            "order (a Dataset that changes its images at random cannot be resumed; see data.augment of a recipe)"
+        )
+    moved = all(each.model.startswith("python:") for each in (begun, recipe))
+    return replace(recipe, model=begun.model) if moved else recipe  # `restore` compares names and shapes

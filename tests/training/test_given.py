@@ -1,0 +1,346 @@
+"""`fit` with a module and images from Python: every form of them, resumed, rolled back, opened again, or refused."""
+
+import copy
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import rattle
+from rattle.cli.main import main
+from rattle.data import Augment, Data, Dataset, Images
+from rattle.errors import RattleError
+from rattle.recipes.recipe import Recipe
+from rattle.runs.checkpoint import read
+from rattle.runs.paths import Run
+from rattle.training import loop
+from rattle.training.state import init_state
+from rattle.weights import EMA, eval_mode
+from support.processes import Child
+from support.training import Interrupting, Stop, content, dies_at
+
+
+class Net(nn.Module):
+    """Flattens by `.view`, as many people's networks do; has BatchNorm and dropout."""
+
+    def __init__(self, classes: int = 3, channels: int = 1) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.drop, self.fc = nn.Dropout(0.2), nn.Linear(8 * 64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.norm(self.conv(x)))
+        return self.fc(self.drop(hidden.view(len(x), -1)))
+
+
+class Last(nn.Module):
+    """A network that ends in something else than logits."""
+
+    def __init__(self, end: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.end = nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), end
+
+    def forward(self, x: Tensor) -> Any:
+        return self.end(self.body(x))
+
+
+def net(seed: int = 0, **settings: int) -> Net:
+    torch.manual_seed(seed)
+    return Net(**settings)
+
+
+def images(n: int = 60, channels: int = 1) -> tuple[Tensor, Tensor]:
+    """Images whose brightest third says their class."""
+    generator, y = torch.Generator().manual_seed(0), torch.arange(n) % 3
+    x = torch.randint(0, 100, (n, channels, 8, 8), generator=generator, dtype=torch.uint8)
+    for label in range(3):
+        x[y == label, :, 2 * label : 2 * label + 3] += 120
+    return x, y
+
+
+def recipe(method: str = "trades-2nd", **changes: Any) -> Recipe:
+    settings = {"epochs": 2, "batch_size": 16, "epsilon": 0.05, "threads": 1, **changes}
+    made = rattle.make_recipe(method, **settings)
+    short = {"attack": replace(made.attack, steps=2), "val_attack": replace(made.val_attack, steps=2)}
+    return replace(made, optimizer=replace(made.optimizer, lr=0.02), **short)
+
+
+def fit(out: Path, module: nn.Module | None = None, data: Any = None, made: Recipe | None = None, **how: Any) -> Run:
+    data = images() if data is None else data
+    return rattle.fit(
+        made or recipe(), out, model=net() if module is None else module, data=data, **{"log": "none", **how}
+    )
+
+
+def weights(run: Run, name: str = "last") -> dict[str, Tensor]:
+    return read(run.checkpoint(name)).part("model")
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run that was never stopped."""
+    return fit(tmp_path_factory.mktemp("whole"), made=recipe(average=EMA(decay=0.8)))
+
+
+def test_a_module_and_tensors_are_trained_in_place_and_the_best_weights_opened_again(tmp_path: Path) -> None:
+    x, y = images()
+    module, made = net(), recipe("trades", epochs=6)
+    run = fit(tmp_path, module, (x, y), made)
+    assert not module.training
+    assert same(dict(module.state_dict()), weights(run))
+    best = rattle.load(tmp_path, model=net(seed=1))
+    assert same(dict(best.state_dict()), weights(run, "best"))
+    result = rattle.evaluate(best, x / 255, y, "pgd5", epsilon=0.02, out=run.results)
+    assert result.robust_accuracy > 0.8  # chance is a third
+    saved = rattle.Recipe.from_yaml(run.recipe.read_text())
+    assert saved.model == f"python:{__name__}.Net"
+    assert saved.data.name.startswith("memory:")
+    assert read(run.checkpoint("best")).classes == ("0", "1", "2")
+
+
+def forms() -> dict[str, Any]:
+    x, y = images(channels=3)
+    arrays = x.numpy(), y.numpy().astype(np.int32)
+    pairs = TensorDataset(x, y)
+    return {
+        "arrays": arrays,
+        "channels last": (arrays[0].transpose(0, 2, 3, 1), arrays[1]),
+        "Dataset": pairs,
+        "DataLoader": DataLoader(pairs, batch_size=7),
+        "list": list(images(channels=3)),
+        "ours": Dataset(name="mine", train=Images(x, y), test=Images(x[:9], y[:9]), classes=("a", "b", "c")),
+    }
+
+
+@pytest.mark.parametrize("form", forms())
+def test_every_form_of_the_same_images_trains_the_same_network(form: str, tmp_path: Path) -> None:
+    made = recipe("at", epochs=1)
+    one = fit(tmp_path / "tensors", net(channels=3), images(channels=3), made)
+    other = fit(tmp_path / "form", net(channels=3), forms()[form], made)
+    assert same(weights(one), weights(other))
+
+
+def test_float_images_are_not_rounded(tmp_path: Path) -> None:
+    x, y = images()
+    made = recipe("at", epochs=1)
+    half_a_step = (x / 255 + 0.5 / 255).numpy().astype(np.float64)
+    bytes_, floats, between = (
+        fit(tmp_path / name, net(), (data, y.numpy()), made)
+        for name, data in {"u8": x.numpy(), "f32": (x / 255).numpy(), "between": half_a_step}.items()
+    )
+    assert same(weights(bytes_), weights(floats))
+    assert not same(weights(bytes_), weights(between))
+
+
+def test_images_are_held_out_and_changed_as_the_recipe_says(tmp_path: Path) -> None:
+    made = recipe("at", epochs=1, data=Data(name="memory", val_size=9, train_size=33, augment=Augment(pad=2)))
+    taken, found = loop.take(made, None, images(), ("a", "b", "c"))
+    assert (len(found.train), len(found.val or ()), len(found.test)) == (33, 9, 0)
+    assert found.classes == ("a", "b", "c")
+    assert taken.data.augment == Augment(pad=2)
+    run = fit(tmp_path, made=replace(made, data=replace(made.data, val_size=0)))
+    assert "val_robust" not in run.metrics.read_text()
+
+
+def test_the_names_of_classes_come_from_the_argument_or_the_dataset(tmp_path: Path) -> None:
+    named = TensorDataset(*images())
+    named.classes = ["cat", "dog", "cow"]  # type: ignore[attr-defined]
+    assert loop.take(recipe(), net(), DataLoader(named), None)[1].classes == ("cat", "dog", "cow")
+    assert loop.take(recipe(), net(classes=5), images(), None)[1].classes == tuple("01234")
+    with pytest.raises(RattleError, match="the model tells 3 classes apart, but the data have 2"):
+        fit(tmp_path / "a", data=images(2), classes=["a", "b"])
+    assert not (tmp_path / "a").exists()
+
+
+def test_images_alone_train_a_named_network(tmp_path: Path) -> None:
+    run = rattle.fit(recipe("at", model="cnn", width=4, epochs=1), tmp_path, data=images(), log="none")
+    assert rattle.load(run.folder)(torch.rand(2, 1, 8, 8)).shape == (2, 3)
+
+
+def test_a_module_alone_is_trained_on_the_recipes_images(tmp_path: Path) -> None:
+    data = Data(name="digits", train_size=64, val_size=10)
+    run = rattle.fit(recipe("at", data=data, epochs=1), tmp_path / "a", model=net(classes=10), log="none")
+    again = rattle.fit(recipe("at", epochs=1), tmp_path / "b", model=net(classes=10), data=data, log="none")
+    assert same(weights(run), weights(again))
+
+
+def test_a_network_that_takes_no_channels_last_is_trained_contiguous_and_one_that_does_is_not_touched() -> None:
+    x, y = images(channels=3)
+    layouts = {}
+    for name, flatten in (("view", lambda z: z.view(len(z), -1)), ("flatten", lambda z: z.flatten(1))):
+        module = net(channels=3)
+        module.forward = lambda z, m=module, f=flatten: m.fc(f(m.norm(m.conv(z))))  # type: ignore[method-assign]
+        before = copy.deepcopy(module.state_dict())
+        taken, found = loop.take(recipe("at"), module, (x, y), None)
+        layouts[name] = init_state(taken, found, module).layout
+        assert same(dict(before), dict(module.state_dict()))
+    assert layouts == {"view": torch.contiguous_format, "flatten": torch.channels_last}
+    assert init_state(recipe("at", model="cnn"), found).layout == torch.channels_last
+
+
+@pytest.mark.parametrize("stop", [{"epochs": 1}, {"steps": 5}])
+def test_a_resumed_run_is_the_run_that_was_never_stopped(whole: Run, tmp_path: Path, stop: dict[str, int]) -> None:
+    made = recipe(average=EMA(decay=0.8))
+    with pytest.raises(Stop):
+        fit(tmp_path, made=made, console=Interrupting(**stop))
+    torch.rand(7)  # torch's own random state plays no part, not even in dropout
+    assert content(fit(tmp_path, net(seed=5), made=made, resume=True)) == content(whole)
+
+
+def test_a_run_killed_in_an_epoch_goes_on_as_if_nothing_had_happened(whole: Run, tmp_path: Path) -> None:
+    made = recipe(average=EMA(decay=0.8))
+
+    def action() -> None:
+        dies_at((loop, "step"), 5)()
+        fit(tmp_path / "run", made=made)
+
+    child = Child(action, tmp_path / "log")
+    assert child.wait() == -signal.SIGKILL, child.words()
+    assert content(fit(tmp_path / "run", made=made, resume=True)) == content(whole)
+
+
+def test_a_module_that_moved_in_the_code_is_resumed_and_another_one_is_not(whole: Run, tmp_path: Path) -> None:
+    made = recipe(average=EMA(decay=0.8))
+    with pytest.raises(Stop):
+        fit(tmp_path, made=made, console=Interrupting(epochs=1))
+    wider = net()
+    wider.conv = nn.Conv2d(1, 8, 5, padding=2)
+    with pytest.raises(RattleError, match=r"holds another network: 1 names or shapes differ .* such as conv.weight"):
+        fit(tmp_path, wider, made=made, resume=True)
+    x, y = images()
+    with pytest.raises(RattleError, match="was trained on other images than those given now"):
+        fit(tmp_path, data=(255 - x, y), made=made, resume=True)
+    with pytest.raises(RattleError, match="was trained on other images"):
+        fit(tmp_path, data=(x.flip(0), y.flip(0)), made=made, resume=True)
+    moved = net()
+    moved.__class__ = type("Net", (Net,), {"__module__": "elsewhere"})
+    assert content(fit(tmp_path, moved, made=made, resume=True)) == content(whole)
+
+
+def test_a_rollback_before_the_first_checkpoint_starts_from_the_modules_own_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, real, calls = recipe("at", epochs=1, on_divergence="rollback"), loop.train_step, []
+
+    def explodes(state: Any, *args: Any) -> Any:
+        calls.append({name: value.clone() for name, value in state.model.state_dict().items()})
+        terms = real(state, *args)
+        return {name: value * float("nan") for name, value in terms.items()} if len(calls) == 3 else terms
+
+    monkeypatch.setattr(loop, "train_step", explodes)
+    fit(tmp_path, made=made)
+    assert same(calls[3], calls[0])
+    assert not same(calls[2], calls[0])
+
+
+def bad_modules() -> dict[str, tuple[Any, str]]:
+    frozen = net().requires_grad_(False)
+    return {
+        "class": (Net, "model must be a torch.nn.Module with weights, got the class Net"),
+        "name": ("resnet18", "model must be a torch.nn.Module with weights, got str"),
+        "probabilities": (Last(lambda z: z.softmax(1)), "the model returns probabilities: return the logits"),
+        "one logit": (Last(lambda z: z[:, :1]), "the model returns one logit"),
+        "flat": (Last(lambda z: z[:, 0]), "the model must return logits [n, C]"),
+        "dict": (Last(lambda z: {"scores": z}), "the model must return logits [n, C]"),
+        "nan": (Last(lambda z: z * float("nan")), "NaN"),
+        "other size": (nn.Sequential(nn.Flatten(), nn.Linear(9, 3)), "does not take images of shape [1, 8, 8]"),
+        "few classes": (net(classes=2), "labels run from 0 to 2, but there are 2 classes"),
+        "frozen": (frozen, "no parameter of the module requires a gradient"),
+        "lazy": (nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "call it on a batch before fit"),
+        "detached": (Last(lambda z: z.detach()), "the model cannot be trained"),
+        "no head": (nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), "no nn.Linear"),
+    }
+
+
+@pytest.mark.parametrize("kind", bad_modules())
+def test_a_module_that_cannot_be_trained_is_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
+    module, sentence = bad_modules()[kind]
+    with pytest.raises(RattleError) as caught:
+        fit(tmp_path / "run", module)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def bad_data() -> dict[str, tuple[Any, str]]:
+    x, y = images()
+    pairs = TensorDataset(x, y)
+    return {
+        "images alone": (x, "data must be (images, labels), a Dataset or a DataLoader, got Tensor"),
+        "three": ((x, y, y), "got 3 entries"),
+        "a name": ("cifar10", "got str"),
+        "shuffled": (DataLoader(pairs, shuffle=True), "use shuffle=False, fit shuffles"),
+        "normalised": ((x / 255 * 4 - 2, y), "images must lie in [0, 1]"),
+        "grey": ((x[:, 0], y), "[n, C, H, W]"),
+        "grey floats": ((x[:, 0] / 255, y), "grey images need a channel, x[:, None]"),
+        "labels": ((x, y.float()), "labels must be whole numbers"),
+        "fewer labels": ((x, y[:5]), "60 images but 5 labels"),
+        "negative": ((x, y - 1), "labels run from -1 to 1"),
+        "none": ((x[:0], y[:0]), "empty"),
+    }
+
+
+@pytest.mark.parametrize("kind", bad_data())
+def test_images_that_cannot_be_trained_on_are_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
+    data, sentence = bad_data()[kind]
+    with pytest.raises(RattleError) as caught:
+        fit(tmp_path / "run", data=data)
+    assert sentence in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_that_do_nothing_to_what_was_given_are_refused(tmp_path: Path) -> None:
+    for made, sentence in (
+        (recipe(normalise=True), "make the normalisation the first layer of your module"),
+        (recipe(data=Data(name="memory", resize=4)), "data.resize does nothing to images given in Python"),
+    ):
+        with pytest.raises(RattleError, match=sentence):
+            fit(tmp_path / "run", made=made)
+    with pytest.raises(RattleError, match="classes are the names of the labels in data"):
+        rattle.fit(recipe(), tmp_path / "run", model=net(), classes=["a"])
+    with pytest.raises(RattleError, match="trades-2nd is a method: name a recipe of it"):
+        rattle.fit("trades-2nd", tmp_path / "run", model=net(), data=images())
+    with pytest.raises(RattleError, match="the images were given in Python and are not stored"):
+        rattle.fit(recipe(), tmp_path / "run", model=net())
+    with pytest.raises(RattleError, match="was given in Python and is not stored: give it again"):
+        rattle.fit(recipe(), tmp_path / "run", data=images())
+
+
+def test_commands_say_what_to_do_with_a_run_of_a_module(whole: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(whole.folder)
+    with pytest.raises(RattleError, match=r"was given in Python and is not stored: give it again, rattle.load\(RUN"):
+        rattle.load(run)
+    for command in (
+        ["evaluate", run, "--attacks", "fgsm"],
+        ["evaluate", run, "--attacks", "fgsm", "--data", "digits"],
+        ["export", run],
+        ["landscape", run],
+        ["train", run, "--out", run, "--resume"],
+    ):
+        assert main(command) == 2, command
+        error = capsys.readouterr().err
+        assert "given in Python and" in error, command
+        assert "Traceback" not in error
+
+
+def test_tables_and_the_page_show_a_run_of_a_module_that_was_evaluated(
+    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, (x, y) = rattle.load(whole.folder, model=net()), images()
+    with eval_mode(model):
+        rattle.evaluate(model, x / 255, y, ["fgsm", "pgd5"], epsilon=0.05, out=whole.results)
+    monkeypatch.chdir(tmp_path)
+    assert main(["table", str(whole.folder)]) == 0
+    assert "fgsm" in capsys.readouterr().out.lower()
+    assert main(["report", str(whole.folder), "--no-compute"]) == 0
