@@ -14,7 +14,7 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError, unknown
 from rattle.objectives import AT, Taylor, Trades
 from rattle.recipes.catalog import describe, get_recipe, list_recipes, resolve
-from rattle.recipes.recipe import SGD, Recipe
+from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, number, to_plain
 from rattle.threat import Threat
@@ -58,9 +58,17 @@ recipes = st.builds(
     | st.builds(Trades, taylor=taylor, clean_weight=st.sampled_from(["one", "one-minus-eta"])),
     awp=st.none() | st.builds(AWP, gamma=positive, warmup=st.integers(0, 20)),
     average=st.none() | st.builds(SWA, start=fraction) | st.builds(EMA, decay=fraction),
-    optimizer=st.builds(SGD, lr=positive, momentum=fraction, weight_decay=not_negative, nesterov=st.booleans()),
+    optimizer=st.builds(SGD, lr=positive, momentum=fraction, weight_decay=not_negative, nesterov=st.booleans())
+    | st.builds(
+        AdamW,
+        lr=positive,
+        betas=st.tuples(fraction, fraction),
+        weight_decay=positive,
+        decay_norms=st.booleans(),
+        layer_decay=st.none() | fraction,
+    ),
     schedule=st.builds(Piecewise, drops=st.lists(fraction, max_size=3).map(tuple), factor=fraction)
-    | st.builds(Cosine, floor=fraction)
+    | st.builds(Cosine, floor=fraction, warmup=fraction)
     | st.builds(OneCycle, peak=fraction, first=fraction, last=fraction),
     epochs=counts,
     seed=st.integers(0, 2**40),
@@ -122,11 +130,29 @@ def edited(**changes: object) -> str:
         ({"epochs": 0}, "epochs must be >= 1, got 0"),
         ({"noise_samples": 2}, "noise-samples > 1 does nothing without objective.taylor.mode sampled"),
         ({"optimizer__lr": 0}, "optimizer.lr must be > 0, got 0"),
+        ({"optimizer__kind": "Adam"}, "unknown optimizer.kind 'Adam'; did you mean 'AdamW'?"),
+        ({"optimizer__betas": [0.9, 0.99]}, "unknown setting 'optimizer.betas'"),
+        ({"optimizer__weight_decay": -1}, "optimizer.weight-decay must be >= 0, got -1"),
+        ({"optimizer__layer_decay": 1.0}, "optimizer.layer-decay must lie between 0 and 1, got 1.0"),
+        ({"optimizer__nesterov": True, "optimizer__momentum": 0.0}, "nesterov does nothing without optimizer.momentum"),
+        ({"optimizer__decay_norms": False, "optimizer__weight_decay": 0.0}, "does nothing without weight decay"),
+        ({"optimizer": {"kind": "AdamW", "betas": [0.9]}}, "optimizer.betas are two numbers from 0 to below 1"),
+        ({"optimizer": {"kind": "AdamW", "eps": 0.0}}, "optimizer.eps must be > 0, got 0.0"),
+        ({"optimizer": {"kind": "AdamW", "decay_norms": True, "weight_decay": 0.0}}, "does nothing without weight"),
+        ({"schedule__warmup": 0.5}, "schedule.warmup must be >= 0 and end before the first drop, got 0.5"),
+        ({"schedule": {"kind": "Cosine", "warmup": 1.0}}, "schedule.warmup is a fraction of the run"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused_with_its_place(changes: dict, sentence: str) -> None:
     with pytest.raises(RattleError, match=re.escape(sentence)):
         Recipe.from_yaml(edited(**changes))
+
+
+def test_a_recipe_saved_before_there_was_a_choice_of_optimizers_opens() -> None:
+    plain = yaml.safe_load(Recipe(optimizer=SGD(lr=0.3)).to_yaml())
+    assert plain["optimizer"]["kind"] == "SGD"
+    plain["optimizer"] = {"lr": 0.3, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": False}
+    assert Recipe.from_yaml(yaml.safe_dump(plain)) == Recipe(optimizer=SGD(lr=0.3))
 
 
 @pytest.mark.parametrize("text", ["", "3", "[1, 2]", "just words"])

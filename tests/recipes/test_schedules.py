@@ -1,5 +1,8 @@
 """Learning rates over a run."""
 
+import math
+from itertools import pairwise
+
 import pytest
 
 from rattle.errors import RattleError
@@ -58,3 +61,18 @@ def test_checkpoints_are_kept_as_appendix_b_says_and_in_proportion_for_other_len
 def test_a_schedule_of_checkpoints_that_cannot_be_is_refused(settings: dict) -> None:
     with pytest.raises(RattleError, match=r"keep\."):
         CheckpointSchedule(**settings)
+
+
+def test_a_warm_up_rises_to_the_schedule_and_leaves_the_rest_of_it_as_it_was() -> None:
+    times = [i / 100 for i in range(101)]
+    plain, warm = Piecewise(), Piecewise(warmup=0.1)
+    assert [warm(t) for t in times if t >= 0.1] == [plain(t) for t in times if t >= 0.1]
+    rise = [warm(t) for t in times if t <= 0.1]
+    assert rise[0] == 0.01
+    assert rise[-1] == 1
+    assert [after - before for before, after in pairwise(rise)] == pytest.approx([0.099] * 10)
+    cosine = Cosine(warmup=0.1, floor=0.2)
+    assert cosine(0.1) == 1
+    assert cosine(1) == pytest.approx(0.2)
+    assert cosine(0.55) == pytest.approx(0.6)
+    assert [Cosine(warmup=0.0)(t) for t in times] == [0.5 * (1 + math.cos(math.pi * t)) for t in times]

@@ -27,10 +27,46 @@ class SGD:
     momentum: float = 0.9
     weight_decay: float = 5e-4
     nesterov: bool = False
+    decay_norms: bool = True  # weight decay also on biases and normalisation layers (all with ndim <= 1)
+    layer_decay: float | None = None  # factor on the rate from each layer to the one before it; none when not given
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise RattleError(f"optimizer.lr must be > 0, got {self.lr}")
+        check_optimizer(self)
+        if self.nesterov and not self.momentum > 0:
+            raise RattleError("optimizer.nesterov does nothing without optimizer.momentum > 0")
+        if not self.decay_norms and self.weight_decay == 0:
+            raise RattleError("optimizer.decay-norms False does nothing without weight decay")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), which transformers need."""
+
+    lr: float = 1e-3  # the peak learning rate
+    betas: tuple[float, float] = (0.9, 0.999)  # share of the old averages of gradients and of their squares
+    eps: float = 1e-8  # added to the denominator
+    weight_decay: float = 0.05
+    decay_norms: bool = False  # weight decay also on biases and normalisation layers (all with ndim <= 1)
+    layer_decay: float | None = None  # factor on the rate from each layer to the one before it; none when not given
+
+    def __post_init__(self) -> None:
+        check_optimizer(self)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise RattleError(f"optimizer.betas are two numbers from 0 to below 1, got {self.betas}")
+        if not self.eps > 0:
+            raise RattleError(f"optimizer.eps must be > 0, got {self.eps}")
+        if self.decay_norms and self.weight_decay == 0:
+            raise RattleError("optimizer.decay-norms does nothing without weight decay")
+
+
+def check_optimizer(settings: SGD | AdamW) -> None:
+    """Refuse what neither optimizer can do."""
+    if not settings.lr > 0:
+        raise RattleError(f"optimizer.lr must be > 0, got {settings.lr}")
+    if not settings.weight_decay >= 0:
+        raise RattleError(f"optimizer.weight-decay must be >= 0, got {settings.weight_decay}")
+    if settings.layer_decay is not None and not 0 < settings.layer_decay < 1:
+        raise RattleError(f"optimizer.layer-decay must lie between 0 and 1, got {settings.layer_decay}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +87,7 @@ class Recipe:
     noise_samples: int = 1  # samples of u in the outer step (reading sampled)
     awp: AWP | None = None  # adversarial weight perturbation
     average: SWA | EMA | None = None  # weight averaging
-    optimizer: SGD = field(default_factory=SGD)
+    optimizer: SGD | AdamW = field(default_factory=SGD)
     schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)
     epochs: int = 200
     batch_size: int = 128  # n, images in a minibatch
@@ -113,6 +149,9 @@ def upgraded(plain: Any) -> Any:
     if not isinstance(plain, dict):
         return plain
     plain = {RENAMED.get(key, key): value for key, value in plain.items() if key != "method"}
+    optimizer = plain.get("optimizer")
+    if isinstance(optimizer, dict) and "kind" not in optimizer:
+        plain["optimizer"] = {"kind": "SGD", **optimizer}  # there was no other
     objective = plain.get("objective")
     if isinstance(objective, dict) and "order" in objective and "taylor" not in objective:
         taylor = {key: objective[key] for key in ("order", "eta", "mode", "second_factor") if key in objective}

@@ -8,6 +8,13 @@ from dataclasses import dataclass
 
 from rattle.errors import RattleError
 
+WARM_START = 0.01  # where a warm-up begins: at 0 the first step would do nothing
+
+
+def warm_up(t: float, end: float) -> float:
+    """The factor of a linear rise that ends at fraction `end` of the run; 1 from there on."""
+    return WARM_START + (1 - WARM_START) * t / end if t < end else 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piecewise:
@@ -19,22 +26,37 @@ class Piecewise:
 
     drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the rate drops
     factor: float = 0.1  # what it is multiplied by at each drop
+    warmup: float = 0.0  # fraction of the run, before the first drop, in which the rate rises to its peak
 
     def __post_init__(self) -> None:
         if not all(0 < drop < 1 for drop in self.drops):
             raise RattleError(f"schedule.drops are fractions of the run, between 0 and 1, got {self.drops}")
+        if not 0 <= self.warmup < min(self.drops, default=1):
+            raise RattleError(f"schedule.warmup must be >= 0 and end before the first drop, got {self.warmup}")
 
     def __call__(self, t: float) -> float:
-        return self.factor ** sum(t >= drop for drop in self.drops)
+        return warm_up(t, self.warmup) * self.factor ** sum(t >= drop for drop in self.drops)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cosine:
-    """From the peak down to `floor` along half a cosine."""
+    """From the peak down to `floor` along half a cosine, after a linear rise if `warmup` is set.
+
+    >>> [round(Cosine(warmup=0.2)(t), 3) for t in (0, 0.1, 0.2, 0.6, 1)]
+    [0.01, 0.505, 1.0, 0.5, 0.0]
+    """
 
     floor: float = 0.0  # factor at the end
+    warmup: float = 0.0  # fraction of the run in which the rate rises to its peak
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup < 1:
+            raise RattleError(f"schedule.warmup is a fraction of the run, from 0 to below 1, got {self.warmup}")
 
     def __call__(self, t: float) -> float:
+        if t < self.warmup:
+            return warm_up(t, self.warmup)
+        t = (t - self.warmup) / (1 - self.warmup)
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * t))
 
 

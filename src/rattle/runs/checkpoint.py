@@ -113,4 +113,5 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensor
     for key, value in tensors.items():
         name, _, buffer = key.rpartition(".")
         p = parameters[name]
-        optimizer.state[p][buffer] = torch.empty_like(p).copy_(value)
+        like = p if value.shape == p.shape else torch.empty_like(value, device=p.device)  # AdamW counts its steps
+        optimizer.state[p][buffer] = torch.empty_like(like).copy_(value)

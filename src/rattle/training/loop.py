@@ -154,7 +154,7 @@ def train_epoch(
     state.train_mode()
     for index in list(order)[progress.batch :]:
         for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(state, progress.step, steps)
+            group["lr"] = learning_rate(state, progress.step, steps) * group["lr_scale"]
         state.optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
         terms = train_step(state, forward, ddp_forward, images, shard(index))

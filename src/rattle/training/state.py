@@ -21,6 +21,7 @@ from rattle.runs.load import build_model, fill, resolve_checkpoint
 from rattle.runs.lock import truncate
 from rattle.runs.paths import Run
 from rattle.runs.progress import Console
+from rattle.training.optimizers import make_optimizer
 from rattle.weights import eval_mode
 
 INIT = 4  # what a derived seed is for; loop.py has the others
@@ -190,19 +191,6 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Everything that training a model may change, by name."""
     yield from model.named_parameters()
     yield from model.named_buffers()
-
-
-def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.SGD:
-    """The recipe's optimizer; fused, one pass over each tensor instead of four."""
-    settings = recipe.optimizer
-    return torch.optim.SGD(
-        model.parameters(),
-        lr=settings.lr,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-        nesterov=settings.nesterov,
-        fused=all(p.is_floating_point() for p in model.parameters()),
-    )
 
 
 def statistics(recipe: Recipe, data: Dataset) -> tuple[list[float], list[float]] | None:
