@@ -1,5 +1,8 @@
 """rattle train custom: images and networks of one's own, from the command to a run that can be evaluated."""
 
+import re
+import shlex
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,7 @@ def build(classes, channels):
 """
 QUICK = ["--epochs", "1", "--attack.steps", "1", "--val-attack.steps", "1", "--log", "none"]
 MINE = ["train", "custom", "--data.name", "my.npz", "--model", "my_net.py:build", "--method", "trades-2nd"]
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
 NAME = "runs/my-linf-my_net-trades-2nd-seed0"
 
 
@@ -99,7 +103,7 @@ def test_built_in_names_give_the_named_recipe(capsys: pytest.CaptureFixture[str]
 def test_a_mistake_is_a_sentence_and_leaves_no_folder(
     words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     assert main(["train", "custom", *words]) == 2
     said = capsys.readouterr()
     assert sentence in said.err
@@ -141,3 +145,16 @@ def test_the_help_of_custom_needs_no_images(capsys: pytest.CaptureFixture[str]) 
     assert "--optimizer.lr" in capsys.readouterr().out
     assert main(["train", "--help"]) == 0
     assert "rattle train custom --data.name DATA --model MODEL" in capsys.readouterr().out
+
+
+def test_the_page_about_training_runs_as_it_stands() -> None:
+    """Shortened: one epoch, then two."""
+    blocks = {kind: re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) for kind in ("python", "bash")}
+    images, network = blocks["python"]
+    exec(images, {})
+    Path("my_net.py").write_text(network)
+    (commands,) = blocks["bash"]
+    for command in commands.splitlines():
+        words = [{"120": "2"}.get(word, word) for word in shlex.split(command)[1:]]
+        assert main([*words, *(QUICK if "custom" in words else [])]) == 0
+    assert recipe_of(NAME).epochs == 2

@@ -11,9 +11,10 @@ from rattle.recipes.schedules import OneCycle, Piecewise
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
+from rattle.training import loop
 from rattle.training.loop import fit
 from rattle.weights import SWA
-from support.training import Interrupting, Stop, content, eventful, tiny
+from support.training import Interrupting, Stop, content, dies_at, eventful, killed, tiny
 
 
 class Listening(NullConsole):
@@ -47,7 +48,7 @@ def test_the_epochs_that_were_trained_stay_and_the_others_follow(short: Run, ext
     assert json.loads(extended.history.read_text())["epochs_before"] == 2
 
 
-@pytest.mark.parametrize("stop", [{"steps": 2}, {"epochs": 1}, {"epochs": 2}, {"steps": 4}])
+@pytest.mark.parametrize("stop", [{"epochs": 2}, {"steps": 4}])
 def test_an_extension_that_was_stopped_goes_on_as_if_it_had_not_been(
     short: Run, extended: Run, tmp_path: Path, stop: dict[str, int]
 ) -> None:
@@ -76,3 +77,12 @@ def test_an_average_of_epochs_that_has_begun_goes_on_though_its_start_moves(tmp_
     run = fit(replace(recipe, epochs=5), tmp_path, resume=True, console=console)
     assert int(read(run.checkpoint("last")).tensors["average.n_averaged"]) == 4  # after epochs 2, 3, 4 and 5
     assert console.lines[0].endswith("; the average of the weights goes on")
+
+
+@pytest.mark.parametrize("moment", [(loop, "train_step", 2), (loop, "save", 1)])
+def test_an_extension_that_was_killed_goes_on_as_if_it_had_not_been(
+    short: Run, extended: Run, tmp_path: Path, moment: tuple[object, str, int]
+) -> None:
+    shutil.copytree(short.folder, tmp_path / "run")
+    killed(eventful(epochs=4), tmp_path / "run", dies_at(moment[:2], moment[2]), resume=True)
+    assert content(fit(eventful(epochs=4), tmp_path / "run", resume=True)) == content(extended)

@@ -52,24 +52,14 @@ def recipe_of(args: list[str], read: Read) -> tuple[Recipe, list[str]]:
     method = given.get("method", "trades-2nd")
     if given["data.name"] in SETTINGS:
         return make_recipe(method, data=SETTINGS[given["data.name"]].data, **settings), rest
-    recipe = for_unknown(make_recipe(method, data=Data(name=given["data.name"], augment=NO_AUGMENT), **settings))
+    recipe = make_recipe(method, data=Data(name=given["data.name"], augment=NO_AUGMENT), **settings)
+    recipe = replace(recipe, epochs=recipe.epochs // 2)  # who knows no better can make the run longer later
     if asked:
         return recipe, rest
     data = read(recipe, "custom", rest).data.load()
     if "epsilon" not in given:
         check_usual(data, settings["norm"])
     return replace(recipe, batch_size=batch_size(recipe, len(data.train))), rest
-
-
-def for_unknown(recipe: Recipe) -> Recipe:
-    """Half the rate and half the epochs of the CIFAR recipes: networks without BatchNorm diverge at 0.1, and who knows
-    no better length can make the run longer later."""
-    return replace(
-        recipe,
-        epochs=recipe.epochs // 2,
-        optimizer=replace(recipe.optimizer, lr=recipe.optimizer.lr / 2),
-        awp=replace(recipe.awp, warmup=recipe.awp.warmup // 2) if recipe.awp else None,
-    )
 
 
 def check_usual(data: Dataset, norm: str) -> None:
