@@ -64,8 +64,8 @@ def in_double_precision() -> Iterator[None]:
     """sign() and the shares in Taylor targets make 1e-3 of a rounding error of 1e-7: let it be one of 1e-16."""
     torch.set_default_dtype(torch.float64)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (train, training_state, inputs):
-            patch.setattr(module, "to_float", lambda x: to_float(x).double())
+        for module in (training_state, inputs):
+            patch.setattr(module, "to_float", lambda *images: to_float(*images).double())
         try:
             yield
         finally:
