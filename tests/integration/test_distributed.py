@@ -17,11 +17,9 @@ import torch
 
 from rattle import cli
 from rattle.attacks import PGD
-from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
-from rattle.evaluation import inputs
 from rattle.objectives import Taylor, Trades
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
@@ -29,7 +27,6 @@ from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training import loop as train
-from rattle.training import state as training_state
 from rattle.training.loop import fit
 from rattle.weights import AWP, EMA
 from support.processes import Child, ranks, until
@@ -63,13 +60,10 @@ CASES = {
 def in_double_precision() -> Iterator[None]:
     """sign() and the shares in Taylor targets make 1e-3 of a rounding error of 1e-7: let it be one of 1e-16."""
     torch.set_default_dtype(torch.float64)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (training_state, inputs):
-            patch.setattr(module, "to_float", lambda *images: to_float(*images).double())
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(torch.float32)
+    try:
+        yield  # images follow the default type
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def precisely(recipe: Recipe, folder: Path) -> Run:

@@ -1,6 +1,8 @@
 """`fit` with a module and images from Python: every form of them, resumed, rolled back, opened again, or refused."""
 
 import copy
+import re
+import runpy
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +27,8 @@ from rattle.training.state import init_state
 from rattle.weights import EMA, eval_mode
 from support.processes import Child
 from support.training import Interrupting, Stop, content, dies_at
+
+ROOT = Path(__file__).parents[2]
 
 
 class Net(nn.Module):
@@ -250,10 +254,11 @@ def bad_modules() -> dict[str, tuple[Any, str]]:
         "class": (Net, "model must be a torch.nn.Module with weights, got the class Net"),
         "name": ("resnet18", "model must be a torch.nn.Module with weights, got str"),
         "probabilities": (Last(lambda z: z.softmax(1)), "the model returns probabilities: return the logits"),
-        "one logit": (Last(lambda z: z[:, :1]), "the model returns one logit"),
+        "one logit": (Last(lambda z: z[:, :1]), "one logit"),
         "flat": (Last(lambda z: z[:, 0]), "the model must return logits [n, C]"),
         "dict": (Last(lambda z: {"scores": z}), "the model must return logits [n, C]"),
         "nan": (Last(lambda z: z * float("nan")), "NaN"),
+        "double": (net().double(), "the images are torch.float32, the model's weights torch.float64"),
         "other size": (nn.Sequential(nn.Flatten(), nn.Linear(9, 3)), "does not take images of shape [1, 8, 8]"),
         "few classes": (net(classes=2), "labels run from 0 to 2, but there are 2 classes"),
         "frozen": (frozen, "no parameter of the module requires a gradient"),
@@ -344,3 +349,17 @@ def test_tables_and_the_page_show_a_run_of_a_module_that_was_evaluated(
     assert main(["table", str(whole.folder)]) == 0
     assert "fgsm" in capsys.readouterr().out.lower()
     assert main(["report", str(whole.folder), "--no-compute"]) == 0
+
+
+def test_the_example_runs_and_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "train_my_module.py"))
+    assert example["main"](str(tmp_path / "run"), epochs=4) > 0.3  # chance is 0.1
+    assert "pgd20" in capsys.readouterr().out
+
+
+def test_the_lines_of_the_guide_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "own-model.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(compile(block, "own-model.md", "exec"), {"rattle": rattle})
+    assert (tmp_path / "runs" / "mine" / "results" / "pgd20.json").exists()
