@@ -87,6 +87,10 @@ def test_built_in_names_give_the_named_recipe(capsys: pytest.CaptureFixture[str]
             "unknown method 'trade'; did you mean 'trades'",
         ),
         (["--data.name", "my.npz", "--model", "cnn", "--epsilon", "big"], "--epsilon must be a number such as 0.03 or"),
+        (["--data.name", "my.npz", "--model", "cnn", "--epsilon", "8"], "got 8: did you mean 8/255?"),
+        (["--data.name", "my.npz", "--model", "cnn", "--norm", "l2", "--epsilon", "0"], "--epsilon is above 0"),
+        (["--data.name", "--model", "cnn"], "--data.name needs a value"),
+        (["--data.name", "my.npz", "--model", "my_net.py"], "given as FILE.py:FUNCTION or"),
         (["--data.name", "my.npz", "--model", "my_net.py:bild"], "did you mean 'build'?"),
         (["--data.name", "my.npz", "--model", "net.py:build"], "no file net.py in"),
         (

@@ -48,7 +48,7 @@ def recipe_of(args: list[str], read: Read) -> tuple[Recipe, list[str]]:
         raise RattleError(f"--norm must be linf or l2, got {given['norm']!r}")
     settings: dict[str, Any] = {"model": given["model"], "norm": given.get("norm", "linf")}
     if "epsilon" in given:
-        settings["epsilon"] = number(given["epsilon"], "--epsilon")
+        settings["epsilon"] = epsilon_of(given["epsilon"], settings["norm"])
     method = given.get("method", "trades-2nd")
     if given["data.name"] in SETTINGS:
         return make_recipe(method, data=SETTINGS[given["data.name"]].data, **settings), rest
@@ -60,6 +60,16 @@ def recipe_of(args: list[str], read: Read) -> tuple[Recipe, list[str]]:
     if "epsilon" not in given:
         check_usual(data, settings["norm"])
     return replace(recipe, batch_size=batch_size(recipe, len(data.train))), rest
+
+
+def epsilon_of(text: str, norm: str) -> float:
+    """The number that --epsilon gives; images are in [0, 1]."""
+    epsilon = number(text, "--epsilon")
+    if not epsilon > 0 or (norm == "linf" and epsilon >= 1):
+        hint = f": did you mean {text}/255?" if epsilon >= 1 else ""
+        bounds = "between 0 and 1" if norm == "linf" else "above 0"
+        raise RattleError(f"--epsilon is {bounds}, since images are in [0, 1], got {text}{hint}")
+    return epsilon
 
 
 def check_usual(data: Dataset, norm: str) -> None:

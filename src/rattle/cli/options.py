@@ -51,7 +51,10 @@ def take(args: list[str], names: Sequence[str]) -> tuple[dict[str, str], list[st
         if option.removeprefix("--") not in names or not option.startswith("--"):
             rest.append(word)
             continue
-        found[option.removeprefix("--")] = value if sign else next(words, "")
+        value = value if sign else next(words, "")
+        if not value or value.startswith("--"):
+            raise RattleError(f"{option} needs a value")
+        found[option.removeprefix("--")] = value
     return found, rest
 
 

@@ -26,7 +26,7 @@ def overview(state: TrainState) -> str:
     n, batch, left = len(data.train), min(recipe.batch_size, len(data.train)), recipe.epochs - done
     shape, weights = "x".join(map(str, data.train.shape[1:])), sum(p.numel() for p in state.model.parameters())
     classes, changes = f"{len(data.classes)} classes", augmented(recipe.data.augment)
-    length = f"{recipe.epochs}, {left} of them left" if done else f"{recipe.epochs}"
+    length = f"{recipe.epochs}, {left or 'none'} of them left" if done else f"{recipe.epochs}"
     rows = {
         "images": f"{n:,} of {shape} from {recipe.data.name}, {classes}; {changes}",
         "held out": f"{len(data.val):,} images, to choose the best checkpoint by" if data.val else NONE_HELD_OUT,
