@@ -1,6 +1,7 @@
 """Going on with a run by its folder, making it longer, and a network's file that is gone or has changed."""
 
 import json
+import sys
 import warnings
 from hashlib import sha256
 from pathlib import Path
@@ -31,6 +32,22 @@ from torch import nn
 
 def build(classes, channels):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, {width}), nn.ReLU(), nn.Linear({width}, classes))
+"""
+TWO = """
+from torch import nn
+
+class Two(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.fc, self.aux = nn.Linear(64, classes), nn.Linear(64, 5)
+
+    def forward(self, x):
+        self.aux(x.flatten(1))
+        return self.fc(x.flatten(1))
+
+class Sum(Two):
+    def forward(self, x):
+        return super().forward(x) + 0.0
 """
 
 
@@ -128,3 +145,27 @@ def test_other_text_is_not_taken_for_the_kept_one(run: Run, capsys: pytest.Captu
     Path("other.py").write_text(NET.format(width=8) + "# a remark\n")
     said = mistake(capsys, "train", "runs/a", "--model", "other.py:build", "--resume")
     assert "(model net.py:build -> other.py:build)" in said
+
+
+def test_a_refused_training_replaces_no_run(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert "needs the wandb extra" in mistake(
+        capsys, "train", "runs/a", "--out", "runs/a", "--overwrite", "--log", "wandb"
+    )
+    assert epochs_of(run) == [1, 2]
+
+
+def test_the_head_is_the_layer_that_gives_the_logits_wherever_it_is_defined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.py").write_text(TWO)
+    words = ["train", DIGITS, *QUICK, "--epochs", "1", "--model"]
+    assert main([*words, "two.py:Two", "--out", "a"]) == 0
+    assert mistake(capsys, *words, "two.py:Sum", "--out", "b").endswith(
+        "by --head NAME (head= in Python): fc [64 -> 10], aux [64 -> 5]; or a method without -1st and -2nd\n"
+    )
+    assert not Path("b").exists()
+    assert main([*words, "two.py:Sum", "--head", "fc", "--out", "b"]) == 0

@@ -68,7 +68,7 @@ def seconds_of_epoch(state: TrainState, batch: int) -> float:
     warm = replace(state.progress, epoch=max(state.progress.epoch, recipe.awp.warmup if recipe.awp else 0))
     trial = replace(state, model=copy.deepcopy(state.model), recipe=recipe, progress=warm)
     trial.train_mode()
-    forward, _ = wrap_model(trial.model, recipe)
+    forward, _ = wrap_model(trial.model, recipe, state.floats(data.train[torch.arange(1)].x.to(state.device)))
 
     def seconds(size: int) -> float:
         return timed(lambda: train_step(trial, forward, forward, data.train, torch.arange(size)))["wall"]
