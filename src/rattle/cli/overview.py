@@ -1,6 +1,7 @@
 """What a run is about to do, in a few lines: images, network, threat, length and the time it may take."""
 
 import copy
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -36,8 +37,11 @@ def overview(state: TrainState) -> str:
         f"learning rate {recipe.optimizer.lr:g}, {type(recipe.schedule).__name__}",
     }
     if left and not distributed.active():  # a step on one rank would wait for the others
-        seconds = seconds_of_epoch(state, batch) * left
-        rows["time"] = f"about {duration(seconds)} on {state.device}" if seconds >= 60 else "less than a minute or so"
+        with suppress(RuntimeError):  # not every module can be copied, and not every device holds two
+            seconds = seconds_of_epoch(state, batch) * left
+            rows["time"] = (
+                f"about {duration(seconds)} on {state.device}" if seconds >= 60 else "less than a minute or so"
+            )
     return "\n".join(f"{name:<8} {row}" for name, row in rows.items())
 
 
