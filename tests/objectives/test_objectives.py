@@ -244,7 +244,7 @@ def test_a_head_whose_output_is_not_the_logits_is_refused(model: nn.Sequential, 
 
 def test_taylor_terms_without_a_linear_layer_are_refused() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten())
-    with pytest.raises(RattleError, match=r"objective.order >= 1 needs a linear head.*no nn.Linear"):
+    with pytest.raises(RattleError, match=r"need the linear head .*no nn.Linear; choose a method without"):
         find_head(model)
 
 

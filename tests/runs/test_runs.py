@@ -1,6 +1,7 @@
 """Run folders: begin, continue or replace a run; never mix two, never clear what is not ours."""
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,11 +59,52 @@ def test_a_folder_that_holds_a_run_is_refused_resumed_or_replaced(tmp_path: Path
     assert Recipe.from_yaml(run.recipe.read_text()).epochs == 3
 
 
-def test_resume_refuses_another_recipe_and_changes_nothing(tmp_path: Path) -> None:
+def test_resume_refuses_another_recipe_by_its_settings_and_changes_nothing(tmp_path: Path) -> None:
     run = begun(tmp_path, RECIPE)
-    with pytest.raises(RattleError, match=r"holds a run of another recipe: resume it with `rattle train .*recipe.yaml"):
+    other = replace(RECIPE, batch_size=64, optimizer=replace(RECIPE.optimizer, lr=0.2), epochs=40)
+    said = r"another recipe \(optimizer.lr 0.05 -> 0.2, batch_size 128 -> 64\): `rattle train .* --resume` goes on with"
+    with pytest.raises(RattleError, match=said):
+        begun(tmp_path, other, resume=True)
+    with pytest.raises(RattleError, match=r"has 30 epochs, which --resume can make more but not 3"):
         begun(tmp_path, replace(RECIPE, epochs=3), resume=True)
     assert Recipe.from_yaml(run.recipe.read_text()) == RECIPE
+    assert not run.history.exists()
+
+
+def test_resume_makes_a_run_longer_and_its_history_tells_the_former_length(tmp_path: Path) -> None:
+    run = begun(tmp_path, RECIPE)
+    for epochs in (40, 50):
+        begun(tmp_path, replace(RECIPE, epochs=epochs), resume=True)
+    assert Recipe.from_yaml(run.recipe.read_text()) == replace(RECIPE, epochs=50)
+    lines = [json.loads(line) for line in run.history.read_text().splitlines()]
+    assert [(line["epochs_before"], line["epochs"]) for line in lines] == [(30, 40), (40, 50)]
+    assert lines[0]["environment_before"]["torch"] == torch.__version__
+    begun(tmp_path, RECIPE, overwrite=True)
+    assert not run.history.exists()
+
+
+def refused(folder: Path, **how: bool) -> None:
+    with suppress(RattleError), open_run(Run(folder), RECIPE, **how):
+        raise RattleError("no luck")
+
+
+def test_a_training_that_is_refused_leaves_no_folder_behind(tmp_path: Path) -> None:
+    refused(tmp_path / "runs" / "a")
+    refused(tmp_path / "runs" / "b", resume=True)
+    assert list(tmp_path.iterdir()) == []
+    refused(tmp_path)
+    assert tmp_path.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_was_there_stays_when_its_training_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path / "a", RECIPE)
+    refused(tmp_path / "a", resume=True)
+    assert Run(tmp_path / "a").exists()
+    with suppress(RattleError), open_run(Run(tmp_path / "b"), RECIPE):
+        put_checkpoint(Run(tmp_path / "b").checkpoint("last"))
+        raise RattleError("no luck later")
+    assert Run(tmp_path / "b").checkpoint("last").exists()
 
 
 def test_resume_begins_a_run_where_there_is_none(tmp_path: Path) -> None:

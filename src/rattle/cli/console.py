@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rattle.runs.progress import Advance
 
@@ -28,6 +29,9 @@ class Console:
             self.rich.print(line, highlight=False, markup=False)
         else:
             print(line, file=sys.stderr, flush=True)
+
+    def begin(self, state: Any) -> None:
+        """Nothing; `rattle train` describes the run here."""
 
     def progress(self, title: str, total: int, *, done: int = 0):
         return self.drawn(title, total, done) if self.live else self.lines(title, total, done)

@@ -23,6 +23,7 @@ from rattle.evaluation.trust import what_would_change
 from rattle.evaluation.verify import load_images, verify
 from rattle.report.tables import accuracy_row, percent
 from rattle.runs import distributed
+from rattle.runs.load import open_checkpoint
 from rattle.runs.progress import NullConsole
 from rattle.threat import Norm, Threat
 
@@ -138,13 +139,16 @@ def main(args: list[str]) -> None:
 
 
 def target_of(options: Options) -> Target:
-    if bool(options.path) == bool(options.model):
+    moved = bool(options.path) and ":" in options.model  # a run whose FILE.py is elsewhere now
+    if bool(options.path) == bool(options.model) and not moved:
         raise RattleError("say what to evaluate: a run or checkpoint, or --model NAME --weights FILE --data NAME")
     if options.path:
         for name in ("weights", "width", "classes", "mean", "std"):
             if getattr(options, name):
                 raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
-        return target_from_checkpoint(options.path, data=options.data, root=options.data_root, averaged=not options.raw)
+        saved = open_checkpoint(options.path)
+        saved = replace(saved, recipe=replace(saved.recipe, model=options.model)) if moved else saved
+        return target_from_checkpoint(saved, data=options.data, root=options.data_root, averaged=not options.raw)
     return target_from_weights(options, options.data or "cifar10", root=options.data_root)
 
 

@@ -7,13 +7,14 @@ import difflib
 import importlib
 import os
 import sys
+import warnings
 
 from rattle.errors import RattleError
 from rattle.training.signals import StoppedBySignal
 
 COMMANDS = {
     "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
-    "train": "train a recipe: rattle train digits-linf-cnn-trades --epochs 5 --out runs/a",
+    "train": "train a recipe, or `custom` images and networks: rattle train digits-linf-cnn-trades --out runs/a",
     "sweep": "train a grid of settings and seeds: rattle sweep RECIPE --objective.taylor.eta 0.1 0.2 --seeds 0 1",
     "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
     "transfer": "attack one model with another's adversarial examples: rattle transfer --from runs/at --to runs/a",
@@ -58,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         close = difflib.get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean `rattle {close[0]}`?" if close else f"the commands are {', '.join(COMMANDS)}."
         return fail(f"unknown command {args[0]!r}; {hint}")
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # a sentence, without file and line
     try:
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:

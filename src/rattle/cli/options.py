@@ -1,6 +1,7 @@
 """Options from types: tyro reads a dataclass, its comments are the help, and every number may be a fraction (8/255)."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -39,6 +40,25 @@ def parse(options: type[T], args: list[str], command: str, *, default: T | None 
     }
     with FRACTIONS:
         return tyro.cli(options, **settings) if default is None else tyro.cli(options, default=default, **settings)
+
+
+def take(args: list[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Pull `--name VALUE` and `--name=VALUE` out of the arguments; the values by name, and the arguments left.
+
+    >>> take(["--epochs", "3", "--norm=l2", "--method", "at"], ("method", "norm"))
+    ({'norm': 'l2', 'method': 'at'}, ['--epochs', '3'])
+    """
+    rest, found, words = [], {}, iter(args)
+    for word in words:
+        option, sign, value = word.partition("=")
+        if option.removeprefix("--") not in names or not option.startswith("--"):
+            rest.append(word)
+            continue
+        value = value if sign else next(words, "")
+        if not value or value.startswith("--"):
+            raise RattleError(f"{option} needs a value")
+        found[option.removeprefix("--")] = value
+    return found, rest
 
 
 def take_kinds(args: list[str], choices: dict[str, dict[str, type | None]]) -> tuple[list[str], dict[str, type | None]]:

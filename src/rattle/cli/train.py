@@ -3,26 +3,34 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, get_type_hints
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from rattle.cli import custom
 from rattle.cli.console import Console
-from rattle.cli.options import parse, take_kinds
+from rattle.cli.options import parse, take, take_kinds
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import alternatives, dataclass_members, has_kinds
 from rattle.runs import distributed
-from rattle.runs.paths import slugify
+from rattle.runs.paths import Run, slugify
 from rattle.training.loggers import LogTarget
 from rattle.training.loop import fit
+from rattle.training.state import TrainState
 
-USAGE = """usage: rattle train RECIPE [options]
+USAGE = f"""usage: rattle train RECIPE [options]
 
-RECIPE is a name (`rattle recipes` lists them), a YAML file or a run folder.
+RECIPE is a name (`rattle recipes` lists them), a YAML file or a run folder; or `custom`, for what is your own.
 `rattle train RECIPE --help` documents every setting of that recipe.
-"""
+
+  rattle train RUN --resume                 goes on with a run that was stopped
+  rattle train RUN --epochs 300 --resume    makes a run longer, a finished one too
+
+{custom.USAGE}"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Options:
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     out: str = ""  # run folder; runs/NAME-seedN when not given
-    resume: bool = False  # continue the run in --out, bit for bit
+    resume: bool = False  # continue the run in --out, bit for bit; a RUN given in place of the recipe needs no --out
     overwrite: bool = False  # replace the run in --out
     log: LogTarget = "tensorboard"  # where the figures go besides metrics.jsonl; wandb is an extra, offline
 
@@ -50,10 +58,16 @@ def kinds() -> dict[str, dict[str, type | None]]:
 
 
 def options_of(recipe: Recipe, text: str, args: list[str], command: str = "train") -> Options:
-    rest, chosen = take_kinds(args, kinds())
+    rest, chosen = take_kinds(none_held_out(args), kinds())
     recipe = replace(recipe, **{name: kind() if kind else None for name, kind in chosen.items()})
     with typed_as(Recipe, "objective", type(recipe.objective)):
         return parse(Options, rest, f"{command} {text}", default=Options(recipe=recipe))
+
+
+def none_held_out(args: list[str]) -> list[str]:
+    """`--data.val-size none`, in any spelling, is 0: hold out nothing."""
+    found, rest = take(args, ("data.val-size", "data.val_size"))
+    return rest + [f"--{name}={'0' if value.lower() == 'none' else value}" for name, value in found.items()]
 
 
 @contextmanager
@@ -72,21 +86,53 @@ def recipe_with(recipe: Recipe, text: str, args: list[str], command: str) -> Rec
     return options_of(recipe, text, args, command).recipe
 
 
+def folder_of(text: str, recipe: Recipe, resume: bool) -> str:
+    """Where to train when no --out is given: a run that is resumed by its folder stays there."""
+    given = Path(text).parent if Path(text).name == Run.recipe.name else Path(text)
+    if resume and text != "custom" and Run(given).exists():
+        return str(given)
+    return f"runs/{slugify(recipe.name)}-seed{recipe.seed}"
+
+
+def check_length(run: Run, recipe: Recipe) -> None:
+    """Refuse to make a run longer without having been asked to: its recipe was named, and that one has more epochs."""
+    before = resolve(str(run.folder)).epochs if run.exists() else recipe.epochs
+    if recipe.epochs > before:
+        choice = f"--epochs {before} goes on with it, --epochs {recipe.epochs} makes it longer"
+        raise RattleError(f"the run in {run.folder} has {before} epochs, the recipe {recipe.epochs}: {choice}")
+
+
+class TrainConsole(Console):
+    """Describes the run before it trains."""
+
+    def begin(self, state: TrainState) -> None:
+        from rattle.cli.overview import overview  # brings the packages in that measure
+
+        self.log(overview(state))
+
+
 def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         return
     if args[0].startswith("-"):
         raise RattleError(f"the recipe comes first: rattle train RECIPE {args[0]} ...")
-    options = options_of(resolve(args[0]), args[0], args[1:])
+    text, rest = args[0], args[1:]
+    if text == "custom":
+        base, rest = custom.recipe_of(rest, partial(recipe_with, command="train"))
+    else:
+        base = resolve(text)
+    options = options_of(base, text, rest)
     recipe = options.recipe
-    if ":" in recipe.model and not any(word.partition("=")[0] == "--width" for word in args[1:]):
+    if ":" in recipe.model and ":" not in base.model and not take(rest, ("width",))[0]:
         recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
-    out = options.out or f"runs/{slugify(recipe.name)}-seed{recipe.seed}"
+    out = options.out or folder_of(text, recipe, options.resume)
+    if options.resume and not take(rest, ("epochs",))[0]:
+        check_length(Run(Path(out)), recipe)
     with distributed.process_group():
         again = distributed.restart_count() > 0  # torchrun --max-restarts: resume, and replace nothing
-        how = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
-        run = fit(recipe, out, **how, log=options.log, console=Console())
+        how: dict[str, Any] = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
+        run = fit(recipe, out, **how, log=options.log, console=TrainConsole())
         if not distributed.is_main():
             return
     print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20")

@@ -65,7 +65,7 @@ class Data:
     name: str = "digits"  # digits, cifar10, ... (`rattle data` lists them), FILE.npz, a FOLDER, or hub:OWNER/NAME
     root: str | None = None  # folder that holds datasets; RATTLE_DATA, or ./data, when not given
     train_size: int | None = None  # train on a balanced subset of this size; all training images when not given
-    val_size: int | None = None  # balanced training images to hold out; a tenth, at most 1000, when not given; 0: none
+    val_size: int | None = None  # training images to hold out; a tenth, at most 1000, when not given; 0 or none: none
     split_seed: int = 0  # draws the subset, the held-out images, and the test part of a dataset that has none
     resize: int | None = None  # side to scale the images of a folder or of the hub to
     in_memory_limit: float = 4.0  # gigabytes; a larger part is read from a memory-mapped file in ROOT/cache
@@ -86,6 +86,7 @@ class Data:
         n, n_val = len(data.train), self.val_size if data.val is None else 0
         if n_val is None:
             n_val = min(MAX_VAL, math.ceil(min(n, self.train_size or n) / VAL_SHARE))
+        n_val = n_val if n else 0  # a test part alone has nothing to hold out
         if n_val >= n > 0:
             raise RattleError(f"data.val_size {n_val} leaves none of the {n} training images")
         if n_val:

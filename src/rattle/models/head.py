@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from rattle.errors import RattleError
 from rattle.weights import eval_mode
 
+SHOWN = 8  # linear layers that an error lists, the last ones
+
 
 def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | None = None) -> nn.Linear:
     """The linear layer that computes the logits; the Taylor terms differentiate by its weights.
@@ -22,13 +24,18 @@ def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | No
         return linear[name]
     if not linear:
         raise RattleError(
-            "objective.order >= 1 needs a linear head, and the model has no nn.Linear; set objective.order 0"
+            "the Taylor terms need the linear head that gives the logits, and the model has no nn.Linear; "
+            "choose a method without -1st and -2nd"
         )
     return list(linear.values())[-1] if example is None else _layer_of_logits(model, linear, example)
 
 
 def _listing(linear: dict[str, nn.Linear]) -> str:
-    return f" (its linear layers: {', '.join(list(linear)[-5:])})" if linear else " (it has no linear layer at all)"
+    if not linear:
+        return "; it has no linear layer at all"
+    found = [f"{name} [{layer.in_features} -> {layer.out_features}]" for name, layer in linear.items()]
+    shown = ", ".join(found if len(found) <= SHOWN else ["...", *found[-SHOWN:]])
+    return f"; choose among its linear layers by --head NAME (head= in Python): {shown}"
 
 
 def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
@@ -44,8 +51,8 @@ def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Te
         if out.data_ptr() == logits.data_ptr() and out.shape == logits.shape:
             return layer
     raise RattleError(
-        "the model's output does not come straight out of a linear layer, so no head was found; "
-        f"name the head or set objective.order 0{_listing(linear)}"
+        "the Taylor terms need the linear head that gives the logits, and the model's output does not come straight "
+        f"out of a linear layer{_listing(linear)}; or a method without -1st and -2nd"
     )
 
 

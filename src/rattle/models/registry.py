@@ -55,7 +55,7 @@ def list_models() -> list[str]:
 
 def find_builder(name: str) -> Callable[..., nn.Module]:
     """The function or class that builds the named model; `wrn16-4` and `wrn28-10-dm` (DeepMind's) need no entry."""
-    if ":" in name:
+    if ":" in name or name.endswith(".py"):
         return import_builder(name)
     if name in BUILDERS:
         return BUILDERS[name]

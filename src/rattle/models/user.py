@@ -37,6 +37,16 @@ def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels:
     return model
 
 
+def source_file(name: str) -> Path | None:
+    """The file that a model of the form `FILE.py:FUNCTION` names; None for any other name.
+
+    >>> source_file("nets/mine.py:build").name, source_file("package.module:build"), source_file("cnn")
+    ('mine.py', None, None)
+    """
+    source = name.rpartition(":")[0]
+    return Path(source) if source.endswith(".py") or len(Path(source).parts) > 1 else None
+
+
 def import_builder(name: str) -> Callable[..., Any]:
     """The function or class that `FILE.py:FUNCTION`, `package.module:FUNCTION` or `timm:NAME` means."""
     source, _, attribute = name.rpartition(":")
@@ -44,8 +54,8 @@ def import_builder(name: str) -> Callable[..., Any]:
         raise RattleError(f"a model of your own is given as FILE.py:FUNCTION or package.module:FUNCTION, got {name!r}")
     if source == "timm":
         return _timm(attribute)
-    is_file = source.endswith(".py") or len(Path(source).parts) > 1
-    module = _run_file(Path(source), name) if is_file else _import_module(source, name)
+    path = source_file(name)
+    module = _run_file(path, name) if path else _import_module(source, name)
     if not hasattr(module, attribute):
         public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise unknown(f"function or class of {source}", attribute, public)

@@ -258,4 +258,6 @@ def resolve(text: str) -> Recipe:
             return Recipe.from_yaml(path.read_text(encoding="utf-8"))
         except RattleError as reason:
             raise RattleError(f"{path}: {reason}") from reason
+    if len(path.parts) > 1:
+        raise RattleError(f"there is no run folder {text}")
     return get_recipe(text)

@@ -80,7 +80,7 @@ class Recipe:
     activation: Literal["relu", "silu"] = "relu"
     normalise: bool = False  # subtract the training images' mean and divide by their deviation, inside the model
     init: str | None = None  # weights, a checkpoint or a run to start from; a head for other classes is left fresh
-    head: str | None = None  # name of the linear head, when it is not the last linear layer
+    head: str | None = None  # name of the linear head; the linear layer whose output are the logits when not given
     attack: PGD = field(default_factory=PGD)  # the inner maximisation
     noise: Noise = field(default_factory=Noise)  # u on the weights during the inner maximisation
     objective: Objective = field(default_factory=Trades)  # the outer minimisation

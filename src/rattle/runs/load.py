@@ -16,6 +16,7 @@ from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.io import Plain
 from rattle.runs.paths import Run, slugify
 from rattle.runs.published import CONFIG, WEIGHTS, is_published, read_config, read_published
+from rattle.runs.source import own_source
 
 
 def find(path: Path | str) -> tuple[Path, Plain | None]:
@@ -110,9 +111,10 @@ def fresh_model(saved: Checkpoint) -> nn.Module:
 
 def load_model(saved: Checkpoint, *, averaged: bool = True, model: nn.Module | None = None) -> nn.Module:
     """The network of a checkpoint with its weights, in evaluation mode; averaged, model: as for `load`."""
-    model = fresh_model(saved) if model is None else model
-    began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
-    fill(model, saved.part("average.module" if began else "model"), saved.path)
+    with own_source(run_of(saved.path) if model is None else None, saved.recipe):
+        model = fresh_model(saved) if model is None else model
+        began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
+        fill(model, saved.part("average.module" if began else "model"), saved.path)
     return model.eval()
 
 

@@ -6,17 +6,19 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
+from rattle.recipes.schema import flatten, to_plain
 from rattle.runs import distributed
 from rattle.runs.environment import environment
-from rattle.runs.io import append_line, write_atomically, writing
+from rattle.runs.io import append_line, read_json, write_atomically, writing
 from rattle.runs.paths import Run
+from rattle.runs.source import is_kept, keep_source
 
 LOCK = Run.lock.name
 
@@ -62,14 +64,21 @@ def owner(lock: Path) -> str:
 def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Iterator[None]:
     """Hold a run folder for training `recipe`.
 
-    resume: continue the run that is there, if any; overwrite: remove it first. Without either, a folder that holds a
-    run is refused, as is a folder that holds anything else.
+    resume: continue the run that is there, if any, for as many epochs as `recipe` says; overwrite: remove it first.
+    Without either, a folder that holds a run is refused, as is a folder that holds anything else. A new run that
+    raises RattleError before it has saved anything leaves nothing behind.
     """
     if resume and overwrite:
         raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
+    new, made = not run.exists(), [folder for folder in (run.folder, *run.folder.parents) if not folder.exists()]
     with ExitStack() as lock:
         distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
-        yield
+        try:
+            yield
+        except RattleError:
+            if new and distributed.is_main() and not run.checkpoints.exists() and not run.diverged.exists():
+                remove(run, made)
+            raise
 
 
 def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitStack) -> None:
@@ -84,12 +93,32 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
         lock.enter_context(locked(run.lock))
     if overwrite:
         clear(run)
-    elif run.exists() and Recipe.from_yaml(run.recipe.read_text(encoding="utf-8")) != recipe:
-        command = f"rattle train {run.recipe} --out {run.folder} --resume"
-        raise RattleError(f"{run.folder} holds a run of another recipe: resume it with `{command}`")
+    elif run.exists():
+        check_resumable(run, recipe)
     run.diverged.unlink(missing_ok=True)
     write_atomically(run.recipe, recipe.to_yaml().encode())
-    write_atomically(run.environment, json.dumps(environment(), indent=1).encode())
+    about = environment() | keep_source(run, recipe)
+    write_atomically(run.environment, json.dumps(about, indent=1).encode())
+
+
+def check_resumable(run: Run, recipe: Recipe) -> None:
+    """Refuse to go on with other settings than the run has; more epochs are recorded in the run's history."""
+    before = Recipe.from_yaml(run.recipe.read_text(encoding="utf-8"))
+    old, new = flatten(to_plain(before)), flatten(to_plain(recipe))
+    changed = [name for name in old | new if old.get(name) != new.get(name) and name != "epochs"]
+    if changed == ["model"] and is_kept(run, before.model, recipe.model):
+        changed = []  # the same text from another place, by the user's word
+    if changed:
+        each = ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in changed[:5])
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        command = f"`rattle train {run.folder} --resume`"
+        raise RattleError(f"{run.folder} holds a run of another recipe ({each}{more}): {command} goes on with its own")
+    if recipe.epochs < before.epochs:
+        shorter = f"{before.epochs} epochs, which --resume can make more but not {recipe.epochs}"
+        raise RattleError(f"the run in {run.folder} has {shorter}: train a shorter one into another --out")
+    if recipe.epochs > before.epochs:
+        then = read_json(run.environment, [])  # the file is about to be replaced
+        append_line(run.history, {"epochs_before": before.epochs, "epochs": recipe.epochs, "environment_before": then})
 
 
 def foreign(path: Path) -> bool:
@@ -105,6 +134,15 @@ def clear(run: Run) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def remove(run: Run, made: Sequence[Path]) -> None:
+    """Remove a run that did not come to train anything, and the folders that were made for it, innermost first."""
+    clear(run)
+    run.lock.unlink(missing_ok=True)
+    with suppress(OSError):  # somebody has put something else there
+        for folder in made:
+            folder.rmdir()
 
 
 def note_divergence(run: Run, sentence: str) -> None:

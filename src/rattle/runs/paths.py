@@ -27,6 +27,8 @@ class Run:
 
     recipe = InRun("recipe.yaml")  # what was trained; a folder that has it is a run
     environment = InRun("environment.json")  # versions, commit, hardware
+    history = InRun("history.jsonl")  # one JSON object for each time the run was made longer
+    source = InRun("source")  # the text of the user's file that builds the network; nothing runs it from there
     metrics = InRun("metrics.jsonl")  # one JSON object an epoch
     timing = InRun("timing.jsonl")  # seconds of each epoch
     events = InRun("events")  # TensorBoard
@@ -60,8 +62,8 @@ class Run:
     def written(self) -> tuple[Path, ...]:
         """Everything that training, evaluation and the report write, for clearing; the recipe last, so that a folder
         cleared by half is still recognised as a run."""
-        first = (self.checkpoints, self.metrics, self.timing, self.events, self.results, self.report)
-        return (*first, self.log, self.diverged, self.environment, self.recipe)
+        first = (self.checkpoints, self.source, self.metrics, self.timing, self.events, self.results, self.report)
+        return (*first, self.log, self.diverged, self.history, self.environment, self.recipe)
 
 
 def epoch_name(epoch: int) -> str:

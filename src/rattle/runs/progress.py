@@ -1,7 +1,7 @@
 """Where long work reports lines and progress: the contract of a console, and one that shows nothing. No torch."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Interrupted(Exception):
@@ -24,6 +24,10 @@ class Console(Protocol):
 
     def log(self, line: str) -> None: ...
 
+    def begin(self, state: Any) -> None:
+        """Training begins or goes on from this state (training/state.py)."""
+        ...
+
     def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
         """A bar of `total` steps, of which `done` are done already."""
         ...
@@ -35,6 +39,9 @@ class NullConsole:
     live = False
 
     def log(self, line: str) -> None:
+        pass
+
+    def begin(self, state: Any) -> None:
         pass
 
     def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:

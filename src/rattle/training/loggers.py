@@ -1,9 +1,10 @@
 """Loggers of a run's metrics besides metrics.jsonl: TensorBoard, and Weights & Biases offline as an extra."""
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rattle.errors import RattleError, unknown
 from rattle.recipes.recipe import Recipe
@@ -22,9 +23,18 @@ def epoch_logger(kind: str, run: Run, recipe: Recipe, *, purge_step: int) -> Abs
         return events(run, purge_step=purge_step)
     if kind == "wandb":
         return wandb_offline(run, recipe)
-    if kind == "none":
-        return silent()
-    raise unknown("log", kind, ("tensorboard", "wandb", "none"))
+    check_log(kind)
+    return silent()
+
+
+def check_log(kind: str) -> Any:
+    """The module that a kind of log needs besides rattle's own; raises RattleError if it or the kind is unknown."""
+    if kind not in get_args(LogTarget):
+        raise unknown("log", kind, get_args(LogTarget))
+    try:
+        return importlib.import_module("wandb") if kind == "wandb" else None
+    except ImportError:
+        raise RattleError("--log wandb needs the wandb extra: pip install 'rattle-robust[wandb]'") from None
 
 
 @contextmanager
@@ -35,10 +45,7 @@ def silent() -> Iterator[Log]:
 @contextmanager
 def wandb_offline(run: Run, recipe: Recipe) -> Iterator[Log]:
     """Weights & Biases in offline mode: files in RUN/events/wandb, which `wandb sync` uploads when one wants to."""
-    try:
-        import wandb  # type: ignore[import-not-found]
-    except ImportError:
-        raise RattleError("--log wandb needs the wandb extra: pip install 'rattle-robust[wandb]'") from None
+    wandb = check_log("wandb")
     run.events.mkdir(parents=True, exist_ok=True)
     session = wandb.init(
         mode="offline", dir=str(run.events), project="rattle", name=run.folder.name, config=to_plain(recipe)

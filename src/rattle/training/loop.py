@@ -31,8 +31,9 @@ from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
+from rattle.runs.source import own_source
 from rattle.training.given import Given, as_begun, take
-from rattle.training.loggers import LogTarget, epoch_logger, peak_memory_mb
+from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import Diverged, LossMeter, TrainState, init_state, refuse_non_finite, restore, save
 from rattle.training.step import step
@@ -61,8 +62,8 @@ def fit(
     weights, in evaluation mode; `rattle.load(out, model=module)` puts the best ones into it. data: images other than
     the recipe's, as (x, y), a torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1],
     [n, C, H, W] or [n, H, W, C]; some are held out as `recipe.data` says. classes: the labels' names.
-    resume: continue the run there, bit for bit; overwrite: replace it. log: where an epoch's metrics go besides
-    metrics.jsonl. console: where progress is shown; nowhere when not given.
+    resume: continue the run there, bit for bit, also with more epochs; overwrite: replace it. log: where an epoch's
+    metrics go besides metrics.jsonl. console: where progress is shown; nowhere when not given.
 
     >>> import dataclasses, tempfile, rattle
     >>> recipe = dataclasses.replace(rattle.get_recipe("digits-linf-cnn-trades"), epochs=1, width=4)
@@ -75,15 +76,24 @@ def fit(
         torch.set_num_threads(recipe.threads)
     run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)
     recipe = as_begun(recipe, run) if resume and run.exists() else recipe
-    state = init_state(recipe, images, model)
-    with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after init_state: a bad recipe replaces nothing
+    with own_source(run if resume else None, recipe):
+        state = init_state(recipe, images, model)
+    check_start(state, log)
+    with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
         if resume:
             restore(state, run, console)
         return train_or_roll_back(state, run, log, console)
 
 
+def check_start(state: TrainState, log: LogTarget) -> None:
+    """Refuse what would stop training at its first step, before anything is written or replaced."""
+    check_log(log)
+    shard(torch.arange(min(state.recipe.batch_size, len(state.data.train))))
+
+
 def train_or_roll_back(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     """Train; where the loss diverges, stop or go back, as the recipe says."""
+    console.begin(state)
     for attempt in range(MOST_ROLLBACKS + 1):
         try:
             return train(state, run, log, console)
@@ -100,7 +110,8 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     recipe, progress = state.recipe, state.progress
     images = on_device(state.data.train, state.device)
     steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
-    forward, ddp_forward = wrap_model(state.model, recipe)
+    example = state.floats(images[torch.arange(1)].x.to(state.device))
+    forward, ddp_forward = wrap_model(state.model, recipe, example)
     with (
         listening() as request,
         torch.random.fork_rng(devices=[]),
@@ -201,10 +212,13 @@ def train_step(
     return sums
 
 
-def wrap_model(model: nn.Module, recipe: Recipe) -> tuple[PairedForward, nn.Module]:
-    """The model as the step uses it, and the same inside the wrapper that averages gradients over ranks."""
+def wrap_model(model: nn.Module, recipe: Recipe, example: Tensor | None = None) -> tuple[PairedForward, nn.Module]:
+    """The model as the step uses it, and the same inside the wrapper that averages gradients over ranks.
+
+    example: images to find the head by, see `find_head`.
+    """
     needs = recipe.objective.needs
-    forward = PairedForward(model, needs, find_head(model, recipe.head) if needs.features else None)
+    forward = PairedForward(model, needs, find_head(model, recipe.head, example=example) if needs.features else None)
     if recipe.compile:
         model.compile()
         forward.compile()
@@ -269,10 +283,12 @@ def close_epoch(state: TrainState) -> None:
     """Update the SWA average after an epoch's steps; once, also when the validation that follows is interrupted."""
     recipe, progress = state.recipe, state.progress
     refuse_non_finite(state)
-    swa = recipe.average if isinstance(recipe.average, SWA) else None
-    if not progress.closed and state.average is not None and swa and progress.epoch + 1 > swa.start * recipe.epochs:
-        state.average.update_parameters(state.model)
-        estimate_statistics(state.average.module, state)
+    swa, average = recipe.average, state.average
+    if isinstance(swa, SWA) and average is not None and not progress.closed:
+        begun = int(average.n_averaged) > 0  # it then goes on, also when the run is made longer and the start moves
+        if begun or progress.epoch + 1 > swa.start * recipe.epochs:
+            average.update_parameters(state.model)
+            estimate_statistics(average.module, state)
     progress.closed = True
 
 

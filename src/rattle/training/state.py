@@ -139,11 +139,14 @@ def init_state(recipe: Recipe, data: Dataset, module: nn.Module | None = None) -
         found = is_published(recipe.init) or Path(recipe.init).is_dir()
         weights = resolve_checkpoint(recipe.init) if found else recipe.init
         load_weights(weights, model, fresh_head=True)
+    if not len(data.train):
+        raise RattleError(f"{data.name} has no training images, only {len(data.test)} test images")
     device = distributed.choose_device(recipe.device)
     model, two = model.to(device), data.train[torch.arange(2) % len(data.train)].x.to(device)
-    check_width(model, to_float(two, torch.contiguous_format), len(data.classes))
+    example = to_float(two, torch.contiguous_format)
+    check_width(model, example, len(data.classes))
     if recipe.objective.needs.features:
-        find_head(model, recipe.head)  # refuse a model without one before anything is written
+        find_head(model, recipe.head, example=example)  # refuse a model without one before anything is written
     layout = choose_layout(model, two, recipe)
     if recipe.batch_norm == "sync":
         if device.type != "cuda":
@@ -166,7 +169,8 @@ def choose_layout(model: nn.Module, x: Tensor, recipe: Recipe) -> torch.memory_f
     if type(model).__module__.startswith("rattle.models."):
         return torch.channels_last
     needs, reason = recipe.objective.needs, ""
-    head = find_head(model, recipe.head) if needs.features else None
+    example = to_float(x, torch.contiguous_format)
+    head = find_head(model, recipe.head, example=example) if needs.features else None
     weights = [p for p in model.parameters() if p.requires_grad]
     before = {name: value.detach().clone() for name, value in tensors_of(model)}
     for layout in (torch.channels_last, torch.contiguous_format):
@@ -230,7 +234,22 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     state.optimizer.state.clear()
     checkpoint.restore_optimizer(state.optimizer, state.model, saved.part("optimizer"))
     state.progress = Progress(**saved.progress)
+    if state.recipe.epochs > saved.recipe.epochs:
+        console.log(extension(state, saved.recipe.epochs))
     truncate(run.metrics, state.progress.metrics_size)
+
+
+def extension(state: TrainState, before: int) -> str:
+    """What more epochs than the checkpoint was trained for (`before`) do: the schedule stretches with the run."""
+    recipe, progress = state.recipe, state.progress
+    done, rate = progress.epoch, recipe.optimizer.lr * progress.rate
+    was, now = (rate * recipe.schedule(min(done / epochs, 1)) for epochs in (before, recipe.epochs))
+    kind = type(recipe.schedule).__name__
+    average = "; the average of the weights goes on" if recipe.average else ""
+    return (
+        f"epochs {before} -> {recipe.epochs}: {done} are done, fraction {done / recipe.epochs:.3g} of the longer run; "
+        f"the {kind} schedule stretches with it: the learning rate goes on at {now:.4g} (it was {was:.4g}){average}"
+    )
 
 
 def newest(run: Run, console: Console) -> checkpoint.Checkpoint | None:

@@ -1,0 +1,89 @@
+"""The recipe `custom` of rattle train: any images, any network, any method; the settings follow from the images."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rattle.cli.options import take
+from rattle.data import Dataset
+from rattle.data.registry import Data, list_datasets
+from rattle.errors import RattleError
+from rattle.models import list_models
+from rattle.recipes.catalog import NO_AUGMENT, SETTINGS, make_recipe
+from rattle.recipes.recipe import Recipe
+from rattle.recipes.schema import number
+
+USAGE = """usage: rattle train custom --data.name DATA --model MODEL [options]
+
+  --data.name  FILE.npz, a FOLDER of class folders, hub:OWNER/NAME or a dataset's name
+  --model      FILE.py:FUNCTION, package.module:FUNCTION, timm:NAME or a network's name
+  --method     as at the end of a recipe's name: at, trades, trades-awp, ... with -1st or -2nd (trades-2nd)
+  --norm       linf or l2 (linf)
+  --epsilon    size of the perturbations to resist, such as 8/255
+Every other setting is an option as in any recipe: --epochs 50 --optimizer.lr 0.01 --data.augment.flip --seed 1
+"""
+OWN = ("data.name", "model", "method", "norm", "epsilon")
+SMALL = 64  # pixels; up to that side 8/255 and 128/255 are what colour images are usually defended against
+FEWEST_STEPS, SMALLEST_BATCH = 20, 16  # an epoch of few images has smaller batches
+USUAL = {
+    "linf": "usual are 8/255 for colour images of 32 pixels, 4/255 for photographs of 224, 0.3 for MNIST",
+    "l2": "usual are 128/255 for colour images of 32 pixels, 3 for photographs of 224, 2 for MNIST",
+}
+Read = Callable[[Recipe, str, list[str]], Recipe]  # a recipe with the settings given on the command line
+
+
+def recipe_of(args: list[str], read: Read) -> tuple[Recipe, list[str]]:
+    """The recipe for what the arguments name, and the arguments that are left to change it."""
+    given, rest = take(args, OWN)
+    asked = any(word in ("-h", "--help") for word in rest)
+    names = {"data.name": ("digits", list_datasets()), "model": ("cnn", list_models())}
+    for name, (example, known) in names.items():
+        if not given.get(name) and not asked:
+            own = "FILE.npz, a FOLDER" if name == "data.name" else "FILE.py:FUNCTION"
+            what = "on" if name == "data.name" else "with"
+            raise RattleError(f"say what to train {what}: --{name} takes {own}, or one of {', '.join(known)}")
+        given.setdefault(name, example)
+    if given.get("norm", "linf") not in ("linf", "l2"):
+        raise RattleError(f"--norm must be linf or l2, got {given['norm']!r}")
+    settings: dict[str, Any] = {"model": given["model"], "norm": given.get("norm", "linf")}
+    if "epsilon" in given:
+        settings["epsilon"] = epsilon_of(given["epsilon"], settings["norm"])
+    method = given.get("method", "trades-2nd")
+    if given["data.name"] in SETTINGS:
+        return make_recipe(method, data=SETTINGS[given["data.name"]].data, **settings), rest
+    recipe = make_recipe(method, data=Data(name=given["data.name"], augment=NO_AUGMENT), **settings)
+    recipe = replace(recipe, epochs=recipe.epochs // 2)  # who knows no better can make the run longer later
+    if asked:
+        return recipe, rest
+    data = read(recipe, "custom", rest).data.load()
+    if "epsilon" not in given:
+        check_usual(data, settings["norm"])
+    return replace(recipe, batch_size=batch_size(recipe, len(data.train))), rest
+
+
+def epsilon_of(text: str, norm: str) -> float:
+    """The number that --epsilon gives; images are in [0, 1]."""
+    epsilon = number(text, "--epsilon")
+    if not epsilon > 0 or (norm == "linf" and epsilon >= 1):
+        hint = f": did you mean {text}/255?" if epsilon >= 1 else ""
+        bounds = "between 0 and 1" if norm == "linf" else "above 0"
+        raise RattleError(f"--epsilon is {bounds}, since images are in [0, 1], got {text}{hint}")
+    return epsilon
+
+
+def check_usual(data: Dataset, norm: str) -> None:
+    """Ask for epsilon unless there is a usual one; what is usual depends on the images."""
+    if data.channels == 3 and data.size <= SMALL:
+        return
+    size = f"images of {data.size} pixels and {data.channels} channel{'s' if data.channels > 1 else ''}"
+    raise RattleError(
+        f"say how large a perturbation to defend against: {data.name} has {size}, for which no --epsilon goes without "
+        f"saying ({USUAL[norm]})"
+    )
+
+
+def batch_size(recipe: Recipe, n: int) -> int:
+    """The recipe's, or less where an epoch of n images would have few steps."""
+    most = 2 ** int(math.log2(max(n / FEWEST_STEPS, SMALLEST_BATCH)))
+    return min(recipe.batch_size, most)

@@ -1,0 +1,72 @@
+"""The user's file that builds a network: its text is kept in the run, and a file that is gone or changed is noticed.
+
+The copy is for people to read. Nothing runs it unless somebody names it as the model.
+"""
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rattle.errors import RattleError
+from rattle.models.user import source_file
+from rattle.recipes.recipe import Recipe
+from rattle.runs.io import write_atomically
+from rattle.runs.paths import Run
+
+
+def keep_source(run: Run, recipe: Recipe) -> dict[str, Any]:
+    """Keep the text of the recipe's FILE.py in a run that begins; what environment.json says of it."""
+    path = source_file(recipe.model)
+    if path is None or not path.is_file():
+        return {}
+    kept = run.source / path.name
+    if not kept.exists():
+        write_atomically(kept, path.read_bytes())
+    return {"source": {"file": str(path), "sha256": sha256(kept)}}
+
+
+def is_kept(run: Run, before: str, now: str) -> bool:
+    """Whether two models FILE.py:FUNCTION differ only in where the file is that the run has kept the text of."""
+    old, new = source_file(before), source_file(now)
+    if old is None or new is None or before.rpartition(":")[2] != now.rpartition(":")[2]:
+        return False
+    kept = run.source / old.name
+    return kept.is_file() and new.is_file() and sha256(kept) == sha256(new)
+
+
+@contextmanager
+def own_source(run: Run | None, recipe: Recipe) -> Iterator[None]:
+    """Build the network of a run in the body; run: None where there is nothing to compare with.
+
+    A file that is gone is refused. One that has changed is warned of, or named where the body fails.
+    """
+    changed = difference(run, recipe) if run else None
+    try:
+        yield
+    except (RattleError, RuntimeError) as reason:
+        if changed is None:
+            raise
+        raise RattleError(f"{str(reason).strip().splitlines()[0].rstrip(':')}; {changed}") from reason
+    if changed is not None:
+        warnings.warn(changed, stacklevel=4)
+
+
+def difference(run: Run, recipe: Recipe) -> str | None:
+    """What has become of the user's file since the run began; None if it is the same or no copy was kept."""
+    path, function = source_file(recipe.model), recipe.model.rpartition(":")[2]
+    kept = run.source / path.name if path else None
+    if path is None or kept is None or not kept.is_file():
+        return None
+    advice = f"the run keeps its text: read {kept}, then copy it back, or name it by --model {kept}:{function}"
+    if not path.is_file():
+        raise RattleError(f"{path}, which builds the network of {run.folder}, is not in {Path.cwd()}; {advice}")
+    if sha256(path) == sha256(kept):
+        return None
+    return f"{path} has changed since it built the network of {run.folder}; {advice}"
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,164 @@
+"""rattle train custom: images and networks of one's own, from the command to a run that can be evaluated."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rattle
+from rattle.cli.main import main
+from rattle.recipes.catalog import get_recipe
+from rattle.recipes.recipe import Recipe
+from rattle.runs.checkpoint import read
+from rattle.runs.paths import Run
+from support.tiny_runs import digits
+
+NET = """
+from torch import nn
+
+def build(classes, channels):
+    return nn.Sequential(nn.Conv2d(channels, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, classes))
+"""
+QUICK = ["--epochs", "1", "--attack.steps", "1", "--val-attack.steps", "1", "--log", "none"]
+MINE = ["train", "custom", "--data.name", "my.npz", "--model", "my_net.py:build", "--method", "trades-2nd"]
+PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+NAME = "runs/my-linf-my_net-trades-2nd-seed0"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with colour images of four classes, grey ones, and a network; it is the present folder."""
+    x, y, x_test, y_test = (part.numpy() for part in digits())
+    few, few_test = np.flatnonzero(y < 4)[:100], np.flatnonzero(y_test < 4)[:20]
+    grey = {"x_train": x[few], "y_train": y[few], "x_test": x_test[few_test], "y_test": y_test[few_test]}
+    np.savez(tmp_path / "grey.npz", **grey)
+    np.savez(tmp_path / "my.npz", **{k: v.repeat(3, 1) if k[0] == "x" else v for k, v in grey.items()})
+    (tmp_path / "my_net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def recipe_of(folder: str) -> Recipe:
+    return Recipe.from_yaml((Path(folder) / "recipe.yaml").read_text())
+
+
+def test_own_images_and_network_are_trained_under_a_name_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MINE, *QUICK, "--optimizer.lr", "0.02"]) == 0
+    recipe = recipe_of(NAME)
+    assert recipe.name == "my-linf-my_net-trades-2nd"
+    assert recipe.attack.threat == rattle.Threat(norm="linf", epsilon=8 / 255)
+    assert (recipe.optimizer.lr, recipe.epochs, recipe.batch_size, recipe.width) == (0.02, 1, 16, None)
+    assert not recipe.data.augment.flip
+    said = [line.split(None, 1) for line in capsys.readouterr().err.splitlines()]
+    rows = {line[0]: line[1] for line in said[:6]}
+    assert list(rows) == ["images", "held", "network", "method", "epochs", "time"]
+    assert rows["images"] == "90 of 3x8x8 from my.npz, 4 classes; not augmented"
+    assert rows["held"] == "out 10 images, to choose the best checkpoint by"
+    assert rows["network"] == "my_net.py:build, 1,140 parameters"
+    assert rows["method"] == "TRADES + 1st + 2nd against linf 0.03137 (8/255)"
+    assert rows["epochs"] == "1, each 5 steps of 16 images; learning rate 0.02, Piecewise"
+    assert main(["evaluate", NAME, "--attacks", "fgsm", "--n", "10"]) == 0
+
+
+def test_built_in_names_give_the_named_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--width", "4", "--data.train-size", "64", *QUICK]
+    assert main(["train", "custom", "--data.name", "digits", "--model=cnn", "--method", "at-awp", *words]) == 0
+    assert main(["train", "digits-linf-cnn-at-awp", *words, "--out", "named"]) == 0
+    assert recipe_of("runs/digits-linf-cnn-at-awp-seed0") == recipe_of("named")
+    assert recipe_of("named").attack.threat == get_recipe("digits-linf-cnn-at-awp").attack.threat
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "say what to train on: --data.name takes FILE.npz, a FOLDER, or one of digits, cifar10"),
+        (["--data.name", "my.npz"], "say what to train with: --model takes FILE.py:FUNCTION, or one of cnn"),
+        (["--data.name", "gone.npz", "--model", "cnn"], "there is no .npz file at gone.npz"),
+        (
+            ["--data.name", "grey.npz", "--model", "cnn"],
+            "say how large a perturbation to defend against: grey has images",
+        ),
+        (["--data.name", "my.npz", "--model", "cnn", "--norm", "l1"], "--norm must be linf or l2, got 'l1'"),
+        (
+            ["--data.name", "my.npz", "--model", "cnn", "--method", "trade"],
+            "unknown method 'trade'; did you mean 'trades'",
+        ),
+        (["--data.name", "my.npz", "--model", "cnn", "--epsilon", "big"], "--epsilon must be a number such as 0.03 or"),
+        (["--data.name", "my.npz", "--model", "cnn", "--epsilon", "8"], "got 8: did you mean 8/255?"),
+        (["--data.name", "my.npz", "--model", "cnn", "--norm", "l2", "--epsilon", "0"], "--epsilon is above 0"),
+        (["--data.name", "--model", "cnn"], "--data.name needs a value"),
+        (["--data.name", "my.npz", "--model", "my_net.py"], "given as FILE.py:FUNCTION or"),
+        (["--data.name", "my.npz", "--model", "my_net.py:bild"], "did you mean 'build'?"),
+        (["--data.name", "my.npz", "--model", "net.py:build"], "no file net.py in"),
+        (
+            ["--data.name", "my.npz", "--model", "my_net.py:build", "--head", "tail"],
+            "--head NAME (head= in Python): 3 [256",
+        ),
+        (
+            ["--data.name", "my.npz", "--model", "cnn", "--data.val-size", "9999"],
+            "leaves none of the 100 training images",
+        ),
+        (["--data.name", "my.npz", "--model", "cnn", "--log", "wandb"], "--log wandb needs the wandb extra"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_leaves_no_folder(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert main(["train", "custom", *words]) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert said.err.count("\n") == 1
+    assert not Path("runs").exists()
+
+
+def test_grey_images_are_trained_once_epsilon_is_said() -> None:
+    words = [
+        "--data.name",
+        "grey.npz",
+        "--model",
+        "my_net.py:build",
+        "--norm",
+        "l2",
+        "--epsilon",
+        "1/2",
+        "--method",
+        "at",
+    ]
+    assert main(["train", "custom", *words, *QUICK]) == 0
+    attack = recipe_of("runs/grey-l2-my_net-at-seed0").attack
+    assert attack.threat == rattle.Threat(norm="l2", epsilon=0.5)
+    assert attack.step_size == pytest.approx(0.5 * 15 / 128)
+
+
+@pytest.mark.parametrize("none", ["none", "None", "NONE", "0"])
+def test_no_images_are_held_out_when_that_is_said(none: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MINE, *QUICK, "--data.val-size", none, "--data.train-size", "32", "--out", "run"]) == 0
+    assert "held out nothing: the last checkpoint counts as the best\n" in capsys.readouterr().err
+    assert recipe_of("run").data.val_size == 0
+    assert read(Run(Path("run")).checkpoint("best")).progress["epoch"] == 1
+
+
+def test_the_help_of_custom_needs_no_images(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "custom", "--help"])
+    assert stop.value.code == 0
+    assert "--optimizer.lr" in capsys.readouterr().out
+    assert main(["train", "--help"]) == 0
+    assert "rattle train custom --data.name DATA --model MODEL" in capsys.readouterr().out
+
+
+def test_the_page_about_training_runs_as_it_stands() -> None:
+    """Shortened: one epoch, then two."""
+    blocks = {kind: re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL) for kind in ("python", "bash")}
+    images, network = blocks["python"]
+    exec(images, {})
+    Path("my_net.py").write_text(network)
+    (commands,) = blocks["bash"]
+    for command in commands.splitlines():
+        words = [{"120": "2"}.get(word, word) for word in shlex.split(command)[1:]]
+        assert main([*words, *(QUICK if "custom" in words else [])]) == 0
+    assert recipe_of(NAME).epochs == 2

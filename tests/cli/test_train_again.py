@@ -1,0 +1,171 @@
+"""Going on with a run by its folder, making it longer, and a network's file that is gone or has changed."""
+
+import json
+import sys
+import warnings
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+
+import rattle
+from rattle.cli.main import main
+from rattle.errors import RattleError
+from rattle.runs.paths import Run
+
+DIGITS = "digits-linf-cnn-trades-2nd"
+QUICK = [
+    "--data.train-size",
+    "64",
+    "--data.val-size",
+    "20",
+    "--batch-size",
+    "32",
+    "--attack.steps",
+    "1",
+    "--log",
+    "none",
+]
+NET = """
+from torch import nn
+
+def build(classes, channels):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, {width}), nn.ReLU(), nn.Linear({width}, classes))
+"""
+TWO = """
+from torch import nn
+
+class Two(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.fc, self.aux = nn.Linear(64, classes), nn.Linear(64, 5)
+
+    def forward(self, x):
+        self.aux(x.flatten(1))
+        return self.fc(x.flatten(1))
+
+class Sum(Two):
+    def forward(self, x):
+        return super().forward(x) + 0.0
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """runs/a, trained for two epochs with net.py; the present folder is the one that holds both."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET.format(width=8))
+    assert main(["train", DIGITS, *QUICK, "--model", "net.py:build", "--epochs", "2", "--out", "runs/a"]) == 0
+    return Run(Path("runs/a"))
+
+
+def epochs_of(run: Run) -> list[int]:
+    return [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()]
+
+
+def mistake(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    capsys.readouterr()
+    assert main(list(args)) == 2
+    return capsys.readouterr().err
+
+
+def test_a_run_goes_on_by_its_folder_and_gets_longer(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    before = run.metrics.read_text()
+    assert main(["train", "runs/a", "--resume", "--log", "none"]) == 0
+    assert run.metrics.read_text() == before
+    capsys.readouterr()
+    assert main(["train", "runs/a/recipe.yaml", "--epochs", "4", "--resume", "--log", "none"]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "epochs 2 -> 4: 2 are done, fraction 0.5 of the longer run; the Piecewise schedule stretches"
+    )
+    assert "epochs   4, 2 of them left, each 2 steps of 32 images" in said
+    assert run.metrics.read_text().startswith(before)
+    assert epochs_of(run) == [1, 2, 3, 4]
+    assert [path.name for path in Path("runs").iterdir()] == ["a"]
+
+
+def test_other_settings_are_refused_with_both_values(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    before = run.recipe.read_text()
+    said = mistake(capsys, "train", "runs/a", "--resume", "--epochs", "3", "--optimizer.lr", "0.3")
+    assert "runs/a holds a run of another recipe (optimizer.lr 0.05 -> 0.3): `rattle train runs/a --resume`" in said
+    assert "has 2 epochs, which --resume can make more but not 1" in mistake(
+        capsys, "train", "runs/a", "--resume", "--epochs", "1"
+    )
+    named = ["train", DIGITS, *QUICK, "--model", "net.py:build", "--out", "runs/a", "--resume"]
+    assert "the run in runs/a has 2 epochs, the recipe 30: --epochs 2 goes on with it" in mistake(capsys, *named)
+    assert run.recipe.read_text() == before
+    assert epochs_of(run) == [1, 2]
+
+
+def test_a_run_that_is_not_there_is_no_unknown_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mistake(capsys, "train", "runs/gone", "--resume") == "rattle: there is no run folder runs/gone\n"
+
+
+def test_the_network_s_file_is_kept_as_text(run: Run) -> None:
+    kept = run.source / "net.py"
+    assert kept.read_text() == Path("net.py").read_text()
+    about = json.loads(run.environment.read_text())["source"]
+    assert about == {"file": "net.py", "sha256": sha256(kept.read_bytes()).hexdigest()}
+
+
+def test_a_file_that_is_gone_is_named_with_its_copy_which_runs_when_it_is_named(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("net.py").unlink()
+    copy = "runs/a/source/net.py:build"
+    for command in (["evaluate", "runs/a", "--attacks", "fgsm"], ["train", "runs/a", "--resume"]):
+        said = mistake(capsys, *command)
+        assert said.startswith("rattle: net.py, which builds the network of runs/a, is not in ")
+        assert said.endswith(f"read runs/a/source/net.py, then copy it back, or name it by --model {copy}\n")
+    assert main(["evaluate", "runs/a", "--model", copy, "--attacks", "fgsm", "--n", "10"]) == 0
+    assert main(["train", "runs/a", "--model", copy, "--epochs", "3", "--resume", "--log", "none"]) == 0
+    assert epochs_of(run) == [1, 2, 3]
+    assert rattle.load(run.checkpoint("last"))(torch.rand(1, 1, 8, 8)).shape == (1, 10)
+
+
+def test_a_file_that_has_changed_is_warned_of_and_refused_only_where_the_weights_do_not_fit(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("net.py").write_text(NET.format(width=8) + "# a remark\n")
+    with pytest.warns(UserWarning, match=r"net.py has changed since it built the network of runs/a; the run keeps"):
+        rattle.load("runs/a")
+    with pytest.warns(UserWarning, match=r"net.py has changed") as found:
+        assert main(["evaluate", "runs/a", "--attacks", "fgsm", "--n", "10"]) == 0
+    assert warnings.formatwarning(found[0].message, UserWarning, "", 0).startswith("warning: net.py has changed")
+    Path("net.py").write_text(NET.format(width=9))
+    with pytest.raises(
+        RattleError, match=r"; net.py has changed since it built the network of runs/a; .*--model runs/a"
+    ):
+        rattle.load("runs/a")
+
+
+def test_other_text_is_not_taken_for_the_kept_one(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.py").write_text(NET.format(width=8) + "# a remark\n")
+    said = mistake(capsys, "train", "runs/a", "--model", "other.py:build", "--resume")
+    assert "(model net.py:build -> other.py:build)" in said
+
+
+def test_a_refused_training_replaces_no_run(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert "needs the wandb extra" in mistake(
+        capsys, "train", "runs/a", "--out", "runs/a", "--overwrite", "--log", "wandb"
+    )
+    assert epochs_of(run) == [1, 2]
+
+
+def test_the_head_is_the_layer_that_gives_the_logits_wherever_it_is_defined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("two.py").write_text(TWO)
+    words = ["train", DIGITS, *QUICK, "--epochs", "1", "--model"]
+    assert main([*words, "two.py:Two", "--out", "a"]) == 0
+    assert mistake(capsys, *words, "two.py:Sum", "--out", "b").endswith(
+        "by --head NAME (head= in Python): fc [64 -> 10], aux [64 -> 5]; or a method without -1st and -2nd\n"
+    )
+    assert not Path("b").exists()
+    assert main([*words, "two.py:Sum", "--head", "fc", "--out", "b"]) == 0

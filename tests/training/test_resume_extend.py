@@ -1,0 +1,88 @@
+"""A run made longer: what was trained stays, the schedule stretches, and an interruption changes nothing."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rattle.recipes.schedules import OneCycle, Piecewise
+from rattle.runs.checkpoint import read
+from rattle.runs.paths import Run
+from rattle.runs.progress import NullConsole
+from rattle.training import loop
+from rattle.training.loop import fit
+from rattle.weights import SWA
+from support.training import Interrupting, Stop, content, dies_at, eventful, killed, tiny
+
+
+class Listening(NullConsole):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A finished run of two epochs."""
+    return fit(eventful(), tmp_path_factory.mktemp("short"))
+
+
+@pytest.fixture(scope="module")
+def extended(short: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same, made four epochs long without an interruption."""
+    folder = tmp_path_factory.mktemp("extended") / "run"
+    shutil.copytree(short.folder, folder)
+    return fit(eventful(epochs=4), folder, resume=True)
+
+
+def test_the_epochs_that_were_trained_stay_and_the_others_follow(short: Run, extended: Run) -> None:
+    assert extended.metrics.read_text().startswith(short.metrics.read_text())
+    lines = [json.loads(line) for line in extended.metrics.read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4]
+    assert [line["lr"] for line in lines[2:]] == pytest.approx([0.05 * OneCycle()(step / 12) for step in (8, 11)])
+    assert read(extended.checkpoint("last")).recipe.epochs == 4
+    assert json.loads(extended.history.read_text())["epochs_before"] == 2
+
+
+@pytest.mark.parametrize("stop", [{"epochs": 2}, {"steps": 4}])
+def test_an_extension_that_was_stopped_goes_on_as_if_it_had_not_been(
+    short: Run, extended: Run, tmp_path: Path, stop: dict[str, int]
+) -> None:
+    shutil.copytree(short.folder, tmp_path / "run")
+    with pytest.raises(Stop):
+        fit(eventful(epochs=4), tmp_path / "run", resume=True, console=Interrupting(**stop))
+    assert content(fit(eventful(epochs=4), tmp_path / "run", resume=True)) == content(extended)
+
+
+def test_a_run_stopped_midway_can_be_made_longer_and_the_rate_that_follows_is_said(tmp_path: Path) -> None:
+    recipe, console = tiny(schedule=Piecewise()), Listening()
+    with pytest.raises(Stop):
+        fit(recipe, tmp_path, console=Interrupting(epochs=1))
+    fit(replace(recipe, epochs=4), tmp_path, resume=True, console=console)
+    assert console.lines[0] == (
+        "epochs 2 -> 4: 1 are done, fraction 0.25 of the longer run; the Piecewise schedule stretches with it: "
+        "the learning rate goes on at 0.05 (it was 0.005)"
+    )
+    rates = [json.loads(line)["lr"] for line in Run(tmp_path).metrics.read_text().splitlines()]
+    assert rates == pytest.approx([0.05, 0.05, 0.005, 0.0005])
+
+
+def test_an_average_of_epochs_that_has_begun_goes_on_though_its_start_moves(tmp_path: Path) -> None:
+    recipe, console = tiny(average=SWA(start=0.5)), Listening()
+    fit(recipe, tmp_path)
+    run = fit(replace(recipe, epochs=5), tmp_path, resume=True, console=console)
+    assert int(read(run.checkpoint("last")).tensors["average.n_averaged"]) == 4  # after epochs 2, 3, 4 and 5
+    assert console.lines[0].endswith("; the average of the weights goes on")
+
+
+@pytest.mark.parametrize("moment", [(loop, "train_step", 2), (loop, "save", 1)])
+def test_an_extension_that_was_killed_goes_on_as_if_it_had_not_been(
+    short: Run, extended: Run, tmp_path: Path, moment: tuple[object, str, int]
+) -> None:
+    shutil.copytree(short.folder, tmp_path / "run")
+    killed(eventful(epochs=4), tmp_path / "run", dies_at(moment[:2], moment[2]), resume=True)
+    assert content(fit(eventful(epochs=4), tmp_path / "run", resume=True)) == content(extended)
