@@ -10,9 +10,9 @@ from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 
 
-def to_float(x: Tensor) -> Tensor:
-    """uint8 [n, C, H, W] to [0, 1] in torch's default type (float32 unless set otherwise), channels last."""
-    return x.to(dtype=torch.get_default_dtype(), memory_format=torch.channels_last).div_(255)
+def to_float(x: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
+    """uint8 [n, C, H, W] to [0, 1] in torch's default type (float32 unless set otherwise), by default channels last."""
+    return x.to(dtype=torch.get_default_dtype(), memory_format=layout).div_(255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rattle.data import Images, to_float
+from rattle.data import Images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
+from rattle.evaluation.inputs import as_float
 from rattle.models import check_width, load_weights
 from rattle.models.pretrained import file_normalisation
 from rattle.models.registry import create_model
@@ -34,7 +35,7 @@ class Target:
     def __post_init__(self) -> None:
         if len(self.test) == 0:
             raise RattleError(f"{self.metadata['data']} has no test images to evaluate on")
-        check_width(self.model, to_float(self.test[torch.arange(1)].x), len(self.classes))
+        check_width(self.model, as_float(self.test[torch.arange(1)].x, channels_last=False), len(self.classes))
         self.model.to(distributed.choose_device())
 
     def images(self, n: int | None) -> Images:

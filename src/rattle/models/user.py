@@ -14,7 +14,8 @@ from typing import Any
 from torch import nn
 
 from rattle.errors import RattleError, unknown
-from rattle.models.layers import normalisation
+from rattle.forward import keep_logits
+from rattle.models.layers import Network, normalisation
 
 
 def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels: int, **options: Any) -> nn.Module:
@@ -32,6 +33,7 @@ def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels:
         model = make(**keywords)
     if not isinstance(model, nn.Module):
         raise RattleError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    model = model if isinstance(model, Network) else keep_logits(model)
     if "normalise" in options and "normalise" not in keywords:
         return nn.Sequential(normalisation(options["normalise"], channels), model)
     return model
