@@ -60,8 +60,7 @@ def target_from_checkpoint(
     saved = path if isinstance(path, Checkpoint) else open_checkpoint(path)
     recipe, run = saved.recipe, run_of(saved.path)
     own = replace(recipe.data, root=root or recipe.data.root)
-    resizable = data is not None and (Path(data).is_dir() or data.startswith("hub:"))
-    other = Data(name=data, root=own.root, resize=own.resize if resizable else None) if data else own
+    other = Data(name=data, root=own.root, resize=own.resize) if data else own
     source = other.source()
     return Target(
         name=recipe.name,
