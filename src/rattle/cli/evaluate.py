@@ -85,7 +85,7 @@ def target_of(options: Options) -> Target:
     if bool(options.path) == bool(options.model):
         raise RattleError("say what to evaluate: a run or checkpoint, or --model NAME --weights FILE --data NAME")
     if options.path:
-        for name in ("weights", "width", "classes", "mean", "std"):
+        for name in ("weights", "width", "classes", "mean", "std", "resize"):
             if getattr(options, name):
                 raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
         return target_from_checkpoint(options.path, data=options.data, root=options.data_root, averaged=not options.raw)

@@ -29,6 +29,7 @@ from rattle.evaluation.inputs import (
     as_threat,
     takes_channels_last,
 )
+from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
 from rattle.evaluation.verify import run_and_verify, save_images
 from rattle.randomness import ImageStreams
@@ -195,7 +196,8 @@ def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: b
         if check_model:
             few = slice(plan.batch_size)
             sample = as_float(plan.x[few].to(plan.device), channels_last=plan.channels_last)
-            warnings = find_warnings(plan.model, sample, plan.y[few].to(plan.device))
+            labels = plan.y[few].to(plan.device)
+            warnings = [*find_warnings(plan.model, sample, labels), *missing_normalisation(plan.model, sample, labels)]
         for name, attack in attacks.items():
             results[name] = run_attack(plan, name, attack, start)
     result = Evaluation(clean=clean.tolist(), attacks=results)

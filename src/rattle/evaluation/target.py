@@ -1,5 +1,6 @@
 """Targets: a model with the images to evaluate it on, from a run, a checkpoint, or any network and its weights."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +13,9 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation.inputs import as_float
 from rattle.models import check_width, load_weights
-from rattle.models.pretrained import file_normalisation
+from rattle.models.pretrained import file_normalisation, normalises
 from rattle.models.registry import create_model
+from rattle.models.timm import parse_spec
 from rattle.runs import distributed
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.load import load_model, open_checkpoint, run_of
@@ -84,15 +86,19 @@ class Network:
     mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
     std: tuple[float, ...] = ()  # the deviations that go with --mean
     classes: int | None = None  # of --model; as many as the data have when not given
+    resize: int | None = None  # side to scale the images to, where the model is made for another size than theirs
 
     def build(self, classes: int, channels: int) -> nn.Module:
         if bool(self.mean) != bool(self.std):
             raise RattleError("--mean and --std go together: a number for each channel")
-        stored = file_normalisation(self.weights) if self.weights and not self.mean else None
-        normalise = (self.mean, self.std) if self.mean else stored
-        settings = {"width": self.width, "activation": self.activation, "normalise": normalise}
-        network = create_model(self.model, classes=classes, channels=channels, **settings)
+        if self.mean and self.model.startswith("timm:") and parse_spec(self.model)[1].get("pretrained"):
+            raise RattleError("a pretrained model of timm normalises as its config says: leave out --mean and --std")
+        settings = {"classes": classes, "channels": channels, "width": self.width, "activation": self.activation}
+        settings["pretrained"] = not self.weights
+        network = create_model(self.model, **settings, normalise=(self.mean, self.std) if self.mean else None)
         if self.weights:
+            stored = None if normalises(network) else file_normalisation(self.weights)
+            network = create_model(self.model, **settings, normalise=stored) if stored else network
             load_weights(self.weights, network)
         return network.eval()
 
@@ -101,11 +107,12 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None)
     """Any network on any data, which may be a dataset's name, a file or a folder; root: where datasets are."""
     if not network.weights and ":" not in network.model:
         raise RattleError(f"--model {network.model} has no trained weights of its own: give them with --weights")
-    source = Data(name=data, root=root).source()
+    source = Data(name=data, root=root, resize=network.resize).source()
     classes, found = network.classes or len(source.classes), len(source.classes)
     if classes < found:
         raise RattleError(f"--classes {classes} is fewer than the {found} classes of {data}")
-    file = Path(network.weights or network.model.rpartition(":")[0])
+    timm = re.sub(r"[^\w.-]+", "-", network.model) if network.model.startswith("timm:") else ""
+    file = Path(network.weights or (f"{timm}.pt" if timm else network.model.rpartition(":")[0]))
     return Target(
         name=f"{network.model} {file.name}" if network.weights else network.model,
         model=network.build(classes, source.channels),

@@ -16,6 +16,7 @@ from torch import nn
 from rattle.errors import RattleError, unknown
 from rattle.forward import keep_logits
 from rattle.models.layers import Network, normalisation
+from rattle.models.timm import timm_builder
 
 
 def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels: int, **options: Any) -> nn.Module:
@@ -40,12 +41,12 @@ def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels:
 
 
 def import_builder(name: str) -> Callable[..., Any]:
-    """The function or class that `FILE.py:FUNCTION`, `package.module:FUNCTION` or `timm:NAME` means."""
+    """The function or class that `FILE.py:FUNCTION`, `package.module:FUNCTION` or `timm:NAME` means (timm.py)."""
+    if name.startswith("timm:"):
+        return timm_builder(name)
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise RattleError(f"a model of your own is given as FILE.py:FUNCTION or package.module:FUNCTION, got {name!r}")
-    if source == "timm":
-        return _timm(attribute)
     is_file = source.endswith(".py") or len(Path(source).parts) > 1
     module = _run_file(Path(source), name) if is_file else _import_module(source, name)
     if not hasattr(module, attribute):
@@ -55,16 +56,6 @@ def import_builder(name: str) -> Callable[..., Any]:
     if not callable(make):
         raise RattleError(f"{name} must be a function or a class, got {type(make).__name__}")
     return make
-
-
-def _timm(name: str) -> Callable[..., Any]:
-    try:
-        timm: Any = importlib.import_module("timm")
-    except Exception as error:  # not installed, or installed with a torchvision made for another torch
-        raise RattleError(f"timm:{name} needs timm, which could not be imported ({error}): pip install timm") from error
-    if not timm.is_model(name):
-        raise unknown("timm model", name, timm.list_models())
-    return lambda num_classes, in_chans: timm.create_model(name, num_classes=num_classes, in_chans=in_chans)
 
 
 def _run_file(path: Path, name: str) -> ModuleType:

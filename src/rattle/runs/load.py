@@ -44,13 +44,24 @@ def load(path: Path | str, *, averaged: bool = True) -> nn.Module:
 
 
 def build_model(
-    recipe: Recipe, *, classes: int, channels: int, statistics: tuple[list[float], list[float]] | None = None
+    recipe: Recipe,
+    *,
+    classes: int,
+    channels: int,
+    statistics: tuple[list[float], list[float]] | None = None,
+    pretrained: bool = True,
 ) -> nn.Module:
     """The recipe's network with fresh weights, drawn from torch's global generator.
 
-    classes, channels: of the data; statistics: mean and standard deviation of each channel, None for no normalisation.
+    classes, channels: of the data; statistics: mean and standard deviation of each channel, None for no normalisation;
+    pretrained: as for `create_model`.
     """
-    settings = {"width": recipe.width, "activation": recipe.activation, "normalise": statistics}
+    settings = {
+        "width": recipe.width,
+        "activation": recipe.activation,
+        "normalise": statistics,
+        "pretrained": pretrained,
+    }
     return create_model(recipe.model, classes=classes, channels=channels, **settings)
 
 
@@ -59,7 +70,8 @@ def load_model(saved: Checkpoint, *, averaged: bool = True) -> nn.Module:
     channels = saved.shape[0]
     unit = ([0.0] * channels, [1.0] * channels)  # replaced by the true statistics, which are buffers of the model
     statistics = unit if saved.recipe.normalise else None
-    model = build_model(saved.recipe, classes=len(saved.classes), channels=channels, statistics=statistics)
+    sizes = {"classes": len(saved.classes), "channels": channels}
+    model = build_model(saved.recipe, **sizes, statistics=statistics, pretrained=False)
     began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
     model.load_state_dict(saved.part("average.module" if began else "model"))
     return model.eval()
