@@ -117,13 +117,18 @@ def logits_in(output: Any) -> Tensor:
     found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if found is None:
         found = output[0] if isinstance(output, tuple | list) and output else output
-    if isinstance(found, Tensor) and found.ndim == 2 and found.shape[1] > 1:
-        return found
-    advice = "; wrap it to return the logits alone"
-    got = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"{type(output).__name__}{advice}"
-    if isinstance(found, Tensor) and found.ndim in (1, 2):
-        got += ": one logit z [n, 1] of a binary model becomes two by torch.cat([-z, z], 1) / 2"
-    raise RattleError(f"the model must return logits [n, C], got {got}")
+    if not isinstance(found, Tensor):
+        kind = type(output).__name__
+        raise RattleError(f"the model must return logits [n, C], got {kind}; wrap it to return the logits alone")
+    if found.ndim != 2:
+        raise RattleError(f"the model must return logits [n, C], got shape {list(found.shape)}")
+    return found
+
+
+def refuse_one_logit(logits: Tensor) -> None:
+    """Raise RattleError for the logits [n, 1] of a binary model."""
+    if logits.shape[1] == 1:
+        raise RattleError("the model returns one logit z, [n, 1]: return two, such as torch.cat([-z, z], 1) / 2")
 
 
 def keep_logits(model: nn.Module) -> nn.Module:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
-from rattle.forward import logits_in
+from rattle.forward import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 
@@ -147,6 +147,7 @@ def finite(logits: Tensor) -> Tensor:
 def clean_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The logits in one forward pass without gradients; refuses NaN and labels that the model has no logit for."""
     logits = finite(logits_of(model, x))
+    refuse_one_logit(logits)
     check_labels(logits, y)
     return logits
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from rattle.attacks import Attack
-from rattle.attacks.base import check_batch
+from rattle.attacks.base import check_batch, logits_of
 from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import accepts_channels_last
 from rattle.data import to_float
@@ -111,7 +111,8 @@ def as_float(x: Tensor, *, channels_last: bool = True) -> Tensor:
 def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
     """Whether a model in evaluation mode takes images like x channels last; RattleError if it does not take them."""
     few = as_float(x[:2], channels_last=False)
-    with refusing(model, few):
+    with refusing(model, few), torch.no_grad():
+        logits_of(model, few)  # the layout is tried once for each model, images like these not
         return accepts_channels_last(model, few)
 
 

@@ -46,8 +46,8 @@ def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[st
         )
     elif plain <= chance(y) + 2 * (chance(y) / n) ** 0.5:
         yield (
-            f"{plain:.1%} of the first {n} images are classified correctly, no more than by guessing: check the weights, "
-            "the order of the classes, and the normalisation of its training (--mean, --std)"
+            f"{plain:.1%} of the first {n} images are classified correctly, no more than by guessing: check the "
+            "weights, the order of the classes, and the normalisation of the model's training (--mean, --std)"
         )
 
 

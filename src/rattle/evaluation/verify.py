@@ -62,8 +62,9 @@ def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat
     found = [torch.zeros(0, dtype=torch.bool, device=x.device)]
     with eval_mode(model):
         for rows in torch.arange(len(x), device=x.device).split(250) if len(x) else ():
-            clean = as_float(x[rows], channels_last=takes_channels_last(model, x))
-            found.append(~still_correct(model, threat, x_adv[rows], clean, y[rows]))
+            layout = {"channels_last": takes_channels_last(model, x)}
+            points, clean = (as_float(images[rows], **layout) for images in (x_adv, x))
+            found.append(~still_correct(model, threat, points, clean, y[rows]))
     return torch.cat(found)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
-from rattle.forward import logits_in
+from rattle.forward import logits_in, refuse_one_logit
 from rattle.weights import eval_mode
 
 
@@ -56,6 +56,7 @@ def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
     """Raise RattleError if the model does not return logits [n, classes] for images x [n, C, H, W]."""
     with torch.no_grad(), eval_mode(model), refusing(model, x):
         logits = logits_in(model(x[:2]))
+    refuse_one_logit(logits)
     if len(logits) != len(x[:2]):
         raise RattleError(f"the model must return logits [n, {classes}], got {len(logits)} rows of {len(x[:2])} images")
     if (n := logits.shape[1]) != classes:
