@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -67,14 +67,14 @@ class PairedForward(nn.Module):
         """The head's input (None unless the objective needs it) and the logits."""
         head = self.head[0]
         if not self.spec.features or head is None:
-            return None, at_least_float32(self.model(x))
+            return None, at_least_float32(logits_in(self.model(x)))
         if isinstance(self.model, HasHead) and self.model.head is head:
             features = self.model.features(x)
             return features, at_least_float32(self.model.head(features))
         inputs: list[Tensor] = []
         hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
-            logits = self.model(x)
+            logits = logits_in(self.model(x))
         finally:
             hook.remove()
         if len(inputs) != 1 or inputs[0].ndim != 2 or logits.shape != (len(x), head.out_features):
@@ -89,7 +89,7 @@ class PairedForward(nn.Module):
         parameters = dict(self.model.named_parameters())
         with frozen_bn_stats(self.model):
             perturbed = {name: parameters[name] + delta for name, delta in u.items()}
-            return at_least_float32(functional_call(self.model, perturbed, (x,)))
+            return at_least_float32(logits_in(functional_call(self.model, perturbed, (x,))))
 
 
 @runtime_checkable
@@ -104,3 +104,38 @@ class HasHead(Protocol):
 def at_least_float32(logits: Tensor) -> Tensor:
     """Losses are computed in single precision at least, whatever autocast made of the logits."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
+def logits_in(output: Any) -> Tensor:
+    """The logits [n, C] in what a model returned; RattleError if there are none.
+
+    Besides a tensor: `logits` of an object or dict (Hugging Face, torchvision's GoogLeNet), a tuple's first entry.
+
+    >>> logits_in({"logits": torch.zeros(4, 3), "hidden_states": None}).shape
+    torch.Size([4, 3])
+    """
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if found is None:
+        found = output[0] if isinstance(output, tuple | list) and output else output
+    if not isinstance(found, Tensor):
+        kind = type(output).__name__
+        raise RattleError(f"the model must return logits [n, C], got {kind}; wrap it to return the logits alone")
+    if found.ndim != 2:
+        raise RattleError(f"the model must return logits [n, C], got shape {list(found.shape)}")
+    return found
+
+
+def refuse_one_logit(logits: Tensor) -> None:
+    """Raise RattleError for the logits [n, 1] of a binary model."""
+    if logits.shape[1] == 1:
+        raise RattleError("the model returns one logit z, [n, 1]: return two, such as torch.cat([-z, z], 1) / 2")
+
+
+def keep_logits(model: nn.Module) -> nn.Module:
+    """The model, which from now on returns its logits alone, see `logits_in`; the names of its weights stay."""
+    model.register_forward_hook(_logits_alone)
+    return model
+
+
+def _logits_alone(module: nn.Module, args: object, output: object) -> Tensor | None:
+    return None if isinstance(output, Tensor) else logits_in(output)  # None: the output stays

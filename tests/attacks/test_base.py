@@ -127,7 +127,7 @@ class Returns(nn.Module):
 @pytest.mark.parametrize(
     ("what", "y", "message"),
     [
-        (lambda z: (z, z), 0, "must return logits"),
+        (lambda z: (z[0], z), 0, "must return logits"),
         (lambda z: z[:, 0], 0, "must return logits"),
         (lambda z: z * float("nan"), 0, "NaN"),
         (lambda z: z, 4, "4 classes"),

@@ -81,7 +81,7 @@ def test_view_models_are_told_to_flatten() -> None:
 
 
 def test_models_that_return_no_logits_are_refused() -> None:
-    for after, words in ((lambda z: (z, z), "must return logits"), (lambda z: z / 0 * 0, "NaN")):
+    for after, words in ((lambda z: {"scores": z}, "must return logits"), (lambda z: z / 0 * 0, "NaN")):
         with pytest.raises(RattleError, match=words):
             find_warnings(Wrapped(after), *images())
 

@@ -213,12 +213,17 @@ class Wrapped(nn.Module):
 
     def forward(self, x: Tensor):
         z = self.inner(x)
-        return {"tuple": (z, z), "dict": {"logits": z}, "flat": z[:, 0]}[self.shape]
+        return {"text": "cat", "dict": {"scores": z}, "flat": z[:, 0], "map": z[:, :, None]}[self.shape]
 
 
 @pytest.mark.parametrize(
     ("shape", "sentence"),
-    [("tuple", "got tuple; wrap it"), ("dict", "got dict; wrap it"), ("flat", r"got shape \[8\]")],
+    [
+        ("text", "got str; wrap it"),
+        ("dict", "got dict; wrap it"),
+        ("flat", r"got shape \[8\]"),
+        ("map", r"got shape \[8, \d+, 1\]$"),
+    ],
 )
 def test_a_model_that_returns_no_logits_is_refused(shape: str, sentence: str) -> None:
     with pytest.raises(RattleError, match=rf"the model must return logits \[n, C\], {sentence}"):

@@ -110,7 +110,6 @@ def test_settings_out_of_range_are_refused(settings_: dict[str, int], words: str
         ({"name": "cifar01"}, "did you mean 'cifar10'"),
         ({"name": "./nowhere/images.npz"}, r"there is no \.npz file at nowhere/images\.npz"),
         ({"name": "./nowhere/images"}, "folder of class folders at nowhere/images"),
-        ({"resize": 4}, "resize is for folders of pictures"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(settings_: dict[str, str], words: str) -> None:

@@ -275,3 +275,45 @@ def test_a_missing_file_and_a_file_without_weights_are_named(tmp_path: Path) -> 
     torch.save({"epoch": 3, "best_acc": 0.5}, tmp_path / "model.pt")
     with pytest.raises(RattleError, match=r"no state dict \(it holds epoch, best_acc\)"):
         load_weights(tmp_path / "model.pt", create_model("cnn", classes=4))
+
+
+class Wrapped(nn.Module):
+    """A network behind its normalisation, as many publish it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.mean, self.std = nn.Buffer(torch.full((3, 1, 1), 0.4)), nn.Buffer(torch.full((3, 1, 1), 0.3))
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net((x - self.mean) / self.std)
+
+
+def test_bare_weights_open_in_a_wrapper_and_the_report_says_how() -> None:
+    source, model = trained("cnn"), Wrapped(create_model("cnn", classes=4, width=4))
+    tensors, report = adapt(source.state_dict(), model)
+    model.load_state_dict(tensors, strict=False)
+    assert (report.file_prefix, report.model_prefix, report.missing) == ("", "net.", ("mean", "std"))
+    assert report.loaded == len(source.state_dict())
+    assert torch.equal(model.net.eval()(X), source(X))
+
+
+def test_any_prefix_of_the_file_is_left_out() -> None:
+    source = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2, 2))
+    state = {f"whatever.inner.{name}": value for name, value in source.state_dict().items()}
+    report = adapt(state, source)[1]
+    assert (report.loaded, report.file_prefix, report.model_prefix) == (4, "whatever.inner.", "")
+    with pytest.raises(RattleError, match="1 missing"):
+        adapt({name: value for name, value in state.items() if not name.endswith("2.bias")}, source)
+    with pytest.raises(RattleError, match="5 unexpected"):
+        adapt(state | {"whatever.other.weight": X}, source)
+
+
+def test_a_wrapper_s_statistics_are_not_lost_on_a_bare_network() -> None:
+    wrapped = Wrapped(trained("cnn"))
+    with pytest.raises(RattleError, match=r"normalises its images and this model does not; build it with normalise="):
+        adapt(wrapped.state_dict(), nn.Sequential(wrapped.net))
+    behind = nn.Sequential(Normalise((0.0,) * 3, (1.0,) * 3), trained("cnn"))
+    tensors, _ = adapt(wrapped.state_dict(), behind)
+    behind.load_state_dict(tensors)
+    assert torch.equal(behind(X), wrapped(X))

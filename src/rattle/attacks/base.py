@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
+from rattle.forward import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 
@@ -123,18 +124,12 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     """The model's logits [n, C]; RattleError if it returns something else or its weights are of another dtype."""
     try:
-        out: Any = model(x)
+        return logits_in(model(x))
     except RuntimeError as reason:
         weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
         if weights == x.dtype or "type" not in str(reason):
             raise
         raise RattleError(f"the images are {x.dtype}, the model's weights {weights}; convert one of them") from reason
-    if not isinstance(out, Tensor):
-        kind = type(out).__name__
-        raise RattleError(f"the model must return logits [n, C], got {kind}; wrap it to return the logits alone")
-    if out.ndim != 2:
-        raise RattleError(f"the model must return logits [n, C], got shape {list(out.shape)}")
-    return out
 
 
 class NotANumber(RattleError):
@@ -152,6 +147,7 @@ def finite(logits: Tensor) -> Tensor:
 def clean_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The logits in one forward pass without gradients; refuses NaN and labels that the model has no logit for."""
     logits = finite(logits_of(model, x))
+    refuse_one_logit(logits)
     check_labels(logits, y)
     return logits
 

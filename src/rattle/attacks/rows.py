@@ -24,10 +24,12 @@ def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
         return False
     if model not in CHANNELS_LAST:
         try:
-            logits_of(model, x[:2].contiguous(memory_format=torch.channels_last))
+            logits_of(model, x[:2].clone(memory_format=torch.channels_last))
             CHANNELS_LAST[model] = True
         except RuntimeError:
-            logits_of(model, x[:2].contiguous())  # raises again if the layout was not the reason
+            logits_of(
+                model, x[:2].clone(memory_format=torch.contiguous_format)
+            )  # raises again if the layout was not the reason
             CHANNELS_LAST[model] = False
             log.warning("the model does not take channels-last images (it flattens by .view?); attacks run slower")
     return CHANNELS_LAST[model]

@@ -32,7 +32,7 @@ class Show:
     name: Annotated[str, tyro.conf.Positional]
     root: str | None = None  # folder that holds datasets; RATTLE_DATA, or ./data, when not given
     out: str = "contact-sheet.png"  # PNG file to write
-    resize: int | None = None  # side to scale the pictures of a folder or of the hub to
+    resize: int | None = None  # side to scale the images to
 
 
 def main(args: list[str]) -> None:

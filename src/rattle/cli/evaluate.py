@@ -143,7 +143,7 @@ def target_of(options: Options) -> Target:
     if bool(options.path) == bool(options.model) and not moved:
         raise RattleError("say what to evaluate: a run or checkpoint, or --model NAME --weights FILE --data NAME")
     if options.path:
-        for name in ("weights", "width", "classes", "mean", "std"):
+        for name in ("weights", "width", "classes", "mean", "std", "resize"):
             if getattr(options, name):
                 raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
         saved = open_checkpoint(options.path)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.autoattack import components
+from rattle.attacks.base import logits_of
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
@@ -139,7 +140,7 @@ class AutoAttack:
         """The classes predicted, [n], on the CPU."""
         device = next(self.model.parameters(), x).device
         with eval_mode(self.model):
-            return torch.cat([self.model(part.to(device)).argmax(1).cpu() for part in x.split(bs)])
+            return torch.cat([logits_of(self.model, part.to(device)).argmax(1).cpu() for part in x.split(bs)])
 
     def summary(self, x_adv: Tensor, x: Tensor) -> str:
         largest, missing = float(self.threat.distance(x_adv, x).max()), int(x_adv.isnan().sum())

@@ -57,3 +57,10 @@ def to_array(picture: Image, channels: int, resize: int | None) -> np.ndarray:
         picture = picture.resize((resize, resize), Image.Resampling.BILINEAR)
     x = np.asarray(picture)
     return x[None] if channels == 1 else x.transpose(2, 0, 1)
+
+
+def resized(x: np.ndarray, side: int) -> np.ndarray:
+    """uint8 [C, H, W] to [C, side, side], each channel as `to_array` would scale its picture."""
+    from PIL import Image
+
+    return np.concatenate([to_array(Image.fromarray(channel), 1, side) for channel in x])

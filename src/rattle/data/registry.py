@@ -22,6 +22,7 @@ from rattle.data.hub import hub
 from rattle.data.idx import fashion_mnist, mnist
 from rattle.data.mmap_cache import MmapCache
 from rattle.data.npz import npz
+from rattle.data.resize import scale
 from rattle.data.svhn import svhn
 from rattle.data.urls import URLS, Remote
 from rattle.errors import RattleError, unknown
@@ -67,7 +68,7 @@ class Data:
     train_size: int | None = None  # train on a balanced subset of this size; all training images when not given
     val_size: int | None = None  # training images to hold out; a tenth, at most 1000, when not given; 0 or none: none
     split_seed: int = 0  # draws the subset, the held-out images, and the test part of a dataset that has none
-    resize: int | None = None  # side to scale the images of a folder or of the hub to
+    resize: int | None = None  # side to scale the images to, whatever their source
     in_memory_limit: float = 4.0  # gigabytes; a larger part is read from a memory-mapped file in ROOT/cache
     augment: Augment = field(default_factory=Augment)  # random changes of the training images
 
@@ -115,12 +116,10 @@ class Data:
             return hub(self.name.removeprefix("hub:"), cache, self.split_seed, self.resize)
         if self.name not in SOURCES and path.is_dir():
             return folder(path, cache, self.split_seed, self.resize)
-        if self.resize is not None:
-            raise RattleError(f"data.resize is for folders of pictures and the hub, not for {self.name}")
         if self.name in SOURCES:
-            return SOURCES[self.name](root, cache)
+            return scale(SOURCES[self.name](root, cache), self.resize, cache)
         if path.suffix == ".npz" and path.is_file():
-            return npz(path, cache, self.split_seed)
+            return scale(npz(path, cache, self.split_seed), self.resize, cache)
         if path.suffix == ".npz" or len(path.parts) > 1:
             kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
             raise RattleError(f"there is no {kind} at {path} (looked from {Path.cwd()})")

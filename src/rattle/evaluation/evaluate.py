@@ -28,7 +28,9 @@ from rattle.evaluation.inputs import (
     as_tensors,
     as_threat,
     image_checksums,
+    takes_channels_last,
 )
+from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
 from rattle.evaluation.verify import run_and_verify, save_images
 from rattle.randomness import ImageStreams
@@ -39,11 +41,14 @@ from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
 
-def image_batches(x: Tensor, y: Tensor, size: int, device: Any = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def image_batches(
+    x: Tensor, y: Tensor, size: int, device: Any = None, *, channels_last: bool = True
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(index, images in [0, 1], labels) of each batch in order, on `device`; ranks take turns."""
     device = y.device if device is None else device
     for index in torch.arange(len(x)).split(size)[distributed.rank() :: distributed.world_size()]:
-        yield index.to(device), as_float(x[index.to(x.device)].to(device)), y[index.to(y.device)].to(device)
+        images = as_float(x[index.to(x.device)].to(device), channels_last=channels_last)
+        yield index.to(device), images, y[index.to(y.device)].to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +101,13 @@ class EvalPlan:
         """Where the model is; batches are moved there."""
         return next((p.device for p in self.model.parameters()), self.x.device)
 
+    @property
+    def channels_last(self) -> bool:
+        """Whether the model, which must be in evaluation mode, takes channels-last images."""
+        return takes_channels_last(self.model, self.x[:2].to(self.device))
+
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        return image_batches(self.x, self.y, self.batch_size, self.device)
+        return image_batches(self.x, self.y, self.batch_size, self.device, channels_last=self.channels_last)
 
     def enough(self, flags: Tensor) -> bool:
         """Whether the flags of the images done so far, [k] bool, give the accuracy as precisely as was asked."""
@@ -209,7 +219,9 @@ def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: b
         start = clean if plan.mask is None else clean & torch.tensor(list(plan.mask), device=clean.device)
         if check_model:
             few = slice(plan.batch_size)
-            warnings = find_warnings(plan.model, as_float(plan.x[few].to(plan.device)), plan.y[few].to(plan.device))
+            sample = as_float(plan.x[few].to(plan.device), channels_last=plan.channels_last)
+            labels = plan.y[few].to(plan.device)
+            warnings = [*find_warnings(plan.model, sample, labels), *missing_normalisation(plan.model, sample, labels)]
         for name, attack in attacks.items():
             results[name] = run_attack(plan, name, attack, start)
     result = Evaluation(clean=clean.tolist(), attacks=results, **plan.images())

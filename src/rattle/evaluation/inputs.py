@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from rattle.attacks import Attack
-from rattle.attacks.base import check_batch
+from rattle.attacks.base import check_batch, logits_of
 from rattle.attacks.registry import get_attack
+from rattle.attacks.rows import accepts_channels_last
 from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation.results import check_name
+from rattle.models.head import refusing
 from rattle.threat import Norm, Threat
 
 Array = Tensor | np.ndarray
@@ -97,9 +99,23 @@ def as_threat(threat: Threat | None, norm: Norm | None, epsilon: float | None) -
     return Threat(norm=norm or "linf", epsilon=8 / 255 if epsilon is None else epsilon)
 
 
-def as_float(x: Tensor) -> Tensor:
-    """Images in [0, 1]: uint8 ones divided by 255, others as they are."""
-    return x if x.is_floating_point() else to_float(x)
+def as_float(x: Tensor, *, channels_last: bool = True) -> Tensor:
+    """Images in [0, 1]: uint8 ones divided by 255, others as they are.
+
+    channels_last: False gives the strides of a new tensor [n, C, H, W], for models that flatten by `.view`.
+    """
+    if channels_last:
+        return x if x.is_floating_point() else to_float(x)
+    layout = torch.contiguous_format  # by a copy: .contiguous() keeps the strides that a single channel may have
+    return x.clone(memory_format=layout) if x.is_floating_point() else to_float(x, layout)
+
+
+def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
+    """Whether a model in evaluation mode takes images like x channels last; RattleError if it does not take them."""
+    few = as_float(x[:2], channels_last=False)
+    with refusing(model, few), torch.no_grad():
+        logits_of(model, few)  # the layout is tried once for each model, images like these not
+        return accepts_channels_last(model, few)
 
 
 def image_checksums(x: Tensor, y: Tensor) -> list[str]:

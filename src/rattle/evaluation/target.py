@@ -1,5 +1,6 @@
 """Targets: a model with the images to evaluate it on, from a run, a checkpoint, or any network and its weights."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -7,12 +8,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rattle.data import Images, to_float
+from rattle.data import Images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
+from rattle.evaluation.inputs import as_float
 from rattle.models import check_width, load_weights
-from rattle.models.pretrained import file_normalisation
+from rattle.models.pretrained import file_normalisation, normalises
 from rattle.models.registry import create_model
+from rattle.models.timm import parse_spec
 from rattle.runs import distributed
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.load import load_model, open_checkpoint, run_of
@@ -34,7 +37,7 @@ class Target:
     def __post_init__(self) -> None:
         if len(self.test) == 0:
             raise RattleError(f"{self.metadata['data']} has no test images to evaluate on")
-        check_width(self.model, to_float(self.test[torch.arange(1)].x), len(self.classes))
+        check_width(self.model, as_float(self.test[torch.arange(1)].x, channels_last=False), len(self.classes))
         self.model.to(distributed.choose_device())
 
     def images(self, index: Tensor | None = None) -> Images:
@@ -56,8 +59,7 @@ def target_from_checkpoint(
     saved = path if isinstance(path, Checkpoint) else open_checkpoint(path)
     recipe, run = saved.recipe, run_of(saved.path)
     own = replace(recipe.data, root=root or recipe.data.root)
-    resizable = data is not None and (Path(data).is_dir() or data.startswith("hub:"))
-    other = Data(name=data, root=own.root, resize=own.resize if resizable else None) if data else own
+    other = Data(name=data, root=own.root, resize=own.resize) if data else own
     source = other.source()
     return Target(
         name=recipe.name,
@@ -81,15 +83,19 @@ class Network:
     mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
     std: tuple[float, ...] = ()  # the deviations that go with --mean
     classes: int | None = None  # of --model; as many as the data have when not given
+    resize: int | None = None  # side to scale the images to, where the model is made for another size than theirs
 
     def build(self, classes: int, channels: int) -> nn.Module:
         if bool(self.mean) != bool(self.std):
             raise RattleError("--mean and --std go together: a number for each channel")
-        stored = file_normalisation(self.weights) if self.weights and not self.mean else None
-        normalise = (self.mean, self.std) if self.mean else stored
-        settings = {"width": self.width, "activation": self.activation, "normalise": normalise}
-        network = create_model(self.model, classes=classes, channels=channels, **settings)
+        if self.mean and self.model.startswith("timm:") and parse_spec(self.model)[1].get("pretrained"):
+            raise RattleError("a pretrained model of timm normalises as its config says: leave out --mean and --std")
+        settings = {"classes": classes, "channels": channels, "width": self.width, "activation": self.activation}
+        settings["pretrained"] = not self.weights
+        network = create_model(self.model, **settings, normalise=(self.mean, self.std) if self.mean else None)
         if self.weights:
+            stored = None if normalises(network) else file_normalisation(self.weights)
+            network = create_model(self.model, **settings, normalise=stored) if stored else network
             load_weights(self.weights, network)
         return network.eval()
 
@@ -98,11 +104,12 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None)
     """Any network on any data, which may be a dataset's name, a file or a folder; root: where datasets are."""
     if not network.weights and ":" not in network.model:
         raise RattleError(f"--model {network.model} has no trained weights of its own: give them with --weights")
-    source = Data(name=data, root=root).source()
+    source = Data(name=data, root=root, resize=network.resize).source()
     classes, found = network.classes or len(source.classes), len(source.classes)
     if classes < found:
         raise RattleError(f"--classes {classes} is fewer than the {found} classes of {data}")
-    file = Path(network.weights or network.model.rpartition(":")[0])
+    timm = re.sub(r"[^\w.-]+", "-", network.model) if network.model.startswith("timm:") else ""
+    file = Path(network.weights or (f"{timm}.pt" if timm else network.model.rpartition(":")[0]))
     return Target(
         name=f"{network.model} {file.name}" if network.weights else network.model,
         model=network.build(classes, source.channels),

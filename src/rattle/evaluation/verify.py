@@ -17,7 +17,7 @@ from rattle.attacks import Attack
 from rattle.attacks.autoattack import run_components
 from rattle.attacks.base import DistanceAttack, Ensemble, is_correct
 from rattle.errors import RattleError
-from rattle.evaluation.inputs import as_float
+from rattle.evaluation.inputs import as_float, takes_channels_last
 from rattle.randomness import ImageStreams
 from rattle.runs.io import atomic_file, read_arrays
 from rattle.threat import Threat
@@ -62,7 +62,9 @@ def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat
     found = [torch.zeros(0, dtype=torch.bool, device=x.device)]
     with eval_mode(model):
         for rows in torch.arange(len(x), device=x.device).split(250) if len(x) else ():
-            found.append(~still_correct(model, threat, x_adv[rows], as_float(x[rows]), y[rows]))
+            layout = {"channels_last": takes_channels_last(model, x)}
+            points, clean = (as_float(images[rows], **layout) for images in (x_adv, x))
+            found.append(~still_correct(model, threat, points, clean, y[rows]))
     return torch.cat(found)
 
 

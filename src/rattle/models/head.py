@@ -1,11 +1,14 @@
 """Find the linear head of a model; check that its logits fit the classes of the data."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
+from rattle.forward import logits_in, refuse_one_logit
 from rattle.weights import eval_mode
 
 SHOWN = 8  # linear layers that an error lists, the last ones
@@ -43,7 +46,7 @@ def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Te
     hooks = [m.register_forward_hook(lambda m, _, out: outputs.update({m: out})) for m in linear.values()]
     try:
         with torch.no_grad(), eval_mode(model):
-            logits = model(example)
+            logits = logits_in(model(example))
     finally:
         for hook in hooks:
             hook.remove()
@@ -58,14 +61,36 @@ def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Te
 
 def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
     """Raise RattleError if the model does not return logits [n, classes] for images x [n, C, H, W]."""
-    try:
-        with torch.no_grad(), eval_mode(model):
-            logits: Any = model(x[:2])
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RattleError(f"the model does not take images of shape {list(x.shape[1:])}: {reason}") from error
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(x[:2]):
-        shape = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise RattleError(f"the model must return logits [n, {classes}] and nothing else, got {shape}")
+    with torch.no_grad(), eval_mode(model), refusing(model, x):
+        logits = logits_in(model(x[:2]))
+    refuse_one_logit(logits)
+    if len(logits) != len(x[:2]):
+        raise RattleError(f"the model must return logits [n, {classes}], got {len(logits)} rows of {len(x[:2])} images")
     if (n := logits.shape[1]) != classes:
         raise RattleError(f"the model tells {n} classes apart, but the data have {classes}; give it {classes} outputs")
+
+
+@contextmanager
+def refusing(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Turn what the model raises in the body, on images x, into a RattleError; say so if it wants another size."""
+    try:
+        yield
+    except RattleError:
+        raise
+    except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
+        reason, shape, wanted = f"{error}".strip().partition("\n")[0].rstrip("."), list(x.shape[1:]), input_size(model)
+        advice = f"; it is made for {wanted}x{wanted} images: scale yours with --data.resize {wanted} (rattle evaluate "
+        advice += f"--resize {wanted}), or give a model of timm img_size={shape[-1]}"
+        if wanted is None or shape[1:] == [wanted, wanted]:
+            advice = ""
+        raise RattleError(f"the model does not take images of shape {shape}: {reason}{advice}") from error
+
+
+def input_size(model: nn.Module) -> int | None:
+    """The side of the images that a model is made for, where it says so: timm's, torchvision's, Hugging Face's."""
+    sizes = [getattr(module, name, None) for module in model.modules() for name in ("img_size", "image_size")]
+    sizes += [
+        config.get("input_size") for m in model.modules() if isinstance(config := getattr(m, "default_cfg", 0), dict)
+    ]
+    sides = (size[-1] if isinstance(size, tuple | list) and size else size for size in sizes)
+    return next((side for side in sides if isinstance(side, int)), None)

@@ -6,8 +6,9 @@ normalisation.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ PREFIX = re.compile(r"(module|model|net|_orig_mod|basic_net|attacker|backbone|0|
 # Their names and ours; applied in order, each to the result of those before it.
 RENAMES: list[tuple[str, Any]] = [
     (r"^(fc|linear|classifier|logits|output)\.", "head."),
-    (r"^(normali[sz]er?\.|normali[sz]e_layer\.)?(mu|mean|means|new_mean)$", "normalise.mean"),
-    (r"^(normali[sz]er?\.|normali[sz]e_layer\.)?(sigma|std|sd|sds|new_std)$", "normalise.std"),
+    (r"^(norm\.|normali[sz](er?|ation)(_layer)?\.)?(mu|mean|means|new_mean)$", "normalise.mean"),
+    (r"^(norm\.|normali[sz](er?|ation)(_layer)?\.)?(sigma|std|sd|sds|new_std)$", "normalise.std"),
     (r"^features\.", "layers."),  # VGG
     (r"\bconvShortcut\.", "shortcut."),  # WideResNet
     (r"\bshortcut\.0\.", "shortcut."),  # PreAct-ResNet
@@ -51,6 +52,8 @@ class LoadReport:
     missing: tuple[str, ...] = ()  # the model's names that the file does not set: a new head, its own normalisation
     ignored: tuple[str, ...] = ()  # the file's names that no forward pass uses
     wrapper: str = ""  # the entry of the file that holds the weights, such as "state_dict"; empty if it has none
+    file_prefix: str = ""  # left out of the file's names, such as "net.", because the model's do not have it
+    model_prefix: str = ""  # left out of the model's names, such as "1.", because the file's do not have it
 
 
 def load_weights(
@@ -81,48 +84,94 @@ def adapt(
     """
     own = model.state_dict()
     statistics = _statistics(state)
-    if statistics and STATISTICS[0] not in own:  # without it, the model's accuracy would silently be wrong
+    if statistics and not normalises(model):  # without it, the model's accuracy would silently be wrong
         raise RattleError(
             f"the network of {where} normalises its images and this model does not; "
             f"build it with normalise=({statistics[0]}, {statistics[1]})"
         )
     _check_padding(state, model, where)
-    tensors, others = _rename(state, own)
     last = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1:]
     head = {n for n in own if fresh_head and n.rpartition(".")[0] in last}
-    tensors = {n: t for n, t in tensors.items() if n not in head or t.shape == own[n].shape}
-    unset = [n for n in own if n not in tensors]
-    # Old files do not count batches, and most code normalises outside the network.
-    missing = [n for n in unset if n in head or n in STATISTICS or n.endswith("num_batches_tracked")]
-    wrong = [n for n, t in tensors.items() if t.shape != own[n].shape]
-    problems = {
-        "missing": [n for n in unset if n not in missing],
-        "unexpected": others["unexpected"],
-        "of another shape": [f"{n} {list(tensors[n].shape)} instead of {list(own[n].shape)}" for n in wrong],
-        "twice": others["twice"],
-    }
-    found = "; ".join(f"{len(names)} {problem} ({_few(names)})" for problem, names in problems.items() if names)
-    if found:
+    pairs = sorted(product(_prefixes(state), _prefixes(own)), key=lambda pair: sum(map(len, pair)))
+    tries = [_Match.of(state, own, head, *pair) for pair in pairs]
+    best = max(tries, key=lambda match: (not match.problems, len(match.tensors)))  # of equals the first: least left out
+    if best.problems:
+        found = "; ".join(f"{len(names)} {problem} ({_few(names)})" for problem, names in best.problems.items())
         raise RattleError(
-            f"{where} does not fit {type(model).__name__}: {found}; {len(tensors)} of {len(own)} names "
+            f"{where} does not fit {type(model).__name__}: {found}; {len(best.tensors)} of {len(own)} names "
             "match. Check the model's name, width, classes and channels."
         )
-    return tensors, LoadReport(len(tensors), tuple(missing), tuple(others["ignored"]))
+    return best.tensors, best.report
 
 
-def _rename(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
-    """The tensors under our names; and their names that are ignored, unexpected, or twice with different tensors."""
+def normalises(model: nn.Module) -> bool:
+    """Whether the model holds a mean and a std for its images, under one of the names that are used for them."""
+    return set(STATISTICS) <= {_statistic(name) for name in model.state_dict()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A state dict under the model's names, where a prefix is left out on either side."""
+
+    tensors: dict[str, Tensor]
+    report: LoadReport
+    problems: dict[str, list[str]]  # names that are missing, unexpected, of another shape, or twice; none if it fits
+
+    @classmethod
+    def of(
+        cls, state: Mapping[str, Tensor], own: Mapping[str, Tensor], head: set[str], file_prefix: str, model_prefix: str
+    ) -> "_Match":
+        """head: the model's names that keep their values where the file's shapes differ."""
+        plain = {_statistic(name) or name.removeprefix(model_prefix): name for name in own}
+        tensors, others = _rename({name: name.removeprefix(file_prefix) for name in state}, state, plain, own)
+        tensors = {n: t for n, t in tensors.items() if n not in head or t.shape == own[n].shape}
+        unset = [n for n in own if n not in tensors]
+        # Old files do not count batches, and most code normalises outside the network.
+        missing = [n for n in unset if n in head or _statistic(n) or n.endswith("num_batches_tracked")]
+        wrong = [n for n, t in tensors.items() if t.shape != own[n].shape]
+        problems = {
+            "missing": [n for n in unset if n not in missing],
+            "unexpected": others["unexpected"],
+            "of another shape": [f"{n} {list(tensors[n].shape)} instead of {list(own[n].shape)}" for n in wrong],
+            "twice": others["twice"],
+        }
+        report = LoadReport(
+            len(tensors), tuple(missing), tuple(others["ignored"]), file_prefix=file_prefix, model_prefix=model_prefix
+        )
+        return cls(tensors, report, {problem: names for problem, names in problems.items() if names})
+
+
+def _prefixes(names: Iterable[str]) -> list[str]:
+    """What all names of weights begin with, in whole parts, the shortest first: "", then perhaps "net.", "net.1."."""
+    parts = [name.split(".")[:-1] for name in names if not _statistic(name) and not UNUSED.search(name)]
+    outermost = zip(min(parts, default=[]), max(parts, default=[]), strict=False)  # what these two share, all do
+    common = [part for part, _ in takewhile(lambda pair: pair[0] == pair[1], outermost)]
+    return ["".join(f"{part}." for part in common[:length]) for length in range(len(common) + 1)]
+
+
+def _statistic(name: str) -> str:
+    """Which of STATISTICS a name means; empty if it means none."""
+    return next((ours for ours in _candidate_names(name) if ours in STATISTICS), "")
+
+
+def _rename(
+    names: Mapping[str, str], state: Mapping[str, Tensor], plain: Mapping[str, str], own: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
+    """The tensors under the model's names; and the file's names that are ignored, unexpected, or twice and different.
+
+    names: the file's, and what is left of each without its prefix. plain: the same for the model, the other way round.
+    """
     tensors: dict[str, Tensor] = {}
     others: dict[str, list[str]] = {"ignored": [], "unexpected": [], "twice": []}
     for theirs, tensor in state.items():
-        ours = next((name for name in _candidate_names(theirs) if name in own), None)
+        ours = next((plain[name] for name in _candidate_names(names[theirs]) if name in plain), None)
         if ours is None:
-            unused = any(UNUSED.search(name) or name.startswith("normalise.") for name in _candidate_names(theirs))
+            unused = any(UNUSED.search(n) or n.startswith("normalise.") for n in _candidate_names(names[theirs]))
             others["ignored" if unused else "unexpected"].append(theirs)
         elif ours in tensors:
             others["ignored" if torch.equal(tensors[ours], tensor) else "twice"].append(theirs)
         else:
-            reshape = ours in STATISTICS and tensor.numel() == own[ours].numel()  # saved as [C] or [1, C, 1, 1]
+            reshape = _statistic(ours) and tensor.numel() == own[ours].numel()  # saved as [C] or [1, C, 1, 1]
             tensors[ours] = tensor.reshape(own[ours].shape) if reshape else tensor
     return tensors, others
 

@@ -72,13 +72,15 @@ def create_model(
     width: int | None = None,
     activation: str = "relu",
     normalise: MeanStd = None,
+    pretrained: bool = True,
 ) -> nn.Module:
     """The named network with new weights, drawn from torch's random state.
 
     name: one of `list_models()`, or your own as `path/to/file.py:build`, `package.module:build` or `timm:resnet18`.
     classes: number of logits. channels: of the images. width: channels of the first convolution, which scales every
     layer; the paper's by default. activation: relu or silu. normalise: mean and std of each channel, to be applied
-    inside the model.
+    inside the model. pretrained: False leaves the weights of a `timm:NAME,pretrained` where they are, because others
+    are going to be loaded.
 
     >>> import torch
     >>> create_model("cnn", classes=10, channels=1)(torch.rand(2, 1, 8, 8)).shape
@@ -88,5 +90,6 @@ def create_model(
         raise RattleError(f"a classifier needs at least 2 classes, got {classes}")
     if channels < 1 or (width is not None and width < 1):
         raise RattleError(f"channels and width must be at least 1, got {channels} and {width}")
+    no_download = {"pretrained": False} if name.startswith("timm:") and not pretrained else {}
     options = {"width": width, "activation": None if activation == "relu" else activation, "normalise": normalise}
-    return call_builder(find_builder(name), name, classes=classes, channels=channels, **options)
+    return call_builder(find_builder(name), name, classes=classes, channels=channels, **options, **no_download)

@@ -14,7 +14,9 @@ from typing import Any
 from torch import nn
 
 from rattle.errors import RattleError, unknown
-from rattle.models.layers import normalisation
+from rattle.forward import keep_logits
+from rattle.models.layers import Network, normalisation
+from rattle.models.timm import timm_builder
 
 
 def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels: int, **options: Any) -> nn.Module:
@@ -32,6 +34,7 @@ def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels:
         model = make(**keywords)
     if not isinstance(model, nn.Module):
         raise RattleError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    model = model if isinstance(model, Network) else keep_logits(model)
     if "normalise" in options and "normalise" not in keywords:
         return nn.Sequential(normalisation(options["normalise"], channels), model)
     return model
@@ -48,12 +51,12 @@ def source_file(name: str) -> Path | None:
 
 
 def import_builder(name: str) -> Callable[..., Any]:
-    """The function or class that `FILE.py:FUNCTION`, `package.module:FUNCTION` or `timm:NAME` means."""
+    """The function or class that `FILE.py:FUNCTION`, `package.module:FUNCTION` or `timm:NAME` means (timm.py)."""
+    if name.startswith("timm:"):
+        return timm_builder(name)
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise RattleError(f"a model of your own is given as FILE.py:FUNCTION or package.module:FUNCTION, got {name!r}")
-    if source == "timm":
-        return _timm(attribute)
     path = source_file(name)
     module = _run_file(path, name) if path else _import_module(source, name)
     if not hasattr(module, attribute):
@@ -63,16 +66,6 @@ def import_builder(name: str) -> Callable[..., Any]:
     if not callable(make):
         raise RattleError(f"{name} must be a function or a class, got {type(make).__name__}")
     return make
-
-
-def _timm(name: str) -> Callable[..., Any]:
-    try:
-        timm: Any = importlib.import_module("timm")
-    except Exception as error:  # not installed, or installed with a torchvision made for another torch
-        raise RattleError(f"timm:{name} needs timm, which could not be imported ({error}): pip install timm") from error
-    if not timm.is_model(name):
-        raise unknown("timm model", name, timm.list_models())
-    return lambda num_classes, in_chans: timm.create_model(name, num_classes=num_classes, in_chans=in_chans)
 
 
 def _run_file(path: Path, name: str) -> ModuleType:

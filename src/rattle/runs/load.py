@@ -86,18 +86,29 @@ def load(path: Path | str, *, averaged: bool = True, model: nn.Module | None = N
 
 
 def build_model(
-    recipe: Recipe, *, classes: int, channels: int, statistics: tuple[list[float], list[float]] | None = None
+    recipe: Recipe,
+    *,
+    classes: int,
+    channels: int,
+    statistics: tuple[list[float], list[float]] | None = None,
+    pretrained: bool = True,
 ) -> nn.Module:
     """The recipe's network with fresh weights, drawn from torch's global generator.
 
-    classes, channels: of the data; statistics: mean and standard deviation of each channel, None for no normalisation.
+    classes, channels: of the data; statistics: mean and standard deviation of each channel, None for no normalisation;
+    pretrained: as for `create_model`.
     """
     if recipe.model.partition(":")[0] == "python":  # the name that `fit` gives to a module handed to it
         raise RattleError(
             f"the network ({recipe.model}) was given in Python and is not stored: give it again, rattle.load(RUN, "
             "model=module) to measure it with rattle.evaluate, rattle.fit(..., model=module, data=...) to train it"
         )
-    settings = {"width": recipe.width, "activation": recipe.activation, "normalise": statistics}
+    settings = {
+        "width": recipe.width,
+        "activation": recipe.activation,
+        "normalise": statistics,
+        "pretrained": pretrained,
+    }
     return create_model(recipe.model, classes=classes, channels=channels, **settings)
 
 
@@ -106,7 +117,8 @@ def fresh_model(saved: Checkpoint) -> nn.Module:
     channels = saved.shape[0]
     unit = ([0.0] * channels, [1.0] * channels)  # replaced by the true statistics, which are buffers of the model
     statistics = unit if saved.recipe.normalise else None
-    return build_model(saved.recipe, classes=len(saved.classes), channels=channels, statistics=statistics)
+    sizes = {"classes": len(saved.classes), "channels": channels}
+    return build_model(saved.recipe, **sizes, statistics=statistics, pretrained=False)
 
 
 def load_model(saved: Checkpoint, *, averaged: bool = True, model: nn.Module | None = None) -> nn.Module:

@@ -1,0 +1,65 @@
+"""A hint for a model that classifies badly because the normalisation of its training is missing."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks.base import is_correct
+from rattle.errors import RattleError
+from rattle.models.layers import Normalise
+
+# Means and stds that training scripts use, by the number of channels.
+USUAL: dict[int, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
+    1: {
+        "MNIST": ((0.1307,), (0.3081,)),
+        "Fashion-MNIST": ((0.2860,), (0.3530,)),
+        "[-1, 1]": ((0.5,), (0.5,)),
+    },
+    3: {
+        "CIFAR-10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),
+        "CIFAR-100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+        "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        "SVHN": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+        "[-1, 1]": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    },
+}
+GOOD, GAIN, FEWEST = 0.9, 0.1, 50  # accuracy that asks for no hint, gain that does, images from which on to judge
+
+
+def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:
+    """A warning if the model, in evaluation mode, does much better on normalised images, or no better than guessing.
+
+    x, y: the first few hundred images [n, C, H, W] in [0, 1] and their labels; below 50 nothing is said.
+    """
+    plain, n = float(is_correct(model, x, y).double().mean()), len(y)
+    if n < FEWEST or plain >= GOOD or x.ndim != 4:
+        return
+    found = {name: accuracy(model, x, y, *usual) for name, usual in USUAL.get(x.shape[1], {}).items()}
+    best = max(found, key=lambda name: found[name], default="")
+    if best and found[best] >= plain + GAIN:
+        mean, std = (" ".join(map(str, values)) for values in USUAL[x.shape[1]][best])
+        yield (
+            f"{plain:.1%} of the first {n} images are classified correctly, but {found[best]:.1%} when they are "
+            f"normalised as for {best}: was the model trained so? Then give --mean {mean} --std {std} (in Python "
+            "nn.Sequential(rattle.models.Normalise(mean, std), model))"
+        )
+    elif plain <= chance(y) + 2 * (chance(y) / n) ** 0.5:
+        yield (
+            f"{plain:.1%} of the first {n} images are classified correctly, no more than by guessing: check the "
+            "weights, the order of the classes, and the normalisation of the model's training (--mean, --std)"
+        )
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> float:
+    """On normalised images; 0 if the model gives no usable logits for them."""
+    try:
+        return float(is_correct(model, Normalise(mean, std).to(x)(x), y).double().mean())
+    except (RattleError, RuntimeError):
+        return 0.0
+
+
+def chance(y: Tensor) -> float:
+    """The share of the most frequent class: what a guess is worth."""
+    return float(y.bincount().max()) / len(y)

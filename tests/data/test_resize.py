@@ -1,0 +1,60 @@
+"""data.resize scales the images of every source alike."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rattle.data.registry import Data
+
+X, Y = np.random.default_rng(0).integers(0, 256, (10, 8, 6, 3), dtype=np.uint8), np.arange(10) % 2
+
+
+def save(folder: Path, x: np.ndarray = X) -> str:
+    np.savez(folder / "set.npz", x_train=x, y_train=Y, x_test=x, y_test=Y)
+    return str(folder / "set.npz")
+
+
+def test_arrays_are_scaled_as_the_pictures_of_a_folder_are(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        for i, (x, y) in enumerate(zip(X, Y, strict=True)):
+            (tmp_path / "pictures" / part / str(y)).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(x).save(tmp_path / "pictures" / part / str(y) / f"{i}.png")
+    pictures = Data(name=str(tmp_path / "pictures"), resize=5).source()
+    arrays = Data(name=save(tmp_path), resize=5).source()
+    order = torch.tensor([*range(0, 10, 2), *range(1, 10, 2)])  # a folder's images are sorted by class
+    assert arrays.test.shape == (10, 3, 5, 5)
+    assert arrays.train.x[order].equal(pictures.train.x)
+    assert arrays.train.x.dtype == torch.uint8
+
+
+def test_built_in_sources_are_scaled_and_split_as_before() -> None:
+    plain, large = Data(name="digits").load(), Data(name="digits", resize=16).load()
+    assert large.test.shape == (500, 1, 16, 16)
+    assert large.val is not None
+    assert large.val.shape[2:] == (16, 16)
+    assert large.train.y.equal(plain.train.y)
+    assert Data(name="digits", resize=8).load().test.x.equal(plain.test.x)
+
+
+def test_a_file_without_training_images_is_scaled(tmp_path: Path) -> None:
+    np.savez(tmp_path / "set.npz", x_test=X, y_test=Y)
+    data = Data(name=str(tmp_path / "set.npz"), resize=4).source()
+    assert (data.train.shape, data.test.shape) == ((0, 3, 4, 4), (10, 3, 4, 4))
+
+
+def test_large_scaled_images_are_mapped_and_belong_to_their_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, settings = save(tmp_path), {"root": str(tmp_path), "resize": 12, "in_memory_limit": 2e-6}
+    memory = Data(name=name, resize=12).source()
+    mapped = Data(name=name, **settings).source()
+    assert mapped.test.mapped
+    assert mapped.test.x.equal(memory.test.x)
+    monkeypatch.setattr("rattle.data.resize.resized", None)  # a second call reads the cache and scales nothing
+    assert Data(name=name, **settings).source().test.x.equal(memory.test.x)
+    monkeypatch.undo()
+    other = Data(name=save(tmp_path, X[::-1]), **settings).source()
+    assert other.test.x.equal(memory.test.x.flip(0))

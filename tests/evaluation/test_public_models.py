@@ -1,0 +1,252 @@
+"""Models as people publish them, opened by the documented command alone; accuracy is that of the plain module."""
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import rattle
+from rattle.cli.main import main
+from rattle.compat import AutoAttack
+from rattle.errors import RattleError
+from rattle.evaluation.normalisation import missing_normalisation
+from rattle.evaluation.verify import verify
+from rattle.models.layers import Normalise
+from rattle.threat import Threat
+from support.tiny_runs import digits, linear, small_cnn
+
+MODELS = """
+import torch
+from torch import nn
+
+class View(nn.Module):
+    def __init__(self, channels=1, side=28, classes=10):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 4, 3, stride=2, padding=1)
+        self.fc = nn.Linear(4 * (side // 2) ** 2, classes)
+
+    def forward(self, x):
+        x = self.conv(x).relu()
+        return self.fc(x.view(x.size(0), -1))
+
+def sequential():
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+
+class Norm(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.3]).view(1, 1, 1))
+        self.register_buffer("std", torch.tensor([0.4]).view(1, 1, 1))
+        self.net = net
+
+    def forward(self, x):
+        return self.net((x - self.mean) / self.std)
+
+def wrapped():
+    return Norm(sequential())
+"""
+NAMES: dict = {}
+exec(MODELS, NAMES)
+
+
+def data(side: int = 8, channels: int = 1) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Digits as uint8 [n, channels, side, side], for training and for test."""
+    x, y, x_test, y_test = digits()
+    large, large_test = (F.interpolate(v.float(), side).byte().expand(-1, channels, -1, -1) for v in (x, x_test))
+    return large, y, large_test, y_test
+
+
+def teach(model: nn.Module, x: Tensor, y: Tensor, *, steps: int = 30, mean: float = 0.0, std: float = 1.0) -> nn.Module:
+    """Plain torch: what a script somewhere does to its images before the model sees them."""
+    torch.manual_seed(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for i in range(steps):
+        rows = torch.arange(64 * i, 64 * (i + 1)) % len(y)
+        optimizer.zero_grad()
+        F.cross_entropy(model((x[rows] / 255 - mean) / std), y[rows]).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def right(model: nn.Module, x: Tensor, y: Tensor) -> list[int]:
+    with torch.no_grad():
+        return (model(x).argmax(1) == y).int().tolist()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def flags(capsys: pytest.CaptureFixture[str], *words: str) -> list[int]:
+    capsys.readouterr()
+    assert main(["evaluate", *words, "--attacks", "pgd2", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["clean_flags"]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_model_that_flattens_by_view_on_images_of_an_npz(
+    channels: int, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y, x_test, y_test = data(28, channels)
+    torch.manual_seed(0)
+    model = teach(NAMES["View"](channels), x, y)
+    torch.save(model.state_dict(), "view.pt")
+    images = x_test[:80].permute(0, 2, 3, 1).squeeze(-1)  # as most files hold them: channels last, or none
+    np.savez("digits28.npz", x_test=images.numpy(), y_test=y_test[:80].numpy())
+    expected = right(model, x_test[:80] / 255, y_test[:80])
+    assert sum(expected) > 40
+    words = ["--model", "models.py:View", "--weights", "view.pt", "--data", "digits28.npz"]
+    assert flags(capsys, *words) == expected
+    few, labels = x_test[:8], y_test[:8]
+    for given in (few, few / 255, (few / 255).to(memory_format=torch.channels_last)):
+        found = rattle.evaluate(model, given, labels, ["fgsm", "pgd2", "apgd-ce"], epsilon=0.01, check_model=True)
+        assert found.clean == list(map(bool, expected[:8]))
+        points = (given / 255 if given is few else given).to(memory_format=torch.channels_last)
+        assert verify(model, given, labels, points, Threat()).tolist() == [not flag for flag in found.clean]
+
+
+def test_a_sequential_whose_script_normalised_outside(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y, x_test, y_test = digits()
+    torch.manual_seed(0)
+    model = teach(NAMES["sequential"](), x, y, mean=0.3, std=0.4)
+    torch.save({"state_dict": model.state_dict(), "epoch": 3}, "outside.pt")
+    expected = right(model, (x_test / 255 - 0.3) / 0.4, y_test)
+    assert sum(expected) > 300
+    words = ["--model", "models.py:sequential", "--weights", "outside.pt", "--data", "digits"]
+    assert flags(capsys, *words, "--mean", "0.3", "--std", "0.4") == expected
+
+
+@pytest.mark.parametrize("build", ["wrapped", "sequential"])
+@pytest.mark.parametrize("saved", ["wrapper", "bare", "parallel", "compiled", "lightning", "parallel inside"])
+def test_a_wrapped_module_opens_however_it_was_saved(
+    build: str, saved: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y, x_test, y_test = digits()
+    torch.manual_seed(0)
+    model = NAMES["wrapped"]()
+    teach(model, x, y, steps=15)
+    state, bare = model.state_dict(), model.net.state_dict()
+    torch.save(
+        {
+            "wrapper": state,
+            "bare": bare,
+            "parallel": {f"module.{name}": value for name, value in state.items()},
+            "compiled": {f"_orig_mod.{name}": value for name, value in bare.items()},
+            "lightning": {f"classifier_under_test.{name}": value for name, value in bare.items()},
+            "parallel inside": {name.replace("net.", "net.module."): value for name, value in state.items()},
+        }[saved],
+        "w.pt",
+    )
+    normalised = saved in ("wrapper", "parallel", "parallel inside")  # the others leave no trace of the normalisation
+    words = ["--model", f"models.py:{build}", "--weights", "w.pt", "--data", "digits"]
+    words += ["--mean", "0.3", "--std", "0.4"] if build == "sequential" and not normalised else []
+    assert flags(capsys, *words) == right(model, x_test / 255, y_test)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_timm_model_with_weights_from_a_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timm = pytest.importorskip("timm")
+    spec = "vit_tiny_patch16_224,img_size=16,patch_size=8,depth=2,embed_dim=48,num_heads=3"
+    settings = {"img_size": 16, "patch_size": 8, "depth": 2, "embed_dim": 48, "num_heads": 3}
+    y_test = digits()[3]
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=10, in_chans=1, **settings)
+    scaled = rattle.data.Data(name="digits", resize=16).source()
+    teach(model, scaled.train.x, scaled.train.y, mean=0.5, std=0.5)
+    torch.save(model.state_dict(), "vit.pt")
+    expected = right(model, scaled.test.x / 255 * 2 - 1, y_test)
+    assert sum(expected) > 200
+    words = ["--model", f"timm:{spec}", "--weights", "vit.pt", "--data", "digits", "--mean", "0.5", "--std", "0.5"]
+    assert flags(capsys, *words, "--resize", "16") == expected
+    assert flags(capsys, *words[:1], f"timm:{spec},pretrained", *words[2:6], "--resize", "16") == expected
+    capsys.readouterr()
+    assert main(["evaluate", *words]) == 2
+    assert "it is made for 16x16 images: scale yours with --data.resize 16" in capsys.readouterr().err
+
+
+class Returns(nn.Module):
+    """The small CNN with its logits inside something."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.net, self.kind = small_cnn(), kind
+
+    def forward(self, pixel_values: Tensor):
+        z = self.net(pixel_values)
+        return {
+            "object": SimpleNamespace(logits=z, loss=None),
+            "dict": OrderedDict(logits=z),
+            "tuple": (z, pixel_values),
+            "one": z[:, :1],
+        }[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["object", "dict", "tuple"])
+def test_logits_are_taken_out_of_what_a_model_returns(kind: str) -> None:
+    _, _, x, y = digits()
+    model, plain, settings = Returns(kind), small_cnn(), {"epsilon": 0.05, "check_model": True}
+    found, expected = (rattle.evaluate(m, x[:9], y[:9], ["pgd3", "apgd-ce"], **settings) for m in (model, plain))
+    assert found.clean == expected.clean
+    assert [a.flags for a in found.attacks.values()] == [a.flags for a in expected.attacks.values()]
+    drop_in = AutoAttack(model, eps=0.05, version="custom", attacks_to_run=["apgd-ce"], seed=0, verbose=False)
+    assert drop_in.run_standard_evaluation(x[:3] / 255, y[:3], return_labels=True)[1].shape == (3,)
+    assert rattle.compute_loss(rattle.Trades(), model, x[:4] / 255, x[:4] / 255, y[:4]) > 0
+
+
+def test_a_built_model_returns_its_logits_under_the_names_it_has(here: Path) -> None:
+    (here / "mine.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def __init__(self, classes): super().__init__(4, classes)\n"
+        "    def forward(self, pixel_values): return {'logits': super().forward(pixel_values)}\n"
+    )
+    model = rattle.create_model("mine.py:Net", classes=3)
+    assert model(torch.rand(2, 4)).shape == (2, 3)
+    assert list(model.state_dict()) == ["weight", "bias"]
+
+
+def test_a_model_of_one_logit_is_told_to_return_two() -> None:
+    _, _, x, y = digits()
+    with pytest.raises(RattleError, match=r"the model returns one logit z, \[n, 1\]: return two"):
+        rattle.evaluate(Returns("one"), x[:4], y[:4], "fgsm")
+
+
+def test_images_that_the_model_does_not_take_are_one_sentence_in_python() -> None:
+    with pytest.raises(RattleError, match=r"the model does not take images of shape \[3, 8, 8\]: Given groups=1"):
+        rattle.evaluate(small_cnn(), torch.rand(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), "fgsm")
+
+
+class Binarises(nn.Module):
+    """Undoes MNIST's normalisation and keeps the ink: sees nothing at all in images that were not normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(torch.sigmoid(100 * (x * 0.3081 + 0.1307 - 0.5)))
+
+
+def test_missing_normalisation_is_hinted_at() -> None:
+    _, _, x, y = digits()
+    x, y = x[:200] / 255, y[:200]
+    (hint,) = missing_normalisation(Binarises(), x, y)
+    assert "normalised as for MNIST: was the model trained so? Then give --mean 0.1307 --std 0.3081" in hint
+    assert not list(missing_normalisation(nn.Sequential(Normalise((0.1307,), (0.3081,)), Binarises()), x, y))
+    assert not list(missing_normalisation(Binarises(), x[:20], y[:20]))
+    (guess,) = missing_normalisation(linear(), x, (y + 1) % 10)
+    assert "no more than by guessing: check the weights, the order of the classes" in guess
+
+
+def test_the_hint_is_a_warning_of_the_evaluation() -> None:
+    _, _, x, y = digits()
+    assert "--mean 0.1307" in rattle.benchmark(Binarises(), (x[:60], y[:60]), attacks="fgsm").warnings[-1]
