@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rattle.stats import Difference, Sample, difference, holm, summarise
+from rattle.evaluation.samples import Difference, Sample, difference
+from rattle.stats import holm, summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -53,43 +53,6 @@ class McNemar:
         centre = (second - first) / n
         half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(((first + second) / n - centre**2) / n)
         return Interval(max(-1.0, centre - half), min(1.0, centre + half))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One method under one attack: for each seed, a flag for each image."""
-
-    seeds: tuple[int, ...]
-    flags: tuple[tuple[float, ...], ...]  # [seeds][images]; distances, where the attack measures those
-    protocol: str = ""  # how they were attacked; only equal ones are compared
-    images: tuple[str, ...] = ()  # a checksum of each image, by which samples are paired
-    places: tuple[str, ...] = ()  # dataset and number of each image, where one of two samples has no checksums
-
-    @property
-    def accuracies(self) -> list[float]:
-        return [sum(flags) / len(flags) for flags in self.flags]
-
-    @property
-    def n(self) -> int:
-        """Images."""
-        return len(self.flags[0])
-
-    def at(self, rows: Sequence[int]) -> "Sample":
-        """The same of these images alone."""
-        flags = tuple(tuple(each[i] for i in rows) for each in self.flags)
-        images, places = (tuple(each[i] for i in rows) if each else () for each in (self.images, self.places))
-        return replace(self, flags=flags, images=images, places=places)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One method less another, and how likely so large a difference is by chance."""
-
-    mean: float
-    interval: Interval  # 95 %
-    p: float  # two-sided, not adjusted for being one of several
-    test: str
-    n: int  # seeds
 
 
 def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
@@ -180,72 +143,6 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float:
         return float(first.mean == second.mean)
     groups = (value for s in (first, second) for value in (s.mean, s.deviation, s.n))
     return float(ttest_ind_from_stats(*groups, equal_var=False).pvalue)
-
-
-def on_shared_images(a: Sample, b: Sample) -> tuple[Sample, Sample] | None:
-    """Both on the images that both have, in one order; None if there are none.
-
-    >>> first, second = (Sample(seeds=(0,), flags=((1, 0),), places=places) for places in (("p", "q"), ("q", "r")))
-    >>> [sample.flags for sample in on_shared_images(first, second)]
-    [((0,),), ((1,),)]
-    """
-    one, two = (a.images, b.images) if a.images and b.images else (a.places, b.places)
-    if one == two:  # also where neither says
-        return a, b
-    found = {image: i for i, image in enumerate(two)}
-    rows = [i for i, image in enumerate(one) if image in found]
-    return (a.at(rows), b.at([found[one[i]] for i in rows])) if rows else None
-
-
-def comparable(a: Sample, b: Sample) -> bool:
-    """The same attack on the same number of images."""
-    return a.protocol == b.protocol and {len(flags) for flags in a.flags} == {len(flags) for flags in b.flags}
-
-
-def paired_test(a: Sample, b: Sample, seeds: Sequence[int]) -> tuple[list[float], float, str]:
-    """(differences a less b, two-sided p, name of the test) over seeds that both have.
-
-    One seed: McNemar's mid-p, or Student's t over images where they have distances instead of flags. Several: Student's
-    t of the paired differences.
-    """
-    pairs = [(a.flags[a.seeds.index(seed)], b.flags[b.seeds.index(seed)]) for seed in seeds]
-    if len(pairs) > 1:
-        over_seeds = [sum(x) / len(x) - sum(y) / len(y) for x, y in pairs]
-        return over_seeds, student(over_seeds), "Student's t over seeds"
-    first, second = pairs[0]
-    over_images = [x - y for x, y in zip(first, second, strict=True)]
-    if set(first) | set(second) <= {0, 1}:
-        return over_images, mcnemar(first, second).p_mid, "McNemar's test over images"
-    return over_images, student(over_images), "Student's t over images"
-
-
-def difference(a: Sample, b: Sample) -> Difference | None:
-    """a less b by `paired_test` over the seeds that both have; None where there are none or they are not comparable.
-
-    >>> one, two = (Sample(seeds=(0,), flags=(flags,)) for flags in ((1, 1, 1, 1, 0), (0, 0, 0, 1, 0)))
-    >>> round(difference(one, two).mean, 2), difference(one, two).p
-    (0.6, 0.125)
-    """
-    seeds = [seed for seed in a.seeds if seed in b.seeds]
-    if not seeds or not comparable(a, b):
-        return None
-    each, p, test = paired_test(a, b, seeds)
-    return Difference(mean=math.fsum(each) / len(each), interval=t_interval(each), p=p, test=test, n=len(seeds))
-
-
-def two_sided_p(a: Sample, b: Sample) -> float | None:
-    """How likely so large a difference is by chance; None where they are not comparable, or one seed meets several.
-
-    The same seeds, or one seed each: by `paired_test` (with one seed it speaks of these two networks, not of the
-    methods). Other seeds: Welch's test.
-    """
-    if not comparable(a, b):
-        return None
-    if len(a.seeds) == len(b.seeds) == 1:
-        b = replace(b, seeds=a.seeds)  # paired by the images, whatever the seeds
-    if sorted(a.seeds) == sorted(b.seeds) and len(set(a.seeds)) == len(a.seeds):
-        return paired_test(a, b, a.seeds)[1]
-    return welch(a.accuracies, b.accuracies) if min(len(a.seeds), len(b.seeds)) > 1 else None
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -8,19 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rattle.errors import RattleError
+from rattle.evaluation.samples import Sample, difference, two_sided_p
 from rattle.stats import (
     LEVEL_OF_LOOKS,
     Interval,
     McNemar,
-    Sample,
-    difference,
     holm,
     mcnemar,
     precise_enough,
     student,
     summarise,
     t_interval,
-    two_sided_p,
     welch,
     wilson,
 )

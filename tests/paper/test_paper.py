@@ -22,6 +22,7 @@ from rattle.bench.setup import Setup
 from rattle.cli import paper as command
 from rattle.cli.paper import columns_that_fit
 from rattle.data.registry import Data
+from rattle.evaluation.samples import Difference
 from rattle.paper import scales, tables
 from rattle.paper.blocks import Block, PrintedRow
 from rattle.paper.cells import CellResult, ComparedRow
@@ -34,7 +35,7 @@ from rattle.paper.step_cost import a100_cost
 from rattle.paper.writer import WRITERS, printed_table
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.paths import Run
-from rattle.stats import Difference, Interval
+from rattle.stats import Interval
 
 LEAST = replace(
     SCALES["tiny"],

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from rattle.cli.main import main
+from rattle.evaluation.samples import Sample, on_shared_images
 from rattle.report import build
 from rattle.report.compare import columns_of, compare_runs, over_seeds
 from rattle.report.run_data import load_runs
 from rattle.report.tables import write_table
-from rattle.stats import Sample, on_shared_images
 from support import run_folders as made
 from support.tiny_runs import save_run
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rattle.stats import Sample
+from rattle.evaluation.samples import Sample
 
 RECIPE: dict[str, Any] = {
     "name": "digits-linf-cnn-trades",

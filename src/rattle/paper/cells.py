@@ -4,11 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rattle.evaluation.samples import Difference, Sample, difference
 from rattle.paper.plan import Entry, Plan, States
 from rattle.paper.protocols import Evaluator, Measured, Protocol
 from rattle.paper.rows import Cell, Row
 from rattle.recipes.recipe import Recipe
-from rattle.stats import Difference, Interval, Sample, difference, holm, summarise, t_interval, wilson
+from rattle.stats import Interval, holm, summarise, t_interval, wilson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rattle.evaluation.results import StoredResult, protocol_differences
+from rattle.evaluation.samples import Sample, on_shared_images
 from rattle.report.run_data import RunData
 from rattle.report.significance import PairedTest, paired_tests
 from rattle.report.tables import Accuracy, Comparison, accuracy, compare, sorted_attacks
-from rattle.stats import Sample, on_shared_images
 
 ALL_PAIRS = 4  # up to this many runs every pair is compared; beyond it each with the first
 BEST_KNOWN = "best-known"  # the column of what withstood every attack, beside AutoAttack's

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 
+from rattle.evaluation.samples import Sample
 from rattle.recipes.schema import flatten
 from rattle.report import compare, figures, thumbnails
 from rattle.report.naming import epsilon_text, threat_of, title_of
@@ -15,7 +16,6 @@ from rattle.report.tables import Cell, Comparison, accuracy, sorted_attacks
 from rattle.report.tables import compare as compare_rows
 from rattle.runs.arrays import GROUPS, Gallery, InputSurface, WeightSurface
 from rattle.runs.io import Plain
-from rattle.stats import Sample
 
 AddFigure = Callable[[figures.Spec, str], Plain]  # (specification, description) -> what the template's `plot` takes
 Draw = Callable[[figures.Grid, np.ndarray], figures.Spec]

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from rattle.evaluation.results import protocol_differences
+from rattle.evaluation.samples import Sample, on_shared_images, two_sided_p
 from rattle.report.naming import p_value, title_of
-from rattle.stats import LEVEL, McNemar, Sample, holm, mcnemar, on_shared_images, summarise, two_sided_p
+from rattle.stats import LEVEL, McNemar, holm, mcnemar, summarise
 
 Samples = Mapping[str, Mapping[str, Sample]]  # {row: {column: what was measured}}
 
