@@ -312,6 +312,12 @@ def test_settings_that_do_nothing_to_what_was_given_are_refused(tmp_path: Path) 
     ):
         with pytest.raises(RattleError, match=sentence):
             fit(tmp_path / "run", made=made)
+    x, y = images()
+    parts = {"train": Images(x[9:], y[9:]), "val": Images(x[:9], y[:9]), "test": Images(x[:3], y[:3])}
+    ours = Dataset(name="mine", **parts, classes=("a", "b", "c"))
+    assert len(loop.take(recipe(), net(), ours, None)[1].val or ()) == 9
+    with pytest.raises(RattleError, match=r"data.val_size does nothing: the Dataset has 9 held-out images of its own"):
+        fit(tmp_path / "run", data=ours, made=recipe(data=Data(name="memory", val_size=5)))
     with pytest.raises(RattleError, match="classes are the names of the labels in data"):
         rattle.fit(recipe(), tmp_path / "run", model=net(), classes=["a"])
     with pytest.raises(RattleError, match="trades-2nd is a method: name a recipe of it"):

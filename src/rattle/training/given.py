@@ -36,11 +36,13 @@ def take(
             raise RattleError("classes are the names of the labels in data: give both, or neither")
         found = recipe.data.load()
         if model is not None:
-            count_logits(model, found.train.x[:2])
+            count_logits(model, found.train[torch.arange(1)].x)
         return recipe, found
     if recipe.data.resize is not None:
         raise RattleError("data.resize does nothing to images given in Python: scale them yourself")
     found = as_dataset(data, model, classes)
+    if found.val is not None and recipe.data.val_size not in (None, len(found.val)):
+        raise RattleError(f"data.val_size does nothing: the Dataset has {len(found.val)} held-out images of its own")
     parts = {"train": found.train, "val": found.val or found.test}
     tensors = {f"{name}.{k}": v for name, part in parts.items() for k, v in (("x", part.x), ("y", part.y))}
     name = f"memory:{digest(tensors, {})[:16]}"
@@ -85,7 +87,7 @@ def as_dataset(data: Any, model: nn.Module | None, classes: Sequence[str] | None
         if classes is not None:
             raise RattleError("a rattle.data.Dataset names its classes itself: leave classes out")
         if model is not None:
-            count_logits(model, data.train.x[:2])
+            count_logits(model, data.train[torch.arange(1)].x)
         return data
     x, y = as_images(data, model)
     outputs = 0 if model is None else count_logits(model, x[:2])
