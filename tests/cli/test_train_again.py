@@ -1,6 +1,7 @@
 """Going on with a run by its folder, making it longer, and a network's file that is gone or has changed."""
 
 import json
+import shutil
 import sys
 import warnings
 from hashlib import sha256
@@ -51,12 +52,22 @@ class Sum(Two):
 """
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with net.py and runs/a, trained with it for two epochs."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "net.py").write_text(NET.format(width=8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["train", DIGITS, *QUICK, "--model", "net.py:build", "--epochs", "2", "--out", "runs/a"]) == 0
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """runs/a, trained for two epochs with net.py; the present folder is the one that holds both."""
-    monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(NET.format(width=8))
-    assert main(["train", DIGITS, *QUICK, "--model", "net.py:build", "--epochs", "2", "--out", "runs/a"]) == 0
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """runs/a of a copy, which is the present folder."""
+    shutil.copytree(trained, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
     return Run(Path("runs/a"))
 
 
