@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 
+from rattle.cli import early
 from rattle.errors import RattleError
 from rattle.training.signals import StoppedBySignal
 
@@ -27,6 +28,7 @@ COMMANDS = {
     "watch": "follow a run in the terminal: rattle watch runs/a",
     "bench": "measure speed and memory here, beside plain reference code and the machine's limit: rattle bench --quick",
     "recipes": "list the named recipes",
+    "completion": "complete commands, options and names in your shell: rattle completion bash (or zsh, fish)",
     "doctor": "say what rattle runs on here, and whether it works",
 }
 
@@ -57,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         hint = f"did you mean `rattle {close[0]}`?" if close else f"the commands are {', '.join(COMMANDS)}."
         return fail(f"unknown command {args[0]!r}; {hint}")
     try:
+        early.check(args[0], args[1:])
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:
         return fail(str(mistake))

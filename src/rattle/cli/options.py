@@ -4,6 +4,7 @@ from typing import TypeVar
 
 import tyro
 
+from rattle.cli import names
 from rattle.errors import RattleError
 from rattle.recipes.schema import number
 
@@ -27,7 +28,9 @@ def fractions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
 
 def parse(options: type[T], args: list[str], command: str, *, default: T | None = None) -> T:
     """The options of a command; a mistyped one names the nearest and exits with code 2."""
-    about = (options.__doc__ or "").strip()
+    about = " ".join((options.__doc__ or "").split("\n\n")[0].split())  # what follows is for readers of the code
+    if "attacks" in options.__annotations__ | getattr(options, "__dataclass_fields__", {}):
+        about += f" The attacks are {', '.join(names.attacks())}; pgd and cw take any number of steps."
     settings = {
         "args": args,
         "prog": f"rattle {command}",
