@@ -107,6 +107,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
             seconds = autosave.last - begun
             record_line(run.timing, {"epoch": metrics["epoch"], "seconds": seconds, "memory_mb": peak_memory_mb()})
             log_epoch(metrics)
+            advance(0, **best(state))
             console.log((short_summary if console.live else summary)(metrics, recipe.epochs, seconds))
     return run
 
@@ -150,9 +151,13 @@ def train_epoch(
 def figures(state: TrainState) -> dict[str, float | str]:
     """What is shown beside the progress bar, the most important first: as many as there is room for."""
     progress = state.progress
-    best = {"best robust": f"{100 * progress.best:.1f} %"} if progress.best >= 0 else {}
     loss = sum(progress.sums.values()) / progress.batch
-    return {"epoch": f"{progress.epoch + 1}/{state.recipe.epochs}", "loss": loss, **best}
+    return {"epoch": f"{progress.epoch + 1}/{state.recipe.epochs}", "loss": loss, **best(state)}
+
+
+def best(state: TrainState) -> dict[str, str]:
+    """The figure of the best checkpoint, if held-out images chose one."""
+    return {"best robust": f"{100 * state.progress.best:.1f} %"} if state.progress.best >= 0 else {}
 
 
 def train_step(
