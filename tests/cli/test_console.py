@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rattle.cli.bar import Bar, Pace, lay_out, written
 from rattle.cli.console import Console, print_table
-from rattle.training.loop import short_summary
+from rattle.runs.progress import NullConsole
+from rattle.training.loop import fit, short_summary
+from rattle.training.state import LossMeter
+from support.tiny_runs import RECIPE
 
 TITLE = "TRADES-AWP + 1st + 2nd, seed 1"
 FIGURES = {"epoch": "123/200", "loss": 1.23456, "best robust": "51.2 %"}
@@ -132,3 +140,38 @@ def test_a_table_too_wide_for_the_terminal_stands_row_by_row(
     text = "\n".join(re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines)
     assert max(map(len, text.splitlines())) <= 60
     assert re.search(r"pgd20 +61.0 \[51.2, 70.0\]", text)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_training_reports_every_step_once_however_often_losses_are_read(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU losses are read every 50th step; 3 epochs of 3 steps are 9, and 4 is reached in the middle of them."""
+    begin = LossMeter.__init__
+
+    def begin_reading(self: LossMeter, *args: Any) -> None:
+        begin(self, *args)
+        self.every = every
+
+    monkeypatch.setattr(LossMeter, "__init__", begin_reading)
+    counted: list[tuple[int, int]] = []
+
+    class Counting(NullConsole):
+        @contextmanager
+        def progress(self, title: str, total: int, *, done: int = 0) -> Iterator:
+            assert title.endswith(", seed 2")
+
+            def advance(steps: int = 1, **figures: float | str) -> None:
+                counted.append((steps, total))
+
+            yield advance
+
+    data = replace(RECIPE.data, train_size=48)
+    recipe = replace(RECIPE, epochs=3, batch_size=16, data=data, seed=2, attack=replace(RECIPE.attack, steps=1))
+    fit(
+        replace(recipe, val_attack=replace(RECIPE.val_attack, steps=1)),
+        tmp_path / "run",
+        log="none",
+        console=Counting(),
+    )
+    assert sum(steps for steps, _ in counted) == counted[0][1] == 9

@@ -34,6 +34,9 @@ MISTAKES = [
     (["report", "nowhere"], "there is no run folder nowhere"),
     (["export", "nowhere"], "there is no run or checkpoint nowhere"),
     (["fidelity", "nowhere"], "there is no run or checkpoint nowhere"),
+    (["data", "get", "cifar"], "unknown dataset to download 'cifar'; did you mean 'cifar10'?"),
+    (["data", "gte", "cifar"], "unknown rattle data 'gte'; did you mean 'get'?"),
+    (["paper", "9"], "the paper has no Table 9; its tables are numbered 1 to 8"),
 ]
 
 
@@ -99,6 +102,10 @@ def test_no_field_of_a_command_is_refused(command: str) -> None:
         ("evaluate", ["hf:owner/name", "--attacks", "my_attack.py:build", "--save_adversarial"]),
         ("evaluate", ["--attacks", "pgd20", "--pgd20.step-size", "0.01"]),
         ("data", ["show", "digits", "--whatever"]),
+        ("data", ["get", "digits"]),
+        ("data", ["get", "--root", "x", "cifar10"]),
+        ("data", ["get"]),
+        ("paper", ["1", "--scale", "tiny"]),
         ("recipes", []),
     ],
 )

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rattle.cli import names
 from rattle.errors import RattleError, unknown
+from rattle.paper.tables import table
 
-PLAIN = r"[A-Za-z0-9+-]+"  # a name, not a path, a file of one's own or something with settings
+PLAIN = r"[A-Za-z0-9][A-Za-z0-9+-]*"  # a name, not a path, a file of one's own or something with settings
 TRAINS = ("train", "sweep")  # commands whose first word is a recipe
 
 
@@ -31,7 +32,11 @@ def look(command: str, args: list[str]) -> None:
     first = args[0]
     if command in TRAINS and not first.startswith("-"):
         check_recipe(first)
-    if command == "data" or first == "custom":  # these have commands or options of their own
+    if command == "data":
+        check_data(args)
+    if command == "paper" and first.isascii() and first.isdecimal():
+        table(int(first))  # raises RattleError if there is none
+    if command == "data" or first == "custom":  # these have options of their own
         return
     check_options(command, args)
     for name in values(args, "--attacks"):
@@ -52,6 +57,14 @@ def check_recipe(text: str) -> None:
         raise RattleError(f"there is no recipe file {text}")
     if re.fullmatch(PLAIN, text) and "-" in text and not names.is_recipe(text) and not Path(text).exists():
         raise unknown("recipe", text, names.recipes())
+
+
+def check_data(args: list[str]) -> None:
+    sources, downloads = names.keys("rattle.data.registry", "SOURCES"), names.keys("rattle.data.urls", "URLS")
+    if not args[0].startswith("-") and args[0] not in ("get", "show"):
+        raise unknown("rattle data", args[0], ["get", "show"])
+    if args[0] == "get" and not {*args[1:2]} <= {*sources, *downloads} and re.fullmatch(PLAIN, args[1]):
+        raise unknown("dataset to download", args[1], downloads)
 
 
 def check_options(command: str, args: list[str]) -> None:

@@ -21,12 +21,14 @@ class Shown:
     flags: Tensor  # [1 + parts, n] and
     seconds: Tensor  # [1 + parts], of the batches that are through
     cached: Collection[int]  # the first images of batches that an earlier call has attacked
-    seen: int = 0  # images
+    seen: int = 0  # images of those batches
+    size: int = 0  # of the batch under way
     last: bool = False  # whether the batch under way completes the flags
     said: int = 0  # parts whose line was printed
 
     def begin(self, index: Tensor) -> None:
         """The images of a batch are attacked now."""
+        self.size = len(index)
         self.last = int(index[-1]) + 1 == self.flags.shape[1] and not distributed.active()
         self.show_part(0)
 
@@ -40,12 +42,16 @@ class Shown:
             count = int(self.flags[1 + number].sum()) + int(robust.sum())
             self.say(number, count / self.flags.shape[1], float(self.seconds[1 + number]) + seconds)
         self.show_part(number + 1)
+        self.advance(0, robust=self.share(int(robust.sum()), self.size))
 
     def end(self, index: Tensor) -> None:
         """The flags of a batch are known. One from the cache took no time: the bar began with it done."""
         self.seen += len(index)
-        robust = f"{100 * float(self.flags[0].sum()) / self.seen:.1f} %"
-        self.advance(0 if int(index[0]) in self.cached else len(index), robust=robust)
+        self.advance(0 if int(index[0]) in self.cached else len(index), robust=self.share())
+
+    def share(self, more: int = 0, size: int = 0) -> str:
+        """Robust accuracy so far, `more` of `size` images of the batch under way counted in."""
+        return f"{100 * (int(self.flags[0].sum()) + more) / (self.seen + size):.1f} %"
 
     def finish(self, result: AttackResult) -> None:
         """Print what the last batch did not: it was in the cache, had nothing to attack, or other ranks took part."""
