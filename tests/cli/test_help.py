@@ -6,8 +6,8 @@ import pytest
 
 from rattle.attacks.registry import BUILT_IN
 from rattle.cli.main import COMMANDS, main
-from rattle.cli.options import new_file
 from rattle.errors import RattleError
+from rattle.runs.io import new_file
 
 WORDS = [[name] for name in COMMANDS if name not in ("train", "sweep", "data")]
 WORDS += [["train", f"digits-linf-cnn-{name}"] for name in ("at", "trades-awp-2nd-fast")]

@@ -12,9 +12,9 @@ from rattle.bench.report import chart, growth_chart, ratio_rows, rows, to_plain
 from rattle.bench.run import GROUPS, bench, growth, trace
 from rattle.bench.setup import Setup
 from rattle.cli.console import Console, print_table
-from rattle.cli.options import new_file, parse
+from rattle.cli.options import parse
 from rattle.errors import RattleError
-from rattle.runs.io import write_atomically
+from rattle.runs.io import new_file, write_atomically
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import tyro
 
 from rattle import data
 from rattle.cli.console import Console, print_table
-from rattle.cli.options import new_file, parse
+from rattle.cli.options import parse
 from rattle.errors import RattleError, unknown
+from rattle.runs.io import new_file
 from rattle.runs.paths import slugify
 
 USAGE = """usage: rattle data get NAME [--root DIR]     download from the official URL, checked
