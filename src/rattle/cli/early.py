@@ -29,13 +29,16 @@ def check(command: str, args: list[str]) -> None:
 
 
 def look(command: str, args: list[str]) -> None:
+    """`check`, whatever is imported already."""
     first = args[0]
     if command in TRAINS and not first.startswith("-"):
         check_recipe(first)
-    if command == "data":
-        check_data(args)
+    if command == "recipes" and args == [first.lstrip("-")] and not any(first in name for name in names.recipes()):
+        raise RattleError(f"no recipe's name contains {first!r}; `rattle recipes` lists all")
     if command == "paper" and first.isascii() and first.isdecimal():
         table(int(first))  # raises RattleError if there is none
+    if command == "data":
+        check_data(args)
     if command == "data" or first == "custom":  # these have options of their own
         return
     check_options(command, args)
