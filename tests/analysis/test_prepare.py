@@ -195,7 +195,9 @@ def test_landscapes_refuse_what_cannot_be_compared(run: Path, tmp_path: Path) ->
 def test_the_commands_work_from_the_command_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = "--images 1 --points 3 --weight-images 4 --line-points 3 --surface-points 3 --iterations 1 --draws 2"
     assert cli.main(["landscape", str(run), *small.split()]) == 0
-    assert "local Lipschitz" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "local Lipschitz" in said.out
+    assert said.err.startswith("landscapes and flatness of 1 run: about ")
     assert cli.main(["report", str(run), "--no-compute"]) == 0
     assert str(run / "report.html") in capsys.readouterr().out
     assert not (run / "results" / "gallery.npz").exists()

@@ -59,3 +59,17 @@ def test_digits_need_no_getting_and_help_names_both(capsys: pytest.CaptureFixtur
     assert "digits needs no download" in capsys.readouterr().out
     assert main(["data", "--help"]) == 0
     assert "rattle data show NAME" in capsys.readouterr().out
+
+
+def test_a_contact_sheet_replaces_no_file_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "show", "digits"]) == 0
+    sheet = tmp_path / "digits-contact-sheet.png"
+    sheet.write_bytes(b"mine")
+    assert main(["data", "show", "digits"]) == 2
+    assert "digits-contact-sheet.png is there already: --overwrite replaces it" in capsys.readouterr().err
+    assert sheet.read_bytes() == b"mine"
+    assert main(["data", "show", "digits", "--overwrite"]) == 0
+    assert sheet.read_bytes() != b"mine"

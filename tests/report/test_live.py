@@ -9,7 +9,7 @@ import pytest
 
 from rattle import cli
 from rattle.errors import RattleError
-from rattle.report.live import braille, progress, view
+from rattle.report.live import braille, chart, progress, view
 from support import run_folders as made
 
 
@@ -83,6 +83,13 @@ def test_once_prints_the_screen_and_ends(tmp_path: Path, capsys: pytest.CaptureF
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RattleError, match=r"no recipe\.yaml"):
         progress(tmp_path)
-    assert cli.main(["watch", str(tmp_path / "nowhere")]) == 2
+    assert cli.main(["watch", str(tmp_path / "nowhere"), "--once"]) == 2
     assert cli.main(["watch", str(tmp_path), "--every", "0"]) == 2
     assert "--every must be > 0" in capsys.readouterr().err
+
+
+def test_a_legend_that_is_too_long_goes_on_in_a_second_line() -> None:
+    curves = {f"a-long-name-{i}": [0.123456, 0.654321] for i in range(5)}
+    text = chart(curves, width=44, height=3).plain
+    assert all(f"a-long-name-{i} 0.6543" in text for i in range(5))
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 9 + 44

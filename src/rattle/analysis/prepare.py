@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rattle.analysis import landscape, plots
+from rattle.analysis.cost import landscape_seconds, rounded
 from rattle.analysis.flatness import flatness
 from rattle.analysis.gallery import first_of_each_class, gallery
 from rattle.attacks import PGD
@@ -136,7 +137,10 @@ def store_landscapes(runs: Sequence[OpenRun], config: LandscapeConfig, console: 
     side = 1.0 if threat.norm == "linf" else math.sqrt(shown_x[0].numel())  # length of a direction of signs
     grid = {"radius": max(config.radius * threat.epsilon, 1e-3) / side, "points": config.points}
     generator = torch.Generator().manual_seed(config.seed)
-    plane = landscape.input_plane(load_model(runs[0].checkpoint), shown_x, shown.y, **grid, generator=generator)
+    reference = load_model(runs[0].checkpoint)
+    plane = landscape.input_plane(reference, shown_x, shown.y, **grid, generator=generator)
+    seconds = len(runs) * landscape_seconds(reference, many_x, many.y, config)
+    console.log(f"landscapes and flatness of {len(runs)} run{'s'[: len(runs) > 1]}: about {rounded(seconds)}")
     limits = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
     stored: dict[str, Stored] = {}
     for label, opened in zip(labels(runs), runs, strict=True):

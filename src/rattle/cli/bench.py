@@ -14,7 +14,7 @@ from rattle.bench.setup import Setup
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.errors import RattleError
-from rattle.runs.io import write_atomically
+from rattle.runs.io import new_file, write_atomically
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,14 @@ class Options:
     growth: bool = False  # also measure time and memory against batch, K, classes and width
     trace: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""  # write a chrome trace of one step and stop
     json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""  # write everything measured as JSON
-    chart: Annotated[str, tyro.conf.arg(metavar="FILE")] = "bench.png"  # the bar chart; --growth adds -growth
+    chart: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""  # draw a bar chart; --growth adds a second, FILE-growth
+    overwrite: bool = False  # replace the files that are named and there
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "bench")
+    for path in filter(None, (options.trace, options.json, options.chart)):
+        new_file(path, options.overwrite)
     names = ("model", "batch", "steps", "device", "precision", "compile", "channels_last", "clock")
     width = options.width or (8 if options.quick else None)
     setup = Setup(width=width, **{name: getattr(options, name) for name in names})

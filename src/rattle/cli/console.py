@@ -6,13 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from rattle.cli.bar import GAP, Bar, Pace, clock, written
 from rattle.runs.progress import Advance
-
-
-def written(figures: dict[str, float | str]) -> str:
-    return "  ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in figures.items()
-    )
 
 
 class Console:
@@ -26,7 +21,8 @@ class Console:
 
     def log(self, line: str) -> None:
         if self.live:
-            self.rich.print(line, highlight=False, markup=False)
+            narrow = len(line) > self.rich.width  # a line an epoch then still fits in 60 columns
+            self.rich.print(line.replace(GAP, " ") if narrow else line, highlight=False, markup=False)
         else:
             print(line, file=sys.stderr, flush=True)
 
@@ -38,50 +34,36 @@ class Console:
 
     @contextmanager
     def drawn(self, title: str, total: int, done: int) -> Iterator[Advance]:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich.live import Live
 
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}", style="dim"),
-        )
-        with Progress(*columns, console=self.rich) as progress:
-            task = progress.add_task(title, total=total, completed=done, figures="")
+        bar = Bar(title, Pace(total, done))
 
-            def advance(steps: int = 1, **figures: float | str) -> None:
-                if figures:
-                    progress.update(task, advance=steps, figures=written(figures))
-                else:
-                    progress.advance(task, steps)
+        def advance(steps: int = 1, **figures: float | str) -> None:
+            bar.show(figures)
+            bar.pace.add(steps)
 
+        with Live(bar, console=self.rich, refresh_per_second=4):
             yield advance
 
     @contextmanager
     def lines(self, title: str, total: int, done: int) -> Iterator[Advance]:
-        begun = said = time.monotonic()
-        at = first = done
+        pace, shown, said = Pace(total, done), {}, time.monotonic()
 
         def advance(steps: int = 1, **figures: float | str) -> None:
-            nonlocal said, at
-            at += steps
+            nonlocal said
+            shown.update(figures)
+            pace.add(steps)
             now = time.monotonic()
-            if now - said >= self.seconds or (at >= total and now - begun >= self.seconds):
+            if now - said >= self.seconds or (steps and pace.at >= total and pace.elapsed >= self.seconds):
                 said = now
-                left = (now - begun) / max(at - first, 1) * (total - at)
-                self.log(f"{title}: {at}/{total}  {written(figures)}  {left:.0f} s left")
+                self.log(GAP.join((f"{title}: {pace.at}/{total}", *written(shown), left_of(pace))))
 
         yield advance
+
+
+def left_of(pace: Pace) -> str:
+    """When the work will end, for a log."""
+    return f"after {clock(pace.elapsed)}" if pace.left is None else f"{pace.left:.0f} s left"
 
 
 def print_table(
@@ -93,17 +75,24 @@ def print_table(
     left: int = 1,  # columns aligned to the left
     close: bool = False,  # two blanks between columns, not three
 ) -> None:
+    """A table on stdout, or on `stderr`. In a terminal too narrow for it, each row becomes a table of two columns."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    needed = sum(max(len(row[i]) for row in [columns, *rows]) + 3 for i in range(len(columns)))
+    screen = Console(stderr=stderr)
+    if needed > screen.width and screen.is_terminal and len(columns) > 2:
+        for row in rows:
+            print_table([columns[0], row[0]], list(zip(columns[1:], row[1:], strict=True)), title=title, stderr=stderr)
+            title = ""
+        return
     table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.collapse_padding = close
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
     for row in rows:
         table.add_row(*map(Text, row))
-    needed = sum(max(len(row[i]) for row in [columns, *rows]) + 3 for i in range(len(columns)))
-    wide = max(needed, Console().width)  # never cut a figure, also where there is no terminal
+    wide = max(needed, screen.width)  # never cut a figure, also where there is no terminal
     Console(width=wide, stderr=stderr).print(table)

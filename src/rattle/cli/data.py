@@ -1,6 +1,7 @@
 """rattle data: download a dataset from its official URL, or show what it holds."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -9,6 +10,8 @@ from rattle import data
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.errors import RattleError, unknown
+from rattle.runs.io import new_file
+from rattle.runs.paths import slugify
 
 USAGE = """usage: rattle data get NAME [--root DIR]     download from the official URL, checked
        rattle data show NAME [--out PNG]     shapes, class balance, and a contact sheet
@@ -31,7 +34,8 @@ class Show:
 
     name: Annotated[str, tyro.conf.Positional]
     root: str | None = None  # folder that holds datasets; RATTLE_DATA, or ./data, when not given
-    out: str = "contact-sheet.png"  # PNG file to write
+    out: str = ""  # PNG file to write; NAME-contact-sheet.png in the current folder when not given
+    overwrite: bool = False  # replace the PNG file if it is there
     resize: int | None = None  # side to scale the images to
 
 
@@ -52,9 +56,10 @@ def get(options: Get) -> None:
 
 
 def show(options: Show) -> None:
-    if not options.out.lower().endswith(".png"):
+    if options.out and not options.out.lower().endswith(".png"):
         raise RattleError(f"--out must be a .png file, got {options.out}")
+    out = new_file(options.out or f"{slugify(Path(options.name).stem)}-contact-sheet.png", options.overwrite)
     dataset = data.Data(name=options.name, root=options.root, resize=options.resize).source()
     for header, *rows in (data.describe(dataset), data.balance(dataset)):
         print_table(header, rows)
-    print(f"contact sheet: {data.contact_sheet(dataset, options.out)}")
+    print(f"contact sheet: {data.contact_sheet(dataset, out)}")

@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 
+from rattle.cli import early
 from rattle.errors import RattleError
 from rattle.training.signals import StoppedBySignal
 
@@ -30,6 +31,7 @@ COMMANDS = {
     "watch": "follow a run in the terminal: rattle watch runs/a",
     "bench": "measure speed and memory here, beside plain reference code and the machine's limit: rattle bench --quick",
     "recipes": "list the named recipes",
+    "completion": "complete commands, options and names in your shell: rattle completion bash (or zsh, fish)",
     "doctor": "say what rattle runs on here, and whether it works",
 }
 
@@ -61,6 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         return fail(f"unknown command {args[0]!r}; {hint}")
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # a sentence, without file and line
     try:
+        early.check(args[0], args[1:])
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:
         return fail(str(mistake))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import tyro
 
+from rattle.cli.help import description, name_positionals, short_docstrings
 from rattle.errors import RattleError
 from rattle.recipes.schema import number
 
@@ -31,14 +32,14 @@ def fractions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
 
 def parse(options: type[T], args: list[str], command: str, *, default: T | None = None) -> T:
     """The options of a command; a mistyped one names the nearest and exits with code 2."""
-    about = (options.__doc__ or "").strip()
+    name_positionals(options)
     settings = {
         "args": args,
         "prog": f"rattle {command}",
-        "description": about,
+        "description": description(options),
         "config": (tyro.conf.AvoidSubcommands,),
     }
-    with FRACTIONS:
+    with FRACTIONS, short_docstrings(default):
         return tyro.cli(options, **settings) if default is None else tyro.cli(options, default=default, **settings)
 
 

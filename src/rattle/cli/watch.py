@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -14,6 +16,7 @@ import tyro
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.report.live import epoch_line, progress, view
+from rattle.runs.paths import Run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """Follow a run: curves, current terms, time left. q leaves. Without a terminal: a line an epoch, until it ends."""
+    """Follow a run: curves, current terms, time left. q leaves. Without a terminal: a line an epoch, until it ends.
+    A run that has not begun is waited for."""
 
     run: Annotated[str, tyro.conf.Positional]  # a run folder
     once: bool = False  # show it as it is now, and leave
@@ -35,12 +39,28 @@ def main(args: list[str]) -> None:
     if not options.every > 0:
         raise RattleError(f"--every must be > 0, got {options.every}")
     console = Console()
+    if not options.once:
+        wait(Path(options.run), options.every)
     if options.once:
         console.print(view(progress(options.run), width=console.width, live=False))
     elif console.is_terminal:
         draw(options, console)
     else:
         follow(options)
+
+
+def wait(folder: Path, every: float) -> None:
+    """Until the run begins; returns at once if it has, or if the folder holds something else."""
+    run, said = Run(folder), False
+    while not run.exists() and (run.lock.exists() or not folder.is_dir() or not any(folder.iterdir())):
+        if not said:
+            near = difflib.get_close_matches(
+                folder.name, [path.parent.name for path in folder.parent.glob("*/recipe.yaml")]
+            )
+            hint = f"; there is {folder.parent / near[0]}" if near else ""
+            print(f"waiting for a run in {folder}{hint} (Ctrl-C leaves)", file=sys.stderr, flush=True)
+            said = True
+        time.sleep(every)
 
 
 def draw(options: Options, console: Console) -> None:

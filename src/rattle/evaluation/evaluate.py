@@ -32,7 +32,8 @@ from rattle.evaluation.inputs import (
 )
 from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
-from rattle.evaluation.verify import run_and_verify, save_images
+from rattle.evaluation.shown import showing
+from rattle.evaluation.verify import AfterPart, run_and_verify, save_images
 from rattle.randomness import ImageStreams
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole
@@ -239,30 +240,30 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
     n, device = len(plan.y), plan.device
     flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)
     distances, seconds = torch.zeros(n, device=device), torch.zeros(1 + len(parts), dtype=torch.float64)
-    with (plan.console or NullConsole()).progress(name, n) as advance:
+    done, console = cache.done if cache else {}, plan.console or NullConsole()
+    with showing(console, name, parts, flags, seconds, batch_size=plan.batch_size, cached=set(done)) as shown:
         for index, x, y in plan.batches():
-            first, live = int(index[0]), start[index]
-            row = cache.done.get(first) if cache else None
+            live, row = start[index], done.get(int(index[0]))
             if row is None:
-                row, x_adv = attack_batch(plan, attack, index[live], x[live], y[live])
+                shown.begin(index)
+                row, x_adv = attack_batch(plan, attack, index[live], x[live], y[live], shown)
                 if cache:
-                    cache.add(first, row, x_adv if plan.save_adversarial else None)
+                    cache.add(int(index[0]), row, x_adv if plan.save_adversarial else None)
             flags[:, index[live]] = torch.tensor(row["flags"], device=device).bool()
             distances[index[live]] = torch.tensor(row["distances"], device=device)
             seconds += torch.tensor([row["seconds"], *(row["part_seconds"] or [0.0] * len(parts))])
-            done = flags[0, : int(index[-1]) + 1]
-            advance(len(index), robust=float(done.float().mean()))
+            shown.end(index)
             if plan.stop is not None and plan.stop():
                 raise Interrupted
-            if plan.enough(done):
-                n = len(done)
+            if plan.enough(flags[0, : int(index[-1]) + 1]):
+                n = int(index[-1]) + 1
                 break
     flags, distances = distributed.total(flags[:, :n].int()).bool(), distributed.total(distances[:n])
     total, *each = distributed.total(seconds.to(device)).tolist()
     if cache and plan.save_adversarial:
         distributed.barrier()  # every rank has stored its images
         distributed.on_main(partial(save_broken, plan, attack.threat, start[:n].cpu(), flags[0].cpu(), cache))
-    return AttackResult(
+    result = AttackResult(
         settings=describe(attack),
         flags=flags[0].tolist(),
         seconds=total,
@@ -270,13 +271,17 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
         part_seconds=dict(zip(parts, each, strict=True)),
         distances=distances.tolist() if isinstance(attack, DistanceAttack) else [],
     )
+    shown.finish(result)
+    return result
 
 
-def attack_batch(plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Tensor) -> tuple[dict[str, Any], Tensor]:
+def attack_batch(
+    plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Tensor, after_part: AfterPart | None = None
+) -> tuple[dict[str, Any], Tensor]:
     """The cache's row of the images to attack in a batch, of which there may be none, and the points found."""
     begun = time.perf_counter()
     draws = ImageStreams(plan.seed, plan.index[index.cpu()].to(x.device))
-    x_adv, flags, distances, parts = run_and_verify(plan.model, attack, x, y, draws)
+    x_adv, flags, distances, parts = run_and_verify(plan.model, attack, x, y, draws, after_part)
     row = {"flags": flags.int().tolist(), "distances": distances.tolist(), "part_seconds": parts}
     return row | {"seconds": time.perf_counter() - begun}, x_adv
 

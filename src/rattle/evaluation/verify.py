@@ -4,6 +4,7 @@ A point counts only inside the threat's ball and [0, 1], and misclassified in a 
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -23,6 +24,8 @@ from rattle.runs.io import atomic_file, read_arrays
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
+AfterPart = Callable[[int, Tensor, float], None]  # (its number, who is still robust [n] bool, its seconds)
+
 
 def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Which images stay correct at an attack's points, [n] bool; a point outside the threat does not count."""
@@ -31,13 +34,13 @@ def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y:
 
 
 def run_and_verify(
-    model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: ImageStreams
+    model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: ImageStreams, after_part: AfterPart | None = None
 ) -> tuple[Tensor, Tensor, Tensor, list[float]]:
     """Run an attack on correctly classified images, of which there may be none, and check every point it returns.
 
-    draws: one random stream an image. Returns the points; bool [1 + parts, n], who is robust to the attack and, if it
-    is an ensemble, who was after each part; the distances [n], zero if the attack does not measure them; and the
-    seconds of each part.
+    draws: one random stream an image; after_part: called after each part of an ensemble. Returns the points; bool
+    [1 + parts, n], who is robust to the attack and, if it is an ensemble, who was after each part; the distances [n],
+    zero if the attack does not measure them; and the seconds of each part.
     """
     robust, distance = torch.ones_like(y, dtype=torch.bool), torch.zeros(len(x))
     if len(x) == 0:
@@ -45,9 +48,11 @@ def run_and_verify(
     check, given = partial(still_correct, model, attack.threat), x.clone()  # an attack may write into its input
     if isinstance(attack, Ensemble):
         x_adv, parts, clock = x, [], [time.perf_counter()]
-        for _, x_adv, robust in run_components(attack, model, x, y, draws, check):  # noqa: B007
+        for number, (_, x_adv, robust) in enumerate(run_components(attack, model, x, y, draws, check)):  # noqa: B007
             parts.append(robust)
             clock.append(time.perf_counter())
+            if after_part:
+                after_part(number, robust, clock[-1] - clock[-2])
         return x_adv, torch.stack([robust, *parts]), distance, [after - before for before, after in pairwise(clock)]
     if isinstance(attack, DistanceAttack):
         nearest = attack.search(model, given, y, generator=draws)

@@ -108,8 +108,14 @@ def chart(curves: Mapping[str, Sequence[float]], *, width: int, height: int) -> 
             text.append(chr(0x2800 + bits) if bits else " ", style=COLOURS[curve % len(COLOURS)])
         text.append("\n")
     text.append(" " * 9)
+    used = 0
     for i, (name, curve) in enumerate(curves.items()):
-        text.append(f"{name} {curve[-1]:.4g}   ", style=COLOURS[i % len(COLOURS)])
+        entry = f"{name} {curve[-1]:.4g}   "
+        if used and used + len(entry.rstrip()) > width:  # no figure is cut
+            text.append("\n" + " " * 9)
+            used = 0
+        used += len(entry)
+        text.append(entry, style=COLOURS[i % len(COLOURS)])
     return text
 
 
@@ -143,7 +149,8 @@ def view(state: Progress, *, width: int = 80, live: bool = True) -> RenderableTy
     parts += [Text(note, style="yellow") for note in state.run.notes]
     if live:
         parts.append(Text("\nq leaves; the run goes on", style="dim"))
-    return Panel(Group(*parts), title=Text(f"{state.run.name}  ({state.run.method})"), title_align="left")
+    method = f"{state.run.method}, seed {state.run.seed}"
+    return Panel(Group(*parts), title=Text(f"{state.run.name}  ({method})"), title_align="left")
 
 
 def epoch_line(entry: Plain, epochs: int | None) -> str:

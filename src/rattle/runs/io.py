@@ -154,3 +154,13 @@ def read_arrays(path: Path, what: str = "an .npz file of arrays") -> dict[str, n
         raise RattleError(f"there is no file {path}") from None
     except UNREADABLE as reason:
         raise RattleError(f"{path} is not {what}, or is damaged") from reason
+
+
+def new_file(path: str, overwrite: bool) -> Path:
+    """The path of a file to write that is not there yet, or that `overwrite` says may be replaced.
+
+    Called before the work whose result goes there, so that none is done in vain.
+    """
+    if Path(path).exists() and not overwrite:
+        raise RattleError(f"{path} is there already: --overwrite replaces it, or choose another name")
+    return Path(path)

@@ -112,10 +112,11 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
     example = state.floats(images[torch.arange(1)].x.to(state.device))
     forward, ddp_forward = wrap_model(state.model, recipe, example)
+    title = f"{recipe.method}, seed {recipe.seed}" if recipe.seed else recipe.method
     with (
         listening() as request,
         torch.random.fork_rng(devices=[]),
-        console.progress(recipe.name, recipe.epochs * steps, done=progress.step) as advance,
+        console.progress(title, recipe.epochs * steps, done=progress.step) as advance,
         epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1) as log_epoch,
     ):
         autosave = Autosave(state, run, request)
@@ -133,8 +134,8 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
             seconds = autosave.last - begun
             record_line(run.timing, {"epoch": metrics["epoch"], "seconds": seconds, "memory_mb": peak_memory_mb()})
             log_epoch(metrics)
-            if not console.live:
-                console.log(summary(metrics, recipe.epochs, seconds))
+            advance(0, **best(state))
+            console.log((short_summary if console.live else summary)(metrics, recipe.epochs, seconds))
     state.model.eval()
     return run
 
@@ -151,6 +152,7 @@ def train_epoch(
     """The steps of one epoch, from where the last one stopped."""
     recipe, progress, meter = state.recipe, state.progress, LossMeter(state.progress.sums, state.device)
     order = batches(len(images), recipe.batch_size, seed=derive_seed(recipe.seed, ORDER), epoch=progress.epoch)
+    shown = progress.step
     state.train_mode()
     for index in list(order)[progress.batch :]:
         for group in state.optimizer.param_groups:
@@ -169,11 +171,22 @@ def train_epoch(
         progress.step += 1
         if meter.due(progress.step) or progress.batch == steps:
             progress.sums = meter.read()
-            means = {name: value / progress.batch for name, value in progress.sums.items()}
-            epoch = f"{progress.epoch + 1}/{recipe.epochs}"
-            advance(meter.every, epoch=epoch, **means, best=max(progress.best, 0.0))
+            advance(progress.step - shown, **figures(state))
+            shown = progress.step
         autosave(meter)
     progress.sums = meter.read()
+
+
+def figures(state: TrainState) -> dict[str, float | str]:
+    """What is shown beside the progress bar, the most important first: as many as there is room for."""
+    progress = state.progress
+    loss = sum(progress.sums.values()) / progress.batch
+    return {"epoch": f"{progress.epoch + 1}/{state.recipe.epochs}", "loss": loss, **best(state)}
+
+
+def best(state: TrainState) -> dict[str, str]:
+    """The figure of the best checkpoint, if held-out images chose one."""
+    return {"best robust": f"{100 * state.progress.best:.1f} %"} if state.progress.best >= 0 else {}
 
 
 def train_step(
@@ -364,6 +377,13 @@ def after_divergence(run: Run) -> str:
     last = run.checkpoint("last")
     saved = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
     return f"{saved}; try a smaller optimizer.lr, or --on-divergence rollback"
+
+
+def short_summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
+    """An epoch in a line that fits a terminal; of averaged weights if there are any, since `best` is chosen by them."""
+    found = {name: metrics.get(f"val_{name}_average", metrics.get(f"val_{name}")) for name in ("clean", "robust")}
+    values = "".join(f"  {name} {100 * value:.1f} %" for name, value in found.items() if value is not None)
+    return f"epoch {metrics['epoch']}/{epochs}  loss {metrics['loss']:.3f}{values}  {seconds:.0f} s"
 
 
 def summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
