@@ -164,7 +164,7 @@ def test_images_of_fewer_classes_need_the_models_number(files: Path, capsys: pyt
     ("words", "sentence"),
     [
         ([], "say what to evaluate: a run or checkpoint, or --model NAME --weights FILE --data NAME"),
-        (["runs/a", *MINE], "say what to evaluate"),
+        (["runs/a", *MINE], "--weights belongs to --model; runs/a knows its own"),
         (["--model", "cnn", "--data", "test.npz"], "--model cnn has no trained weights of its own: give them with --w"),
         ([*MINE[:3], "none.pt", *MINE[4:]], "no file of weights at none.pt"),
         ([*MINE[:5], "none.npz"], "there is no .npz file at none.npz"),
