@@ -17,7 +17,7 @@ ATTACKS = ["--attacks", "fgsm", "pgd3", "--threat.epsilon", "0.1"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """w-results, of somebody else's network and weights, and runs/a, both evaluated on the same 60 images."""
+    """w.pt-results, of somebody else's network and weights, and runs/a, both evaluated on the same 60 images."""
     folder = tmp_path_factory.mktemp("compare")
     save_files(folder)
     data = ["--data", str(folder / "test.npz")]
@@ -41,7 +41,7 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 @pytest.mark.usefixtures("inside")
 def test_compare_prints_accuracies_differences_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "compare", "w-results", "runs/a")
+    out = said(capsys, "compare", "w.pt-results", "runs/a")
     assert re.search(r"n +w\.pt +TRADES +difference +p, Holm", out)
     accuracy, change = r"[\d.]+ \[[\d.]+, [\d.]+\]", r"[+-]?[\d.]+ \[-?[\d.]+, -?[\d.]+\]"
     lines = [line.strip() for line in out.replace("\u2212", "-").splitlines()]
@@ -54,12 +54,12 @@ def test_compare_prints_accuracies_differences_and_a_sentence(capsys: pytest.Cap
 
 @pytest.mark.usefixtures("inside")
 def test_compare_json_is_one_object_with_the_flags_means(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "compare", "runs/a", "w-results", "--json", "--baseline", "./w-results/")
+    out = said(capsys, "compare", "runs/a", "w.pt-results", "--json", "--baseline", "./w.pt-results/")
     found = json.loads(out)
     assert [(m["label"], m["trained_here"]) for m in found["models"]] == [("w.pt", False), ("TRADES", True)]
     tests = {test["attack"]: test for test in found["tests"]}
     assert list(tests) == ["clean", "fgsm", "pgd3"]
-    stored = json.loads(Path("w-results/pgd3.json").read_text())
+    stored = json.loads(Path("w.pt-results/pgd3.json").read_text())
     assert tests["pgd3"]["first"] == "w.pt"
     assert tests["pgd3"]["first_accuracy"] == stored["robust_accuracy"]
     assert tests["pgd3"]["first_interval"] == stored["robust_interval"]
@@ -76,7 +76,7 @@ def test_what_python_evaluated_is_compared_with_what_the_command_did(
     settings = {"norm": "linf", "epsilon": 0.1, "metadata": {"name": "mine"}}
     rattle.evaluate(linear(), images, y[:60].numpy(), ["fgsm", "pgd3"], out=inside / "python", **settings)
     rattle.benchmark(linear(), "digits", attacks="fgsm", epsilon=0.1, n=60, out=inside / "benchmark")
-    found = json.loads(said(capsys, "compare", "w-results", "python", "benchmark", "--json"))
+    found = json.loads(said(capsys, "compare", "w.pt-results", "python", "benchmark", "--json"))
     assert [model["label"] for model in found["models"]] == ["w.pt", "mine", "benchmark"]
     assert found["not_compared"] == []
     assert {test["difference"] for test in found["tests"]} == {0}
@@ -84,23 +84,23 @@ def test_what_python_evaluated_is_compared_with_what_the_command_did(
 
 @pytest.mark.usefixtures("inside")
 def test_a_table_has_a_row_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [line.split("|")[1].strip() for line in said(capsys, "table", "w-results", "runs/a").splitlines()[2:4]]
+    rows = [line.split("|")[1].strip() for line in said(capsys, "table", "w.pt-results", "runs/a").splitlines()[2:4]]
     assert rows == ["w.pt", "TRADES"]
-    twice = said(capsys, "table", "w-results", "w-results").splitlines()[2:4]
+    twice = said(capsys, "table", "w.pt-results", "w.pt-results").splitlines()[2:4]
     assert all("| 1 |" in line for line in twice)  # a model named twice is not two seeds
 
 
 def test_a_page_leaves_out_what_a_model_from_elsewhere_has_not(
     inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said(capsys, "report", "w-results", "runs/a", "--no-compute", "--out", "both.html")
+    said(capsys, "report", "w.pt-results", "runs/a", "--no-compute", "--out", "both.html")
     both = (inside / "both.html").read_text()
     assert "w.pt beside TRADES" in both
     assert f"not trained here, {inside / 'net.py'}:Net" in both
     missing = re.findall(r'<p class="missing">(.*?)</p>', both)
     assert missing
     assert not [sentence for sentence in missing if "w.pt" in sentence]
-    said(capsys, "report", "w-results", "--out", "alone.html")  # computing passes it over
+    said(capsys, "report", "w.pt-results", "--out", "alone.html")  # computing passes it over
     alone = (inside / "alone.html").read_text()
     assert set(re.findall(r'<section id="(.*?)">', alone)) == {"results", "comparison", "trade-off"}
     assert re.findall(r'<a href="#(.*?)">', alone) == ["results", "comparison", "trade-off"]
@@ -137,29 +137,29 @@ def test_what_cannot_be_compared_is_one_sentence(inside: Path, capsys: pytest.Ca
     rattle.evaluate(model, x[:60], y[:60], "pgd3", epsilon=0.2, out=inside / "stronger")
     (inside / "empty").mkdir(exist_ok=True)
     for words, sentence in (
-        (["w-results", "w.pt"], "w.pt is a file, not a folder of a run or of results; w-results is"),
-        (["w-results", "empty"], "empty holds neither a run nor results: it has no recipe.yaml and no results"),
-        (["w-results", "nowhere"], "there is no run folder nowhere"),
-        (["w-results"], "name two different folders or more"),
-        (["w-results", "./w-results"], "name two different folders or more"),
-        (["w-results", "others"], "w.pt and others (Clean, PGD-3): they share none of their 60 and 60 images"),
+        (["w.pt-results", "w.pt"], "w.pt is a file, not a folder of a run or of results; w.pt-results is"),
+        (["w.pt-results", "empty"], "empty holds neither a run nor results: it has no recipe.yaml and no results"),
+        (["w.pt-results", "nowhere"], "there is no run folder nowhere"),
+        (["w.pt-results"], "name two different folders or more"),
+        (["w.pt-results", "./w.pt-results"], "name two different folders or more"),
+        (["w.pt-results", "others"], "w.pt and others (Clean, PGD-3): they share none of their 60 and 60 images"),
     ):
         capsys.readouterr()
         assert main(["compare", *words]) == 2
         err = capsys.readouterr().err
         assert sentence in err
         assert err.count("\n") == 1
-    out = said(capsys, "compare", "w-results", "stronger")
+    out = said(capsys, "compare", "w.pt-results", "stronger")
     sentence = "not compared: w.pt and stronger (PGD-3): they differ in threat.epsilon (0.1; 0.2) and step_size"
     assert sentence in out
-    assert main(["table", "w-results", "stronger"]) == 0
+    assert main(["table", "w.pt-results", "stronger"]) == 0
     assert sentence in capsys.readouterr().err
 
 
 def test_a_damaged_result_is_named_and_the_others_are_compared(
     inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree("w-results", "damaged", dirs_exist_ok=True)
+    shutil.copytree("w.pt-results", "damaged", dirs_exist_ok=True)
     (inside / "damaged" / "fgsm.json").write_text("{")
     capsys.readouterr()
     assert main(["compare", "damaged", "runs/a", "--json"]) == 0

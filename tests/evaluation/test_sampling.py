@@ -63,12 +63,12 @@ def test_a_file_sorted_by_class_is_sampled_fairly(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     words = ["evaluate", "--model", "net.py:Net", "--weights", "w.pt", "--data", "sorted.npz", "--attacks", "fgsm"]
     assert main([*words, "--n", "20"]) == 0
-    saved = json.loads(Path("w-results/fgsm.json").read_text())
+    saved = json.loads(Path("w.pt-results/fgsm.json").read_text())
     assert (y[by_class][torch.tensor(saved["index"])].bincount(minlength=10) >= 1).all()
     assert saved["sample"] == {"order": "fair", "seed": 0}
     assert saved["test_images"] == len(y)
     assert main([*words, "--n", "20", "--first"]) == 0
-    first = json.loads(Path("w-results/fgsm.json").read_text())
+    first = json.loads(Path("w.pt-results/fgsm.json").read_text())
     assert first["sample"] == {"order": "first"}
     assert "index" not in first  # as in files of earlier versions, which always took the first n
 

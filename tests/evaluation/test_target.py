@@ -49,7 +49,7 @@ def test_autoattack_on_a_model_weights_and_images_of_ones_own(files: Path, capsy
     assert autoattack["settings"]["threat"] == {"norm": "linf", "epsilon": 0.3}
     assert list(autoattack["parts"]) == ["apgd-ce", "apgd-t", "fab-t", "square"]
     assert result["clean_accuracy"] > 0.7 > autoattack["robust_accuracy"]
-    assert result == json.loads((files / "w-results" / "autoattack.json").read_text())
+    assert result == json.loads((files / "w.pt-results" / "autoattack.json").read_text())
 
 
 def test_autoattack_and_rays_on_a_run(
@@ -100,7 +100,7 @@ def test_weights_from_elsewhere_open_as_they_are(layout: str, files: Path, capsy
         right = small_cnn()(x[:50] / 255).argmax(1) == y[:50]
     assert result["clean_flags"] == right.int().tolist()
     assert result["checkpoint"] == "theirs.pt"
-    assert (files / "theirs-results" / "fgsm.json").is_file()
+    assert (files / "theirs.pt-results" / "fgsm.json").is_file()
 
 
 def test_a_checkpoint_of_a_run_is_a_file_of_weights_too(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +188,7 @@ def test_a_mistake_is_one_sentence(
     if words[:1] == ["run"]:
         save_run(files / "run")
     assert sentence in mistake(capsys, *words)
-    assert not (files / "w-results").exists()
+    assert not (files / "w.pt-results").exists()
 
 
 def test_an_opened_checkpoint_is_not_read_again(tmp_path: Path) -> None:
@@ -196,3 +196,30 @@ def test_an_opened_checkpoint_is_not_read_again(tmp_path: Path) -> None:
     by_path, opened = target_from_checkpoint(run), target_from_checkpoint(open_checkpoint(run))
     assert by_path.metadata == opened.metadata
     assert by_path.results == opened.results == run / "results"
+
+
+OWN = """
+import torch
+from torch import nn
+
+def trained():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model.load_state_dict({f"1.{key.rpartition('.')[2]}": value for key, value in torch.load("w.pt").items()})
+    return model
+
+def drawn():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+"""
+
+
+def test_a_network_whose_weights_are_drawn_at_random_is_refused_unless_asked_for(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (files / "own.py").write_text(OWN)
+    words = ["--data", "test.npz", "--attacks", "fgsm"]
+    sentence = mistake(capsys, "--model", "own.py:drawn", *words)
+    assert "--model own.py:drawn has no trained weights of its own: give them with --weights FILE" in sentence
+    random = said(capsys, "--model", "own.py:drawn", "--random-weights", *words)
+    assert random["clean_accuracy"] < 0.4
+    assert said(capsys, "--model", "own.py:trained", *words)["clean_accuracy"] > 0.7  # loads weights of its own
+    assert "two answers to one question" in mistake(capsys, *MINE, "--random-weights")

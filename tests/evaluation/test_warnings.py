@@ -42,7 +42,7 @@ def test_warnings_are_printed_and_stored(
     assert main(["evaluate", *words]) == 0
     said = capsys.readouterr()
     assert f"warning: {sentence}" in said.err
-    stored = json.loads((tmp_path / "w-results" / "fgsm.json").read_text())
+    stored = json.loads((tmp_path / "w.pt-results" / "fgsm.json").read_text())
     assert any(line.startswith(sentence) for line in stored["advice"])
     assert json.loads(said.out)["advice"] == stored["advice"]
 
@@ -55,4 +55,4 @@ def test_a_plain_model_gets_no_warnings(
     words = ["--model", "net.py:Net", "--weights", "w.pt", "--data", "test.npz", "--attacks", "fgsm", "pgd3"]
     assert main(["evaluate", *words]) == 0
     assert "warning" not in capsys.readouterr().err
-    assert json.loads((tmp_path / "w-results" / "fgsm.json").read_text())["advice"] == []
+    assert json.loads((tmp_path / "w.pt-results" / "fgsm.json").read_text())["advice"] == []

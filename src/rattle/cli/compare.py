@@ -41,7 +41,7 @@ def main(args: list[str]) -> None:
     folders = [options.baseline, *options.models] if options.baseline else options.models
     given = {Path(folder).resolve(): folder for folder in folders}  # the baseline may be named twice
     if len(given) < 2:
-        raise RattleError("name two different folders or more: rattle compare runs/a plain-results")
+        raise RattleError("name two different folders or more: rattle compare runs/a plain.pt-results")
     runs = read_models(list(given.values()))
     tests, refused = compare_runs(runs, runs[0] if options.baseline else None)
     if not tests:

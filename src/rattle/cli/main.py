@@ -25,7 +25,7 @@ COMMANDS = {
     "data": "get a dataset or show what one holds: rattle data get cifar10, rattle data show digits",
     "landscape": "draw the loss around images and weights: rattle landscape runs/a runs/b",
     "report": "one HTML page of runs, offline: rattle report runs/a runs/b --out report.html",
-    "compare": "which model is better? paired tests on the same images: rattle compare plain-results runs/a",
+    "compare": "which model is better? paired tests on the same images: rattle compare plain.pt-results runs/a",
     "table": "runs as a Markdown, LaTeX or CSV table, mean and deviation over seeds",
     "paper": "a table of the paper, trained, attacked, beside the published numbers: rattle paper 1 --scale tiny",
     "watch": "follow a run in the terminal: rattle watch runs/a",

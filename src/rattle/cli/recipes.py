@@ -8,6 +8,7 @@ import tyro
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.recipes.catalog import describe, get_recipe, list_recipes
+from rattle.recipes.idle import idle_settings
 from rattle.runs.zoo import entry, list_zoo
 
 
@@ -35,6 +36,10 @@ def main(args: list[str]) -> None:
     width = max(map(len, found)) + len("zoo:" if options.zoo else "")
     for name in found:
         print(f"{'zoo:' * options.zoo + name:<{width}}  {line(name)}")
+    if options.filter in found and not options.zoo:
+        print("\nsettings that do nothing in it:")
+        for setting, reason in idle_settings(get_recipe(options.filter)).items():
+            print(f"  --{setting:<24} {reason}")
 
 
 def zoo_line(name: str) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.data import Images
+from rattle.data.dataset import Dataset
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation.inputs import as_float
@@ -82,6 +83,7 @@ class Network:
     activation: Literal["relu", "silu"] = "relu"  # of a named network
     mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
     std: tuple[float, ...] = ()  # the deviations that go with --mean
+    random_weights: bool = False  # evaluate --model without trained weights, as drawn at random from seed 0
     classes: int | None = None  # of --model; as many as the data have when not given
     resize: int | None = None  # side to scale the images to, where the model is made for another size than theirs
 
@@ -102,8 +104,8 @@ class Network:
 
 def target_from_weights(network: Network, data: str, *, root: str | None = None) -> Target:
     """Any network on any data, which may be a dataset's name, a file or a folder; root: where datasets are."""
-    if not network.weights and ":" not in network.model:
-        raise RattleError(f"--model {network.model} has no trained weights of its own: give them with --weights")
+    if network.weights and network.random_weights:
+        raise RattleError("--weights and --random-weights are two answers to one question: give one of them")
     source = Data(name=data, root=root, resize=network.resize).source()
     classes, found = network.classes or len(source.classes), len(source.classes)
     if classes < found:
@@ -112,10 +114,31 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None)
     file = Path(network.weights or (f"{timm}.pt" if timm else network.model.rpartition(":")[0]))
     return Target(
         name=f"{network.model} {file.name}" if network.weights else network.model,
-        model=network.build(classes, source.channels),
+        model=network.build(classes, source.channels) if network.weights else build_alone(network, classes, source),
         test=source.test,
         classes=(*source.classes, *map(str, range(found, classes))),
         threat=Threat(),
         metadata={"checkpoint": network.weights, "recipe": network.model, "data": data},
-        results=file.with_name(f"{file.stem}-results"),  # each file of weights has its own
+        results=file.with_name(f"{file.name}-results"),  # each file of weights has its own
     )
+
+
+def build_alone(network: Network, classes: int, source: Dataset) -> nn.Module:
+    """A network without a file of weights: refused if it draws them at random, unless that is what was asked for.
+
+    A builder that loads weights of its own gives the same ones whatever the random state.
+    """
+    built = []
+    for seed in (0, 1):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            built.append(network.build(classes, source.channels))
+        if network.random_weights or "pretrained" in network.model:  # the latter may take a download
+            return built[0]
+    states = [model.state_dict() for model in built]
+    if any(not torch.equal(value, states[1][name]) for name, value in states[0].items()):
+        raise RattleError(
+            f"--model {network.model} has no trained weights of its own: give them with --weights FILE, or say "
+            "--random-weights if that is what you want to measure"
+        )
+    return built[0]

@@ -96,7 +96,7 @@ class RunData:
 def external_name(model: Mapping[str, str], folder: Path) -> str:
     """What a model that was not trained here is called: by its own name, its weights' file, its network or the folder.
 
-    >>> external_name({"checkpoint": "zoo/plain.pt", "recipe": "net.py:build"}, Path("plain-results"))
+    >>> external_name({"checkpoint": "zoo/plain.pt", "recipe": "net.py:build"}, Path("plain.pt-results"))
     'plain.pt'
     """
     weights = Path(model.get("checkpoint", ""))
@@ -120,7 +120,7 @@ def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
 def check_folder(folder: Path) -> None:
     """Raise RattleError if this is no folder; for a file of weights or results, with the folder that may be meant."""
     if folder.is_file():
-        near = [folder.with_name(f"{folder.stem}-results"), folder.parent]
+        near = [folder.with_name(f"{folder.name}-results"), folder.parent]
         meant = next((each for each in near if load_results(each)[0]), None)
         raise RattleError(
             f"{folder} is a file, not a folder of a run or of results" + (f"; {meant} is" if meant else "")

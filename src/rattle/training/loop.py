@@ -26,6 +26,7 @@ from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.catalog import resolve
+from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
@@ -75,7 +76,7 @@ def fit(
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)
-    recipe = as_begun(recipe, run) if resume and run.exists() else recipe
+    recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
     with own_source(run if resume else None, recipe):
         state = init_state(recipe, images, model)
     check_start(state, log)

@@ -1,0 +1,46 @@
+"""Settings that do nothing in a recipe: listed for readers, refused where somebody set one and waits for its effect.
+
+Not checked by Recipe itself, so that runs which were trained with one still open.
+"""
+
+from rattle.errors import RattleError
+from rattle.recipes.recipe import Recipe
+
+
+def idle_settings(recipe: Recipe) -> dict[str, str]:
+    """{setting: why it does nothing in this recipe}.
+
+    >>> idle_settings(Recipe())["objective.taylor.eta"]
+    'objective.taylor.order is 0'
+    """
+    found, needs = {}, recipe.objective.needs
+    taylor = getattr(recipe.objective, "taylor", None)
+    if taylor is not None and taylor.order == 0:
+        found |= dict.fromkeys((f"objective.taylor.{name}" for name in ("eta", "mode")), "objective.taylor.order is 0")
+    if not needs.features:
+        found["head"] = "only the Taylor terms' readings head and released look at the network's head"
+    if not needs.sampled:
+        found["noise-samples"] = "only objective.taylor.mode sampled draws u again in the outer step"
+    if recipe.noise.sigma == 0:
+        found["noise.where"] = "noise.sigma is 0"
+    if recipe.awp is None:
+        found["awp.*"] = "this recipe has no AWP; --awp.kind AWP adds it"
+    if recipe.average is None:
+        found["average.*"] = "weights are not averaged; --average.kind EMA or SWA does it"
+    if recipe.data.val_size == 0:
+        found |= dict.fromkeys(("val-attack.*", "evaluate-every"), "no images are held out (data.val-size 0)")
+    return found
+
+
+def refuse_idle(recipe: Recipe) -> Recipe:
+    """The recipe; raises RattleError for a setting that was changed and does nothing."""
+    if recipe.head is not None and "head" in (idle := idle_settings(recipe)):
+        raise RattleError(f"head {recipe.head} does nothing: {idle['head']}")
+    if recipe.awp and recipe.awp.warmup >= recipe.epochs:
+        raise RattleError(
+            f"awp.warmup {recipe.awp.warmup} outlasts the {recipe.epochs} epochs, so AWP would never begin: "
+            "train longer, set a shorter --awp.warmup, or leave AWP out"
+        )
+    if recipe.evaluate_every > recipe.epochs:
+        raise RattleError(f"evaluate-every {recipe.evaluate_every} does nothing in {recipe.epochs} epochs")
+    return recipe

@@ -1,0 +1,57 @@
+"""Settings that do nothing are refused before training, and listed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rattle.cli.main import main
+from rattle.errors import RattleError
+from rattle.objectives import AT
+from rattle.recipes.catalog import get_recipe
+from rattle.recipes.idle import idle_settings, refuse_idle
+from rattle.recipes.recipe import Recipe
+from rattle.training.loop import fit
+
+TRADES, AWP = get_recipe("digits-linf-cnn-trades"), get_recipe("digits-linf-cnn-trades-awp")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        (replace(AWP, epochs=5), "awp.warmup 5 outlasts the 5 epochs, so AWP would never begin"),
+        (replace(TRADES, head="fc"), "head fc does nothing: only the Taylor terms' readings head and released"),
+        (replace(TRADES, epochs=3, evaluate_every=4), "evaluate-every 4 does nothing in 3 epochs"),
+    ],
+)
+def test_a_setting_that_does_nothing_is_refused_before_anything_is_written(
+    recipe: Recipe, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RattleError, match=sentence):
+        fit(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe  # such a run of an earlier version opens
+
+
+def test_named_recipes_are_not_refused() -> None:
+    for method in ("at", "trades", "at-awp", "trades-awp-2nd", "trades-2nd-released", "trades-awp-fast"):
+        refuse_idle(get_recipe(f"digits-linf-cnn-{method}"))
+
+
+def test_what_does_nothing_follows_from_the_recipe() -> None:
+    plain, second = idle_settings(TRADES), idle_settings(get_recipe("digits-linf-cnn-trades-awp-2nd"))
+    assert {"objective.taylor.eta", "head", "noise-samples", "noise.where", "awp.*", "average.*"} == {
+        name for name in plain if name != "objective.taylor.mode"
+    }
+    assert set(second) == {"noise-samples", "average.*"}
+    unseen = replace(TRADES, objective=AT(), data=replace(TRADES.data, val_size=0))
+    assert idle_settings(unseen)["evaluate-every"] == "no images are held out (data.val-size 0)"
+
+
+def test_a_recipe_asked_for_by_its_name_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", "digits-linf-cnn-trades"]) == 0
+    out = capsys.readouterr().out
+    assert "settings that do nothing in it:" in out
+    assert "--objective.taylor.eta     objective.taylor.order is 0" in out
+    assert main(["recipes", "digits-linf"]) == 0
+    assert "settings that do nothing" not in capsys.readouterr().out
