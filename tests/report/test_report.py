@@ -282,7 +282,7 @@ def test_ten_runs_fit_on_a_page(tmp_path: Path) -> None:
     runs = [made.whole(tmp_path / f"run{i}") for i in range(10)]
     page = Page(build(runs, tmp_path / "page.html"))
     assert "2 further runs left out of the surfaces" in page.text
-    assert "each is compared with the first" in page.text
+    assert "Each is compared with TRADES, seed 0, run0" in page.text
     assert len(page.raw.encode()) < 8e6
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rattle.evaluation.results import StoredResult, protocol_differences
-from rattle.report.run_data import RunData
+from rattle.report.run_data import MANY, RunData
 from rattle.report.significance import PairedTest, paired_tests
 from rattle.report.tables import Accuracy, Comparison, accuracy, compare, sorted_attacks
 from rattle.stats import Sample, on_shared_images
 
-ALL_PAIRS = 4  # up to this many runs every pair is compared; beyond it each with the first
+ALL_PAIRS = MANY  # up to this many runs every pair is compared; beyond it each with the first
 BEST_KNOWN = "best-known"  # the column of what withstood every attack, beside AutoAttack's
 NOT_THE_METHOD = ("seed", "threads")  # settings in which runs of one method may differ
 STRONGEST = {"autoattack": 0, "pgd20": 1, "cw20": 2}  # of the attacks that the runs have in common; others stand at 3
@@ -59,6 +59,13 @@ def compare_runs(runs: Sequence[RunData], baseline: RunData | None = None) -> tu
     return paired_tests({run.label: samples_of([run]) for run in runs}, baseline.label if baseline else None)
 
 
+def compare_methods(runs: Sequence[RunData], baseline: RunData) -> list[PairedTest]:
+    """Tests over seeds: each group of runs that differ in their seed alone, with the baseline's group."""
+    groups = group_by_method(runs)
+    name = next(name for name, members in groups.items() if baseline in members)
+    return paired_tests({name: samples_of(members) for name, members in groups.items()}, name)[0]
+
+
 def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     """Runs that differ in their seed alone, under the name they share."""
     groups: dict[str, list[RunData]] = {}
@@ -67,8 +74,8 @@ def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
         recipe = {"results": run.label} if run.external else recipe  # how it was trained is not known
         groups.setdefault(json.dumps(recipe, sort_keys=True, default=str), []).append(run)
     firsts = [members[0] for members in groups.values()]
-    methods = [run.method for run in firsts]
-    names = [run.method if methods.count(run.method) == 1 else run.label for run in firsts]
+    variants = [run.variant for run in firsts]
+    names = [run.variant if variants.count(run.variant) == 1 else run.label for run in firsts]
     return dict(zip(names, groups.values(), strict=True))
 
 

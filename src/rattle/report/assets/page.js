@@ -39,6 +39,7 @@
   };
   // plotly gives every entry the width of the widest once they need more than one row
   const legendRows = (spec, width) => {
+    if (spec.layout.showlegend === false) return 0;
     const named = spec.data.filter((trace) => trace.name && trace.showlegend !== false);
     const widths = named.map((trace) => 48 + 6.4 * trace.name.length), space = Math.max(width - 72, 100);
     if (widths.reduce((all, one) => all + one, 0) <= space) return spec.rows || 1;
@@ -161,6 +162,18 @@
       });
     });
   }
+
+  // more panels than tabs have room for: a box to choose from
+  for (const box of document.querySelectorAll("[data-panels]")) {
+    const panels = [...box.options].map((_, i) => document.getElementById(`${box.dataset.panels}-panel-${i}`));
+    panels.forEach((panel, i) => { panel.dataset.title = box.options[i].textContent; });
+    box.addEventListener("change", () => {
+      panels.forEach((panel, i) => { panel.hidden = i !== box.selectedIndex; });
+      drawVisible(false);
+    });
+  }
+  // a figure inside a folded part is drawn when it is opened
+  for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", () => drawVisible(false));
 
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const button = document.getElementById("theme");
