@@ -59,11 +59,11 @@ def compare_runs(runs: Sequence[RunData], baseline: RunData | None = None) -> tu
     return paired_tests({run.label: samples_of([run]) for run in runs}, baseline.label if baseline else None)
 
 
-def compare_methods(runs: Sequence[RunData], baseline: RunData) -> list[PairedTest]:
-    """Tests over seeds: each group of runs that differ in their seed alone, with the baseline's group."""
+def compare_methods(runs: Sequence[RunData], baseline: RunData) -> tuple[list[PairedTest], list[str]]:
+    """The same over seeds: each group of runs that differ in their seed alone, with the baseline's group."""
     groups = group_by_method(runs)
     name = next(name for name, members in groups.items() if baseline in members)
-    return paired_tests({name: samples_of(members) for name, members in groups.items()}, name)[0]
+    return paired_tests({name: samples_of(members) for name, members in groups.items()}, name)
 
 
 def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:

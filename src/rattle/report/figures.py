@@ -12,7 +12,7 @@ import numpy as np
 
 from rattle.report.compare import Point, group_by_method
 from rattle.report.run_data import RunData, finite
-from rattle.report.sweeps import Sweep
+from rattle.report.sweeps import Sweep, SweptPoint
 from rattle.report.tables import Accuracy, accuracy
 from rattle.runs.arrays import Gallery, InputSurface, WeightSurface, same_plane
 
@@ -164,9 +164,10 @@ def error_bars(found: Sequence[Accuracy], color: str) -> Spec:
 def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     """Clean against robust accuracy: dots with their 95 % intervals, diamonds for the paper."""
     traces, runs = [], [point.run for point in points if not point.paper]
+    variants = list(dict.fromkeys(run.variant for run in runs))
     for point in points:
-        color = colour(point.run.index)
-        symbol = SYMBOLS[point.run.index % len(SYMBOLS)] if many(runs) else "circle"
+        color, bars = (colour(point.run.index, kind) for kind in ("run", "soft" if many(runs) else "run"))
+        symbol = SYMBOLS[variants.index(point.run.variant) % len(SYMBOLS)] if many(runs) else "circle"
         trace: Spec = {"type": "scatter", "mode": "markers", "x": [point.clean.value], "y": [point.robust.value]}
         trace |= {
             "name": safe(point.label),
@@ -174,10 +175,16 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
             "marker": {"color": color, "size": 12, "symbol": "diamond-open" if point.paper else symbol},
         }
         if not point.paper:
-            trace |= {"error_x": error_bars([point.clean], color), "error_y": error_bars([point.robust], color)}
+            trace |= {"error_x": error_bars([point.clean], bars), "error_y": error_bars([point.robust], bars)}
         traces.append(trace)
     y = axis(f"accuracy under {safe(robust_title)}, %")
     return figure(traces, axis("clean accuracy, %"), y, showlegend=not many(runs))
+
+
+def shown_edges(point: SweptPoint) -> list[float]:
+    """What a plot of a sweep has to hold: values, and intervals unless they are so wide that they would flatten it."""
+    found = (point.clean, point.robust)
+    return [edge for each in found for edge in ([each.low, each.high] if each.high - each.low < 25 else [each.value])]
 
 
 def by_setting(sweep: Sweep) -> Spec:
@@ -191,14 +198,16 @@ def by_setting(sweep: Sweep) -> Spec:
             if x == [None]:  # without this setting: the same all along
                 x, found = ends, found * 2
             name = ", ".join(filter(None, (series.name, "" if len(sweep.series) > 1 else kind)))
-            more: Spec = {"legendgroup": series.name, "showlegend": len(sweep.series) == 1 or kind == "robust"}
+            more: Spec = {"legendgroup": str(series.index), "showlegend": len(sweep.series) == 1 or kind == "robust"}
             more |= {"hovertemplate": f"%{{x}}: {kind} %{{y:.1f}} %<extra>%{{fullData.name}}</extra>"}
             more |= {"error_y": error_bars(found, color), "mode": "lines+markers", "dash": dashes, "width": width}
             traces.append(line(x, [each.value for each in found], name, color, **more))
+    edges = [edge for series in sweep.series for point in series.points for edge in shown_edges(point)]
+    pad = 0.06 * (max(edges) - min(edges)) + 1
+    y_range = [max(0.0, min(edges) - pad), min(101.0, max(edges) + pad)]
     scale = {"type": "log"} if min(ends) > 0 and max(ends) >= 20 * min(ends) else {}
     ticks = {"tickvals": sorted(sweep.values)} if len(sweep.values) <= 12 else {}
-    shown = len(sweep.series) <= MOST_IN_LEGEND
-    return figure(traces, axis(safe(sweep.setting), **scale, **ticks), axis("accuracy, %"), showlegend=shown)
+    return figure(traces, axis(safe(sweep.setting), **scale, **ticks), axis("accuracy, %", range=y_range))
 
 
 def epsilon_curve(run: RunData) -> tuple[list[Any], list[Any]] | None:

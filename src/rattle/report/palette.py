@@ -11,7 +11,7 @@ FEW = (  # chosen by hand, light and dark, for a page of few runs
     ("#a8862a", "#d9b958"),
     ("#5d6b78", "#a3b0bf"),
 )
-LIGHTNESS = ((0.42, 0.64), (0.66, 0.90))  # of light and dark: 3:1 or more against the page, by OKLab's L
+LIGHTNESS = ((0.42, 0.64), (0.60, 0.82))  # of light and dark: 3:1 or more against the page, by OKLab's L
 CHROMA = 0.15
 FIRST_HUE = 255.0  # degrees: blue, as on a page of few runs
 SOFT = ("2e", "3a")  # opacity of bands and bars behind others, light and dark

@@ -307,8 +307,8 @@ def comparison(runs: Sequence[RunData], baseline: RunData | None) -> Plain:
     tests, refused = compare.compare_runs(runs, baseline)
     crowded = len(runs) > compare.ALL_PAIRS
     against = (baseline or runs[0]) if baseline or crowded else None
-    methods = compare.compare_methods(runs, against) if against and crowded and seeds(runs) else []
-    found = {"tests": tests, "refused": refused, "baseline": against, "crowded": crowded}
+    methods, alone = compare.compare_methods(runs, against) if against and crowded and seeds(runs) else ([], [])
+    found = {"tests": tests, "refused": [*alone, *refused], "baseline": against, "crowded": crowded}
     return found | {"methods": by_attack(methods), "networks": by_attack(tests) if crowded else None}
 
 

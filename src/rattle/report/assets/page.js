@@ -34,7 +34,7 @@
       showbackground: true, tickfont: { size: 10, color: ink("--soft-ink") },
       title: { ...axis.title, font: { size: 11, color: ink("--soft-ink") } },
     });
-    return { ...scene, camera: camera || scene.camera, xaxis: small(scene.xaxis), yaxis: small(scene.yaxis),
+    return { ...scene, camera: camera || start, xaxis: small(scene.xaxis), yaxis: small(scene.yaxis),
       zaxis: small(scene.zaxis) };
   };
   // plotly gives every entry the width of the widest once they need more than one row
@@ -120,7 +120,9 @@
       }
     }
   };
-  const start = (specs.find((spec) => spec.gl) || { layout: { scene: { camera: null } } }).layout.scene.camera;
+  const solid = plots.find((element) => "gl" in element.dataset && visible(element));
+  const start = structuredClone((specs.find((spec) => spec.gl) || { layout: { scene: {} } }).layout.scene.camera);
+  if (solid && solid.clientWidth < 420) for (const way of ["x", "y", "z"]) start.eye[way] *= 1.22; // room for the numbers
   const turn = (way) => {
     const now = camera || start;
     if (way === "reset") return turnAll(start);
