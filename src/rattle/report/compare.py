@@ -21,11 +21,12 @@ PublishedRows = Callable[[str], Iterable[tuple[int, Any]]]  # recipe -> (table's
 
 def columns_of(run: RunData) -> dict[str, Sample]:
     """{column: what was measured}: clean on the most images, the attacks, and the best known beside AutoAttack."""
-    if run.largest is None:
-        return {}
+    if run.largest is None or run.columns:
+        return run.columns
     attacks = {name: sample_of(run, run.results[name]) for name in sorted_attacks([*run.results])}
     clean = replace(sample_of(run, run.largest), flags=(run.largest.clean,), protocol=json.dumps({"attack": "clean"}))
-    return {"clean": clean, **attacks, **best_known(run, attacks)}
+    run.columns = {"clean": clean, **attacks, **best_known(run, attacks)}
+    return run.columns
 
 
 def sample_of(run: RunData, result: StoredResult) -> Sample:

@@ -65,19 +65,20 @@ def context(runs: Sequence[RunData], published: PublishedRows, baseline: RunData
 
     trained = [run for run in runs if not run.external]  # of the others there are results alone
     detailed = sections.detailed(trained)
+    seeds, crowded = sections.seeds(runs), len(runs) > compare.ALL_PAIRS
     found = {
         "runs": list(runs),
         "trained": trained,
         "detailed": detailed,
         "variants": compare.group_by_method(runs),
-        "crowded": len(runs) > compare.ALL_PAIRS,
+        "crowded": crowded,
         "many": figures.many(runs),
         "run_style": style_of_runs([run.variant for run in runs]),
         "title": " beside ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
         "data": shared([run.data for run in runs]),
         "model": shared([run.model for run in runs]),
         "threat": shared([run.threat for run in runs]),
-        "headline": sections.headline(runs),
+        "headline": sections.headline(runs, tested=not (crowded and seeds)),
         "sweep": sections.sweep(runs, add_figure),
         "training": sections.training(runs, add_figure),
         "trade_off": sections.scatter(runs, add_figure, published),
@@ -87,14 +88,18 @@ def context(runs: Sequence[RunData], published: PublishedRows, baseline: RunData
         "landscape": sections.landscape(runs, add_figure),
         "cost": [sections.cost(run) for run in trained],
         "differences": sections.differences(trained),
-        "seeds": sections.seeds(runs),
+        "seeds": seeds,
         "table_note": NOTE,
-        "comparison": sections.comparison(runs, baseline),
+        "comparison": sections.comparison(runs, baseline, several=bool(seeds)),
     }
+    return found | scripts() | {"figures_json": for_script(specs)}
+
+
+def scripts() -> Plain:
+    """The page's scripts, and the hashes that the policy names."""
     plotly = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-    scripts = {"plotly": plotly, "script": asset("page.js")}
-    hashes = " ".join(script_hash(script) for script in scripts.values())
-    return found | scripts | {"hashes": hashes, "figures_json": for_script(specs)}
+    found = {"plotly": plotly, "script": asset("page.js")}
+    return found | {"hashes": " ".join(script_hash(script) for script in found.values())}
 
 
 def build(

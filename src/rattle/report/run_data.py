@@ -15,6 +15,7 @@ from rattle.report.naming import method_of, settings_text, threat_text, unique_l
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
 from rattle.runs.paths import Run
+from rattle.stats import Sample
 
 T = TypeVar("T")
 MANY = 4  # with more runs than this a page is about what differs: a baseline, and names without what all share
@@ -35,6 +36,9 @@ class RunData:
     metrics: list[Plain] = field(default_factory=list)  # one entry an epoch
     timing: list[Plain] = field(default_factory=list)
     results: dict[str, StoredResult] = field(default_factory=dict)  # by attack
+    columns: dict[str, Sample] = field(
+        default_factory=dict
+    )  # kept by `compare.columns_of`: they take long of many runs
     gallery: Gallery | None = None
     plane: InputPlane | None = None  # the directions of the input surface
     input_surface: InputSurface | None = None

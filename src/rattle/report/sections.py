@@ -39,21 +39,23 @@ def some(sentences: Sequence[str]) -> str:
     return "; ".join(sentences[:MOST_DESCRIBED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def headline(runs: Sequence[RunData]) -> Plain:
+def headline(runs: Sequence[RunData], tested: bool) -> Plain:
     """Accuracy of every run, clean and under each attack that any run has a result of; AutoAttack is always listed.
 
-    `images` is the number of test images, if it is the same in every cell.
+    tested: whether every pair is, to mark the best. `images` is the number of test images, if all cells have the same.
     """
     samples = {run.label: compare.columns_of(run) for run in runs}
     names = {"autoattack", *(name for columns in samples.values() for name in columns if name != "clean")}
     columns = ["clean", *sorted_attacks(list(names))]
-    table = compare_rows(samples) if any(samples.values()) else None
+    table = compare_rows(samples) if tested and any(samples.values()) else None
+    images = {sample.n for found in samples.values() for sample in found.values()}
     rows = []
     for run in runs:
         marks = dict(zip(table.columns, table.rows[run.label], strict=True)) if table else {}
         cells = [result_cell(run, name, samples[run.label], marks) for name in columns]
         rows.append({"run": run, "cells": cells})
-    return {"columns": [*map(title_of, columns)], "rows": rows, "images": table.images if table else None}
+    shown = {"columns": [*map(title_of, columns)], "rows": rows, "tested": tested}
+    return shown | {"images": images.pop() if len(images) == 1 else None}
 
 
 def result_cell(run: RunData, name: str, samples: Mapping[str, Sample], marks: Mapping[str, Cell]) -> Plain | None:
@@ -63,7 +65,10 @@ def result_cell(run: RunData, name: str, samples: Mapping[str, Sample], marks: M
     result, trained = run.results.get(name), threat_of(run.main_attack)
     epsilon = result.epsilon if result else None
     other = epsilon is not None and trained is not None and abs(epsilon - trained[1]) > 1e-9
-    found = asdict(accuracy(samples[name].flags[0])) | {"n": samples[name].n, "best": marks[name].best}
+    found = asdict(accuracy(samples[name].flags[0])) | {
+        "n": samples[name].n,
+        "best": name in marks and marks[name].best,
+    }
     return found | {"epsilon": epsilon_text(epsilon) if other and epsilon is not None else ""}
 
 
@@ -301,13 +306,13 @@ def sweep(runs: Sequence[RunData], add_figure: AddFigure) -> Plain | None:
     return {"figure": add_figure(figures.by_setting(found), described(found)), **more}
 
 
-def comparison(runs: Sequence[RunData], baseline: RunData | None) -> Plain:
+def comparison(runs: Sequence[RunData], baseline: RunData | None, several: bool) -> Plain:
     """Paired tests: all pairs of few runs, or each with the baseline; of many also as a table of differences, and over
-    seeds where there are several."""
+    seeds where there are `several`."""
     tests, refused = compare.compare_runs(runs, baseline)
     crowded = len(runs) > compare.ALL_PAIRS
     against = (baseline or runs[0]) if baseline or crowded else None
-    methods, alone = compare.compare_methods(runs, against) if against and crowded and seeds(runs) else ([], [])
+    methods, alone = compare.compare_methods(runs, against) if against and crowded and several else ([], [])
     found = {"tests": tests, "refused": [*alone, *refused], "baseline": against, "crowded": crowded}
     return found | {"methods": by_attack(methods), "networks": by_attack(tests) if crowded else None}
 
