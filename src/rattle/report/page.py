@@ -75,6 +75,7 @@ def context(runs: Sequence[RunData], published: PublishedRows, baseline: RunData
         "many": figures.many(runs),
         "run_style": style_of_runs([run.variant for run in runs]),
         "title": " beside ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
+        "method": shared([run.method for run in runs]),
         "data": shared([run.data for run in runs]),
         "model": shared([run.model for run in runs]),
         "threat": shared([run.threat for run in runs]),
