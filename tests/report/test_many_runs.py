@@ -223,3 +223,13 @@ def test_seeds_are_drawn_faint_behind_their_mean(runs24: list[Path]) -> None:
     assert means[0]["y"] == pytest.approx(lines[0]["y"])
     assert "opacity" not in means[0]
     assert lines[0]["opacity"] < 1
+
+
+def test_an_interval_over_two_seeds_that_disagree_does_not_flatten_a_sweep(tmp_path: Path) -> None:
+    folders = grid(tmp_path, ("Trades",), 2)
+    made.result(folders[-1], "pgd20", [1] * 70 + [0] * 30, [1] * 90 + [0] * 10)
+    sweep = find_sweep(load_runs(folders))
+    assert sweep is not None
+    assert sweep.series[0].points[-1].robust.low == 0
+    assert by_setting(sweep)["layout"]["yaxis"]["range"][0] > 20
+    assert "One that leaves the plot is wider than 25 points" in Page(build(folders, tmp_path / "page.html")).text

@@ -184,7 +184,12 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
 def shown_edges(point: SweptPoint) -> list[float]:
     """What a plot of a sweep has to hold: values, and intervals unless they are so wide that they would flatten it."""
     found = (point.clean, point.robust)
-    return [edge for each in found for edge in ([each.low, each.high] if each.high - each.low < 25 else [each.value])]
+    return [edge for each in found for edge in ([each.value] if too_wide(each) else [each.low, each.high])]
+
+
+def too_wide(found: Accuracy) -> bool:
+    """Whether an interval may leave the plot of a sweep, such as that over two seeds."""
+    return found.high - found.low >= 25
 
 
 def by_setting(sweep: Sweep) -> Spec:
@@ -198,7 +203,8 @@ def by_setting(sweep: Sweep) -> Spec:
             if x == [None]:  # without this setting: the same all along
                 x, found = ends, found * 2
             name = ", ".join(filter(None, (series.name, "" if len(sweep.series) > 1 else kind)))
-            more: Spec = {"legendgroup": str(series.index), "showlegend": len(sweep.series) == 1 or kind == "robust"}
+            group = f"{series.index} {kind if len(sweep.series) == 1 else ''}"  # both lines of one entry, or one each
+            more: Spec = {"legendgroup": group, "showlegend": len(sweep.series) == 1 or kind == "robust"}
             more |= {"hovertemplate": f"%{{x}}: {kind} %{{y:.1f}} %<extra>%{{fullData.name}}</extra>"}
             more |= {"error_y": error_bars(found, color), "mode": "lines+markers", "dash": dashes, "width": width}
             traces.append(line(x, [each.value for each in found], name, color, **more))

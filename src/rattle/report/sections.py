@@ -302,7 +302,9 @@ def sweep(runs: Sequence[RunData], add_figure: AddFigure) -> Plain | None:
     if found is None:
         return None
     attack = title_of(found.attack) if found.attack else None
-    more = {"setting": found.setting, "attack": attack, "several": found.several}
+    points = [point for series in found.series for point in series.points]
+    wide = any(figures.too_wide(each) for point in points for each in (point.clean, point.robust))
+    more = {"setting": found.setting, "attack": attack, "several": found.several, "wide": wide}
     return {"figure": add_figure(figures.by_setting(found), described(found)), **more}
 
 
