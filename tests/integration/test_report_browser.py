@@ -198,6 +198,47 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(browser: Browser, page: Pat
     browser.size(1280, 900)
 
 
+@pytest.fixture(scope="module")
+def fifty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("fifty")
+    runs = [
+        made.whole(root / f"{eta}-{seed}", seed=seed, right=0.4 + eta, objective={"kind": "Trades", "eta": eta})
+        for eta in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+        for seed in range(5)
+    ]
+    return build(runs, root / "page.html")
+
+
+def test_a_page_of_fifty_runs_draws_what_its_boxes_choose(browser: Browser, fifty: Path) -> None:
+    browser.open(fifty)
+    browser.until(UNDRAWN.replace("return", "return !(", 1).rstrip() + ").length")
+    choose = """
+    const box = document.getElementById(arguments[0]);
+    box.selectedIndex = arguments[1];
+    box.dispatchEvent(new Event('change'));
+    const panel = document.getElementById(`${box.dataset.panels}-panel-${arguments[1]}`);
+    return [panel.hidden, panel.parentElement.querySelectorAll('.panel:not([hidden])').length]
+    """
+    for name, place in (("terms", 49), ("examples", 11), ("classes", 11), ("settings", 49)):
+        assert browser.run(choose, f"{name}-choice", place) == [False, 1]
+        browser.until(UNDRAWN.replace("return", "return !(", 1).rstrip() + ").length")
+    assert browser.console_messages() == []
+
+
+@pytest.mark.parametrize("width", [500, 1400])
+def test_nothing_of_fifty_runs_is_wider_than_the_screen(browser: Browser, fifty: Path, width: int) -> None:
+    browser.size(width, 900)
+    browser.open(fifty)
+    browser.run("for (const part of document.querySelectorAll('details')) part.open = true")
+    assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    legend = "return [...document.querySelectorAll('.plot')].filter((e) => e.offsetParent).every((e) => "
+    legend += (
+        "{ const l = e.querySelector('.legend'); return !l || l.getBoundingClientRect().height < e.clientHeight / 3 })"
+    )
+    assert browser.run(legend)
+    browser.size(1280, 900)
+
+
 def test_html_in_names_runs_nothing(browser: Browser, tmp_path: Path) -> None:
     hostile = '</script><script>window.fell = 1</script><img src=x onerror="window.fell = 2">'
     folder = made.whole(tmp_path / "run", name=hostile, objective={"kind": hostile})

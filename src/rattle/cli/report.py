@@ -12,7 +12,8 @@ from rattle.cli.console import Console
 from rattle.cli.options import parse
 from rattle.paper.tables import published
 from rattle.report import build
-from rattle.report.run_data import load_runs
+from rattle.report.run_data import baseline_first, load_runs
+from rattle.report.sections import detailed
 
 
 @dataclass(frozen=True)
@@ -20,23 +21,35 @@ class Options:
     """Write one self-contained HTML page of runs: results, comparison, curves, examples, landscapes, cost, settings.
     What it needs and a run lacks (gallery, accuracy against epsilon, landscapes) is computed from the checkpoint."""
 
-    # run folders, or folders of results of other models; with more than four, each is compared with the first
+    # run folders, or folders of results of other models
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    # one of the folders, or one more: compare each other with it alone, instead of every pair; of more than four runs
+    # each is compared with the first when not given
+    baseline: str = ""
     out: str = ""  # the page; report.html in the first run's folder when not given
     compute: bool = True  # --no-compute: show only what is stored already
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "report")
-    path = report(options.runs, options.out or None, compute=options.compute, console=Console())
+    runs, out, baseline = options.runs, options.out or None, options.baseline or None
+    path = report(runs, out, baseline=baseline, compute=options.compute, console=Console())
     print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 def report(
-    runs: Sequence[Path | str], out: Path | str | None = None, *, compute: bool = True, console: Console | None = None
+    runs: Sequence[Path | str],
+    out: Path | str | None = None,
+    *,
+    baseline: Path | str | None = None,
+    compute: bool = True,
+    console: Console | None = None,
 ) -> Path:
-    """Compute what the page of these run folders lacks, as far as there are checkpoints, and write it to `out`."""
+    """Compute what the page of these run folders lacks, as far as there are checkpoints, and write it to `out`.
+
+    `baseline` is as in `build`. Of many runs what takes minutes is computed for those alone whose images are shown.
+    """
     if compute:
-        load_runs(runs)  # refuses what is no run and no results before minutes are spent on the others
-        prepare(runs, console=console)
-    return build(runs, out, published=published)
+        loaded = load_runs(baseline_first(runs, baseline))  # refuses what is no run before minutes are spent on others
+        prepare([run.folder for run in detailed([run for run in loaded if not run.external])], console=console)
+    return build(runs, out, baseline=baseline, published=published)

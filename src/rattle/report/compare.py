@@ -8,11 +8,11 @@ from typing import Any
 
 from rattle.evaluation.results import StoredResult, protocol_differences
 from rattle.evaluation.samples import Sample, on_shared_images
-from rattle.report.run_data import RunData
+from rattle.report.run_data import MANY, RunData
 from rattle.report.significance import PairedTest, paired_tests
 from rattle.report.tables import Accuracy, Comparison, accuracy, compare, sorted_attacks
 
-ALL_PAIRS = 4  # up to this many runs every pair is compared; beyond it each with the first
+ALL_PAIRS = MANY  # up to this many runs every pair is compared; beyond it each with the first
 BEST_KNOWN = "best-known"  # the column of what withstood every attack, beside AutoAttack's
 NOT_THE_METHOD = ("seed", "threads")  # settings in which runs of one method may differ
 STRONGEST = {"autoattack": 0, "pgd20": 1, "cw20": 2}  # of the attacks that the runs have in common; others stand at 3
@@ -21,11 +21,12 @@ PublishedRows = Callable[[str], Iterable[tuple[int, Any]]]  # recipe -> (table's
 
 def columns_of(run: RunData) -> dict[str, Sample]:
     """{column: what was measured}: clean on the most images, the attacks, and the best known beside AutoAttack."""
-    if run.largest is None:
-        return {}
+    if run.largest is None or run.columns:
+        return run.columns
     attacks = {name: sample_of(run, run.results[name]) for name in sorted_attacks([*run.results])}
     clean = replace(sample_of(run, run.largest), flags=(run.largest.clean,), protocol=json.dumps({"attack": "clean"}))
-    return {"clean": clean, **attacks, **best_known(run, attacks)}
+    run.columns = {"clean": clean, **attacks, **best_known(run, attacks)}
+    return run.columns
 
 
 def sample_of(run: RunData, result: StoredResult) -> Sample:
@@ -59,6 +60,13 @@ def compare_runs(runs: Sequence[RunData], baseline: RunData | None = None) -> tu
     return paired_tests({run.label: samples_of([run]) for run in runs}, baseline.label if baseline else None)
 
 
+def compare_methods(runs: Sequence[RunData], baseline: RunData) -> tuple[list[PairedTest], list[str]]:
+    """The same over seeds: each group of runs that differ in their seed alone, with the baseline's group."""
+    groups = group_by_method(runs)
+    name = next(name for name, members in groups.items() if baseline in members)
+    return paired_tests({name: samples_of(members) for name, members in groups.items()}, name)
+
+
 def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     """Runs that differ in their seed alone, under the name they share."""
     groups: dict[str, list[RunData]] = {}
@@ -67,8 +75,8 @@ def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
         recipe = {"results": run.label} if run.external else recipe  # how it was trained is not known
         groups.setdefault(json.dumps(recipe, sort_keys=True, default=str), []).append(run)
     firsts = [members[0] for members in groups.values()]
-    methods = [run.method for run in firsts]
-    names = [run.method if methods.count(run.method) == 1 else run.label for run in firsts]
+    variants = [run.variant for run in firsts]
+    names = [run.variant if variants.count(run.variant) == 1 else run.label for run in firsts]
     return dict(zip(names, groups.values(), strict=True))
 
 

@@ -4,20 +4,26 @@ Text that came from a user is escaped by `safe`: plotly would read tags in it.
 """
 
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rattle.report.compare import Point
+from rattle.report.compare import Point, group_by_method
 from rattle.report.run_data import RunData, finite
+from rattle.report.sweeps import Sweep, SweptPoint
 from rattle.report.tables import Accuracy, accuracy
 from rattle.runs.arrays import Gallery, InputSurface, WeightSurface, same_plane
 
 Spec = dict[str, Any]
 Grid = InputSurface | WeightSurface
+Curve = Callable[[RunData], tuple[list[Any], list[Any]] | None]  # (x, y) of a run, if it has them
 NOT_TERMS = ("epoch", "step", "lr", "loss")
-COLOURS = 6
+TERM_COLOURS = 6  # of the style sheet
+MOST_IN_LEGEND = 8  # with more runs a key stands below the figure, and runs differ in dash or marker too
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 MARGIN = {"l": 56, "r": 16, "t": 12, "b": 48}
 LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"}
 MOST_TICKS = 30  # with more classes their names do not fit along an axis
@@ -27,6 +33,7 @@ ACCURACY_CURVES = (  # column of metrics.jsonl, legend, dash, width
     ("val_clean", "clean", "dash", 1.6),
     ("val_robust_average", "robust, averaged weights", "dot", 2.4),
 )
+EPOCH_HOVER = "epoch %{x}: %{y:.1f} %<extra>%{fullData.name}</extra>"
 CAMERA = {"eye": {"x": -1.38, "y": -1.38, "z": 0.84}, "center": {"x": 0, "y": 0, "z": -0.12}}
 SCENE = {"aspectmode": "manual", "aspectratio": {"x": 1, "y": 1, "z": 0.72}, "camera": CAMERA, "dragmode": "turntable"}
 LIGHT = {"ambient": 0.75, "diffuse": 0.45, "specular": 0.04, "roughness": 0.9}
@@ -40,7 +47,12 @@ def safe(text: object) -> str:
 
 
 def colour(i: int, kind: str = "run") -> str:
-    return f"var(--{kind}-{i % COLOURS})"
+    return f"var(--{kind}-{i % TERM_COLOURS if kind == 'term' else i})"
+
+
+def many(runs: Sequence[RunData]) -> bool:
+    """Whether a legend of these runs would not fit above a figure."""
+    return len(runs) > MOST_IN_LEGEND
 
 
 def axis(title: str, **more: Any) -> Spec:
@@ -79,15 +91,46 @@ def terms(run: RunData) -> list[str]:
 def accuracy_curves(runs: Sequence[RunData]) -> Spec:
     """Held-out accuracy by epoch: robust solid, clean dashed; averaged weights dotted."""
     traces = []
-    hover = "epoch %{x}: %{y:.1f} %<extra>%{fullData.name}</extra>"
     for run in runs:
         for name, words, dash, width in ACCURACY_CURVES:
             values = column(run, name, 100)
             if any(value is not None for value in values):
                 legend = f"{run.label}, {words}" if len(runs) > 1 else words
-                style = {"dash": dash, "width": width, "hovertemplate": hover}
+                style = {"dash": dash, "width": width, "hovertemplate": EPOCH_HOVER}
                 traces.append(line(epochs(run), values, legend, colour(run.index), **style))
     return figure(traces, axis("epoch", rangemode="tozero"), axis("held-out accuracy, %", rangemode="tozero"))
+
+
+def lines_of_many(runs: Sequence[RunData], curve: Curve, hover: str, **style: Any) -> list[Spec]:
+    """A line for each run that has one; several seeds are faint, with their mean in front of them."""
+    faint, front = [], []
+    for i, (name, members) in enumerate(group_by_method(runs).items()):
+        found = [(run, xy) for run in members if (xy := curve(run)) and any(value is not None for value in xy[1])]
+        more = style | {"hovertemplate": hover, "dash": DASHES[i % len(DASHES)]}
+        drawn = front if len(found) == 1 else faint
+        thin = {} if len(found) == 1 else {"width": 1, "opacity": 0.4, "dash": "solid"}
+        drawn += [line(x, y, run.label, colour(run.index), **more | thin) for run, (x, y) in found]
+        columns = [x for _, (x, _) in found]
+        if len(found) > 1 and all(x == columns[0] for x in columns):
+            rows = zip(*(y for _, (_, y) in found), strict=True)
+            mean = [None if None in row else math.fsum(row) / len(row) for row in rows]
+            middle = found[len(found) // 2][0]
+            title = f"{name}, mean of {len(found)} seeds"
+            front.append(line(columns[0], mean, title, colour(middle.index), **more | {"width": 2.6}))
+    return faint + front
+
+
+def accuracy_of_many(runs: Sequence[RunData], kind: str) -> Spec:
+    """Held-out accuracy of one kind, robust or clean, by epoch; that of the averaged weights where a run has them."""
+
+    def curve(run: RunData) -> tuple[list[Any], list[Any]]:
+        averaged = column(run, f"val_{kind}_average", 100)
+        known = any(value is not None for value in averaged)
+        return epochs(run), averaged if known else column(run, f"val_{kind}", 100)
+
+    y = axis(f"{kind} accuracy, %", rangemode="tozero")
+    x = axis("epoch", rangemode="tozero")
+    return figure(lines_of_many(runs, curve, EPOCH_HOVER), x, y, showlegend=False)
 
 
 def loss_terms(run: RunData, top: float | None) -> Spec:
@@ -108,55 +151,99 @@ def highest_loss(runs: Sequence[RunData]) -> float | None:
 def learning_rates(runs: Sequence[RunData]) -> Spec:
     traces = [line(epochs(run), column(run, "lr"), run.label, colour(run.index)) for run in runs]
     steps = [trace | {"line": trace["line"] | {"shape": "hv"}} for trace in traces]
-    return figure(steps, axis("epoch", rangemode="tozero"), axis("learning rate", rangemode="tozero"))
+    y = axis("learning rate", rangemode="tozero")
+    return figure(steps, axis("epoch", rangemode="tozero"), y, showlegend=not many(runs))
 
 
-def error_bar(accuracy: Accuracy, color: str) -> Spec:
-    above, below = accuracy.high - accuracy.value, accuracy.value - accuracy.low
+def error_bars(found: Sequence[Accuracy], color: str) -> Spec:
+    above, below = [each.high - each.value for each in found], [each.value - each.low for each in found]
     style = {"color": color, "thickness": 1, "width": 0}
-    return {"type": "data", "symmetric": False, "array": [above], "arrayminus": [below], **style}
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **style}
 
 
 def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     """Clean against robust accuracy: dots with their 95 % intervals, diamonds for the paper."""
-    traces = []
+    traces, runs = [], [point.run for point in points if not point.paper]
+    variants = list(dict.fromkeys(run.variant for run in runs))
     for point in points:
-        color = colour(point.run.index)
+        color, bars = (colour(point.run.index, kind) for kind in ("run", "soft" if many(runs) else "run"))
+        symbol = SYMBOLS[variants.index(point.run.variant) % len(SYMBOLS)] if many(runs) else "circle"
         trace: Spec = {"type": "scatter", "mode": "markers", "x": [point.clean.value], "y": [point.robust.value]}
         trace |= {
             "name": safe(point.label),
             "hovertemplate": "clean %{x:.2f} %, robust %{y:.2f} %<extra>%{fullData.name}</extra>",
-            "marker": {"color": color, "size": 12, "symbol": "diamond-open" if point.paper else "circle"},
+            "marker": {"color": color, "size": 12, "symbol": "diamond-open" if point.paper else symbol},
         }
         if not point.paper:
-            trace |= {"error_x": error_bar(point.clean, color), "error_y": error_bar(point.robust, color)}
+            trace |= {"error_x": error_bars([point.clean], bars), "error_y": error_bars([point.robust], bars)}
         traces.append(trace)
-    return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {safe(robust_title)}, %"))
+    y = axis(f"accuracy under {safe(robust_title)}, %")
+    return figure(traces, axis("clean accuracy, %"), y, showlegend=not many(runs))
+
+
+def shown_edges(point: SweptPoint) -> list[float]:
+    """What a plot of a sweep has to hold: values, and intervals unless they are so wide that they would flatten it."""
+    found = (point.clean, point.robust)
+    return [edge for each in found for edge in ([each.value] if too_wide(each) else [each.low, each.high])]
+
+
+def too_wide(found: Accuracy) -> bool:
+    """Whether an interval may leave the plot of a sweep, such as that over two seeds."""
+    return found.high - found.low >= 25
+
+
+def by_setting(sweep: Sweep) -> Spec:
+    """Accuracy against the setting that a sweep varies: robust solid, clean dashed, a colour for each series."""
+    traces, ends = [], [min(sweep.values), max(sweep.values)]
+    for series in sweep.series:
+        for kind, dashes, width in (("robust", "solid", 2.4), ("clean", "dash", 1.6)):
+            color, points = colour(series.index), series.points
+            found = [getattr(point, kind) for point in points]
+            x = [point.x for point in points]
+            if x == [None]:  # without this setting: the same all along
+                x, found = ends, found * 2
+            name = ", ".join(filter(None, (series.name, "" if len(sweep.series) > 1 else kind)))
+            group = f"{series.index} {kind if len(sweep.series) == 1 else ''}"  # both lines of one entry, or one each
+            more: Spec = {"legendgroup": group, "showlegend": len(sweep.series) == 1 or kind == "robust"}
+            more |= {"hovertemplate": f"%{{x}}: {kind} %{{y:.1f}} %<extra>%{{fullData.name}}</extra>"}
+            more |= {"error_y": error_bars(found, color), "mode": "lines+markers", "dash": dashes, "width": width}
+            traces.append(line(x, [each.value for each in found], name, color, **more))
+    edges = [edge for series in sweep.series for point in series.points for edge in shown_edges(point)]
+    pad = 0.06 * (max(edges) - min(edges)) + 1
+    y_range = [max(0.0, min(edges) - pad), min(101.0, max(edges) + pad)]
+    scale = {"type": "log"} if min(ends) > 0 and max(ends) >= 20 * min(ends) else {}
+    ticks = {"tickvals": sorted(sweep.values)} if len(sweep.values) <= 12 else {}
+    return figure(traces, axis(safe(sweep.setting), **scale, **ticks), axis("accuracy, %", range=y_range))
+
+
+def epsilon_curve(run: RunData) -> tuple[list[Any], list[Any]] | None:
+    """(radii, accuracies), if the run has been attacked at several."""
+    if run.gallery is None:
+        return None
+    return [round(float(e), 6) for e in run.gallery.epsilons], [accuracy(flags).value for flags in run.gallery.robust]
 
 
 def by_epsilon(runs: Sequence[RunData]) -> Spec:
-    """Accuracy against the attack's radius, with bands of 95 %; a dotted line at each radius trained for."""
-    traces, trained = [], set()
-    for run in runs:
-        if run.gallery is None:
-            continue
-        x = [round(float(e), 6) for e in run.gallery.epsilons]
-        points = [accuracy(flags) for flags in run.gallery.robust]
+    """Accuracy against the attack's radius, with bands of 95 % for few runs; dotted lines at the radii trained for."""
+    hover, mode = "epsilon %{x:.4g}: %{y:.1f} %<extra>%{fullData.name}</extra>", "lines+markers"
+    traces = lines_of_many(runs, epsilon_curve, hover, mode=mode) if many(runs) else []
+    found = [(run, run.gallery, curve) for run in runs if run.gallery and (curve := epsilon_curve(run))]
+    for run, gallery, (x, y) in [] if many(runs) else found:
+        points = [accuracy(flags) for flags in gallery.robust]
         edge = [point.high for point in points] + [point.low for point in reversed(points)]
         band: Spec = {"type": "scatter", "x": x + x[::-1], "y": edge, "fill": "toself", "mode": "lines"}
         band |= {"fillcolor": colour(run.index, "soft"), "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-        hover = "epsilon %{x:.4g}: %{y:.1f} %<extra>%{fullData.name}</extra>"
-        curve = line(x, [point.value for point in points], run.label, colour(run.index), mode="lines+markers")
         group = {"legendgroup": str(run.index)}
-        traces += [band | group, curve | group | {"hovertemplate": hover}]
-        trained.add(float(run.gallery.epsilon))
+        curve = line(x, y, run.label, colour(run.index), mode=mode, hovertemplate=hover)
+        traces += [band | group, curve | group]
     lines = [
         {"type": "line", "x0": epsilon, "x1": epsilon, "yref": "paper", "y0": 0, "y1": 1}
         | {"line": {"color": "var(--faint)", "width": 1, "dash": "dot"}}
-        for epsilon in sorted(trained)
+        for epsilon in sorted({float(gallery.epsilon) for _, gallery, _ in found})
     ]
     x_axis = axis("attack radius epsilon", rangemode="tozero")
-    return figure(traces, x_axis, axis("accuracy, %", range=[0, 101]), shapes=lines)
+    y_axis = axis("accuracy, %", range=[0, 101])
+    return figure(traces, x_axis, y_axis, shapes=lines, showlegend=not many(runs))
 
 
 def class_accuracies(gallery: Gallery, predicted: np.ndarray) -> list[float | None]:
@@ -254,18 +341,23 @@ def surface(grid: Grid, loss: np.ndarray, scale: tuple[float, float], titles: tu
     return {"data": [mesh, dot], "layout": layout, "gl": True}
 
 
+def weight_curve(run: RunData, kind: str = "adversarial") -> tuple[list[Any], list[Any]] | None:
+    """(steps, mean losses), if the run has been looked at along one direction."""
+    found = run.weight_line
+    return found and ([float(f"{v:.4g}") for v in found.a], [finite(v) for v in getattr(found, kind)[:, 0]])
+
+
 def weight_lines(runs: Sequence[RunData]) -> Spec:
-    """Mean loss along one direction: adversarial solid, clean dashed."""
-    traces = []
-    curves = (("adversarial", "solid", 2.4), ("clean", "dash", 1.6))
-    for run, found in ((run, run.weight_line) for run in runs if run.weight_line):
-        x = [float(f"{v:.4g}") for v in found.a]
-        for key, dash, width in curves:
-            y = [finite(v) for v in getattr(found, key)[:, 0]]
+    """Mean loss along one direction: adversarial solid, clean dashed; of many runs the adversarial alone."""
+    traces = lines_of_many(runs, weight_curve, "%{x}: %{y:.3f}<extra>%{fullData.name}</extra>") if many(runs) else []
+    for run in [] if many(runs) else runs:
+        for kind, dash, width in (("adversarial", "solid", 2.4), ("clean", "dash", 1.6)):
+            x, y = weight_curve(run, kind) or ([], [])
             if any(value is not None for value in y):
-                legend = f"{run.label}, {key}" if len(runs) > 1 else key
+                legend = f"{run.label}, {kind}" if len(runs) > 1 else kind
                 traces.append(line(x, y, legend, colour(run.index), dash=dash, width=width))
-    return figure(traces, axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero"))
+    x_axis, y_axis = axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero")
+    return figure(traces, x_axis, y_axis, showlegend=not many(runs))
 
 
 def comparable(runs: Sequence[RunData]) -> bool:

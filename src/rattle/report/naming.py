@@ -1,12 +1,16 @@
 """How runs, attacks, settings and numbers are written in tables and legends."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rattle.recipes.schema import flatten
 
 ORDERS = {1: " + 1st", 2: " + 1st + 2nd"}
 NORMS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082"}
 TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "fgsm": "FGSM", "best-known": "Best known"}
+NOT_NAMED = ("name", "method", "seed", "threads", "device", "save_minutes")  # settings that say nothing of the result
+MOST_NAMED = 3  # settings in a name; runs that differ in more are told apart by their folders
 
 
 def title_of(attack: str) -> str:
@@ -42,8 +46,54 @@ def method_of(recipe: dict[str, Any]) -> str:
     return f"{'TRADES' if kind == 'Trades' else kind}{awp}{terms}{averaged}"
 
 
+def varied(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Dotted names of the settings in which plain recipes differ; of those that vary together the first.
+
+    >>> varied([{"eta": 0.1, "lr": 1, "seed": 0}, {"eta": 0.2, "lr": 2, "seed": 0}, {"eta": 0.1, "lr": 1, "seed": 1}])
+    ['eta']
+    """
+    settings = [flatten(recipe) for recipe in recipes]
+    found: dict[tuple[int, ...], str] = {}
+    for name in dict.fromkeys(name for each in settings for name in each if name.split(".")[0] not in NOT_NAMED):
+        values = [repr(each.get(name)) for each in settings]
+        equal_to = tuple(values.index(value) for value in values)
+        if any(equal_to):
+            found.setdefault(equal_to, name)
+    return list(found.values())
+
+
+def short_setting(name: str, among: Sequence[str]) -> str:
+    """The last part of a dotted name, with the one before where another of `among` ends alike.
+
+    >>> short_setting("objective.taylor.eta", ["objective.taylor.eta", "awp.gamma"])
+    'eta'
+    """
+    last = name.split(".")[-1:]
+    alike = [other for other in among if other.split(".")[-1:] == last]
+    return ".".join(name.split(".")[-2:] if len(alike) > 1 else last)
+
+
+def setting_text(name: str, value: Any) -> str:
+    """A setting's value as it is written in a name; `name` tells a radius."""
+    if name.endswith("epsilon") and isinstance(value, float):
+        return epsilon_text(value)
+    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def settings_text(recipe: Mapping[str, Any], names: Sequence[str]) -> str:
+    """The settings of those dotted names in words; nothing where they are too many to read.
+
+    >>> settings_text({"taylor": {"eta": 0.1}, "epochs": 5}, ["taylor.eta", "epochs"])
+    'eta 0.1, epochs 5'
+    """
+    values = flatten(recipe)
+    texts = [f"{short_setting(name, names)} {setting_text(name, values.get(name))}" for name in names]
+    return ", ".join(texts) if len(texts) <= MOST_NAMED else ""
+
+
 def unique_labels(names: Sequence[Sequence[str]]) -> list[str]:
-    """A label for each run, from its names: the first, and further ones where labels would repeat.
+    """A label for each run, from its names: the first, and further ones where labels would repeat; empty ones are
+    passed over.
 
     >>> unique_labels([("AT", "seed 0"), ("AT", "seed 1"), ("TRADES", "seed 0")])
     ['AT, seed 0', 'AT, seed 1', 'TRADES']
@@ -52,7 +102,8 @@ def unique_labels(names: Sequence[Sequence[str]]) -> list[str]:
     for further in list(zip(*names, strict=True))[1:]:
         repeated = {label for label in labels if labels.count(label) > 1}
         labels = [
-            f"{label}, {more}" if label in repeated else label for label, more in zip(labels, further, strict=True)
+            f"{label}, {more}" if label in repeated and more else label
+            for label, more in zip(labels, further, strict=True)
         ]
     return [label if labels.count(label) == 1 else f"{label} ({i})" for i, label in enumerate(labels, start=1)]
 

@@ -14,10 +14,11 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from rattle import __version__
-from rattle.report import compare, sections
+from rattle.report import compare, figures, sections
 from rattle.report.compare import PublishedRows
 from rattle.report.naming import duration, number, p_value, significant, title_of
-from rattle.report.run_data import RunData, load_runs
+from rattle.report.palette import style_of_runs
+from rattle.report.run_data import RunData, baseline_first, load_runs
 from rattle.report.tables import NOTE
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.paths import Run
@@ -54,55 +55,69 @@ def shared(values: Sequence[str]) -> str | None:
     return values[0] if len(set(values)) == 1 else None
 
 
-def context(runs: Sequence[RunData], published: PublishedRows) -> Plain:
-    """Everything the template needs."""
+def context(runs: Sequence[RunData], published: PublishedRows, baseline: RunData | None = None) -> Plain:
+    """Everything the template needs; `baseline` is the run that the others are compared with, if one was named."""
     specs: list[Plain] = []
 
     def add_figure(spec: Plain, alt: str) -> Plain:
         specs.append(spec)
         return {"number": len(specs) - 1, "alt": alt, "gl": bool(spec.get("gl"))}
 
-    tests, refused = compare.compare_runs(runs)
     trained = [run for run in runs if not run.external]  # of the others there are results alone
+    detailed = sections.detailed(trained)
+    seeds, crowded = sections.seeds(runs), len(runs) > compare.ALL_PAIRS
     found = {
         "runs": list(runs),
         "trained": trained,
+        "detailed": detailed,
+        "variants": compare.group_by_method(runs),
+        "crowded": crowded,
+        "many": figures.many(runs),
+        "run_style": style_of_runs([run.variant for run in runs]),
         "title": " beside ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
+        "method": shared([run.method for run in runs]),
         "data": shared([run.data for run in runs]),
         "model": shared([run.model for run in runs]),
         "threat": shared([run.threat for run in runs]),
-        "headline": sections.headline(runs),
+        "headline": sections.headline(runs, tested=not (crowded and seeds)),
+        "sweep": sections.sweep(runs, add_figure),
         "training": sections.training(runs, add_figure),
         "trade_off": sections.scatter(runs, add_figure, published),
         "epsilons": sections.epsilons(runs, add_figure),
-        "examples": [sections.examples(run) for run in trained],
-        "classes": [sections.by_class(run, add_figure) for run in trained],
+        "examples": [sections.examples(run) for run in detailed],
+        "classes": [sections.by_class(run, add_figure) for run in detailed],
         "landscape": sections.landscape(runs, add_figure),
         "cost": [sections.cost(run) for run in trained],
         "differences": sections.differences(trained),
-        "seeds": sections.seeds(runs),
+        "seeds": seeds,
         "table_note": NOTE,
-        "pairs": tests,
-        "refused": refused,
-        "baseline_only": len(runs) > compare.ALL_PAIRS,
+        "comparison": sections.comparison(runs, baseline, several=bool(seeds)),
     }
+    return found | scripts() | {"figures_json": for_script(specs)}
+
+
+def scripts() -> Plain:
+    """The page's scripts, and the hashes that the policy names."""
     plotly = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-    scripts = {"plotly": plotly, "script": asset("page.js")}
-    hashes = " ".join(script_hash(script) for script in scripts.values())
-    return found | scripts | {"hashes": hashes, "figures_json": for_script(specs)}
+    found = {"plotly": plotly, "script": asset("page.js")}
+    return found | {"hashes": " ".join(script_hash(script) for script in found.values())}
 
 
 def build(
     folders: Sequence[Path | str] | Path | str,
     out: Path | str | None = None,
     *,
+    baseline: Path | str | None = None,
     published: PublishedRows = lambda recipe: (),
 ) -> Path:
     """Write the page of one or more run folders and return its path: `out`, or report.html in the first run's folder.
 
-    `published` gives the rows of the paper that a recipe's name stands for, to draw beside ours.
+    `baseline` is the folder that each other is compared with, one of them or one more; without it all pairs are, and
+    of more than four runs each with the first. `published` gives the rows of the paper that a recipe's name stands
+    for, to draw beside ours.
     """
-    runs = load_runs([folders] if isinstance(folders, (str, Path)) else folders)
-    path = Path(out) if out else Run(runs[0].folder).report
-    write_atomically(path, render("page.html", context(runs, published)).encode())
+    named = [folders] if isinstance(folders, (str, Path)) else folders
+    runs = load_runs(baseline_first(named, baseline))
+    path = Path(out) if out else Run(Path(named[0])).report
+    write_atomically(path, render("page.html", context(runs, published, runs[0] if baseline else None)).encode())
     return path

@@ -11,12 +11,14 @@ import yaml
 
 from rattle.errors import RattleError
 from rattle.evaluation.results import StoredResult, load_results
-from rattle.report.naming import method_of, threat_text, unique_labels
+from rattle.report.naming import method_of, settings_text, threat_text, unique_labels, varied
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
 from rattle.runs.paths import Run
+from rattle.stats import Sample
 
 T = TypeVar("T")
+MANY = 4  # with more runs than this a page is about what differs: a baseline, and names without what all share
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +28,7 @@ class RunData:
     folder: Path
     index: int = 0  # its place among the runs of a page, which decides its colour
     label: str = ""  # its name on the page, which no other run has
+    variant: str = ""  # what runs that differ in their seed alone share of it
     external: bool = False  # results of a model that was not trained here, and nothing else
     recipe: Plain = field(default_factory=dict)
     recipe_text: str = ""
@@ -33,6 +36,9 @@ class RunData:
     metrics: list[Plain] = field(default_factory=list)  # one entry an epoch
     timing: list[Plain] = field(default_factory=list)
     results: dict[str, StoredResult] = field(default_factory=dict)  # by attack
+    columns: dict[str, Sample] = field(
+        default_factory=dict
+    )  # kept by `compare.columns_of`: they take long of many runs
     gallery: Gallery | None = None
     plane: InputPlane | None = None  # the directions of the input surface
     input_surface: InputSurface | None = None
@@ -110,11 +116,32 @@ def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
     if not folders:
         raise RattleError("name at least one run folder")
     runs = [load_run(Path(folder)) for folder in folders]
-    seeds = [str(run.folder) if run.external else f"seed {run.seed}" for run in runs]
-    names = [(run.method, seed, run.folder.name, str(run.folder)) for run, seed in zip(runs, seeds, strict=True)]
-    for i, label in enumerate(unique_labels(names)):
-        runs[i].index, runs[i].label = i, label
+    for i, (run, (variant, label)) in enumerate(zip(runs, names_of(runs), strict=True)):
+        run.index, run.variant, run.label = i, variant, label
     return runs
+
+
+def names_of(runs: Sequence[RunData]) -> list[tuple[str, str]]:
+    """(variant, label) of each run: its method and the settings in which runs of this method differ; and where that
+    would repeat, seed and folder. A method that all of more than MANY runs share is left out where settings differ.
+    """
+    members = {run.method: [each.recipe for each in runs if each.method == run.method] for run in runs}
+    settings = [settings_text(run.recipe, varied(members[run.method])) for run in runs]
+    alone = len(runs) > MANY and len(members) == 1 and all(settings)
+    variants = [
+        text if alone else ", ".join(filter(None, (run.method, text))) for run, text in zip(runs, settings, strict=True)
+    ]
+    seeds = [str(run.folder) if run.external else f"seed {run.seed}" for run in runs]
+    folders = [(run.folder.name, str(run.folder)) for run in runs]
+    names = [(variant, seed, *folder) for variant, seed, folder in zip(variants, seeds, folders, strict=True)]
+    return list(zip(variants, unique_labels(names), strict=True))
+
+
+def baseline_first(folders: Sequence[Path | str], baseline: Path | str | None) -> list[Path | str]:
+    """The baseline, whether it is among the folders or not, then the others in their order."""
+    if not baseline:
+        return list(folders)
+    return [baseline, *(each for each in folders if Path(each).resolve() != Path(baseline).resolve())]
 
 
 def check_folder(folder: Path) -> None:

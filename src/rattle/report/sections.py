@@ -12,6 +12,8 @@ from rattle.recipes.schema import flatten
 from rattle.report import compare, figures, thumbnails
 from rattle.report.naming import epsilon_text, threat_of, title_of
 from rattle.report.run_data import RunData, finite
+from rattle.report.significance import PairedTest
+from rattle.report.sweeps import described, find_sweep
 from rattle.report.tables import Cell, Comparison, accuracy, sorted_attacks
 from rattle.report.tables import compare as compare_rows
 from rattle.runs.arrays import GROUPS, Gallery, InputSurface, WeightSurface
@@ -20,23 +22,40 @@ from rattle.runs.io import Plain
 AddFigure = Callable[[figures.Spec, str], Plain]  # (specification, description) -> what the template's `plot` takes
 Draw = Callable[[figures.Grid, np.ndarray], figures.Spec]
 MOST_SURFACES = 8  # a browser keeps few WebGL contexts
+MOST_DETAILED = 12  # runs whose images and classes are on the page: each takes a quarter of a megabyte
+MOST_DESCRIBED = 8  # runs in a figure's description
 
 
-def headline(runs: Sequence[RunData]) -> Plain:
+def detailed(runs: Sequence[RunData], most: int = MOST_DETAILED) -> list[RunData]:
+    """At most so many of the runs, in their order: the first of each variant before further seeds."""
+    firsts = list({run.variant: run for run in reversed(runs)}.values())[::-1]
+    chosen = [*firsts, *(run for run in runs if run not in firsts)][:most]
+    return [run for run in runs if run in chosen]
+
+
+def some(sentences: Sequence[str]) -> str:
+    """As many of them as a description of a figure holds."""
+    more = len(sentences) - MOST_DESCRIBED
+    return "; ".join(sentences[:MOST_DESCRIBED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def headline(runs: Sequence[RunData], tested: bool) -> Plain:
     """Accuracy of every run, clean and under each attack that any run has a result of; AutoAttack is always listed.
 
-    `images` is the number of test images, if it is the same in every cell.
+    tested: whether every pair is, to mark the best. `images` is the number of test images, if all cells have the same.
     """
     samples = {run.label: compare.columns_of(run) for run in runs}
     names = {"autoattack", *(name for columns in samples.values() for name in columns if name != "clean")}
     columns = ["clean", *sorted_attacks(list(names))]
-    table = compare_rows(samples) if any(samples.values()) else None
+    table = compare_rows(samples) if tested and any(samples.values()) else None
+    images = {sample.n for found in samples.values() for sample in found.values()}
     rows = []
     for run in runs:
         marks = dict(zip(table.columns, table.rows[run.label], strict=True)) if table else {}
         cells = [result_cell(run, name, samples[run.label], marks) for name in columns]
         rows.append({"run": run, "cells": cells})
-    return {"columns": [*map(title_of, columns)], "rows": rows, "images": table.images if table else None}
+    shown = {"columns": [*map(title_of, columns)], "rows": rows, "tested": tested}
+    return shown | {"images": images.pop() if len(images) == 1 else None}
 
 
 def result_cell(run: RunData, name: str, samples: Mapping[str, Sample], marks: Mapping[str, Cell]) -> Plain | None:
@@ -46,7 +65,10 @@ def result_cell(run: RunData, name: str, samples: Mapping[str, Sample], marks: M
     result, trained = run.results.get(name), threat_of(run.main_attack)
     epsilon = result.epsilon if result else None
     other = epsilon is not None and trained is not None and abs(epsilon - trained[1]) > 1e-9
-    found = asdict(accuracy(samples[name].flags[0])) | {"n": samples[name].n, "best": marks[name].best}
+    found = asdict(accuracy(samples[name].flags[0])) | {
+        "n": samples[name].n,
+        "best": name in marks and marks[name].best,
+    }
     return found | {"epsilon": epsilon_text(epsilon) if other and epsilon is not None else ""}
 
 
@@ -58,7 +80,12 @@ def training(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     found: Plain = {"short": short, "unvalidated": unvalidated, "terms": []}
     if len(unvalidated) < len(trained):
         alt = f"Held-out accuracy by epoch. {last_accuracies(runs)}"
-        found["accuracy"] = add_figure(figures.accuracy_curves(runs), alt)
+        kinds = ("robust", "clean") if figures.many(runs) else ()
+        found["accuracy"] = [] if kinds else [{"figure": add_figure(figures.accuracy_curves(runs), alt)}]
+        found["accuracy"] += [
+            {"kind": kind, "figure": add_figure(figures.accuracy_of_many(runs, kind), f"{kind.capitalize()}: {alt}")}
+            for kind in kinds
+        ]
     top = figures.highest_loss(trained)
     for run in trained:
         last = {name: finite(run.metrics[-1].get(name)) for name in ("loss", *figures.terms(run))}
@@ -67,7 +94,8 @@ def training(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
         found["terms"].append({"run": run, "figure": add_figure(figures.loss_terms(run, top), alt)})
     if trained:
         rates = [rate for run in trained if (rate := finite(run.metrics[-1].get("lr"))) is not None]
-        alt = f"Learning rate by epoch; at the end {', '.join(f'{rate:.2g}' for rate in rates)}."
+        ends = ", ".join(dict.fromkeys(f"{rate:.2g}" for rate in rates))
+        alt = f"Learning rate by epoch; at the end {ends}."
         found["rate"] = add_figure(figures.learning_rates(runs), alt)
     return found
 
@@ -79,7 +107,7 @@ def last_accuracies(runs: Sequence[RunData]) -> str:
         ends = [v for name in ("val_clean", "val_robust") for v in figures.column(run, name, 100)[-1:] if v is not None]
         if len(ends) == 2:
             sentences.append(f"{run.label} ends at {ends[0]:.1f} % clean and {ends[1]:.1f} % robust")
-    return "; ".join(sentences) + "."
+    return some(sentences) + "."
 
 
 def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: compare.PublishedRows) -> Plain:
@@ -91,8 +119,8 @@ def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: compare.Pub
     points = [*compare.measured_points(runs, attack), *paper]
     published = {point.run.name for point in paper}
     overrides = [(run, run.gallery.overrides) for run in runs if run.gallery and run.name in published]
-    described = (f"{p.label}: {p.clean.value:.1f} % clean, {p.robust.value:.1f} % robust" for p in points)
-    alt = f"Clean against robust accuracy. {'; '.join(described)}."
+    points_text = [f"{p.label}: {p.clean.value:.1f} % clean, {p.robust.value:.1f} % robust" for p in points]
+    alt = f"Clean against robust accuracy. {some(points_text)}."
     return {
         "figure": add_figure(figures.trade_off(points, title_of(attack)), alt),
         "attack": title_of(attack),
@@ -112,7 +140,7 @@ def epsilons(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
         images.add(gallery.robust.shape[1])
     if not rows:
         return {}
-    curves = add_figure(figures.by_epsilon(runs), f"Accuracy against the attack's radius: {'; '.join(falls)}.")
+    curves = add_figure(figures.by_epsilon(runs), f"Accuracy against the attack's radius: {some(falls)}.")
     return {"figure": curves, "rows": rows, "n": " or ".join(map(str, sorted(images)))}
 
 
@@ -182,12 +210,13 @@ def most_frequent_mistake(gallery: Gallery) -> str:
 
 def landscape(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Surfaces over the input plane, image by image, and over the weights, all on one scale a panel."""
-    inputs = [(run, run.input_surface) for run in runs if run.input_surface]
-    weights = [(run, run.weight_surface) for run in runs if run.weight_surface]
-    shown = inputs[:MOST_SURFACES]
+    drawn = [run for run in runs if run.input_surface or run.weight_surface]
+    chosen = detailed(drawn, MOST_SURFACES)
+    shown = [(run, run.input_surface) for run in chosen if run.input_surface]
+    weights = [(run, run.weight_surface) for run in chosen if run.weight_surface]
     found: Plain = {
-        "panels": [*image_panels(shown, add_figure), *weight_panels(weights[:MOST_SURFACES], add_figure)],
-        "left_out": len(inputs) - len(shown),
+        "panels": [*image_panels(shown, add_figure), *weight_panels(weights, add_figure)],
+        "left_out": len(drawn) - len(chosen),
         "same_plane": figures.comparable([run for run, _ in shown]),
         "same_settings": len({str(run.flatness.get("detail")) for run in runs if run.flatness}) < 2,
         "flatness": [run for run in runs if run.flatness],
@@ -265,6 +294,43 @@ def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     values = [[found.get(name) for found in settings] for name in names]
     shown = [["none" if value is None else str(value) for value in row] for row in values]
     return [(name, row) for name, row in zip(names, shown, strict=True) if len(set(row)) > 1]
+
+
+def sweep(runs: Sequence[RunData], add_figure: AddFigure) -> Plain | None:
+    """Accuracy against the setting that the runs sweep, if they do."""
+    found = find_sweep(runs)
+    if found is None:
+        return None
+    attack = title_of(found.attack) if found.attack else None
+    points = [point for series in found.series for point in series.points]
+    wide = any(figures.too_wide(each) for point in points for each in (point.clean, point.robust))
+    more = {"setting": found.setting, "attack": attack, "several": found.several, "wide": wide}
+    return {"figure": add_figure(figures.by_setting(found), described(found)), **more}
+
+
+def comparison(runs: Sequence[RunData], baseline: RunData | None, several: bool) -> Plain:
+    """Paired tests: all pairs of few runs, or each with the baseline; of many also as a table of differences, and over
+    seeds where there are `several`."""
+    tests, refused = compare.compare_runs(runs, baseline)
+    crowded = len(runs) > compare.ALL_PAIRS
+    against = (baseline or runs[0]) if baseline or crowded else None
+    methods, alone = compare.compare_methods(runs, against) if against and crowded and several else ([], [])
+    found = {"tests": tests, "refused": [*alone, *refused], "baseline": against, "crowded": crowded}
+    return found | {"methods": by_attack(methods), "networks": by_attack(tests) if crowded else None}
+
+
+def by_attack(tests: Sequence[PairedTest]) -> Plain | None:
+    """Tests against one baseline as a table: a row for each other, a column for each attack; None without any.
+
+    `images` is the number of test images, if it is the same in every cell.
+    """
+    columns = list(dict.fromkeys(test.attack for test in tests))
+    rows: dict[str, Plain] = {}
+    for test in tests:
+        rows.setdefault(test.second, {})[test.attack] = test
+    images = {test.samples[0].n for test in tests}
+    found = {"first": tests[0].first, "columns": columns, "rows": rows, "n": len(tests)} if tests else None
+    return found and found | {"images": images.pop() if len(images) == 1 else None}
 
 
 def seeds(runs: Sequence[RunData]) -> Comparison | None:

@@ -34,11 +34,12 @@
       showbackground: true, tickfont: { size: 10, color: ink("--soft-ink") },
       title: { ...axis.title, font: { size: 11, color: ink("--soft-ink") } },
     });
-    return { ...scene, camera: camera || scene.camera, xaxis: small(scene.xaxis), yaxis: small(scene.yaxis),
+    return { ...scene, camera: camera || start, xaxis: small(scene.xaxis), yaxis: small(scene.yaxis),
       zaxis: small(scene.zaxis) };
   };
   // plotly gives every entry the width of the widest once they need more than one row
   const legendRows = (spec, width) => {
+    if (spec.layout.showlegend === false) return 0;
     const named = spec.data.filter((trace) => trace.name && trace.showlegend !== false);
     const widths = named.map((trace) => 48 + 6.4 * trace.name.length), space = Math.max(width - 72, 100);
     if (widths.reduce((all, one) => all + one, 0) <= space) return spec.rows || 1;
@@ -119,7 +120,9 @@
       }
     }
   };
-  const start = (specs.find((spec) => spec.gl) || { layout: { scene: { camera: null } } }).layout.scene.camera;
+  const solid = plots.find((element) => "gl" in element.dataset && visible(element));
+  const start = structuredClone((specs.find((spec) => spec.gl) || { layout: { scene: {} } }).layout.scene.camera);
+  if (solid && solid.clientWidth < 420) for (const way of ["x", "y", "z"]) start.eye[way] *= 1.22; // room for the numbers
   const turn = (way) => {
     const now = camera || start;
     if (way === "reset") return turnAll(start);
@@ -161,6 +164,18 @@
       });
     });
   }
+
+  // more panels than tabs have room for: a box to choose from
+  for (const box of document.querySelectorAll("[data-panels]")) {
+    const panels = [...box.options].map((_, i) => document.getElementById(`${box.dataset.panels}-panel-${i}`));
+    panels.forEach((panel, i) => { panel.dataset.title = box.options[i].textContent; });
+    box.addEventListener("change", () => {
+      panels.forEach((panel, i) => { panel.hidden = i !== box.selectedIndex; });
+      drawVisible(false);
+    });
+  }
+  // a figure inside a folded part is drawn when it is opened
+  for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", () => drawVisible(false));
 
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const button = document.getElementById("theme");

@@ -1,0 +1,116 @@
+"""Runs that are a sweep: what they reached against the setting in which they differ, mean over seeds. No torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rattle.recipes.schema import flatten
+from rattle.report.compare import group_by_method, robust_attack, samples_of
+from rattle.report.grid import best_epoch
+from rattle.report.naming import settings_text, short_setting, title_of, varied
+from rattle.report.run_data import RunData, finite
+from rattle.report.tables import Accuracy, accuracy
+from rattle.stats import Sample, summarise, t_interval
+
+FEWEST_VALUES = 3  # of a setting that is drawn as an axis
+MOST_SETTINGS = 2  # that a plot shows: one along its axis, one by colour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptPoint:
+    """Runs that differ in their seed alone, at one value of the setting."""
+
+    x: float | None  # None for a method without this setting
+    clean: Accuracy
+    robust: Accuracy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Points that differ in the setting alone, by its value."""
+
+    name: str  # method and second setting, where these differ
+    index: int  # the run whose colour it has
+    points: tuple[SweptPoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Accuracy against one setting."""
+
+    setting: str  # its dotted name
+    series: tuple[Series, ...]
+    attack: str | None  # of the robust accuracy, on test images; None: the validation attack, on held-out images
+    several: bool  # whether there are points of several seeds
+
+    @property
+    def values(self) -> set[float]:
+        return {point.x for series in self.series for point in series.points if point.x is not None}
+
+
+def find_sweep(runs: Sequence[RunData]) -> Sweep | None:
+    """The sweep that runs trained here are: they differ in one setting with three numbers or more, and in at most one
+    other besides method and seed. None if they are not, or nothing was measured."""
+    groups = list(group_by_method([run for run in runs if not run.external]).values())
+    names = settings_of([members[0] for members in groups])
+    values = {name: {x for members in groups if (x := value_of(members[0], name)) is not None} for name in names}
+    setting = max(values, key=lambda name: len(values[name]), default=None)
+    if setting is None or len(values[setting]) < FEWEST_VALUES or len(names) > MOST_SETTINGS:
+        return None
+    attack = robust_attack([run for members in groups for run in members])
+    several_methods = len({members[0].method for members in groups}) > 1
+    series: dict[str, list[tuple[RunData, SweptPoint]]] = {}
+    for members in groups:
+        first, found = members[0], reached(members, attack)
+        if found:
+            other = settings_text(first.recipe, [name for name in names if name != setting])
+            name = ", ".join(filter(None, (first.method if several_methods else "", other)))
+            point = SweptPoint(x=value_of(first, setting), clean=found[0], robust=found[1])
+            series.setdefault(name, []).append((first, point))
+    several = any(len(members) > 1 for members in groups)
+    found = tuple(one_series(name, points) for name, points in series.items())
+    return Sweep(setting=setting, series=found, attack=attack, several=several) if found else None
+
+
+def one_series(name: str, points: Sequence[tuple[RunData, SweptPoint]]) -> Series:
+    ordered = sorted((point for _, point in points), key=lambda point: (point.x is None, point.x or 0.0))
+    return Series(name=name, index=points[0][0].index, points=tuple(ordered))
+
+
+def settings_of(runs: Sequence[RunData]) -> list[str]:
+    """The settings in which runs of one method differ, of all methods."""
+    recipes = {run.method: [each.recipe for each in runs if each.method == run.method] for run in runs}
+    return list(dict.fromkeys(name for each in recipes.values() for name in varied(each)))
+
+
+def value_of(run: RunData, setting: str) -> float | None:
+    return finite(flatten(run.recipe).get(setting))
+
+
+def reached(members: Sequence[RunData], attack: str | None) -> tuple[Accuracy, Accuracy] | None:
+    """(clean, robust) of runs that differ in their seed alone: on test images, without an attack on held-out ones."""
+    if attack is not None:
+        samples = samples_of(members)
+        return (mean_of(samples["clean"]), mean_of(samples[attack])) if attack in samples else None
+    best = [found for run in members if (found := best_epoch(run.metrics))]
+    means = [100 * summarise([found[i] for found in best]).mean for i in (0, 1)] if best else []
+    return (Accuracy(*means[:1] * 3), Accuracy(*means[1:] * 3)) if means else None
+
+
+def mean_of(sample: Sample) -> Accuracy:
+    """Mean in % with its 95 % interval: Student's over seeds, of one seed Wilson's over images."""
+    if len(sample.flags) == 1:
+        return accuracy(sample.flags[0])
+    interval, mean = t_interval(sample.accuracies), summarise(sample.accuracies).mean
+    return Accuracy(100 * mean, 100 * max(0.0, interval.low), 100 * min(1.0, interval.high))
+
+
+def described(sweep: Sweep) -> str:
+    """The plot in words."""
+    name = short_setting(sweep.setting, [sweep.setting])
+    words = f"accuracy under {title_of(sweep.attack)}" if sweep.attack else "robust held-out accuracy"
+    parts = []
+    for series in sweep.series:
+        best = max(series.points, key=lambda point: point.robust.value)
+        at = f"at {name} {best.x:g}" if best.x is not None else "without it"
+        parts.append(f"{series.name + ': ' if series.name else ''}{best.robust.value:.1f} % {at}")
+    return f"Highest {words} against {sweep.setting}: {'; '.join(parts)}."

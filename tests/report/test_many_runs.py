@@ -1,0 +1,235 @@
+"""Pages of many runs: short names, a baseline, colours that do not repeat, sweeps, and parts left out or folded."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rattle.cli.main import main
+from rattle.report import build
+from rattle.report.compare import compare_runs, group_by_method
+from rattle.report.figures import accuracy_of_many, by_setting
+from rattle.report.palette import FEW, run_colours
+from rattle.report.run_data import load_runs
+from rattle.report.sections import detailed
+from rattle.report.sweeps import find_sweep
+from rattle.stats import t_interval, wilson
+from support import run_folders as made
+from support.pages import Page
+
+ETAS = (0.1, 0.2, 0.3, 0.4)
+
+
+def trained(folder: Path, eta: float | None = 0.1, seed: int = 0, kind: str = "Trades", **changes: Any) -> Path:
+    return made.recipe(folder, seed=seed, objective={"kind": kind, "taylor": {"order": 2, "eta": eta}}, **changes)
+
+
+def grid(root: Path, kinds: Sequence[str], seeds: int, write: Any = None) -> list[Path]:
+    """Runs of every kind, eta and seed, with results that depend on all three."""
+    runs = []
+    for i, (kind, eta, seed) in enumerate(product(kinds, ETAS, range(seeds))):
+        folder = trained(root / f"run{i:02}", eta, seed, kind)
+        robust = round(100 * (0.3 + eta / 2)) + 3 * seed
+        made.result(folder, "pgd20", [1] * robust + [0] * (100 - robust), [1] * 90 + [0] * 10)
+        runs.append(write(folder) if write else folder)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def runs24(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    write = lambda folder: made.landscapes(made.gallery(made.epochs(folder)))  # noqa: E731
+    return grid(tmp_path_factory.mktemp("grid"), ("Trades", "AT"), 3, write)
+
+
+@pytest.fixture(scope="module")
+def page24(runs24: list[Path]) -> Page:
+    return Page(build(runs24, runs24[0].parent / "page.html"))
+
+
+def test_a_name_says_what_differs_and_leaves_out_what_all_share(tmp_path: Path) -> None:
+    few = load_runs([trained(tmp_path / str(eta), eta) for eta in (0.1, 0.2)])
+    assert [run.label for run in few] == ["TRADES + 1st + 2nd, eta 0.1", "TRADES + 1st + 2nd, eta 0.2"]
+    many = load_runs([trained(tmp_path / f"{eta}-{seed}", eta, seed) for eta in ETAS for seed in (0, 1)])
+    assert [run.label for run in many][:3] == ["eta 0.1, seed 0", "eta 0.1, seed 1", "eta 0.2, seed 0"]
+    assert list(group_by_method(many)) == [f"eta {eta}" for eta in ETAS]
+
+
+def test_seeds_are_told_apart_among_several_methods_and_a_group_is_not_called_by_a_seed(tmp_path: Path) -> None:
+    runs = load_runs([trained(tmp_path / f"{k}{s}", 0.1, s, k) for k in ("AT", "Trades") for s in (3, 4)])
+    assert [run.label for run in runs][:2] == ["AT + 1st + 2nd, seed 3", "AT + 1st + 2nd, seed 4"]
+    both = [*runs, *load_runs([trained(tmp_path / "other", 0.4, 3, "AT", epochs=9)])]
+    labels = load_runs([run.folder for run in both])
+    assert next(iter(group_by_method(labels))) == "AT + 1st + 2nd, eta 0.1"
+
+
+def test_settings_that_vary_together_are_named_once_and_too_many_not_at_all(tmp_path: Path) -> None:
+    pair = load_runs([trained(tmp_path / "a", 0.1, epochs=5, model="x"), trained(tmp_path / "b", 0.2, epochs=9)])
+    assert pair[0].label == "TRADES + 1st + 2nd, model x"
+    settings: list[dict[str, Any]] = [dict(zip("pqrs", bits, strict=True)) for bits in product((0, 1), repeat=4)]
+    runs = load_runs([trained(tmp_path / f"many{i}", **each) for i, each in enumerate(settings)])
+    assert runs[3].label == "TRADES + 1st + 2nd, seed 0, many3"
+
+
+def test_a_named_baseline_is_compared_with_each_other_run_alone(tmp_path: Path) -> None:
+    folders = grid(tmp_path, ("Trades",), 1)[:3]
+    path = build(folders[:2], baseline=folders[2])
+    assert path == folders[0] / "report.html"
+    page = Page(path)
+    last, *others = [run.label for run in load_runs([folders[2], *folders[:2]])]
+    assert f"Each is compared with {last}" in page.text
+    assert f"{last} baseline" in page.text
+    runs = load_runs([folders[2], *folders[:2]])
+    tests, _ = compare_runs(runs, runs[0])
+    assert {(test.first, test.second) for test in tests} == {(last, other) for other in others}
+
+
+def test_the_command_takes_a_baseline_and_refuses_one_that_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = grid(tmp_path, ("Trades",), 1)
+    out = tmp_path / "page.html"
+    words = ["report", *map(str, folders), "--no-compute", "--out", str(out), "--baseline"]
+    assert main([*words, str(folders[2])]) in (0, None)
+    assert "baseline" in Page(out).text
+    assert main([*words, str(tmp_path / "nowhere")]) == 2
+    assert "there is no run folder" in capsys.readouterr().err
+
+
+def test_many_runs_are_compared_over_seeds_first_and_a_run_without_seeds_is_named(tmp_path: Path, page24: Page) -> None:
+    assert "Each is compared with TRADES + 1st + 2nd, eta 0.1, seed 0" in page24.text
+    assert page24.text.index("Against TRADES + 1st + 2nd, eta 0.1 ") < page24.text.index("Network by network")
+    alone = trained(tmp_path / "alone", 0.9)
+    made.result(alone, "pgd20", [1] * 50 + [0] * 50, [1] * 100)
+    text = Page(build([*grid(tmp_path, ("Trades",), 2), alone], tmp_path / "page.html")).text
+    assert "Not compared: eta 0.1 and eta 0.9 (Clean, PGD-20): one seed against several" in text
+
+
+def luminance(colour: str) -> float:
+    values = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("variants", [["a"] * 50, [str(i) for i in range(50)], [str(i // 5) for i in range(50)]])
+def test_fifty_colours_do_not_repeat_and_stand_out_in_both_themes(variants: list[str]) -> None:
+    colours = run_colours(variants)
+    for theme, paper in enumerate(("#ffffff", "#12161d")):
+        shown = [pair[theme] for pair in colours]
+        assert len(set(shown)) == 50
+        for each in shown:
+            low, high = sorted((luminance(each), luminance(paper)))
+            assert (high + 0.05) / (low + 0.05) >= 3
+
+
+def test_eleven_colours_differ_visibly_and_few_are_as_they_were() -> None:
+    shown = [[int(light[i : i + 2], 16) for i in (1, 3, 5)] for light, _ in run_colours([str(i) for i in range(11)])]
+    assert min(math.dist(a, b) for i, a in enumerate(shown) for b in shown[:i]) > 40
+    assert run_colours(["a", "b"]) == list(FEW[:2])
+
+
+def test_every_colour_of_many_runs_is_in_both_themes(page24: Page) -> None:
+    used = set(re.findall(r"var\((--[a-z0-9-]+)\)", json.dumps(page24.figures)))
+    style = page24.raw[page24.raw.index("<style>") : page24.raw.index("</style>")]
+    assert {f"--run-{i}" for i in range(24)} <= used
+    assert all(style.count(f"{name}:") == 2 for name in used)
+
+
+def test_a_sweep_is_drawn_against_its_setting_with_the_mean_over_seeds(tmp_path: Path) -> None:
+    sweep = find_sweep(load_runs(grid(tmp_path, ("Trades",), 3)))
+    assert sweep is not None
+    (series,) = sweep.series
+    assert [point.x for point in series.points] == list(ETAS)
+    shares = [(35 + 3 * seed) / 100 for seed in range(3)]
+    first = series.points[0].robust
+    assert first.value == pytest.approx(38)
+    interval = t_interval(shares)
+    assert (first.low, first.high) == pytest.approx((100 * interval.low, 100 * interval.high))
+    spec = by_setting(sweep)
+    assert spec["layout"]["xaxis"]["title"]["text"] == "objective.taylor.eta"
+    assert [trace["line"]["dash"] for trace in spec["data"]] == ["solid", "dash"]
+
+
+def test_one_seed_has_the_interval_over_images_and_a_method_without_the_setting_is_level(tmp_path: Path) -> None:
+    plain = made.result(made.recipe(tmp_path / "plain"), "pgd20", [1] * 20 + [0] * 80, [1] * 100)
+    sweep = find_sweep(load_runs([*grid(tmp_path, ("Trades",), 1), plain]))
+    assert sweep is not None
+    swept, level = sweep.series
+    assert (swept.name, level.name) == ("TRADES + 1st + 2nd", "TRADES")
+    interval = wilson(35, 100)
+    assert swept.points[0].robust.low == pytest.approx(100 * interval.low)
+    assert by_setting(sweep)["data"][2]["x"] == [0.1, 0.4]
+    assert by_setting(sweep)["data"][2]["y"] == [20, 20]
+
+
+def test_a_second_setting_becomes_a_series_and_a_third_is_no_plot(tmp_path: Path) -> None:
+    def swept(**settings: Sequence[int]) -> list[Path]:
+        runs = []
+        for i, values in enumerate(product(ETAS, *settings.values())):
+            folder = tmp_path / f"{len(settings)}-{i}"
+            others: dict[str, Any] = dict(zip(settings, values[1:], strict=True))
+            runs.append(trained(folder, values[0], **others))
+            made.epochs(runs[-1])
+        return runs
+
+    two = find_sweep(load_runs(swept(batch_size=(8, 16))))
+    assert two is not None
+    assert [series.name for series in two.series] == ["batch_size 8", "batch_size 16"]
+    assert two.attack is None  # nothing was evaluated: held-out accuracy
+    assert two.series[0].points[0].robust.value == pytest.approx(100 * (0.6 - 0.4 / 3))
+    assert find_sweep(load_runs(swept(batch_size=(8, 16), epochs=(3, 4)))) is None
+    assert find_sweep(load_runs([trained(tmp_path / f"pair{eta}", eta) for eta in (0.1, 0.2)])) is None
+
+
+def test_a_page_of_many_runs_sums_up_seeds_folds_single_runs_and_offers_boxes_to_choose(page24: Page) -> None:
+    assert len(page24.raw.encode()) < 8e6
+    text = page24.text
+    assert text.index("Accuracy against objective.taylor.eta") < text.index("Over seeds") < text.index("Each of the 24")
+    assert {attrs.get("data-panels") for attrs in page24.all("select")} == {"terms", "examples", "classes", "settings"}
+    panels = [attrs for attrs in page24.all("div") if (attrs.get("id") or "").startswith("settings-panel")]
+    assert len(panels) == 24
+    assert sum("hidden" not in attrs for attrs in panels) == 1
+    assert "Of 12 of 24 runs, the first of each setting before further seeds: rattle report RUN shows any other" in text
+    assert "16 further runs left out of the surfaces" in text
+    legends = [spec for spec in page24.figures if spec["layout"].get("showlegend") is not False]
+    assert all(len({trace.get("name") for trace in spec["data"]}) <= 8 for spec in legends)
+
+
+def test_what_many_runs_lack_is_one_sentence(tmp_path: Path) -> None:
+    text = Page(build([trained(tmp_path / str(eta), eta, 0) for eta in (*ETAS, 0.5)], tmp_path / "page.html")).text
+    assert text.count("not been evaluated") == 1
+    assert (
+        "5 runs have no landscape (eta 0.1, eta 0.2, eta 0.3, eta 0.4 and 1 more): rattle landscape RUN draws" in text
+    )
+
+
+def test_details_are_of_the_first_of_each_setting(runs24: list[Path]) -> None:
+    runs = load_runs(runs24)
+    assert [run.seed for run in detailed(runs, 8)] == [0] * 8
+    assert detailed(runs, 9) == sorted([*detailed(runs, 8), runs[1]], key=lambda run: run.index)
+
+
+def test_seeds_are_drawn_faint_behind_their_mean(runs24: list[Path]) -> None:
+    lines = accuracy_of_many(load_runs(runs24), "robust")["data"]
+    means = [trace for trace in lines if "mean of 3 seeds" in trace["name"]]
+    assert (len(lines), len(means)) == (32, 8)
+    assert lines[-8:] == means
+    assert means[0]["y"] == pytest.approx(lines[0]["y"])
+    assert "opacity" not in means[0]
+    assert lines[0]["opacity"] < 1
+
+
+def test_an_interval_over_two_seeds_that_disagree_does_not_flatten_a_sweep(tmp_path: Path) -> None:
+    folders = grid(tmp_path, ("Trades",), 2)
+    made.result(folders[-1], "pgd20", [1] * 70 + [0] * 30, [1] * 90 + [0] * 10)
+    sweep = find_sweep(load_runs(folders))
+    assert sweep is not None
+    assert sweep.series[0].points[-1].robust.low == 0
+    assert by_setting(sweep)["layout"]["yaxis"]["range"][0] > 20
+    assert "One that leaves the plot is wider than 25 points" in Page(build(folders, tmp_path / "page.html")).text
