@@ -11,11 +11,11 @@ import yaml
 
 from rattle.errors import RattleError
 from rattle.evaluation.results import StoredResult, load_results
+from rattle.evaluation.samples import Sample
 from rattle.report.naming import method_of, settings_text, threat_text, unique_labels, varied
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
 from rattle.runs.paths import Run
-from rattle.stats import Sample
 
 T = TypeVar("T")
 MANY = 4  # with more runs than this a page is about what differs: a baseline, and names without what all share

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rattle.evaluation.samples import Sample
 from rattle.recipes.schema import flatten
 from rattle.report.compare import group_by_method, robust_attack, samples_of
 from rattle.report.grid import best_epoch
 from rattle.report.naming import settings_text, short_setting, title_of, varied
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Accuracy, accuracy
-from rattle.stats import Sample, summarise, t_interval
+from rattle.stats import summarise, t_interval
 
 FEWEST_VALUES = 3  # of a setting that is drawn as an axis
 MOST_SETTINGS = 2  # that a plot shows: one along its axis, one by colour
