@@ -14,7 +14,7 @@ from rattle.evaluation.results import StoredResult, load_results
 from rattle.report.naming import method_of, threat_text, unique_labels
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
-from rattle.runs.paths import Run
+from rattle.runs.paths import Run, slugify
 
 T = TypeVar("T")
 
@@ -102,6 +102,8 @@ def external_name(model: Mapping[str, str], folder: Path) -> str:
     weights = Path(model.get("checkpoint", ""))
     if weights.parent.name == Run.checkpoints.name:  # every run has a best.safetensors
         weights = weights.parents[1]
+    if weights.name == "model.safetensors":  # and every published model this one
+        weights = weights.parent
     return model.get("name") or weights.name or model.get("recipe") or folder.resolve().name
 
 
@@ -109,12 +111,21 @@ def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
     """Read runs, or folders of results alone, and give each a label of its own."""
     if not folders:
         raise RattleError("name at least one run folder")
-    runs = [load_run(Path(folder)) for folder in folders]
+    runs = [load_run(results_folder(folder)) for folder in folders]
     seeds = [str(run.folder) if run.external else f"seed {run.seed}" for run in runs]
     names = [(run.method, seed, run.folder.name, str(run.folder)) for run, seed in zip(runs, seeds, strict=True)]
     for i, label in enumerate(unique_labels(names)):
         runs[i].index, runs[i].label = i, label
     return runs
+
+
+def results_folder(name: Path | str) -> Path:
+    """The folder itself; of `zoo:NAME` and `hf:OWNER/NAME` the one in the working folder that evaluation wrote to."""
+    published = str(name).startswith(("zoo:", "hf:"))
+    folder = Path(slugify(str(name)) if published else name)
+    if published and not folder.is_dir():
+        raise RattleError(f"{name} has no results here: `rattle evaluate {name}` writes them to {folder}")
+    return folder
 
 
 def check_folder(folder: Path) -> None:
