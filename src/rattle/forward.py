@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from rattle.errors import RattleError
+from rattle.losses import logits_in
 from rattle.taylor import directional
 from rattle.weights import frozen_bn_stats
 
@@ -104,31 +105,6 @@ class HasHead(Protocol):
 def at_least_float32(logits: Tensor) -> Tensor:
     """Losses are computed in single precision at least, whatever autocast made of the logits."""
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-
-
-def logits_in(output: Any) -> Tensor:
-    """The logits [n, C] in what a model returned; RattleError if there are none.
-
-    Besides a tensor: `logits` of an object or dict (Hugging Face, torchvision's GoogLeNet), a tuple's first entry.
-
-    >>> logits_in({"logits": torch.zeros(4, 3), "hidden_states": None}).shape
-    torch.Size([4, 3])
-    """
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
-    if found is None:
-        found = output[0] if isinstance(output, tuple | list) and output else output
-    if not isinstance(found, Tensor):
-        kind = type(output).__name__
-        raise RattleError(f"the model must return logits [n, C], got {kind}; wrap it to return the logits alone")
-    if found.ndim != 2:
-        raise RattleError(f"the model must return logits [n, C], got shape {list(found.shape)}")
-    return found
-
-
-def refuse_one_logit(logits: Tensor) -> None:
-    """Raise RattleError for the logits [n, 1] of a binary model."""
-    if logits.shape[1] == 1:
-        raise RattleError("the model returns one logit z, [n, 1]: return two, such as torch.cat([-z, z], 1) / 2")
 
 
 def keep_logits(model: nn.Module) -> nn.Module:

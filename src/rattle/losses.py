@@ -1,8 +1,13 @@
-"""Per-sample losses on logits: what attacks maximise and objectives average. Each returns [n]."""
+"""Per-sample losses on logits, [n] each: what attacks maximise and objectives average; logits in a model's output."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from rattle.errors import RattleError
 
 
 def ce(logits: Tensor, y: Tensor) -> Tensor:
@@ -46,3 +51,28 @@ def dlr_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """Targeted DLR (Croce and Hein 2020, eq. 7): z_t - z_y over z_(1) - (z_(3) + z_(4)) / 2; needs 4 classes."""
     top = logits.topk(4, dim=1).values
     return cw_targeted(logits, y, target) / (top[:, 0] - 0.5 * (top[:, 2] + top[:, 3]) + 1e-12)
+
+
+def logits_in(output: Any) -> Tensor:
+    """The logits [n, C] in what a model returned; RattleError if there are none.
+
+    Besides a tensor: `logits` of an object or dict (Hugging Face, torchvision's GoogLeNet), a tuple's first entry.
+
+    >>> logits_in({"logits": torch.zeros(4, 3), "hidden_states": None}).shape
+    torch.Size([4, 3])
+    """
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if found is None:
+        found = output[0] if isinstance(output, tuple | list) and output else output
+    if not isinstance(found, Tensor):
+        kind = type(output).__name__
+        raise RattleError(f"the model must return logits [n, C], got {kind}; wrap it to return the logits alone")
+    if found.ndim != 2:
+        raise RattleError(f"the model must return logits [n, C], got shape {list(found.shape)}")
+    return found
+
+
+def refuse_one_logit(logits: Tensor) -> None:
+    """Raise RattleError for the logits [n, 1] of a binary model."""
+    if logits.shape[1] == 1:
+        raise RattleError("the model returns one logit z, [n, 1]: return two, such as torch.cat([-z, z], 1) / 2")

@@ -15,6 +15,7 @@ from torch.func import functional_call, jvp
 from torch.nn import functional as F
 
 from rattle.errors import RattleError
+from rattle.losses import logits_in
 from rattle.weights import frozen_bn_stats
 
 
@@ -57,7 +58,7 @@ def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int
     u = dict(u)
 
     def g(w: dict[str, Tensor]) -> Tensor:
-        return functional_call(model, {**fixed, **w}, (x,))
+        return logits_in(functional_call(model, {**fixed, **w}, (x,)))
 
     def first(w: dict[str, Tensor]) -> Tensor:
         return jvp(g, (w,), (u,))[1]

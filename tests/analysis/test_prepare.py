@@ -13,7 +13,14 @@ import torch
 
 from rattle import cli
 from rattle.analysis.gallery import choose_shown, gallery, overrides
-from rattle.analysis.prepare import LandscapeConfig, compute_landscapes, has_attacked_surface, prepare
+from rattle.analysis.prepare import (
+    LandscapeConfig,
+    compute_landscapes,
+    has_attacked_surface,
+    open_run,
+    prepare,
+    store_landscapes,
+)
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe
@@ -22,6 +29,7 @@ from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.io import load_arrays, save_arrays
 from rattle.runs.load import open_checkpoint
 from rattle.runs.paths import Run
+from rattle.runs.progress import NullConsole
 from rattle.threat import Threat
 from rattle.training.loop import fit
 from support.tiny_runs import RECIPE, save_run
@@ -211,3 +219,35 @@ def test_a_report_is_written_when_a_checkpoint_cannot_be_read(run: Path, capsys:
     assert cli.main(["report", str(run)]) == 0
     assert "not computed for" in capsys.readouterr().err
     assert (run / "report.html").is_file()
+
+
+VIEW = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes, channels):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(channels, 4, 3, padding=1), nn.Linear(256, classes)
+
+    def forward(self, x):
+        return self.head(self.conv(x).relu().view(len(x), -1))
+"""
+
+
+@pytest.mark.parametrize("channels", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_network_that_flattens_by_view_is_analysed_beside_one_that_does_not(
+    channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("view.py").write_text(VIEW)
+    x, y = np.random.default_rng(0).integers(0, 256, (60, 8, 8, channels), dtype=np.uint8), np.arange(60) % 3
+    np.savez("my.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    words = ["train", "custom", "--data.name", "my.npz", "--method", "trades-2nd", "--epsilon", "0.03", "--epochs", "1"]
+    for out, model in (("runs/view", ["view.py:Net"]), ("runs/cnn", ["cnn", "--width", "4"])):
+        assert cli.main([*words, "--out", out, "--model", *model]) == 0
+    assert len(gallery(open_checkpoint("runs/view"), max_images=20).y) == 20
+    for runs in (["runs/view", "runs/cnn"], ["runs/cnn", "runs/view"]):  # the first one's gradient is everybody's
+        assert len(store_landscapes([open_run(run) for run in runs], TINY, NullConsole())) == 2
+        attacks = ["--attacks", "pgd2", "apgd-ce", "--n", "8"]
+        assert cli.main(["transfer", "--from", runs[0], "--to", runs[1], *attacks]) == 0
+    assert cli.main(["fidelity", "runs/view", "--n", "6", "--draws", "1", "--sigmas", "0.01", "0.1"]) == 0

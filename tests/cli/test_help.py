@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rattle.attacks.registry import BUILT_IN
+from rattle.cli.evaluate import Options
 from rattle.cli.main import COMMANDS, main
+from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.runs.io import new_file
 
@@ -66,3 +68,19 @@ def test_a_file_that_is_there_is_replaced_on_request_alone(tmp_path_factory: pyt
     with pytest.raises(RattleError, match=r"bench\.png is there already: --overwrite replaces it"):
         new_file(str(path), False)
     assert new_file(str(path), True) == path
+
+
+@pytest.mark.parametrize("words", [["evaluate"], ["paper"], ["train", "digits-linf-cnn-trades"]], ids=" ".join)
+def test_an_empty_default_and_none_are_left_out(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys, *words)
+    assert "None" not in text
+    assert "(default: '')" not in text
+    assert "(default: )" not in text
+    assert "(default: 0)" in text  # of --seed
+
+
+def test_help_leaves_the_settings_as_they_were(capsys: pytest.CaptureFixture[str]) -> None:
+    before = Options.__doc__, dict(Options.__annotations__)
+    help_of(capsys, "evaluate")
+    assert (Options.__doc__, Options.__annotations__) == before
+    assert parse(Options, ["run", "--n", "None"], "evaluate").n is None  # undoes an option before it

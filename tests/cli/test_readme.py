@@ -6,9 +6,12 @@ import re
 import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from rattle.cli.main import main
+from support.tiny_runs import NET, digits, linear
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SHELL, PYTHON = (re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL) for kind in ("bash", "python"))
@@ -18,7 +21,13 @@ SHORTER = ["--epochs", "1", "--width", "4", "--data.train-size", "130"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("readme")
+    """A folder with the files of one's own that the commands name."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "my_net.py").write_text(NET.replace("class Net", "class build"))
+    torch.save(linear().state_dict(), folder / "theirs.pt")
+    train, labels, test, truth = (part[:130].numpy() for part in digits())
+    np.savez(folder / "my.npz", x_train=train, y_train=labels, x_test=test, y_test=truth)
+    return folder
 
 
 def test_the_readme_shows_commands() -> None:
@@ -37,13 +46,19 @@ def test_a_readme_command_runs(command: str, place: Path, monkeypatch, capsys) -
             main(words)
         assert not stop.value.code
     else:
-        assert main([*words, *(SHORTER if training else [])]) == 0
+        own = "custom" in words  # a network of one's own has no width
+        assert main([*words, *((SHORTER[:2] if own else SHORTER) if training else [])]) == 0
     assert capsys.readouterr().out.strip()
 
 
-def test_the_readme_python_runs(place: Path, monkeypatch, capsys) -> None:
+@pytest.mark.parametrize(("number", "attacks"), [(0, ["pgd20", "cw20"]), (1, ["pgd20"])])
+def test_the_readme_python_runs(number: int, attacks: list[str], place: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(place)
-    exec(PYTHON[0], {})
+    block, others = PYTHON[number], len(PYTHON) - 1
+    assert others == 1, "a block that is not run"
+    exec(block, {})
     first, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith("attack  accuracy, %")
-    assert [row.split()[0] for row in rows] == ["clean", "pgd20", "cw20"]
+    assert [row.split()[0] for row in rows[: 1 + len(attacks)]] == ["clean", *attacks]
+    if "AutoAttack" in block:
+        assert rows[-1].startswith("robust accuracy: ")

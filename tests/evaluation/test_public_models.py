@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import rattle
+from rattle.attacks.registry import get_attack
 from rattle.cli.main import main
 from rattle.compat import AutoAttack
 from rattle.errors import RattleError
@@ -199,7 +200,13 @@ def test_logits_are_taken_out_of_what_a_model_returns(kind: str) -> None:
     assert [a.flags for a in found.attacks.values()] == [a.flags for a in expected.attacks.values()]
     drop_in = AutoAttack(model, eps=0.05, version="custom", attacks_to_run=["apgd-ce"], seed=0, verbose=False)
     assert drop_in.run_standard_evaluation(x[:3] / 255, y[:3], return_labels=True)[1].shape == (3,)
-    assert rattle.compute_loss(rattle.Trades(), model, x[:4] / 255, x[:4] / 255, y[:4]) > 0
+    for mode in ("head", "exact", "sampled"):
+        objective, noise = rattle.Trades(taylor=rattle.Taylor(order=2, mode=mode)), rattle.Noise(sigma=0.01)
+        losses = []
+        for m in (model, plain):
+            u = (noise(m, generator=torch.Generator().manual_seed(0)),)
+            losses.append(rattle.compute_loss(objective, m, x[:4] / 255, x[4:8] / 255, y[:4], u=u))
+        assert torch.equal(*losses)
 
 
 def test_a_built_model_returns_its_logits_under_the_names_it_has(here: Path) -> None:
@@ -218,6 +225,15 @@ def test_a_model_of_one_logit_is_told_to_return_two() -> None:
     _, _, x, y = digits()
     with pytest.raises(RattleError, match=r"the model returns one logit z, \[n, 1\]: return two"):
         rattle.evaluate(Returns("one"), x[:4], y[:4], "fgsm")
+
+
+@pytest.mark.parametrize("name", ["pgd3", "cw3", "apgd-ce", "fab", "square", "rays"])
+def test_every_attack_tells_a_model_of_one_logit_to_return_two(name: str) -> None:
+    _, _, x, y = digits()
+    with pytest.raises(RattleError, match="the model returns one logit z"):
+        get_attack(name, Threat(epsilon=0.1))(Returns("one"), x[:4] / 255, y[:4])
+    with pytest.raises(RattleError, match="the model returns one logit z"):
+        rattle.PGD(loss="kl", steps=1)(Returns("one"), x[:4] / 255, y[:4])
 
 
 def test_images_that_the_model_does_not_take_are_one_sentence_in_python() -> None:

@@ -432,6 +432,10 @@ def test_figures_2_and_3_are_drawn_for_a_tables_runs(out: Path, capsys: pytest.C
         (["1", "--seeds", "0", "0"], "none of them twice, got 0 0"),
         (["1", "--n", "0"], "--n must be >= 1, got 0"),
         (["1", "--scale", "small", "--data-root", "nowhere"], "download it with `rattle data get cifar10"),
+        (
+            ["1", "--scale", "tiny", "--data", "cifar10=a.npz"],
+            "does nothing at scale tiny, where digits stand in for cifar10",
+        ),
         (["2", "--scale", "small", "--data", "cifar10=missing.npz"], "there is no .npz file at missing.npz"),
     ],
 )

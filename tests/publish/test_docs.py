@@ -36,7 +36,14 @@ def test_the_examples_in_python_run(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run_folders.epochs(save_run(tmp_path / "runs" / "a"))
-    assert {shlex.split(command)[1] for command in COMMANDS} == {"recipes", "evaluate", "train", "push"}
+    assert {shlex.split(command)[1] for command in COMMANDS} == {
+        "recipes",
+        "evaluate",
+        "train",
+        "export",
+        "table",
+        "push",
+    }
     for command in COMMANDS:
         words = shlex.split(command, comments=True)[1:]
         assert main([*words, *SHORTER.get(words[0], [])]) == 0, command

@@ -74,8 +74,28 @@ def test_the_command_line_lists_evaluates_and_exports_them(tmp_path: Path, monke
     assert main(["recipes", "--zoo", "imagenet"]) == 2
     assert main(["evaluate", "zoo:digits-linf-cnn-at", "--attacks", "fgsm", "--n", "20"]) == 0
     assert (tmp_path / "zoo_digits-linf-cnn-at" / "results" / "fgsm.json").is_file()
-    assert main(["export", "zoo:digits-linf-cnn-at"]) == 2, "its default is the weights' own place"
-    assert main(["export", "zoo:digits-linf-cnn-at", "--out", "a.safetensors"]) == 0
+    for words in ([], [], ["--out", "a.safetensors"]):  # the second time replaces the first one's file
+        assert main(["export", "zoo:digits-linf-cnn-at", *words]) == 0
+    assert (tmp_path / "zoo_digits-linf-cnn-at" / "model.safetensors").is_file()
+
+
+def test_evaluated_models_of_the_zoo_join_tables_and_comparisons_under_their_names(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["table", "zoo:digits-linf-cnn-at"]) == 2
+    sentence = "zoo:digits-linf-cnn-at has no results here: `rattle evaluate zoo:digits-linf-cnn-at` writes them"
+    assert sentence in capsys.readouterr().err
+    for name in ("at", "trades"):
+        assert main(["evaluate", f"zoo:digits-linf-cnn-{name}", "--attacks", "fgsm", "--n", "20"]) == 0
+    capsys.readouterr()
+    assert main(["table", "zoo_digits-linf-cnn-at", "zoo:digits-linf-cnn-trades", "--format", "csv"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.split(",")[0] for row in rows[:2]] == ["zoo_digits-linf-cnn-at", "zoo_digits-linf-cnn-trades"]
+    assert main(["compare", "zoo:digits-linf-cnn-at", "zoo_digits-linf-cnn-trades"]) == 0
+    assert "zoo_digits-linf-cnn-trades" in capsys.readouterr().out
+    assert main(["report", "zoo:digits-linf-cnn-at", "zoo:digits-linf-cnn-trades"]) == 0
+    assert (tmp_path / "zoo_digits-linf-cnn-at" / "report.html").is_file()
 
 
 def test_training_starts_from_one_of_them(tmp_path: Path) -> None:

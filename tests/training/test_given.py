@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,21 @@ def test_a_module_alone_is_trained_on_the_recipes_images(tmp_path: Path) -> None
     run = rattle.fit(recipe("at", data=data, epochs=1), tmp_path / "a", model=net(classes=10), log="none")
     again = rattle.fit(recipe("at", epochs=1), tmp_path / "b", model=net(classes=10), data=data, log="none")
     assert same(weights(run), weights(again))
+
+
+@pytest.mark.parametrize("mode", ["head", "exact", "sampled"])
+def test_a_module_with_its_logits_in_an_object_trains_as_if_it_returned_them(mode: str, tmp_path: Path) -> None:
+    made = recipe(average=EMA(decay=0.8))
+    made = replace(made, objective=replace(made.objective, taylor=rattle.Taylor(order=2, mode=mode)))
+    runs = []
+    for name, end in (("object", lambda z: SimpleNamespace(loss=None, logits=z)), ("plain", lambda z: z)):
+        torch.manual_seed(0)
+        module = Last(end)
+        runs.append(fit(tmp_path / name, module, made=made))
+    assert same(*(weights(run, "best") for run in runs))
+    assert weights(runs[0]).keys() == Last(print).state_dict().keys()
+    best = rattle.load(tmp_path / "object", model=Last(lambda z: SimpleNamespace(logits=z)))
+    assert best(images()[0][:2] / 255).logits.shape == (2, 3)  # it returns what it returned before
 
 
 def test_a_network_that_takes_no_channels_last_is_trained_contiguous_and_one_that_does_is_not_touched() -> None:

@@ -6,6 +6,8 @@ import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -143,6 +145,32 @@ def test_so_many_runs_go_at_once_and_failures_are_reported_at_the_end(tmp_path: 
     assert run_local(todo, at_once=2, out=tmp_path, console=NullConsole()) == {"bad": "rattle: no luck"}
     assert len((tmp_path / "counts").read_text().split()) == 4
     assert max(map(int, (tmp_path / "counts").read_text().split())) <= 2
+
+
+class Watching(NullConsole):
+    """Keeps what the bar of a sweep shows last."""
+
+    def __init__(self) -> None:
+        self.at, self.shown = 0, {}
+
+    @contextmanager
+    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator:
+        self.at, self.total = done, total
+
+        def advance(steps: int = 1, **figures: float | str) -> None:
+            self.at += steps
+            self.shown = figures
+
+        yield advance
+
+
+def test_the_bar_ends_with_every_epoch_and_every_run_done(tmp_path: Path, pretender: Path) -> None:
+    pretender.write_text("sleep 0.2; for epoch in 1 2; do echo '{\"epoch\": '$epoch'}' >> \"$4/metrics.jsonl\"; done\n")
+    console = Watching()
+    todo = pending(jobs(tmp_path / "sweep", "a", "b", epochs=2), console)
+    assert run_local(todo, at_once=2, out=tmp_path, console=console) == {}
+    assert console.at == console.total == 4
+    assert console.shown == {"runs": "2/2", "failed": "0"}
 
 
 def test_the_command_fails_when_a_run_fails(

@@ -173,7 +173,7 @@ def weight_curvature(
     points, sizes, applied = tuple(weights.values()), [p.numel() for p in weights.values()], 0
 
     def batch_loss(xs: Tensor, ys: Tensor, *values: Tensor) -> Tensor:
-        logits = torch.func.functional_call(model, dict(zip(weights, values, strict=True)), (xs,))
+        logits = losses.logits_in(torch.func.functional_call(model, dict(zip(weights, values, strict=True)), (xs,)))
         check_labels(logits, ys)
         return loss(logits, ys).sum() / len(x)
 

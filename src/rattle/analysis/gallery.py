@@ -11,9 +11,10 @@ from rattle.analysis.landscape import as_array
 from rattle.attacks import Attack
 from rattle.attacks.base import logits_of
 from rattle.attacks.registry import get_attack
-from rattle.data import Images, to_float
+from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import curve, image_batches
+from rattle.evaluation.inputs import floats_for, takes_channels_last
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
@@ -73,8 +74,8 @@ def predict_all(
     model: nn.Module, attack: Attack, images: Images, seed: int, advance: Advance
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Class and confidence before the attack; class, confidence and lead of the true class after it."""
-    parts = []
-    for index, x, y in image_batches(images.x, images.y, 250):
+    parts, layout = [], takes_channels_last(model, images.x)
+    for index, x, y in image_batches(images.x, images.y, 250, channels_last=layout):
         x_adv = attack(model, x, y, generator=ImageStreams(seed, index))
         parts.append((*predict(model, x, y)[:2], *predict(model, x_adv, y)))
         advance(len(index))
@@ -107,7 +108,7 @@ def gallery(
         label, confidence, label_adv, confidence_adv, lead = predict_all(model, attack, test, seed, advance)
         groups = choose_shown(test.y, label, label_adv, confidence_adv, lead)
         shown = torch.cat(list(groups.values()))
-        x, y = to_float(test.x[shown]), test.y[shown]
+        x, y = floats_for(model, test.x[shown]), test.y[shown]
         x_adv = attack(model, x, y, generator=ImageStreams(seed, shown))  # as above, instead of keeping all of them
         shown_label, shown_confidence, _ = predict(model, x_adv, y)
     attacks = {radius: get_attack(ATTACK, replace(threat, epsilon=radius)) for radius in radii}

@@ -20,8 +20,8 @@ from rattle.analysis.cost import landscape_seconds, rounded
 from rattle.analysis.flatness import flatness
 from rattle.analysis.gallery import first_of_each_class, gallery
 from rattle.attacks import PGD
-from rattle.data import to_float
 from rattle.errors import RattleError
+from rattle.evaluation.inputs import floats_for
 from rattle.runs.arrays import Gallery, InputPlane, WeightSurface, same_plane
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.io import load_arrays, read_json, save_arrays, write_atomically
@@ -133,18 +133,18 @@ def store_landscapes(runs: Sequence[OpenRun], config: LandscapeConfig, console: 
     test, threat = runs[0].checkpoint.recipe.data.load().test, runs[0].checkpoint.recipe.attack.threat
     shown = test[first_of_each_class(test.y, config.images)]
     many = test[torch.arange(min(config.weight_images, len(test)))]
-    shown_x, many_x = to_float(shown.x), to_float(many.x)
-    side = 1.0 if threat.norm == "linf" else math.sqrt(shown_x[0].numel())  # length of a direction of signs
+    side = 1.0 if threat.norm == "linf" else math.sqrt(shown.x[0].numel())  # length of a direction of signs
     grid = {"radius": max(config.radius * threat.epsilon, 1e-3) / side, "points": config.points}
     generator = torch.Generator().manual_seed(config.seed)
     reference = load_model(runs[0].checkpoint)
-    plane = landscape.input_plane(reference, shown_x, shown.y, **grid, generator=generator)
-    seconds = len(runs) * landscape_seconds(reference, many_x, many.y, config)
+    plane = landscape.input_plane(reference, floats_for(reference, shown.x), shown.y, **grid, generator=generator)
+    seconds = len(runs) * landscape_seconds(reference, floats_for(reference, many.x), many.y, config)
     console.log(f"landscapes and flatness of {len(runs)} run{'s'[: len(runs) > 1]}: about {rounded(seconds)}")
     limits = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
     stored: dict[str, Stored] = {}
     for label, opened in zip(labels(runs), runs, strict=True):
         model, threat = load_model(opened.checkpoint), opened.checkpoint.recipe.attack.threat
+        shown_x, many_x = (floats_for(model, part.x) for part in (shown, many))  # in the layout of each run's network
         with console.progress(f"input landscape of {label}", 100) as advance:
             surface = landscape.input_surface(model, shown_x, shown.y, plane, progress=as_progress(advance))
         with console.progress(f"weight landscape of {label}", 200) as advance:
@@ -154,7 +154,7 @@ def store_landscapes(runs: Sequence[OpenRun], config: LandscapeConfig, console: 
         stored[label] = {"plane": plane, "input": surface, **weights}
         for kind, value in stored[label].items():
             save_arrays(value, opened.run.landscape(kind))
-        metadata = {"step": opened.step, "n": len(many_x), "detail": asdict(config)}
+        metadata = {"step": opened.step, "n": len(many), "detail": asdict(config)}
         write_atomically(opened.run.flatness, json.dumps(metadata | flat, indent=1).encode())
     return stored
 

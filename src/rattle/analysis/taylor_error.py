@@ -18,9 +18,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rattle.analysis import plots
-from rattle.data import to_float
+from rattle.attacks.base import logits_of
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
+from rattle.evaluation.inputs import floats_for
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.randomness import ImageStreams
 from rattle.runs.io import write_atomically
@@ -65,13 +66,13 @@ def remainders(
     sums = torch.zeros(len(sigmas), 3, dtype=torch.float64)
     model.train(batch_statistics)
     with frozen_bn_stats(model), torch.no_grad():
-        g = model(x)
+        g = logits_of(model, x)
         for draw in range(draws):
             v = unit(model, generator=torch.Generator().manual_seed(seed + draw))
             first, second = directional(model, x, v, 2)
             for row, sigma in enumerate(sigmas):
                 with perturbed(model, {name: sigma * d for name, d in v.items()}):
-                    moved = model(x) - g
+                    moved = logits_of(model, x) - g
                 after_first, change = moved - sigma * first, moved.norm()
                 after_second = after_first - 0.5 * sigma**2 * second
                 sums[row] += torch.stack([change / g.norm(), after_first.norm() / change, after_second.norm() / change])
@@ -98,7 +99,7 @@ def measure_checkpoint(
     saved = open_checkpoint(path)
     target, recipe = target_from_checkpoint(saved), saved.recipe
     images = target.images(choose_images(target.test.y, n))
-    x, y = to_float(images.x), images.y
+    x, y = floats_for(target.model, images.x), images.y
     x_adv = recipe.attack(target.model, x, y, generator=ImageStreams(seed, torch.arange(len(y), device=y.device)))
     settings = {"sigmas": sigmas, "noise": recipe.noise, "draws": draws, "batch_statistics": batch_statistics}
     with (console or NullConsole()).progress("fidelity", 2 * draws * len(sigmas)) as advance:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
-from rattle.forward import logits_in, refuse_one_logit
+from rattle.losses import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 
@@ -95,9 +95,7 @@ def check_batch(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
             raise RattleError(f"attacks take torch tensors, but the {name} are {kind}; convert with torch.as_tensor")
     if y.ndim != 1 or x.ndim < 2:
-        raise RattleError(
-            f"images and labels must have shapes [n, ...] and [n], got {list(x.shape)} and {list(y.shape)}"
-        )
+        raise RattleError(f"images and labels need shapes [n, ...] and [n], got {list(x.shape)} and {list(y.shape)}")
     if len(x) != len(y):
         raise RattleError(f"{len(x)} images but {len(y)} labels")
     if len(x) == 0:
@@ -116,9 +114,7 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
     """Refuse labels that the model has no logit for."""
     low, high, last = int(y.min()), int(y.max()), logits.shape[1] - 1
     if low < 0 or high > last:
-        raise RattleError(
-            f"labels run from {low} to {high}, but the model tells {last + 1} classes apart (0 to {last})"
-        )
+        raise RattleError(f"labels run from {low} to {high}, the model tells {last + 1} classes apart (0 to {last})")
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:

@@ -67,6 +67,7 @@ class PGD:
 
     def sample_losses(self, logits: Tensor, reference: Tensor) -> Tensor:
         """The loss of each image, [n]; `reference` is the clean logits for kl, the labels otherwise."""
+        losses.refuse_one_logit(logits)
         if self.loss == "kl":
             return losses.kl(reference, logits)
         return losses.cw(logits, reference) if self.loss == "cw" else losses.ce(logits, reference)

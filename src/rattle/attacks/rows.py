@@ -27,9 +27,8 @@ def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
             logits_of(model, x[:2].clone(memory_format=torch.channels_last))
             CHANNELS_LAST[model] = True
         except RuntimeError:
-            logits_of(
-                model, x[:2].clone(memory_format=torch.contiguous_format)
-            )  # raises again if the layout was not the reason
+            # raises again if the layout was not the reason
+            logits_of(model, x[:2].clone(memory_format=torch.contiguous_format))
             CHANNELS_LAST[model] = False
             log.warning("the model does not take channels-last images (it flattens by .view?); attacks run slower")
     return CHANNELS_LAST[model]

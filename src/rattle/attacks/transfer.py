@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import Attack, describe
+from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.rows import accepts_channels_last
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 
@@ -23,7 +26,10 @@ class Transfer:
         return self.attack.threat
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        return self.attack(self.surrogate, x, y, generator=generator)
+        with attack_mode(self.surrogate):  # it may take another layout than the model, whose own is returned
+            layout = torch.preserve_format if accepts_channels_last(self.surrogate, x) else torch.contiguous_format
+        found = self.attack(self.surrogate, x.clone(memory_format=layout), y, generator=generator)
+        return torch.empty_like(x).copy_(found)
 
     def models(self) -> dict[str, nn.Module]:
         return {self.name: self.surrogate}

@@ -12,6 +12,7 @@ from rattle.errors import RattleError
 from rattle.models.export import difference, export
 from rattle.publish.robustbench import Submission, export_robustbench
 from rattle.runs.load import load_model, open_checkpoint, run_of
+from rattle.runs.published import is_published
 
 NAMES = {
     "safetensors": "model.safetensors",
@@ -26,9 +27,10 @@ class Options:
     """Export a trained model; the file is written only if it computes the model's logits on a batch.
     The format robustbench is a folder: all that a submission to RobustBench takes (docs/publishing-robustbench.md)."""
 
-    path: Annotated[str, tyro.conf.Positional]  # a run folder or a checkpoint file
+    path: Annotated[str, tyro.conf.Positional]  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME
     format: Literal["safetensors", "torchscript", "onnx", "robustbench"] = "safetensors"  # of the file or folder
-    out: str = ""  # to write; model.safetensors, model.pt, model.onnx or robustbench/ in the run folder when not given
+    # to write; model.safetensors, model.pt, model.onnx or robustbench/ in the run folder (./zoo_NAME) when not given
+    out: str = ""
     raw: bool = False  # export the raw weights of a run that averages them
     data_root: str | None = None  # robustbench: where datasets live; RATTLE_DATA, or ./data, when not given
     submission: Submission = Submission()  # robustbench: about the paper
@@ -39,7 +41,7 @@ def main(args: list[str]) -> None:
     saved = open_checkpoint(options.path)
     run, name = run_of(saved.path), NAMES[options.format]
     out = Path(options.out) if options.out else (run.folder if run else saved.path.parent) / name
-    if out.resolve() == saved.path.resolve():
+    if out.resolve() == saved.path.resolve() and not is_published(options.path):  # those lie elsewhere
         raise RattleError(f"{out} is the checkpoint itself: choose another --out")
     if options.format == "robustbench":
         submit(options, out)

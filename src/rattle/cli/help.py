@@ -4,8 +4,9 @@ import shutil
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from inspect import get_annotations
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import tyro
@@ -16,24 +17,33 @@ POSITIONALS = {"path": "RUN", "runs": "RUN", "filter": "TEXT"}  # a field's name
 
 
 def dataclasses_of(value: object) -> Iterator[type]:
-    """The classes of settings and of the settings in them."""
-    if is_dataclass(value) and not isinstance(value, type):
-        yield type(value)
+    """The classes of settings, given as an instance or as their class, and of the settings in them."""
+    if is_dataclass(value):
+        yield value if isinstance(value, type) else type(value)
         for field in fields(value):
-            yield from dataclasses_of(getattr(value, field.name))
+            made = field.default if field.default_factory is MISSING else field.default_factory()
+            yield from dataclasses_of(made if isinstance(value, type) else getattr(value, field.name))
+
+
+def default_text(text: str) -> str:
+    """What help says of a default: nothing of an empty one, since the option's own words say what it stands for."""
+    return "" if text in ("", "''", "None") else f"(default: {text})"
 
 
 @contextmanager
-def short_docstrings(settings: object) -> Iterator[None]:
-    """Let help of nested settings show the first paragraph of their docstrings: what follows is for readers of code."""
-    before = {kind: kind.__doc__ for kind in dataclasses_of(settings)}
+def for_readers(settings: object) -> Iterator[None]:
+    """Let help show the first paragraph of settings' docstrings, the rest being for readers of code, and no empty
+    defaults."""
+    before = {kind: (kind.__doc__, get_annotations(kind)) for kind in dataclasses_of(settings)}
     try:
-        for kind, text in before.items():
+        for kind, (text, own) in before.items():
             kind.__doc__ = (text or "").split("\n\n")[0]
+            hints, hint = get_type_hints(kind, include_extras=True), tyro.conf.arg(help_behavior_hint=default_text)
+            kind.__annotations__ = own | {field.name: Annotated[hints[field.name], hint] for field in fields(kind)}
         yield
     finally:
-        for kind, text in before.items():
-            kind.__doc__ = text
+        for kind, (text, own) in before.items():
+            kind.__doc__, kind.__annotations__ = text, own
 
 
 def description(options: type) -> str:

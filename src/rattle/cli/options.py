@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any, TypeVar
 
 import tyro
 
-from rattle.cli.help import description, name_positionals, short_docstrings
+from rattle.cli.help import description, for_readers, name_positionals
 from rattle.errors import RattleError
 from rattle.recipes.schema import number
 
@@ -33,13 +34,14 @@ def fractions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
 def parse(options: type[T], args: list[str], command: str, *, default: T | None = None) -> T:
     """The options of a command; a mistyped one names the nearest and exits with code 2."""
     name_positionals(options)
+    asked = bool({"-h", "--help"} & {*args})
     settings = {
         "args": args,
         "prog": f"rattle {command}",
         "description": description(options),
-        "config": (tyro.conf.AvoidSubcommands,),
+        "config": (tyro.conf.AvoidSubcommands, *((tyro.conf.DisallowNone,) if asked else ())),  # INT, not {None}|INT
     }
-    with FRACTIONS, short_docstrings(default):
+    with FRACTIONS, for_readers(default or options) if asked else nullcontext():
         return tyro.cli(options, **settings) if default is None else tyro.cli(options, default=default, **settings)
 
 

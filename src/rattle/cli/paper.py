@@ -104,6 +104,10 @@ def scale_of(options: Options) -> Scale:
     """The scale with what the options change in it."""
     given = {"epochs": options.epochs, "train_size": options.train_size, "n": options.n, "root": options.data_root}
     given |= {"autoattack_n": options.autoattack_n, "sources": sources(options.data)}
+    for word in options.data:
+        name, sign, _ = word.partition("=")
+        if sign and name in SOURCES and name != (only := SCALES[options.scale].dataset or name):
+            raise RattleError(f"--data {word} does nothing at scale {options.scale}, where {only} stand in for {name}")
     return replace(SCALES[options.scale], **{name: value for name, value in given.items() if value is not None})
 
 

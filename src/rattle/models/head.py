@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
-from rattle.forward import logits_in, refuse_one_logit
+from rattle.losses import logits_in, refuse_one_logit
 from rattle.weights import eval_mode
 
 SHOWN = 8  # linear layers that an error lists, the last ones

@@ -15,7 +15,7 @@ from rattle.evaluation.samples import Sample
 from rattle.report.naming import method_of, settings_text, threat_text, unique_labels, varied
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
-from rattle.runs.paths import Run
+from rattle.runs.paths import Run, slugify
 
 T = TypeVar("T")
 MANY = 4  # with more runs than this a page is about what differs: a baseline, and names without what all share
@@ -108,6 +108,8 @@ def external_name(model: Mapping[str, str], folder: Path) -> str:
     weights = Path(model.get("checkpoint", ""))
     if weights.parent.name == Run.checkpoints.name:  # every run has a best.safetensors
         weights = weights.parents[1]
+    if weights.name == "model.safetensors":  # and every published model this one
+        weights = weights.parent
     return model.get("name") or weights.name or model.get("recipe") or folder.resolve().name
 
 
@@ -115,7 +117,7 @@ def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
     """Read runs, or folders of results alone, and give each a label of its own."""
     if not folders:
         raise RattleError("name at least one run folder")
-    runs = [load_run(Path(folder)) for folder in folders]
+    runs = [load_run(results_folder(folder)) for folder in folders]
     for i, (run, (variant, label)) in enumerate(zip(runs, names_of(runs), strict=True)):
         run.index, run.variant, run.label = i, variant, label
     return runs
@@ -142,6 +144,15 @@ def baseline_first(folders: Sequence[Path | str], baseline: Path | str | None) -
     if not baseline:
         return list(folders)
     return [baseline, *(each for each in folders if Path(each).resolve() != Path(baseline).resolve())]
+
+
+def results_folder(name: Path | str) -> Path:
+    """The folder itself; of `zoo:NAME` and `hf:OWNER/NAME` the one in the working folder that evaluation wrote to."""
+    published = str(name).startswith(("zoo:", "hf:"))
+    folder = Path(slugify(str(name)) if published else name)
+    if published and not folder.is_dir():
+        raise RattleError(f"{name} has no results here: `rattle evaluate {name}` writes them to {folder}")
+    return folder
 
 
 def check_folder(folder: Path) -> None:

@@ -13,6 +13,7 @@ from rattle.attacks.base import finite, logits_of
 from rattle.data import Data, Dataset, Images, to_float
 from rattle.errors import RattleError
 from rattle.evaluation.inputs import Array, as_tensors
+from rattle.losses import refuse_one_logit
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import digest
@@ -74,8 +75,7 @@ def count_logits(model: nn.Module, x: Tensor) -> int:
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise RattleError(f"the model does not take images of shape {list(x.shape[1:])}: {reason}") from error
-    if logits.shape[1] == 1:
-        raise RattleError("the model returns one logit: give it one for each class, two where the answer is yes or no")
+    refuse_one_logit(logits)
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-5):
         raise RattleError("the model returns probabilities: return the logits before the softmax, the losses have one")
     return logits.shape[1]

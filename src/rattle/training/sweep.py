@@ -167,16 +167,17 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
                 while waiting and len(workers.running) < at_once and not request.number:
                     workers.start(waiting.pop(0))
                 time.sleep(0.1)
+                for job, code in workers.finished():
+                    if code and not request.number:
+                        failed[job.folder.name] = last_line(job.folder / "train.log") or f"exit code {code}"
+                    console.log(f"{job.folder.name}: {f'ended with exit code {code}' if code else 'finished'}")
+                # After the last job has ended, the last turn still shows all its epochs.
                 before, recorded = recorded, max(sum(job.epochs for job in jobs), recorded)
                 done = len(jobs) - len(waiting) - len(workers.running)
                 figures = {"runs": f"{done}/{len(jobs)}", "failed": str(len(failed))}
                 if recorded > before or figures != shown:  # or a log would repeat a line that says nothing new
                     advance(recorded - before, **figures)
                     shown = figures
-                for job, code in workers.finished():
-                    if code and not request.number:
-                        failed[job.folder.name] = last_line(job.folder / "train.log") or f"exit code {code}"
-                    console.log(f"{job.folder.name}: {f'ended with exit code {code}' if code else 'finished'}")
                 if request.number:
                     raise StoppedBySignal(request.number, str(out))
         finally:
