@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import sklearn.datasets  # noqa: F401 - what training imports when it first needs it costs every forked process seconds
+import torch.utils.tensorboard  # noqa: F401
+
 from rattle.data.registry import Data
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
