@@ -25,10 +25,11 @@ THREE_STEPS = {"batch_size": 64, "width": 4, "epochs": 2, "threads": 1}
 
 
 def tiny(method: str = "trades-2nd", **changes: object) -> Recipe:
-    """Two epochs of three steps on digits."""
+    """Two epochs of three steps on digits, with short attacks."""
     recipe = get_recipe(f"digits-linf-cnn-{method}")
     data = replace(recipe.data, train_size=192, val_size=20)
-    return replace(recipe, **{**THREE_STEPS, "data": data, **changes})
+    attacks = {name: replace(getattr(recipe, name), steps=2) for name in ("attack", "val_attack")}
+    return replace(recipe, **{**THREE_STEPS, "data": data, **attacks, **changes})
 
 
 def eventful(**changes: object) -> Recipe:
@@ -72,11 +73,6 @@ def content(run: Run) -> dict[str, object]:
         saved = read(run.checkpoint(name))
         found[name] = saved.progress, {key: digest({key: value}, {}) for key, value in saved.tensors.items()}
     return found
-
-
-def with_ema() -> Recipe:
-    recipe = eventful()
-    return replace(recipe, attack=replace(recipe.attack, steps=2), val_attack=replace(recipe.val_attack, steps=2))
 
 
 def recipe_of(run: Run) -> Recipe:
