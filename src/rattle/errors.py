@@ -12,6 +12,15 @@ class RattleError(ValueError):
     """Something the caller can put right. The command line prints it as one sentence and exits with code 2."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's message, or its type when it has no message.
+
+    >>> first_line(AssertionError())
+    'AssertionError'
+    """
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def unknown(kind: str, name: str, valid: Iterable[str]) -> RattleError:
     """An error for a name that is not among the valid ones; it names the nearest and, when they are few, all."""
     names = list(valid)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn import functional as F
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.losses import logits_in
 from rattle.weights import frozen_bn_stats
 
@@ -72,7 +72,7 @@ def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int
     except RattleError:
         raise
     except Exception as reason:  # whatever a model does that forward-mode differentiation does not know
-        summary = str(reason).strip().splitlines()[0] if str(reason).strip() else type(reason).__name__
         raise RattleError(
-            f"objective.taylor.mode exact: torch.func cannot differentiate this model ({summary}); use mode head"
+            "objective.taylor.mode exact: torch.func cannot differentiate this model "
+            f"({first_line(reason)}); use mode head"
         ) from reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+@pytest.fixture
+def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gallery of the first 20 test images: for what does not depend on their number."""
+    monkeypatch.setattr("rattle.analysis.prepare.gallery", partial(gallery, max_images=20))
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +157,7 @@ def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: P
     assert flat["noise_rise_error"] >= 0
 
 
+@pytest.mark.usefixtures("few_images")
 def test_a_report_keeps_the_resolution_of_a_landscape_with_an_attacked_surface(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +177,7 @@ def test_a_report_keeps_the_resolution_of_a_landscape_with_an_attacked_surface(
     assert used == [LandscapeConfig(seed=3), coarse]
 
 
+@pytest.mark.usefixtures("few_images")
 def test_each_checkpoint_of_a_report_is_read_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other, opened = Path(shutil.copytree(run, tmp_path / "other")), []
 
@@ -182,13 +191,15 @@ def test_each_checkpoint_of_a_report_is_read_once(run: Path, tmp_path: Path, mon
     assert opened == [run, other]
 
 
+@pytest.mark.usefixtures("few_images")
 def test_what_is_stored_and_fresh_is_not_computed_again(run: Path) -> None:
-    written = prepare([run], TINY)
+    config = replace(TINY, surface_attacked=False)  # one with it would be computed again in full
+    written = prepare([run], config)
     assert [path.name for path in written] == ["gallery.npz", "landscape-input.npz"]
-    assert prepare([run], TINY) == []
+    assert prepare([run], config) == []
     flat = json.loads((run / "results" / "flatness.json").read_text())
     (run / "results" / "flatness.json").write_text(json.dumps(flat | {"step": 1}))
-    assert [path.name for path in prepare([run], TINY)] == ["landscape-input.npz"]
+    assert [path.name for path in prepare([run], config)] == ["landscape-input.npz"]
 
 
 def test_landscapes_refuse_what_cannot_be_compared(run: Path, tmp_path: Path) -> None:

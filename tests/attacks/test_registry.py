@@ -149,13 +149,16 @@ def test_a_result_file_records_the_surrogate_and_its_attack() -> None:
     assert describe(attack) == {"kind": "Transfer", "surrogate": "other", "attack": SETTINGS["autoattack"]}
 
 
+class Still:
+    """An attack that is no dataclass."""
+
+    threat = THREAT
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator=None) -> Tensor:
+        return x
+
+
 def test_an_attack_that_is_no_dataclass_is_recorded_by_its_threat() -> None:
-    class Still:
-        threat = THREAT
-
-        def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator=None) -> Tensor:
-            return x
-
     assert describe(Still()) == {"kind": "Still", "threat": BALL}
 
 
@@ -209,12 +212,6 @@ def test_a_setting_that_a_named_attack_does_not_take_is_refused(name: str, setti
 
 @pytest.mark.usefixtures("own_names")
 def test_an_attack_that_is_no_dataclass_has_no_settings_to_change() -> None:
-    class Still:
-        threat = THREAT
-
-        def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator=None) -> Tensor:
-            return x
-
     register_attack("still", lambda threat: Still())
     with pytest.raises(RattleError, match=r"^still is no dataclass and has no settings to change$"):
         get_attack("still", THREAT, steps=3)

@@ -1,19 +1,24 @@
 """The drop-in for AutoAttack: the reference's calls, its lines, its results; and an interruption that loses nothing."""
 
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from rattle.attacks import Attack
+from rattle.attacks.autoattack import components
 from rattle.compat import AutoAttack
 from rattle.errors import RattleError
 from rattle.evaluation import evaluate as evaluation
-from support.tiny_runs import digits, small_cnn
+from rattle.threat import Threat
+from support.tiny_runs import digits, linear, small_cnn
 
 EPSILON = 0.05
+STEPS, QUERIES = 10, 100
 
 
 def images(n: int) -> tuple[Tensor, Tensor]:
@@ -21,23 +26,47 @@ def images(n: int) -> tuple[Tensor, Tensor]:
     return x[:n].float() / 255, y[:n]
 
 
-def robust(x_adv: Tensor, y: Tensor) -> Tensor:
+def robust(x_adv: Tensor, y: Tensor, model: nn.Module | None = None) -> Tensor:
     with torch.no_grad():
-        return small_cnn()(x_adv).argmax(1) == y
+        return (model or small_cnn())(x_adv).argmax(1) == y
 
 
-@pytest.mark.parametrize("n", [pytest.param(30, id="30 images"), pytest.param(200, marks=pytest.mark.slow, id="200")])
-def test_the_same_images_fall_as_in_the_reference(n: int) -> None:
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attacks of a few steps: for what does not depend on how strong they are."""
+
+    def shortened(version: str, threat: Threat) -> dict[str, Attack]:
+        less = {True: {"queries": QUERIES}, False: {"steps": STEPS}}
+        return {name: replace(attack, **less[name == "square"]) for name, attack in components(version, threat).items()}
+
+    monkeypatch.setattr("rattle.compat.autoattack.components", shortened)
+
+
+def check_the_same_images_fall(model: nn.Module, n: int, **less: int) -> None:
     x, y = images(n)
-    ours = AutoAttack(small_cnn(), norm="Linf", eps=EPSILON, seed=0, verbose=False).run_standard_evaluation(
-        x, y, bs=100
-    )
-    make = import_module("pyautoattack.autoattack").AutoAttack
-    theirs, _ = make(small_cnn(), norm="Linf", eps=EPSILON, seed=0).run_standard_evaluation(x, y, batch_size=100)
-    assert float((robust(ours, y) == robust(theirs, y)).float().mean()) >= 0.99
+    ours = AutoAttack(model, norm="Linf", eps=EPSILON, seed=0, verbose=False).run_standard_evaluation(x, y, bs=100)
+    reference = import_module("pyautoattack.autoattack").AutoAttack(model, norm="Linf", eps=EPSILON, seed=0)
+    for part in (reference.apgd, reference.apgd_targeted, reference.fab, reference.square):
+        for name, value in less.items():
+            setattr(part, name, value)
+    theirs, _ = reference.run_standard_evaluation(x, y, batch_size=100)
+    assert 0 < robust(theirs, y, model).sum() < robust(x, y, model).sum()
+    assert float((robust(ours, y, model) == robust(theirs, y, model)).float().mean()) >= 0.99
     assert float((ours - x).abs().max()) <= EPSILON + 1e-6
 
 
+@pytest.mark.usefixtures("short")
+def test_the_same_images_fall_as_in_the_reference() -> None:
+    check_the_same_images_fall(linear(), 100, n_iter=STEPS, n_queries=QUERIES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [30, 200])
+def test_the_same_images_of_a_network_fall_as_in_the_reference_in_full(n: int) -> None:
+    check_the_same_images_fall(small_cnn(), n)
+
+
+@pytest.mark.usefixtures("short")
 def test_it_prints_the_references_lines_and_logs_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x, y = images(20)
     settings = {"norm": "Linf", "eps": EPSILON, "seed": 0, "version": "custom", "attacks_to_run": ["apgd-ce", "square"]}
@@ -53,6 +82,7 @@ def test_it_prints_the_references_lines_and_logs_them(tmp_path: Path, capsys: py
     assert torch.equal(x_adv[robust(x_adv, y)], x[robust(x_adv, y)])  # images that hold come back as they were
 
 
+@pytest.mark.usefixtures("short")
 def test_after_an_interruption_it_goes_on_and_all_examples_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,6 +105,7 @@ def test_after_an_interruption_it_goes_on_and_all_examples_come_back(
     assert len(calls) == 6 + 3  # of eight batches, five were done
 
 
+@pytest.mark.usefixtures("short")
 def test_each_attack_alone() -> None:
     x, y = images(10)
     settings = {"norm": "L2", "eps": 0.2, "verbose": False, "version": "custom", "attacks_to_run": ["apgd-ce", "fab-t"]}

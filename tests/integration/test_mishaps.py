@@ -25,7 +25,7 @@ from rattle.training import loop as train
 from rattle.training import state as learner
 from rattle.training.loop import fit
 from support.processes import Child, until
-from support.training import content, dies_at, killed, recipe_of, tiny, with_ema
+from support.training import content, dies_at, eventful, killed, recipe_of, tiny
 
 OLD_RUNS = Path(__file__).with_name("old_runs")
 
@@ -33,7 +33,7 @@ OLD_RUNS = Path(__file__).with_name("old_runs")
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that was never stopped."""
-    return fit(with_ema(), tmp_path_factory.mktemp("whole"))
+    return fit(eventful(), tmp_path_factory.mktemp("whole"))
 
 
 class Lines(NullConsole):
@@ -99,7 +99,7 @@ def full_disk(folder: Path, fill: Callable[[], object]) -> str:
 
     def action() -> int:
         try:
-            fit(with_ema(), folder, console=Filling(fill))
+            fit(eventful(), folder, console=Filling(fill))
         except RattleError as mistake:
             return fail(str(mistake))
         return 0
@@ -148,7 +148,7 @@ def check_one_epoch_is_there(folder: Path) -> None:
     run = Run(folder)
     assert read(run.checkpoint("last")).progress["epoch"] == 1
     assert not list(folder.rglob("*.part"))
-    fit(with_ema(), folder, resume=True)
+    fit(eventful(), folder, resume=True)
     assert [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()] == [1, 2]
 
 

@@ -24,14 +24,14 @@ from rattle.training.loop import fit
 from rattle.training.signals import StoppedBySignal
 from rattle.weights import SWA
 from support.processes import Child, until
-from support.training import Interrupting, Stop, content, dies_at, killed, recipe_of, tiny, with_ema
+from support.training import Interrupting, Stop, content, dies_at, eventful, killed, recipe_of, tiny
 
 
 def with_swa() -> Recipe:
-    return replace(with_ema(), average=SWA(start=0.0))
+    return replace(eventful(), average=SWA(start=0.0))
 
 
-RECIPES = {"EMA": with_ema, "SWA": with_swa}
+RECIPES = {"EMA": eventful, "SWA": with_swa}
 
 
 @pytest.fixture(scope="module", params=["EMA", pytest.param("SWA", marks=pytest.mark.slow)])

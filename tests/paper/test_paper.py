@@ -21,6 +21,7 @@ from rattle import cli
 from rattle.bench.setup import Setup
 from rattle.cli import paper as command
 from rattle.cli.paper import columns_that_fit
+from rattle.data import Dataset
 from rattle.data.registry import Data
 from rattle.evaluation.samples import Difference
 from rattle.paper import scales, tables
@@ -31,9 +32,10 @@ from rattle.paper.plan import entries, plan
 from rattle.paper.protocols import PROTOCOLS
 from rattle.paper.rows import DATASETS
 from rattle.paper.scales import SCALES
-from rattle.paper.step_cost import a100_cost
+from rattle.paper.step_cost import StepCost, a100_cost, step_cost
 from rattle.paper.writer import WRITERS, printed_table
 from rattle.recipes.catalog import get_recipe
+from rattle.recipes.recipe import Recipe
 from rattle.runs.paths import Run
 from rattle.stats import Interval
 
@@ -58,11 +60,21 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("paper")
 
 
+COSTS: dict[Recipe, StepCost] = {}
+
+
+def measured_once(recipe: Recipe, data: Dataset) -> StepCost:
+    if recipe not in COSTS:
+        COSTS[recipe] = step_cost(recipe, data)
+    return COSTS[recipe]
+
+
 @pytest.fixture(autouse=True)
 def least() -> Iterator[None]:
-    """The tiny scale as small as it goes."""
+    """The tiny scale as small as it goes; each kind of step is measured once, and not by each command again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCALES, "tiny", LEAST)
+        patch.setattr("rattle.paper.estimate.step_cost", measured_once)
         yield
 
 
@@ -406,8 +418,13 @@ def test_a_person_is_asked_before_long_work(
     assert ("TRADES+1st+2nd" in said.out) == (code == 0)
 
 
-def test_runs_at_once_give_the_same_table(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("there", [("trades",), pytest.param((), marks=pytest.mark.slow)])
+def test_runs_at_once_give_the_same_table(
+    there: tuple[str, ...], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_paper(out, 7)
+    for name in (f"recipe=digits-linf-cnn-{method},seed=0" for method in there):  # trained already: a process less
+        shutil.copytree(out / "tiny" / name, tmp_path / "tiny" / name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert run_paper(tmp_path, 7, "--jobs", "2") == 0
     assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import sklearn.datasets  # noqa: F401 - what training imports when it first needs it costs every forked process seconds
+import torch.utils.tensorboard  # noqa: F401
+
 from rattle.data.registry import Data
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
@@ -22,10 +25,11 @@ THREE_STEPS = {"batch_size": 64, "width": 4, "epochs": 2, "threads": 1}
 
 
 def tiny(method: str = "trades-2nd", **changes: object) -> Recipe:
-    """Two epochs of three steps on digits."""
+    """Two epochs of three steps on digits, with short attacks."""
     recipe = get_recipe(f"digits-linf-cnn-{method}")
     data = replace(recipe.data, train_size=192, val_size=20)
-    return replace(recipe, **{**THREE_STEPS, "data": data, **changes})
+    attacks = {name: replace(getattr(recipe, name), steps=2) for name in ("attack", "val_attack")}
+    return replace(recipe, **{**THREE_STEPS, "data": data, **attacks, **changes})
 
 
 def eventful(**changes: object) -> Recipe:
@@ -69,11 +73,6 @@ def content(run: Run) -> dict[str, object]:
         saved = read(run.checkpoint(name))
         found[name] = saved.progress, {key: digest({key: value}, {}) for key, value in saved.tensors.items()}
     return found
-
-
-def with_ema() -> Recipe:
-    recipe = eventful()
-    return replace(recipe, attack=replace(recipe.attack, steps=2), val_attack=replace(recipe.val_attack, steps=2))
 
 
 def recipe_of(run: Run) -> Recipe:

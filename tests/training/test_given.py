@@ -264,6 +264,10 @@ def test_a_rollback_before_the_first_checkpoint_starts_from_the_modules_own_weig
     assert not same(calls[2], calls[0])
 
 
+def silent(z: Tensor) -> Tensor:
+    raise RuntimeError
+
+
 def bad_modules() -> dict[str, tuple[Any, str]]:
     frozen = net().requires_grad_(False)
     return {
@@ -276,6 +280,7 @@ def bad_modules() -> dict[str, tuple[Any, str]]:
         "nan": (Last(lambda z: z * float("nan")), "NaN"),
         "double": (net().double(), "the images are torch.float32, the model's weights torch.float64"),
         "other size": (nn.Sequential(nn.Flatten(), nn.Linear(9, 3)), "does not take images of shape [1, 8, 8]"),
+        "silent": (Last(silent), "does not take images of shape [1, 8, 8]: RuntimeError"),
         "few classes": (net(classes=2), "labels run from 0 to 2, but there are 2 classes"),
         "frozen": (frozen, "no parameter of the module requires a gradient"),
         "lazy": (nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "call it on a batch before fit"),

@@ -12,7 +12,7 @@ from rattle.bench.cases import METHODS, Case, Group, cases_of
 from rattle.bench.limit import Limit, unavoidable_passes
 from rattle.bench.measure import Call, Rounds, Timing, interleaved, peak_memory
 from rattle.bench.setup import Setup, library_step, prepare, recipe_of
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.runs.progress import Console, NullConsole
 
 GROUPS: tuple[Group, ...] = ("training", "evaluation", "autoattack")
@@ -90,8 +90,7 @@ def peak_of(case: Case, setup: Setup) -> int:
     except Exception as reason:  # whatever the compiler finds missing or cannot do
         if not setup.compile:
             raise
-        message = (str(reason).strip() or type(reason).__name__).splitlines()[0]
-        raise RattleError(f"torch.compile does not work here: {message}") from reason
+        raise RattleError(f"torch.compile does not work here: {first_line(reason)}") from reason
     return case.resident + peak_memory(case.short)
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import update_bn
 from torch.profiler import record_function
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.models.registry import create_model
@@ -53,8 +53,7 @@ class Setup:
             device = distributed.choose_device(self.device)
             torch.zeros(1, device=device)
         except (RuntimeError, AssertionError) as reason:
-            message = str(reason).strip().splitlines()[0]
-            raise RattleError(f"there is no device {self.device!r} here: {message}") from reason
+            raise RattleError(f"there is no device {self.device!r} here: {first_line(reason)}") from reason
         return device
 
     @property

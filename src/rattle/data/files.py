@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rattle.data.urls import URLS
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 
 MEMBER_LIMIT = 2**30  # bytes of one unpacked file of a known dataset; the largest, CIFAR-100's train, has 155 MB
 
@@ -47,11 +47,6 @@ def check_size(size: int, what: str, limit: int = MEMBER_LIMIT) -> None:
     """Refuse data whose unpacked size is over the limit; called before any of it is read."""
     if size > limit:
         raise RattleError(f"{what} would unpack to {size:,} bytes, more than the {limit:,} allowed; it is not read")
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its type when it has no message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 @contextmanager

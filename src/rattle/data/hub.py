@@ -8,9 +8,8 @@ import torch
 
 from rattle.data import pictures
 from rattle.data.dataset import Dataset, Images, train_test_split
-from rattle.data.files import first_line
 from rattle.data.mmap_cache import MmapCache, cache_key
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 
 
 def hub(name: str, cache: MmapCache, seed: int, resize: int | None = None) -> Dataset:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.weights import eval_mode
 
@@ -78,7 +78,7 @@ def refusing(model: nn.Module, x: Tensor) -> Iterator[None]:
     except RattleError:
         raise
     except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
-        reason, shape, wanted = f"{error}".strip().partition("\n")[0].rstrip("."), list(x.shape[1:]), input_size(model)
+        reason, shape, wanted = first_line(error).rstrip("."), list(x.shape[1:]), input_size(model)
         advice = f"; it is made for {wanted}x{wanted} images: scale yours with --data.resize {wanted} (rattle evaluate "
         advice += f"--resize {wanted}), or give a model of timm img_size={shape[-1]}"
         if wanted is None or shape[1:] == [wanted, wanted]:

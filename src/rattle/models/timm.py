@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from torch import nn
 
-from rattle.errors import RattleError, unknown
+from rattle.errors import RattleError, first_line, unknown
 from rattle.models.layers import MeanStd, normalisation
 
 
@@ -30,7 +30,7 @@ def timm_builder(spec: str) -> Callable[..., nn.Module]:
         try:
             model = timm.create_model(name, num_classes=num_classes, in_chans=in_chans, **used)
         except Exception as error:  # a wrong argument, no network, a file that is none: each raises its own kind
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            reason = first_line(error).rstrip(".")
             advice = (
                 "; without a network, give the weights as a file (--weights, --init)" if "pretrained" in used else ""
             )

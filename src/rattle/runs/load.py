@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rattle.data.files import first_line
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.models.registry import create_model
 from rattle.recipes.recipe import Recipe
 from rattle.runs import hub, zoo

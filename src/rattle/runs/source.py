@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.models.user import source_file
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
@@ -49,7 +49,7 @@ def own_source(run: Run | None, recipe: Recipe) -> Iterator[None]:
     except (RattleError, RuntimeError) as reason:
         if changed is None:
             raise
-        raise RattleError(f"{str(reason).strip().splitlines()[0].rstrip(':')}; {changed}") from reason
+        raise RattleError(f"{first_line(reason).rstrip(':')}; {changed}") from reason
     if changed is not None:
         warnings.warn(changed, stacklevel=4)
 

@@ -11,7 +11,7 @@ from torch.utils import data as torch_data
 
 from rattle.attacks.base import finite, logits_of
 from rattle.data import Data, Dataset, Images, to_float
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.evaluation.inputs import Array, as_tensors
 from rattle.losses import refuse_one_logit
 from rattle.recipes.catalog import resolve
@@ -73,7 +73,7 @@ def count_logits(model: nn.Module, x: Tensor) -> int:
         with torch.no_grad(), eval_mode(model):
             logits = finite(logits_of(model, to_float(x, torch.contiguous_format).to(device)))
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = first_line(error)
         raise RattleError(f"the model does not take images of shape {list(x.shape[1:])}: {reason}") from error
     refuse_one_logit(logits)
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-5):

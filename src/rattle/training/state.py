@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
 from rattle.data import Dataset, to_float
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
 from rattle.models import check_width, find_head, load_weights
 from rattle.randomness import derive_seed
@@ -181,7 +181,7 @@ def choose_layout(model: nn.Module, x: Tensor, recipe: Recipe) -> torch.memory_f
                 torch.autograd.grad(logits.sum(), weights, allow_unused=True)
             return layout
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
         finally:
             with torch.no_grad():
                 for name, value in tensors_of(model):
