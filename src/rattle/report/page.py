@@ -18,7 +18,7 @@ from rattle.report import compare, figures, sections
 from rattle.report.compare import PublishedRows
 from rattle.report.naming import duration, number, p_value, significant, title_of
 from rattle.report.palette import style_of_runs
-from rattle.report.run_data import RunData, baseline_first, load_runs
+from rattle.report.run_data import RunData, baseline_first, load_runs, results_folder
 from rattle.report.tables import NOTE
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.paths import Run
@@ -118,6 +118,6 @@ def build(
     """
     named = [folders] if isinstance(folders, (str, Path)) else folders
     runs = load_runs(baseline_first(named, baseline))
-    path = Path(out) if out else Run(Path(named[0])).report
+    path = Path(out) if out else Run(results_folder(named[0])).report
     write_atomically(path, render("page.html", context(runs, published, runs[0] if baseline else None)).encode())
     return path
