@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 
 def ce(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy -log p_y."""
+    """Cross-entropy -log p_y; of soft labels, rows of probabilities [n, C], their mean."""
     return F.cross_entropy(logits, y, reduction="none")
 
 
