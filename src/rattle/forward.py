@@ -1,7 +1,7 @@
 """The forward passes that an objective is computed from: at x and at x', with what the Taylor terms need of each."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -24,6 +24,8 @@ class ForwardSpec:
     features: bool = False  # the inputs of the linear head (readings head and released)
     derivatives: int = 0  # directional derivatives of the logits along u, up to this order (reading exact)
     sampled: bool = False  # the logits at w + u (reading sampled)
+    taught_clean: tuple[str, ...] = ()  # the teachers whose logits at x it needs
+    taught_adv: tuple[str, ...] = ()  # and at x'
 
     @property
     def noise(self) -> bool:
@@ -41,18 +43,33 @@ class Outputs:
     features_adv: Tensor | None = None
     derivatives: Pairs = ()  # g'^T u and u^T g'' u, up to the order asked for
     sampled: Pairs = ()  # logits at w + u, one pair for each draw of u
+    extra: Tensor | None = None  # [m, C], of the further images that the objective prepared
+    taught_clean: Mapping[str, Tensor] = field(default_factory=dict)  # a teacher's logits at x, [n, C]
+    taught_adv: Mapping[str, Tensor] = field(default_factory=dict)  # and at x'
 
 
 class PairedForward(nn.Module):
-    """model(x) and model(x') as one module, so that one forward of a DistributedDataParallel wrapper holds both."""
+    """model(x) and model(x') as one module, so that one forward of a DistributedDataParallel wrapper holds both.
 
-    def __init__(self, model: nn.Module, spec: ForwardSpec, head: nn.Linear | None = None) -> None:
+    teachers: further networks whose logits the objective asks for, by name.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        spec: ForwardSpec,
+        head: nn.Linear | None = None,
+        teachers: Mapping[str, nn.Module] | None = None,
+    ) -> None:
         super().__init__()
-        self.model, self.spec = model, spec
+        self.model, self.spec, self.teachers = model, spec, nn.ModuleDict(teachers or {})
         self.head = [head]  # in a list, so that it is not registered a second time as a submodule
 
-    def forward(self, x: Tensor, x_adv: Tensor, u: tuple[Mapping[str, Tensor], ...] = ()) -> Outputs:
-        """`u` are draws of the weight noise, for the readings that average over it in the outer step."""
+    def forward(
+        self, x: Tensor, x_adv: Tensor, u: tuple[Mapping[str, Tensor], ...] = (), extra: Tensor | None = None
+    ) -> Outputs:
+        """`u` are draws of the weight noise, for the readings that average over it in the outer step; `extra` images
+        are looked at too."""
         spec = self.spec
         features, logits = self.features_and_logits(x) if spec.clean else (None, None)
         features_adv, logits_adv = self.features_and_logits(x_adv)
@@ -62,7 +79,17 @@ class PairedForward(nn.Module):
             derivatives = tuple(zip(at_x, at_x_adv, strict=True))
         if spec.sampled:
             sampled = tuple((self.logits_at(x, draw), self.logits_at(x_adv, draw)) for draw in u)
-        return Outputs(logits, logits_adv, features, features_adv, derivatives, sampled)
+        return Outputs(
+            logits,
+            logits_adv,
+            features,
+            features_adv,
+            derivatives,
+            sampled,
+            None if extra is None else self.features_and_logits(extra)[1],
+            {name: at_least_float32(logits_in(self.teachers[name](x))) for name in spec.taught_clean},
+            {name: at_least_float32(logits_in(self.teachers[name](x_adv))) for name in spec.taught_adv},
+        )
 
     def features_and_logits(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """The head's input (None unless the objective needs it) and the logits."""

@@ -11,7 +11,7 @@ from rattle.errors import RattleError
 
 
 def ce(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy -log p_y."""
+    """Cross-entropy -log p_y; of soft labels, rows of probabilities [n, C], their mean."""
     return F.cross_entropy(logits, y, reduction="none")
 
 

@@ -27,6 +27,7 @@ from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training import loop as train
+from rattle.training import ranks as training_ranks
 from rattle.training.loop import fit
 from rattle.weights import AWP, EMA
 from support.processes import Child, ranks, until
@@ -134,7 +135,7 @@ def gradients(recipe: Recipe, index: torch.Tensor | None = None) -> torch.Tensor
     data = recipe.data.load()
     state = train.init_state(recipe, data)
     state.train_mode()
-    forward, ddp_forward = train.wrap_model(state.model, recipe)
+    forward, ddp_forward = training_ranks.wrap_model(state.model, recipe)
     train.train_step(state, forward, ddp_forward, data.train, torch.arange(64) if index is None else index)
     return torch.cat([p.grad.flatten() for p in state.model.parameters() if p.grad is not None])
 
@@ -176,7 +177,7 @@ def test_statistics_over_ranks_need_a_gpu_and_say_so(tmp_path: Path) -> None:
 def test_a_batch_that_does_not_divide_over_the_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed, "world_size", lambda: 3)
     with pytest.raises(RattleError, match="a minibatch of 64 images does not divide over 3 ranks: change --batch-size"):
-        train.shard(torch.arange(64))
+        training_ranks.shard(torch.arange(64))
 
 
 def local_statistics() -> Recipe:

@@ -13,7 +13,8 @@ from rattle.paper.estimate import BACKWARD
 from rattle.report.naming import duration
 from rattle.runs import distributed
 from rattle.threat import Threat
-from rattle.training.loop import train_step, wrap_model
+from rattle.training.loop import train_step
+from rattle.training.ranks import wrap_model
 from rattle.training.state import TrainState
 
 NONE_HELD_OUT = "nothing: the last checkpoint counts as the best"
@@ -70,9 +71,11 @@ def seconds_of_epoch(state: TrainState, batch: int) -> float:
     """Seconds that an epoch and its validation may take, from a step or two of a copy of the model."""
     recipe, data, passes = replace(state.recipe, compile=False), state.data, unavoidable_passes(state.recipe)
     warm = replace(state.progress, epoch=max(state.progress.epoch, recipe.awp.warmup if recipe.awp else 0))
-    trial = replace(state, model=copy.deepcopy(state.model), recipe=recipe, progress=warm)
+    memory = {name: value.clone() for name, value in state.memory.items()}
+    trial = replace(state, model=copy.deepcopy(state.model), recipe=recipe, progress=warm, memory=memory)
     trial.train_mode()
-    forward, _ = wrap_model(trial.model, recipe, state.floats(data.train[torch.arange(1)].x.to(state.device)))
+    example = state.floats(data.train[torch.arange(1)].x.to(state.device))
+    forward, _ = wrap_model(trial.model, recipe, example, state.teachers)
 
     def seconds(size: int) -> float:
         return timed(lambda: train_step(trial, forward, forward, data.train, torch.arange(size)))["wall"]

@@ -2,17 +2,24 @@
 
 A method adds a file with a frozen dataclass that follows `Objective` and a `Method` that names it, and one line in
 registry.py. Recipes, the names in tables and the report come from there.
+
+What few methods need is optional: the classes from `ChangesOverTime` on each describe one method or property that an
+objective may have besides.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from functools import partial
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from rattle.attacks import PGD
+from rattle.attacks import PGD, Attack
 from rattle.forward import ForwardSpec, Outputs
+from rattle.randomness import ImageStreams
 from rattle.weights import AWP
 
 Reduce = Callable[[Tensor], Tensor]  # the average of a tensor over ranks
@@ -52,3 +59,113 @@ class Method:
     attack: PGD  # the inner maximisation; a recipe sets its threat and step size
     paper: str  # whose method it is
     awp: AWP | None = None  # the published settings of AWP on this base (recipes NAME-awp); None: there are none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """Where a run is."""
+
+    epoch: int = 0  # under way, from 0
+    epochs: int = 1  # of the whole run
+    step: int = 0  # optimizer steps done
+
+    @property
+    def fraction(self) -> float:
+        """Of the run, by whole epochs."""
+        return self.epoch / self.epochs
+
+
+class Memory:
+    """What an objective remembers of each training image from epoch to epoch, seen from the images of one batch."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> None:
+        """tensors: by name, a row for each training image; rows: the images of this batch."""
+        self.tensors, self.rows = tensors, rows
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name][self.rows]
+
+    def __setitem__(self, name: str, values: Tensor) -> None:
+        self.tensors[name][self.rows] = values.detach().to(self.tensors[name].dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """What a step knows besides its images."""
+
+    moment: Moment
+    draws: ImageStreams  # random numbers for each image
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What the outer minimisation looks at."""
+
+    x: Tensor
+    x_adv: Tensor
+    y: Tensor  # classes [n], or soft labels: rows of probabilities [n, C]
+    extra: Tensor | None = None  # further images, whose logits the objective gets as `Outputs.extra`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    """A network to learn from."""
+
+    model: str | None = None  # its name; the student's own network when not given
+    width: int | None = None  # of its first stage, when it has a name of its own
+    weights: str | None = None  # a run, a checkpoint or zoo:NAME; trained first, or along, when not given
+
+
+@runtime_checkable
+class ChangesOverTime(Protocol):
+    """An objective whose settings depend on where the run is."""
+
+    def at(self, moment: Moment) -> Objective: ...
+
+
+@runtime_checkable
+class HasInnerAttack(Protocol):
+    """An objective with an inner maximisation of its own, made from the recipe's threat, steps and step size."""
+
+    def inner_attack(self, attack: PGD, context: StepContext) -> Attack: ...
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """An objective that mixes images, softens labels or adds points before the outer minimisation."""
+
+    def prepare(self, batch: Batch, context: StepContext) -> Batch: ...
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """An objective that remembers something of each image; it is saved and resumed with the run."""
+
+    def initial_memory(self, images: int) -> dict[str, Tensor]:
+        """By name, a tensor with a row for each training image."""
+        ...
+
+
+@runtime_checkable
+class HasTeachers(Protocol):
+    """An objective that learns from other networks too; `needs` says where it wants their logits."""
+
+    @property
+    def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
+        """By name: which network, and the method by which it is trained first where it has no weights; "along": it
+        is trained by this objective together with the model, saved and resumed with it."""
+        ...
+
+
+def same(batch: Batch) -> Batch:
+    """The batch as it is."""
+    return batch
+
+
+def now(objective: Objective, attack: PGD, context: StepContext) -> tuple[Objective, Attack, Callable[[Batch], Batch]]:
+    """The objective, its inner attack and its preparation of a batch, at one step of a run."""
+    if isinstance(objective, ChangesOverTime):
+        objective = objective.at(context.moment)
+    inner = objective.inner_attack(attack, context) if isinstance(objective, HasInnerAttack) else attack
+    return objective, inner, partial(objective.prepare, context=context) if isinstance(objective, Prepares) else same

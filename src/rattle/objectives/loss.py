@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import find_head
-from rattle.objectives.base import Objective, total
+from rattle.objectives.base import HasTeachers, Objective, Prepares, total
 
 
 def compute_loss(
@@ -26,6 +27,8 @@ def compute_loss(
     >>> x, y = torch.rand(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])
     >>> compute_loss(Trades(), model, x, x, y).backward()
     """
+    if isinstance(objective, HasTeachers | Prepares):
+        raise RattleError(f"{objective.title} needs teachers or images of its own making: train it with rattle.fit")
     needs = objective.needs
     forward = PairedForward(model, needs, find_head(model, head) if needs.features else None)
     return total(objective(forward(x, x_adv, u), y))

@@ -1,6 +1,7 @@
 """Checkpoints: one safetensors file each, written atomically and checked when read. Reading executes nothing.
 
-Tensors are named model.*, average.* and optimizer.*; the file's metadata holds the version of the format, the recipe,
+Tensors are named model.*, average.* and optimizer.*, of methods with more state also teachers.*, teacher_optimizer.*
+and memory.*; the file's metadata holds the version of the format, the recipe,
 the progress of the run as JSON, and a checksum over all of it.
 """
 
@@ -67,19 +68,21 @@ def save(
     model: nn.Module,
     average: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
+    more: Mapping[str, Tensor] | None = None,
     backup: Path | None = None,
 ) -> None:
     """Write one checkpoint.
 
     classes: their names; shape: [C, H, W] of an image; progress: plain data that `read` gives back; average: a model
-    of averaged weights (torch.optim.swa_utils.AveragedModel); backup: where an earlier file of this name is moved.
+    of averaged weights (torch.optim.swa_utils.AveragedModel); more: further tensors, under their own names; backup:
+    where an earlier file of this name is moved.
     """
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
     if average is not None:
         tensors |= {f"average.{key}": value for key, value in average.state_dict().items()}
     if optimizer is not None:
-        for name, p in model.named_parameters():
-            tensors |= {f"optimizer.{name}.{k}": v for k, v in optimizer.state[p].items() if isinstance(v, Tensor)}
+        tensors |= optimizer_tensors("optimizer", optimizer, model)
+    tensors |= more or {}
     tensors = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
     plain = {"classes": classes, "shape": shape, "progress": progress}
     texts = {"format": str(FORMAT), "recipe": recipe.to_yaml(), **{k: json.dumps(v) for k, v in plain.items()}}
@@ -105,6 +108,12 @@ def read(path: Path) -> Checkpoint:
         raise Damaged(f"{path} is damaged: its checksum does not match its content")
     classes, shape, progress = (json.loads(texts[name]) for name in ("classes", "shape", "progress"))
     return Checkpoint(path, Recipe.from_yaml(texts["recipe"]), tuple(classes), tuple(shape), progress, tensors)
+
+
+def optimizer_tensors(part: str, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """An optimizer's buffers by part, the name of their parameter, and their own."""
+    state = {name: optimizer.state[p] for name, p in model.named_parameters()}
+    return {f"{part}.{n}.{k}": v for n, each in state.items() for k, v in each.items() if isinstance(v, Tensor)}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

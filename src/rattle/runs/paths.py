@@ -42,6 +42,10 @@ class Run:
     flatness = InRun("results/flatness.json")
     fidelity = InRun("results/fidelity.json")
 
+    def __fspath__(self) -> str:
+        """So that `rattle.load(run)` and every other function that takes a path takes a run."""
+        return str(self.folder)
+
     def checkpoint(self, name: str) -> Path:
         """A checkpoint: `best`, `last`, `previous`, or the `epoch_name` of one."""
         return self.checkpoints / f"{name}.safetensors"

@@ -6,16 +6,14 @@ image), and u of (seed, step). A run resumed at any step is the run that was nev
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from rattle.attacks.base import NotANumber
 from rattle.data import Images, on_device
@@ -23,7 +21,7 @@ from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.forward import PairedForward
-from rattle.models import find_head
+from rattle.objectives.base import Memory, Moment, StepContext, now
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.catalog import resolve
 from rattle.recipes.idle import refuse_idle
@@ -35,9 +33,11 @@ from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.runs.source import own_source
 from rattle.training.given import Given, as_begun, take
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
+from rattle.training.ranks import average_statistics, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import Diverged, LossMeter, TrainState, init_state, refuse_non_finite, restore, save
 from rattle.training.step import step
+from rattle.training.teachers import train_teachers
 from rattle.weights import EMA, SWA
 
 ORDER, PIXELS, ATTACK, WEIGHTS, _INIT, LAYERS = range(6)  # what a derived seed is for; LAYERS: dropout and the like
@@ -63,8 +63,8 @@ def fit(
     weights, in evaluation mode; `rattle.load(out, model=module)` puts the best ones into it. data: images other than
     the recipe's, as (x, y), a torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1],
     [n, C, H, W] or [n, H, W, C]; some are held out as `recipe.data` says. classes: the labels' names.
-    resume: continue the run there, bit for bit, also with more epochs; overwrite: replace it. log: where an epoch's
-    metrics go besides metrics.jsonl. console: where progress is shown; nowhere when not given.
+    resume: continue the run there, bit for bit, also with more epochs; overwrite: replace it. log: where metrics go
+    besides metrics.jsonl. console: where progress is shown.
 
     >>> import dataclasses, tempfile, rattle
     >>> recipe = dataclasses.replace(rattle.get_recipe("digits-linf-cnn-trades"), epochs=1, width=4)
@@ -73,12 +73,12 @@ def fit(
     """
     recipe = resolve(recipe) if isinstance(recipe, str) else recipe
     console = console if console is not None and distributed.is_main() else NullConsole()
-    if recipe.threads:
-        torch.set_num_threads(recipe.threads)
+    torch.set_num_threads(recipe.threads or torch.get_num_threads())
     run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)
     recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
+    sources = train_teachers(recipe, run, images, partial(fit, log=log, console=console))
     with own_source(run if resume else None, recipe):
-        state = init_state(recipe, images, model)
+        state = init_state(recipe, images, model, sources)
     check_start(state, log)
     with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
         if resume:
@@ -112,7 +112,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     images = on_device(state.data.train, state.device)
     steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
     example = state.floats(images[torch.arange(1)].x.to(state.device))
-    forward, ddp_forward = wrap_model(state.model, recipe, example)
+    forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers)
     title = f"{recipe.method}, seed {recipe.seed}" if recipe.seed else recipe.method
     with (
         listening() as request,
@@ -156,16 +156,19 @@ def train_epoch(
     shown = progress.step
     state.train_mode()
     for index in list(order)[progress.batch :]:
-        for group in state.optimizer.param_groups:
-            group["lr"] = learning_rate(state, progress.step, steps) * group["lr_scale"]
-        state.optimizer.zero_grad(set_to_none=True)
+        for optimizer in state.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(state, progress.step, steps) * group["lr_scale"]
+            optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
         terms = train_step(state, forward, ddp_forward, images, shard(index))
         meter.add(distributed.mean_of(terms), progress.step + 1)
         if meter.due(progress.step):
             meter.read()  # a loss that is not finite stops here, before it reaches the weights
-        state.optimizer.step()
-        average_statistics(state.model, recipe)
+        for optimizer in state.optimizers:
+            optimizer.step()
+        for network in (state.model, *state.along.values()):
+            average_statistics(network, recipe)
         if state.average is not None and isinstance(recipe.average, EMA):
             state.average.update_parameters(state.model)
         progress.batch += 1
@@ -200,23 +203,28 @@ def train_step(
     """
     recipe, progress, device = state.recipe, state.progress, state.device
     seed, epoch, sums = recipe.seed, progress.epoch, {}
+    moment = Moment(epoch=epoch, epochs=recipe.epochs, step=progress.step)
     parts = index.to(device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
         batch, weight = images[part.to(images.y.device)].to(device), len(part) / len(index)
         x = state.floats(recipe.data.augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), part)))
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
+        private = ImageStreams(derive_seed(seed, ATTACK, epoch), part)
+        context = StepContext(moment=moment, draws=private, memory=Memory(state.memory, part))
+        objective, attack, prepare = now(recipe.objective, recipe.attack, context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(
                 forward,
                 x,
                 batch.y,
-                attack=recipe.attack,
+                attack=attack,
                 noise=recipe.noise,
-                objective=recipe.objective,
+                objective=objective,
                 awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
                 shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
-                private=ImageStreams(derive_seed(seed, ATTACK, epoch), part),
+                private=private,
+                prepare=prepare,
                 noise_samples=recipe.noise_samples,
                 weight=weight,
                 ddp_forward=ddp_forward,
@@ -226,49 +234,10 @@ def train_step(
     return sums
 
 
-def wrap_model(model: nn.Module, recipe: Recipe, example: Tensor | None = None) -> tuple[PairedForward, nn.Module]:
-    """The model as the step uses it, and the same inside the wrapper that averages gradients over ranks.
-
-    example: images to find the head by, see `find_head`.
-    """
-    needs = recipe.objective.needs
-    forward = PairedForward(model, needs, find_head(model, recipe.head, example=example) if needs.features else None)
-    if recipe.compile:
-        model.compile()
-        forward.compile()
-    if not distributed.active():
-        return forward, forward
-    known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 renames the option
-    option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    settings: dict[str, Any] = {option: False}  # average_statistics does it
-    return forward, DistributedDataParallel(forward, **settings)
-
-
-def sync_with_last(ddp_forward: nn.Module, last: bool) -> Any:
-    """Under DDP, gradients travel between ranks once a minibatch: with its last micro-batch."""
-    return nullcontext() if last or not isinstance(ddp_forward, DistributedDataParallel) else ddp_forward.no_sync()
-
-
 def learning_rate(state: TrainState, step: int, steps: int) -> float:
     """The learning rate at a step of the run; `steps` is the number in an epoch."""
     recipe = state.recipe
     return recipe.optimizer.lr * state.progress.rate * recipe.schedule(step / (recipe.epochs * steps))
-
-
-def shard(index: Tensor) -> Tensor:
-    """This rank's part of a minibatch; the parts of all ranks, joined in order, are the minibatch."""
-    ranks = distributed.world_size()
-    if len(index) % ranks:
-        raise RattleError(f"a minibatch of {len(index)} images does not divide over {ranks} ranks: change --batch-size")
-    return index.chunk(ranks)[distributed.rank()]
-
-
-def average_statistics(model: nn.Module, recipe: Recipe) -> None:
-    """Average BatchNorm's running statistics over ranks, so that a checkpoint of one rank is that of all."""
-    if distributed.active() and recipe.batch_norm == "local":
-        buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
-        for name, value in distributed.mean_of(buffers).items():
-            buffers[name].copy_(value)
 
 
 class Autosave:
@@ -366,7 +335,7 @@ def roll_back(state: TrainState, run: Run, console: Console, diverged: Diverged)
     rate = state.progress.rate / 2
     if state.initial is not None:
         state.model.load_state_dict(state.initial)
-    state = init_state(state.recipe, state.data, None if state.initial is None else state.model)
+    state = init_state(state.recipe, state.data, None if state.initial is None else state.model, state.sources)
     restore(state, run, console)
     state.progress.rate = min(state.progress.rate, 2 * rate) / 2
     console.log(f"{diverged}: back to step {state.progress.step}, learning rate times {state.progress.rate:g}")

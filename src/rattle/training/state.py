@@ -14,6 +14,7 @@ from rattle.data import Dataset, to_float
 from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
 from rattle.models import check_width, find_head, load_weights
+from rattle.objectives.base import Remembers
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, distributed
@@ -23,6 +24,7 @@ from rattle.runs.paths import Run
 from rattle.runs.progress import Console
 from rattle.runs.published import is_published
 from rattle.training.optimizers import make_optimizer
+from rattle.training.teachers import build_teacher, teachers_of
 from rattle.weights import eval_mode
 
 INIT = 4  # what a derived seed is for; loop.py has the others
@@ -98,6 +100,26 @@ class TrainState:
     progress: Progress
     layout: torch.memory_format  # of images and weights
     initial: Mapping[str, Tensor] | None = None  # the weights that a module given in Python had, for a rollback
+    teachers: dict[str, nn.Module] = field(default_factory=dict)  # the networks that the objective learns from
+    sources: Mapping[str, Path] = field(default_factory=dict)  # where their weights are; the others are trained along
+    teacher_optimizer: torch.optim.Optimizer | None = None  # of those that are trained along
+    memory: dict[str, Tensor] = field(default_factory=dict)  # what the objective remembers of each image
+    shared: dict[str, Tensor] = field(default_factory=dict)  # the memory when all ranks last had the same
+
+    @property
+    def along(self) -> nn.ModuleDict:
+        """The teachers that are trained together with the model."""
+        return nn.ModuleDict({name: each for name, each in self.teachers.items() if name not in self.sources})
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [each for each in (self.optimizer, self.teacher_optimizer) if each is not None]
+
+    def share_memory(self) -> None:
+        """Give every rank what the others remembered: each changed the rows of its own images since the last call."""
+        for name, before in self.shared.items():
+            self.memory[name].copy_(before + distributed.total(self.memory[name] - before))
+        self.shared = {name: value.clone() for name, value in self.memory.items()}
 
     @property
     def eval_model(self) -> nn.Module:
@@ -116,25 +138,22 @@ class TrainState:
     def train_mode(self) -> None:
         """Train mode; with `batch_norm held`, BatchNorm stays in evaluation mode and its statistics do not move."""
         self.model.train()
+        self.along.train()
         if self.recipe.batch_norm == "held":
             for module in self.model.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()
 
 
-def init_state(recipe: Recipe, data: Dataset, module: nn.Module | None = None) -> TrainState:
+def init_state(
+    recipe: Recipe, data: Dataset, module: nn.Module | None = None, sources: Mapping[str, Path] | None = None
+) -> TrainState:
     """The state of a run that begins: initial weights are a function of the seed, or come from `recipe.init`.
 
-    module: trained in place of the network that the recipe names, from the weights it has.
+    module: trained in place of the network that the recipe names, from the weights it has. sources: the weights of the
+    objective's teachers, see `train_teachers`.
     """
-    if module is None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(recipe.seed, INIT))
-            model = build_model(
-                recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data)
-            )
-    else:
-        model = module
+    model = new_model(recipe, data) if module is None else module
     if recipe.init:
         found = is_published(recipe.init) or Path(recipe.init).is_dir()
         weights = resolve_checkpoint(recipe.init) if found else recipe.init
@@ -155,9 +174,34 @@ def init_state(recipe: Recipe, data: Dataset, module: nn.Module | None = None) -
     model = model.to(memory_format=layout)  # type: ignore[call-overload]
     average = recipe.average.averaged(model) if recipe.average else None
     state = TrainState(recipe, data, model, make_optimizer(recipe, model), average, Progress(), layout)
+    add_teachers(state, sources or {})
+    if isinstance(recipe.objective, Remembers):
+        state.memory = {k: v.to(device) for k, v in recipe.objective.initial_memory(len(data.train)).items()}
+        state.share_memory()
     if module is not None and recipe.on_divergence == "rollback":
         state.initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return state
+
+
+def new_model(recipe: Recipe, data: Dataset) -> nn.Module:
+    """The recipe's network, with weights drawn by its seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(recipe.seed, INIT))
+        return build_model(
+            recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data)
+        )
+
+
+def add_teachers(state: TrainState, sources: Mapping[str, Path]) -> None:
+    """Build the objective's teachers: frozen ones with their weights, the others new, to be trained along."""
+    state.sources = sources
+    for number, (name, (teacher, _)) in enumerate(teachers_of(state.recipe.objective).items()):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(state.recipe.seed, INIT, 1 + number))
+            network = build_teacher(name, teacher, state.recipe, state.data, sources.get(name))
+        state.teachers[name] = network.to(state.device).to(memory_format=state.layout)  # type: ignore[call-overload]
+    if len(state.along):
+        state.teacher_optimizer = make_optimizer(state.recipe, state.along)
 
 
 def choose_layout(model: nn.Module, x: Tensor, recipe: Recipe) -> torch.memory_format:
@@ -207,6 +251,12 @@ def statistics(recipe: Recipe, data: Dataset) -> tuple[list[float], list[float]]
 def save(state: TrainState, run: Run, name: str) -> None:
     """Write a checkpoint; `last` also holds the optimizer, and the `last` before it is kept as `previous`."""
     last = name == "last"
+    state.share_memory()
+    more = {f"teachers.{key}": value for key, value in state.along.state_dict().items()}
+    if last:
+        more |= {f"memory.{key}": value for key, value in state.memory.items()}
+        if state.teacher_optimizer is not None:
+            more |= checkpoint.optimizer_tensors("teacher_optimizer", state.teacher_optimizer, state.along)
     distributed.on_main(
         lambda: checkpoint.save(
             run.checkpoint(name),
@@ -217,6 +267,7 @@ def save(state: TrainState, run: Run, name: str) -> None:
             model=state.model,
             average=state.average,
             optimizer=state.optimizer if last else None,
+            more=more,
             backup=run.checkpoint("previous") if last else None,
         )
     )
@@ -233,6 +284,12 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
         state.average.load_state_dict(saved.part("average"))
     state.optimizer.state.clear()
     checkpoint.restore_optimizer(state.optimizer, state.model, saved.part("optimizer"))
+    if state.teacher_optimizer is not None:
+        fill(state.along, saved.part("teachers"), saved.path)
+        checkpoint.restore_optimizer(state.teacher_optimizer, state.along, saved.part("teacher_optimizer"))
+    for name, value in saved.part("memory").items():
+        state.memory[name].copy_(value)
+    state.share_memory()
     state.progress = Progress(**saved.progress)
     if state.recipe.epochs > saved.recipe.epochs:
         console.log(extension(state, saved.recipe.epochs))

@@ -4,6 +4,7 @@ Knows no optimizer, rank or recipe: the caller passes what differs under Distrib
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from rattle.attacks import Attack
 from rattle.forward import Outputs, PairedForward
 from rattle.objectives import Objective
-from rattle.objectives.base import total
+from rattle.objectives.base import Batch, same, total
 from rattle.randomness import ImageStreams
 from rattle.weights import AWP, Noise, perturbed
 
@@ -27,6 +28,7 @@ def step(
     awp: AWP | None,
     shared: torch.Generator,
     private: ImageStreams,
+    prepare: Callable[[Batch], Batch] = same,
     noise_samples: int = 1,
     weight: float = 1.0,
     ddp_forward: Callable[..., Outputs] | None = None,
@@ -34,25 +36,24 @@ def step(
 ) -> dict[str, Tensor]:
     """Compute the gradient of one minibatch: returns the named terms, adds their sum's gradient to every `.grad`.
 
-    forward: the model as the objective needs it; x [n, C, H, W] in [0, 1], y [n]: the minibatch.
-    attack, noise, objective, awp: the parts of the method. shared: draws u, the same on every rank. private: draws for
-    each image. noise_samples: draws of u in the outer step. weight: the share of a micro-batch in its minibatch.
-    ddp_forward: `forward` inside the wrapper that averages gradients over ranks. reduce: averages tensors over ranks.
+    forward: the model as the objective needs it; x [n, C, H, W] in [0, 1], y [n]: the minibatch. attack, noise,
+    objective, awp: the parts of the method. shared: draws u, the same on every rank. private: draws for each image.
+    prepare: what the objective does to the images before it looks at them. noise_samples: draws of u in the outer step.
+    weight: the share of a micro-batch in its minibatch. ddp_forward: `forward` inside the wrapper that averages
+    gradients over ranks. reduce: averages tensors over ranks.
     """
     model = forward.model
     # Sample u ~ N(0, sigma^2) and generate the adversarial examples at w + u.
     with perturbed(model, noise(model, generator=shared)):
         x_adv = attack(model, x, y, generator=private)
+    batch = prepare(Batch(x=x, x_adv=x_adv, y=y))
     # The readings that average over u in the outer step draw it afresh, the same for x and x'.
     u = tuple(noise(model, generator=shared) for _ in range(noise_samples)) if forward.spec.noise else ()
-
-    def terms_of(outputs: Outputs) -> dict[str, Tensor]:
-        return objective(outputs, y, reduce=lambda rows: reduce({"rows": rows})["rows"])
-
+    terms_of = partial(objective, y=batch.y, reduce=lambda rows: reduce({"rows": rows})["rows"])
     # Optimise at w or, with AWP, at the worst w + v nearby; w is restored before the optimizer steps.
-    ascent = reduce(awp.gradients(model, lambda: total(terms_of(forward(x, x_adv, u))))) if awp else {}
-    v = awp(model, ascent) if awp else {}
+    images = batch.x, batch.x_adv, u, batch.extra
+    v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(*images)))))) if awp else {}
     with perturbed(model, v):
-        terms = terms_of((ddp_forward or forward)(x, x_adv, u))
+        terms = terms_of((ddp_forward or forward)(*images))
         (weight * total(terms)).backward()
     return {name: value.detach() for name, value in terms.items()}

@@ -1,0 +1,43 @@
+"""Standard training: no adversary. A baseline, and the teacher that some methods need."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from rattle.attacks import PGD, Attack
+from rattle.forward import ForwardSpec, Outputs
+from rattle.losses import ce
+from rattle.objectives.base import Method, Reduce, StepContext, unreduced
+from rattle.randomness import Randomness
+from rattle.threat import Threat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standard:
+    """CE(f(x), y)."""
+
+    title: ClassVar[str] = "Standard"
+
+    @property
+    def needs(self) -> ForwardSpec:
+        return ForwardSpec(clean=False)  # x' is x: one forward is enough
+
+    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
+        return NoAttack(threat=attack.threat)
+
+    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+        return {"clean": ce(outputs.logits_adv, y).mean()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoAttack:
+    """The images as they are."""
+
+    threat: Threat
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        return x
+
+
+METHOD = Method(name="standard", objective=Standard(), attack=PGD(), paper="no defence")

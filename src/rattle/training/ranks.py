@@ -1,0 +1,60 @@
+"""What training does differently on several ranks: the wrapped model, a rank's share of a batch, common statistics."""
+
+import inspect
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from rattle.errors import RattleError
+from rattle.forward import PairedForward
+from rattle.models import find_head
+from rattle.recipes.recipe import Recipe
+from rattle.runs import distributed
+
+
+def wrap_model(
+    model: nn.Module,
+    recipe: Recipe,
+    example: Tensor | None = None,
+    teachers: Mapping[str, nn.Module] | None = None,
+) -> tuple[PairedForward, nn.Module]:
+    """The model as the step uses it, and the same inside the wrapper that averages gradients over ranks.
+
+    example: images to find the head by, see `find_head`; teachers: the objective's, by name.
+    """
+    needs = recipe.objective.needs
+    head = find_head(model, recipe.head, example=example) if needs.features else None
+    forward = PairedForward(model, needs, head, teachers)
+    if recipe.compile:
+        model.compile()
+        forward.compile()
+    if not distributed.active():
+        return forward, forward
+    known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 renames the option
+    option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    settings: dict[str, Any] = {option: False}  # average_statistics does it
+    return forward, DistributedDataParallel(forward, **settings)
+
+
+def sync_with_last(ddp_forward: nn.Module, last: bool) -> Any:
+    """Under DDP, gradients travel between ranks once a minibatch: with its last micro-batch."""
+    return nullcontext() if last or not isinstance(ddp_forward, DistributedDataParallel) else ddp_forward.no_sync()
+
+
+def shard(index: Tensor) -> Tensor:
+    """This rank's part of a minibatch; the parts of all ranks, joined in order, are the minibatch."""
+    ranks = distributed.world_size()
+    if len(index) % ranks:
+        raise RattleError(f"a minibatch of {len(index)} images does not divide over {ranks} ranks: change --batch-size")
+    return index.chunk(ranks)[distributed.rank()]
+
+
+def average_statistics(model: nn.Module, recipe: Recipe) -> None:
+    """Average BatchNorm's running statistics over ranks, so that a checkpoint of one rank is that of all."""
+    if distributed.active() and recipe.batch_norm == "local":
+        buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+        for name, value in distributed.mean_of(buffers).items():
+            buffers[name].copy_(value)

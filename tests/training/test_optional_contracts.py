@@ -1,0 +1,149 @@
+"""What few methods need: settings that change, an attack of their own, prepared batches, memory, teachers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from rattle.attacks import PGD, Attack
+from rattle.errors import RattleError
+from rattle.forward import ForwardSpec, Outputs
+from rattle.losses import ce
+from rattle.models.registry import create_model
+from rattle.objectives import Method, register_method
+from rattle.objectives.base import Batch, Moment, Objective, Reduce, StepContext, Teacher, unreduced
+from rattle.objectives.loss import compute_loss
+from rattle.objectives.registry import METHODS
+from rattle.recipes.recipe import Recipe
+from rattle.runs.checkpoint import read
+from rattle.runs.load import load
+from rattle.runs.paths import Run
+from rattle.training.loop import fit
+from support.training import Interrupting, Stop, tiny
+
+MOMENTS: list[Moment] = []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Everything:
+    """Uses every optional contract at once."""
+
+    title: ClassVar[str] = "Everything"
+    smoothing: float = 0.0
+    before: Teacher = Teacher(model="cnn", width=4)
+
+    @property
+    def needs(self) -> ForwardSpec:
+        return ForwardSpec(clean=True, taught_clean=("along", "before"), taught_adv=("before",))
+
+    @property
+    def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
+        return {"along": (Teacher(model="cnn-plain", width=8), "along"), "before": (self.before, "standard")}
+
+    def initial_memory(self, images: int) -> dict[str, Tensor]:
+        return {"seen": torch.zeros(images)}
+
+    def at(self, moment: Moment) -> Objective:
+        MOMENTS.append(moment)
+        return replace(self, smoothing=0.1 * moment.epoch)
+
+    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
+        return replace(attack, steps=1)
+
+    def prepare(self, batch: Batch, context: StepContext) -> Batch:
+        context.memory["seen"] = context.memory["seen"] + context.draws.uniform(1).squeeze(1)
+        soft = torch.nn.functional.one_hot(batch.y, 10).to(batch.x.dtype) * (1 - self.smoothing) + self.smoothing / 10
+        return replace(batch, y=soft, extra=(batch.x + batch.x_adv) / 2)
+
+    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+        assert outputs.extra is not None
+        assert not outputs.taught_clean["before"].requires_grad
+        pulled = (outputs.logits_adv - outputs.taught_clean["along"]).square().mean()
+        kept = (outputs.logits_adv - outputs.taught_adv["before"]).square().mean()
+        own = ce(outputs.taught_clean["along"], y).mean()
+        return {"soft": ce(outputs.extra, y).mean(), "pulled": pulled, "kept": 0.1 * kept, "teacher": own}
+
+
+@pytest.fixture
+def recipe() -> Iterator[Recipe]:
+    register_method(Method(name="everything", objective=Everything(), attack=PGD(steps=2), paper="nobody"))
+    yield tiny("everything")
+    del METHODS["everything"]
+
+
+def content(run: Run) -> dict[str, Tensor]:
+    return read(run.checkpoint("last")).tensors
+
+
+@pytest.fixture
+def whole(recipe: Recipe, tmp_path: Path) -> Run:
+    return fit(recipe, tmp_path / "whole")
+
+
+def test_everything_is_trained_saved_and_remembered(whole: Run, recipe: Recipe) -> None:
+    tensors = content(whole)
+    assert any(name.startswith("teachers.along.") for name in tensors)
+    assert not any(name.startswith("teachers.before.") for name in tensors)
+    assert any(name.startswith("teacher_optimizer.along.") for name in tensors)
+    seen = tensors["memory.seen"]
+    assert len(seen) == 192  # every training image
+    assert ((seen > 0) & (seen < 2)).sum() == 192  # each was drawn once in each of two epochs
+    fresh = create_model("cnn-plain", classes=10, channels=1, width=8).state_dict()
+    trained = {name.removeprefix("teachers.along."): v for name, v in tensors.items() if name.startswith("teachers.")}
+    assert trained.keys() == fresh.keys()
+    teacher = Run(whole.folder.with_name("whole-teacher-before"))
+    assert Recipe.from_yaml(teacher.recipe.read_text()).method == "Standard"
+    assert load(whole)(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_settings_follow_the_moment_of_the_run(recipe: Recipe, tmp_path: Path) -> None:
+    MOMENTS.clear()
+    fit(recipe, tmp_path / "run")
+    assert [(moment.epoch, moment.step) for moment in MOMENTS] == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
+    assert {moment.fraction for moment in MOMENTS} == {0.0, 0.5}
+
+
+@pytest.mark.parametrize("stop", [{"steps": 4}, {"epochs": 1}])
+def test_a_run_with_teachers_and_memory_resumes_bit_for_bit(
+    whole: Run, recipe: Recipe, stop: dict[str, int], tmp_path: Path
+) -> None:
+    given = replace(recipe, save_minutes=0)  # a checkpoint after every step
+    with pytest.raises(Stop):
+        fit_again(given, tmp_path / "cut", console=Interrupting(**stop))
+    again = fit(given, tmp_path / "cut", resume=True)
+    one, two = content(whole), content(again)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def fit_again(recipe: Recipe, out: Path, console: Interrupting) -> Run:
+    """Train the teacher in peace first: only the run itself is to be interrupted."""
+    fit(teacher(recipe), out.with_name(f"{out.name}-teacher-before"))
+    return fit(recipe, out, console=console)
+
+
+def teacher(recipe: Recipe) -> Recipe:
+    from rattle.training.teachers import teacher_recipe
+
+    return teacher_recipe(recipe, "before", Everything().before, "standard")
+
+
+def test_a_teacher_that_is_given_is_not_trained(whole: Run, recipe: Recipe, tmp_path: Path) -> None:
+    weights = str(whole.folder.with_name("whole-teacher-before") / "checkpoints" / "last.safetensors")
+    given = replace(recipe, objective=Everything(before=Teacher(weights=weights)))
+    run = fit(given, tmp_path / "given")
+    assert not (tmp_path / "given-teacher-before").exists()
+    assert torch.equal(content(run)["model.head.weight"], content(whole)["model.head.weight"])
+
+
+def test_teachers_that_cannot_be_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+    missing = replace(recipe, objective=Everything(before=Teacher(weights="nowhere")))
+    with pytest.raises(RattleError, match="there is no run or checkpoint nowhere"):
+        fit(missing, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(RattleError, match=r"train it with rattle\.fit"):
+        compute_loss(Everything(), torch.nn.Flatten(), torch.rand(2, 3), torch.rand(2, 3), torch.zeros(2).long())
