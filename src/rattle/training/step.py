@@ -4,6 +4,7 @@ Knows no optimizer, rank or recipe: the caller passes what differs under Distrib
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from rattle.forward import Outputs, PairedForward
 from rattle.objectives import Objective
 from rattle.objectives.base import total
 from rattle.randomness import ImageStreams
-from rattle.weights import AWP, Noise, perturbed
+from rattle.weights import ASAM, AWP, SAM, Noise, frozen_bn_stats, perturbed
 
 
 def step(
@@ -24,7 +25,7 @@ def step(
     attack: Attack,
     noise: Noise,
     objective: Objective,
-    awp: AWP | None,
+    awp: AWP | SAM | ASAM | None,
     shared: torch.Generator,
     private: ImageStreams,
     noise_samples: int = 1,
@@ -49,10 +50,10 @@ def step(
     def terms_of(outputs: Outputs) -> dict[str, Tensor]:
         return objective(outputs, y, reduce=lambda rows: reduce({"rows": rows})["rows"])
 
-    # Optimise at w or, with AWP, at the worst w + v nearby; w is restored before the optimizer steps.
+    # Optimise at w or, with AWP or SAM, at the worst w + v nearby; w is restored before the optimizer steps.
     ascent = reduce(awp.gradients(model, lambda: total(terms_of(forward(x, x_adv, u))))) if awp else {}
     v = awp(model, ascent) if awp else {}
-    with perturbed(model, v):
+    with perturbed(model, v), frozen_bn_stats(model) if awp and awp.holds_statistics else nullcontext():
         terms = terms_of((ddp_forward or forward)(x, x_adv, u))
         (weight * total(terms)).backward()
     return {name: value.detach() for name, value in terms.items()}
