@@ -41,6 +41,12 @@ class Outputs:
     derivatives: Pairs = ()  # g'^T u and u^T g'' u, up to the order asked for
     sampled: Pairs = ()  # logits at w + u, one pair for each draw of u
 
+    @property
+    def pairs(self) -> Pairs:
+        """The logits that a loss is averaged over: at every draw of u (E_u by Monte Carlo), or at w alone."""
+        assert self.logits is not None, "needs() asks for the logits at x"
+        return self.sampled or ((self.logits, self.logits_adv),)
+
 
 class PairedForward(nn.Module):
     """model(x) and model(x') as one module, so that one forward of a DistributedDataParallel wrapper holds both."""
