@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from rattle.models.registry import create_model as create_model
     from rattle.models.registry import list_models as list_models
     from rattle.models.registry import register_model as register_model
+    from rattle.objectives import ALP as ALP
     from rattle.objectives import AT as AT
+    from rattle.objectives import S2OAT as S2OAT
+    from rattle.objectives import LabelSmoothing as LabelSmoothing
+    from rattle.objectives import Mart as Mart
     from rattle.objectives import Method as Method
+    from rattle.objectives import S2OTrades as S2OTrades
     from rattle.objectives import Taylor as Taylor
     from rattle.objectives import Trades as Trades
     from rattle.objectives import register_method as register_method
@@ -33,8 +38,10 @@ if TYPE_CHECKING:
     from rattle.runs.zoo import list_zoo as list_zoo
     from rattle.threat import Threat as Threat
     from rattle.training.loop import fit as fit
+    from rattle.weights import ASAM as ASAM
     from rattle.weights import AWP as AWP
     from rattle.weights import EMA as EMA
+    from rattle.weights import SAM as SAM
     from rattle.weights import SWA as SWA
     from rattle.weights import Noise as Noise
     from rattle.weights import perturbed as perturbed
@@ -47,7 +54,18 @@ ROOMS = {
     "evaluation.benchmark": ["benchmark"],
     "evaluation.evaluate": ["evaluate"],
     "models.registry": ["create_model", "list_models", "register_model"],
-    "objectives": ["AT", "Method", "Taylor", "Trades", "register_method"],
+    "objectives": [
+        "ALP",
+        "AT",
+        "LabelSmoothing",
+        "Mart",
+        "Method",
+        "S2OAT",
+        "S2OTrades",
+        "Taylor",
+        "Trades",
+        "register_method",
+    ],
     "objectives.loss": ["compute_loss"],
     "publish.push": ["push"],
     "recipes.catalog": ["get_recipe", "list_recipes", "make_recipe"],
@@ -56,7 +74,7 @@ ROOMS = {
     "runs.zoo": ["list_zoo"],
     "threat": ["Threat"],
     "training.loop": ["fit"],
-    "weights": ["AWP", "EMA", "SWA", "Noise", "perturbed"],
+    "weights": ["ASAM", "AWP", "EMA", "SAM", "SWA", "Noise", "perturbed"],
 }
 PUBLIC = {name: room for room, names in ROOMS.items() for name in names}
 __all__ = sorted(PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -47,6 +47,12 @@ class Outputs:
     taught_clean: Mapping[str, Tensor] = field(default_factory=dict)  # a teacher's logits at x, [n, C]
     taught_adv: Mapping[str, Tensor] = field(default_factory=dict)  # and at x'
 
+    @property
+    def pairs(self) -> Pairs:
+        """The logits that a loss is averaged over: at every draw of u (E_u by Monte Carlo), or at w alone."""
+        assert self.logits is not None, "needs() asks for the logits at x"
+        return self.sampled or ((self.logits, self.logits_adv),)
+
 
 class PairedForward(nn.Module):
     """model(x) and model(x') as one module, so that one forward of a DistributedDataParallel wrapper holds both.

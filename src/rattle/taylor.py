@@ -34,13 +34,14 @@ def head_gradient(features: Tensor, logits: Tensor, y: Tensor) -> Tensor:
 def soft_targets(gap: Tensor) -> Tensor:
     """One row of soft labels for each class, [C, C], from the gap [C] between clean and adversarial values (App. D).
 
-    Row k spreads c = 1 - 2/C over the other classes in proportion to the shifted gap and keeps 1 - c for k
-    (0.8 / 0.2 for 10 classes, 0.98 / 0.02 for 100). Where no other class has any gap the row is uniform. Two classes
-    give c = 0: the rows are hard labels, and the Taylor terms become cross-entropies.
+    Row k spreads c = 1 - 2/C over the other classes in proportion to the shifted gap (its row k if it is [C, C]) and
+    keeps 1 - c for k (0.8 / 0.2 for 10 classes, 0.98 / 0.02 for 100). Where no other class has any gap the row is
+    uniform. Two classes give c = 0: the rows are hard labels, and the Taylor terms become cross-entropies.
     """
-    classes = len(gap)
+    classes = gap.shape[-1]
     c = 1 - 2 / classes
-    others = (gap - gap.min()).expand(classes, classes) * (1 - torch.eye(classes, device=gap.device, dtype=gap.dtype))
+    shifted = (gap - gap.amin(-1, keepdim=True)).expand(classes, classes)
+    others = shifted * (1 - torch.eye(classes, device=gap.device, dtype=gap.dtype))
     mass = others.sum(1, keepdim=True)
     uniform = torch.full_like(others, 1 / max(classes - 1, 1))
     tiny = torch.finfo(gap.dtype).tiny  # below it a quotient of floats is no share any more

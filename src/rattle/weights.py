@@ -7,11 +7,12 @@ bit, also after an exception: from copies, because adding and then subtracting r
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import get_total_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rattle.errors import RattleError, check_choices
@@ -97,21 +98,17 @@ class AWP:
     d is the gradient of the full loss, taken on the model itself with frozen statistics: no proxy copy is needed.
     """
 
+    holds_statistics: ClassVar[bool] = False  # BatchNorm's running statistics are those of w + v
     gamma: float = 0.005  # gamma: ||v|| over ||w||; 0.005 on TRADES, 0.01 on AT
     warmup: int = 10  # epochs before it starts; 10 on TRADES, 0 on AT
 
     def __post_init__(self) -> None:
-        if not self.gamma > 0:
-            raise RattleError(f"awp.gamma must be > 0, got {self.gamma}; leave awp out to train without it")
-        if self.warmup < 0:
-            raise RattleError(f"awp.warmup must be >= 0, got {self.warmup}")
+        check_perturbation("gamma", self.gamma, self.warmup)
 
     def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
         """d, for every tensor with ndim > 1 that the loss depends on."""
-        weights = {name: p for name, p in model.named_parameters() if p.ndim > 1 and p.requires_grad}
         with frozen_bn_stats(model):
-            gradients = torch.autograd.grad(loss(), list(weights.values()), allow_unused=True)
-        return {name: d for name, d in zip(weights, gradients, strict=True) if d is not None}
+            return weight_gradients(model, loss(), ndim=2)
 
     def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
         """v from d."""
@@ -120,6 +117,65 @@ class AWP:
             name: d * (self.gamma * parameters[name].detach().norm() / (d.norm() + 1e-20))
             for name, d in gradients.items()
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SAM:
+    """Sharpness-aware minimisation (Foret et al. 2021, eq. 2): v = rho d / ||d||, ||d|| over all weights."""
+
+    holds_statistics: ClassVar[bool] = True  # they are those of w: the pass at w + v moves none
+    rho: float = 0.05  # rho: the length of v
+    warmup: int = 0  # epochs before it starts
+
+    def __post_init__(self) -> None:
+        check_perturbation("rho", self.rho, self.warmup)
+
+    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+        """d, for every weight that the loss depends on, biases and normalisation layers too."""
+        return weight_gradients(model, loss(), ndim=0)
+
+    def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
+        """v from d."""
+        scale = self.rho / (get_total_norm(gradients.values()) + 1e-12)
+        return {name: d * scale for name, d in gradients.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ASAM:
+    """Adaptive SAM (Kwon et al. 2021, eq. 9): v = rho T^2 d / ||T d||, T = |w| + eta; 1 for biases, as the authors."""
+
+    holds_statistics: ClassVar[bool] = True
+    rho: float = 0.5  # rho: the length of v / T; 1 in the authors' CIFAR-100 runs
+    eta: float = 0.01  # eta, added to |w|: a weight that is zero moves too
+    warmup: int = 0  # epochs before it starts
+    gradients = SAM.gradients
+
+    def __post_init__(self) -> None:
+        check_perturbation("rho", self.rho, self.warmup)
+        if not self.eta >= 0:
+            raise RattleError(f"awp.eta must be >= 0, got {self.eta}")
+
+    def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
+        """v from d."""
+        weights = {name: p.detach() for name, p in model.named_parameters() if not name.endswith("bias")}
+        t = {name: weights[name].abs() + self.eta if name in weights else 1.0 for name in gradients}
+        scale = self.rho / (get_total_norm([t[name] * d for name, d in gradients.items()]) + 1e-12)
+        return {name: t[name] * t[name] * d * scale for name, d in gradients.items()}
+
+
+def check_perturbation(name: str, size: float, warmup: int) -> None:
+    """Refuse settings of AWP, SAM or ASAM that move nothing; `size` is gamma or rho, by its name."""
+    if not size > 0:
+        raise RattleError(f"awp.{name} must be > 0, got {size}; leave awp out to train without it")
+    if warmup < 0:
+        raise RattleError(f"awp.warmup must be >= 0, got {warmup}")
+
+
+def weight_gradients(model: nn.Module, loss: Tensor, *, ndim: int) -> dict[str, Tensor]:
+    """The gradient of the loss, for every tensor of at least `ndim` dimensions that it depends on."""
+    weights = {name: p for name, p in model.named_parameters() if p.ndim >= ndim and p.requires_grad}
+    gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    return {name: d for name, d in zip(weights, gradients, strict=True) if d is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Commands of the pages on reports and attacks run as they stand, on a network of somebody else's and runs."""
+"""Commands of the pages on reports, attacks and methods run as they stand, on a network of somebody else's and runs."""
 
 import re
 import shlex
@@ -10,6 +10,7 @@ import torch
 import rattle
 from rattle.attacks import PGD
 from rattle.cli.main import main
+from rattle.objectives.registry import METHODS
 from support.tiny_runs import linear, save_run
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -31,7 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("page", "least"), [("report.md", 5), ("attacks.md", 2)])
+@pytest.mark.parametrize(("page", "least"), [("report.md", 5), ("attacks.md", 2), ("methods.md", 4)])
 @pytest.mark.usefixtures("place")
 def test_the_commands_of_a_page_run_in_order(page: str, least: int) -> None:
     found = commands(page)
@@ -47,3 +48,17 @@ def test_the_python_line_of_the_attacks_page_makes_the_attack() -> None:
     names: dict = {"rattle": rattle}
     exec(line, names)
     assert names["attack"] == PGD(threat=rattle.Threat(), steps=40, step_size=0.01, restarts=5)
+
+
+def test_the_python_lines_of_the_methods_page_leave_a_gradient() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "methods.md").read_text(encoding="utf-8"), re.DOTALL)
+    names: dict = {}
+    exec(block, names)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in names["model"].parameters())
+
+
+def test_the_methods_page_has_a_row_for_every_method() -> None:
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*rows} >= {
+        name for name, method in METHODS.items() if type(method.objective).__module__.startswith("rattle.")
+    }

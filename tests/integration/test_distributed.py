@@ -20,7 +20,7 @@ from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
-from rattle.objectives import Taylor, Trades
+from rattle.objectives import Mart, S2OTrades, Taylor, Trades
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.checkpoint import Checkpoint, read
@@ -29,7 +29,7 @@ from rattle.threat import Threat
 from rattle.training import loop as train
 from rattle.training import ranks as training_ranks
 from rattle.training.loop import fit
-from rattle.weights import AWP, EMA
+from rattle.weights import ASAM, AWP, EMA, SAM
 from support.processes import Child, ranks, until
 from support.training import tiny
 
@@ -54,6 +54,9 @@ CASES = {
     "held order 2": five_steps(2, model="cnn", batch_norm="held", average=EMA(decay=0.5)),
     "held AWP order 2": five_steps(2, model="cnn", batch_norm="held", awp=AWP(gamma=0.02, warmup=0)),
     "micro-batches": five_steps(0, accumulate=2),
+    "S2O": five_steps(0, objective=S2OTrades()),
+    "MART, SAM": five_steps(0, objective=Mart(), awp=SAM(rho=0.2)),
+    "ASAM order 2": five_steps(2, awp=ASAM()),
 }
 
 

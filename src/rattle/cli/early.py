@@ -33,7 +33,7 @@ def look(command: str, args: list[str]) -> None:
     first = args[0]
     if command in TRAINS and not first.startswith("-"):
         check_recipe(first)
-    if command == "recipes" and args == [first.lstrip("-")] and not any(first in name for name in names.recipes()):
+    if command == "recipes" and args == [first.lstrip("-")] and not is_listed(first):
         raise RattleError(f"no recipe's name contains {first!r}; `rattle recipes` lists all")
     if command == "paper" and first.isascii() and first.isdecimal():
         table(int(first))  # raises RattleError if there is none
@@ -99,3 +99,8 @@ def values(args: list[str], option: str) -> list[str]:
         elif word.startswith(f"{option}="):
             found.append(word.partition("=")[2])
     return found
+
+
+def is_listed(text: str) -> bool:
+    """Whether `rattle recipes` has something to print: a recipe of that name, or names that contain it."""
+    return names.is_recipe(text) or any(text in name for name in names.recipes())

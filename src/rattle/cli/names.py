@@ -81,12 +81,11 @@ def is_attack(name: str) -> bool:
 
 def objectives() -> list[str]:
     """The modules whose METHOD is registered."""
-    lines = [node for node in tree(OBJECTIVES).body if isinstance(node, ast.ImportFrom)]
+    methods = assigned(OBJECTIVES, "METHODS")
+    assert isinstance(methods, ast.DictComp)
+    assert isinstance(methods.generators[0].iter, ast.Tuple)
     return [
-        f"rattle.objectives.{alias.name}"
-        for line in lines
-        if line.module == "rattle.objectives"
-        for alias in line.names
+        f"rattle.objectives.{ast.unparse(each).removesuffix('.METHOD')}" for each in methods.generators[0].iter.elts
     ]
 
 

@@ -7,7 +7,7 @@ import tyro
 
 from rattle.cli.options import parse
 from rattle.errors import RattleError
-from rattle.recipes.catalog import describe, get_recipe, list_recipes
+from rattle.recipes.catalog import describe, get_recipe, list_recipes, parts_of
 from rattle.recipes.idle import idle_settings
 from rattle.runs.zoo import entry, list_zoo
 
@@ -28,6 +28,8 @@ def main(args: list[str]) -> None:
         return
     names, line = (list_zoo(), zoo_line) if options.zoo else (list_recipes(), describe)
     found = [name for name in names if options.filter.removeprefix("zoo:") in name]
+    if not found and not options.zoo and parts_of(options.filter):
+        found = [options.filter]  # spelled out though not listed: -sam, -fast, another network
     if not found:
         what, command = (
             ("model of the zoo", "rattle recipes --zoo") if options.zoo else ("recipe's name", "rattle recipes")

@@ -36,7 +36,7 @@ RECIPE is a name (`rattle recipes` lists them), a YAML file or a run folder; or 
 @dataclass(frozen=True)
 class Options:
     """Train a recipe. Fields that hold one of several kinds are switched by name: --schedule.kind OneCycle,
-    --average.kind EMA, --awp.kind AWP (or none)."""
+    --average.kind EMA, --awp.kind AWP, SAM or ASAM (or none)."""
 
     recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     out: str = ""  # run folder; runs/NAME-seedN when not given

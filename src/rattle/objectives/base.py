@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from rattle.attacks import PGD, Attack
-from rattle.forward import ForwardSpec, Outputs
+from rattle.errors import RattleError
+from rattle.forward import ForwardSpec, Outputs, Pairs
 from rattle.randomness import ImageStreams
 from rattle.weights import AWP
 
@@ -33,6 +34,26 @@ def unreduced(values: Tensor) -> Tensor:
 def total(terms: Mapping[str, Tensor]) -> Tensor:
     """The loss: the sum of its named terms."""
     return torch.stack(tuple(terms.values())).sum()
+
+
+def averaged(terms_at: Callable[[Tensor, Tensor], dict[str, Tensor]], pairs: Pairs) -> dict[str, Tensor]:
+    """Each term's mean over pairs of logits: over draws of u, see `Outputs.pairs`."""
+    draws = [terms_at(z, z_adv) for z, z_adv in pairs]
+    return {name: torch.stack([terms[name] for terms in draws]).mean() for name in draws[0]}
+
+
+def check_weights(objective: object, *names: str) -> None:
+    """Refuse weights of terms that are negative or no numbers."""
+    for name in names:
+        if not getattr(objective, name) >= 0:
+            raise RattleError(f"objective.{name} must be >= 0, got {getattr(objective, name)}")
+
+
+def check_fractions(objective: object, *names: str) -> None:
+    """Refuse shares that leave nothing of one side."""
+    for name in names:
+        if not 0 < getattr(objective, name) < 1:
+            raise RattleError(f"objective.{name} must lie between 0 and 1, got {getattr(objective, name)}")
 
 
 class Objective(Protocol):
@@ -59,6 +80,8 @@ class Method:
     attack: PGD  # the inner maximisation; a recipe sets its threat and step size
     paper: str  # whose method it is
     awp: AWP | None = None  # the published settings of AWP on this base (recipes NAME-awp); None: there are none
+    length: float = 1.0  # epochs over those that are usual for the dataset, 200 for the paper's
+    drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the learning rate drops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

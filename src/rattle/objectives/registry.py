@@ -1,7 +1,7 @@
 """Every method by the name that recipes give it. One line here adds one; `register_method` does it at run time."""
 
 from rattle.errors import RattleError, unknown
-from rattle.objectives import at, standard, trades
+from rattle.objectives import alp, at, label_smoothing, mart, pang, rice, s2o_at, s2o_trades, standard, trades
 from rattle.objectives.base import Method, Objective
 
 METHODS: dict[str, Method] = {
@@ -10,6 +10,13 @@ METHODS: dict[str, Method] = {
         at.METHOD,
         trades.METHOD,
         standard.METHOD,
+        mart.METHOD,
+        s2o_at.METHOD,
+        s2o_trades.METHOD,
+        alp.METHOD,
+        label_smoothing.METHOD,
+        rice.METHOD,
+        pang.METHOD,
     )
 }
 
@@ -21,7 +28,7 @@ def register_method(method: Method) -> None:
     """
     if not method.name.replace("-", "").isalnum() or method.name != method.name.lower():
         raise RattleError(f"a method's name is made of lower-case letters, digits and hyphens, got {method.name!r}")
-    if method.name.endswith(("-awp", "-1st", "-2nd", "-released", "-fast")):
+    if method.name.endswith(("-awp", "-sam", "-asam", "-1st", "-2nd", "-released", "-fast")):
         raise RattleError(f"{method.name!r} ends in a suffix that recipes give a meaning to")
     METHODS[method.name] = method
 

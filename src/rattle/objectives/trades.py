@@ -10,7 +10,7 @@ from rattle.attacks import PGD
 from rattle.errors import RattleError, check_choices
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
-from rattle.objectives.base import Method, Reduce, unreduced
+from rattle.objectives.base import Method, Reduce, check_weights, unreduced
 from rattle.objectives.taylor_terms import Taylor
 from rattle.weights import AWP
 
@@ -32,8 +32,7 @@ class Trades:
 
     def __post_init__(self) -> None:
         check_choices(self, "objective")
-        if not self.inv_lambda >= 0:
-            raise RattleError(f"objective.inv_lambda must be >= 0, got {self.inv_lambda}")
+        check_weights(self, "inv_lambda")
         if self.clean_weight == "one-minus-eta" and self.taylor.order == 0:
             raise RattleError("objective.clean_weight one-minus-eta does nothing without Taylor terms")
 
@@ -44,8 +43,7 @@ class Trades:
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
         assert outputs.logits is not None, "needs() asks for the logits at x"
         clean = ce(outputs.logits, y).mean() * (1 if self.clean_weight == "one" else 1 - self.taylor.weight)
-        pairs = outputs.sampled or ((outputs.logits, outputs.logits_adv),)  # E_u by Monte Carlo, or at w alone
-        zeroth = torch.stack([kl(z, z_adv).mean() for z, z_adv in pairs]).mean()
+        zeroth = torch.stack([kl(z, z_adv).mean() for z, z_adv in outputs.pairs]).mean()
         return {"clean": clean, "zeroth": self.inv_lambda * zeroth} | self.taylor(outputs, y, reduce=reduce)
 
 

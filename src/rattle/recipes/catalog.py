@@ -1,7 +1,7 @@
 """Named recipes. A name reads dataset-norm-model-method, such as `cifar10-linf-preact18-trades-2nd`.
 
-The method is one of objectives/registry.py, then `-awp`, then `-1st` or `-2nd` for the paper's Taylor terms; with
-`-released` at its end it is what the authors' release runs, with `-fast` the same method at a third of the cost.
+The method is one of objectives/registry.py, then `-awp`, `-sam` or `-asam`, then `-1st` or `-2nd` for the paper's
+Taylor terms; with `-released` at its end it is what the authors' release runs, with `-fast` it costs a third.
 """
 
 import re
@@ -17,9 +17,9 @@ from rattle.objectives import AT, Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.recipe import SGD, Recipe
-from rattle.recipes.schedules import OneCycle
+from rattle.recipes.schedules import OneCycle, Piecewise
 from rattle.threat import Norm, Threat
-from rattle.weights import AWP, EMA, Noise
+from rattle.weights import ASAM, AWP, EMA, SAM, Noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +64,8 @@ SETTINGS = {
 }
 
 ORDERS = {"": 0, "-1st": 1, "-2nd": 2}  # suffix -> order of the Taylor terms
+SHARPNESS = {"-sam": SAM(), "-asam": ASAM()}  # suffix -> what takes AWP's place, on any method
+PAPERS = {AWP: "Wu et al. 2020", SAM: "Foret et al. 2021", ASAM: "Kwon et al. 2021"}
 
 
 def get_recipe(name: str) -> Recipe:
@@ -72,13 +74,18 @@ def get_recipe(name: str) -> Recipe:
     >>> get_recipe("cifar10-l2-preact18-trades-awp-2nd").objective.taylor.eta
     0.2
     """
-    match = re.fullmatch(rf"([a-z0-9-]+?)-(linf|l2)-(.+?)-({method_pattern()})", name)
+    match = parts_of(name)
     if re.fullmatch(method_pattern(), name):
         raise RattleError(f"{name} is a method: name a recipe of it, DATASET-NORM-MODEL-{name}, or use make_recipe")
     if match is None or match[1] not in SETTINGS:
         raise unknown("recipe", name, list_recipes())
     norm: Norm = "linf" if match[2] == "linf" else "l2"
     return make_recipe(match[4], data=SETTINGS[match[1]].data, model=match[3], norm=norm, name=name)
+
+
+def parts_of(name: str) -> re.Match[str] | None:
+    """Dataset, norm, model and method in a recipe's name."""
+    return re.fullmatch(rf"([a-z0-9-]+?)-(linf|l2)-(.+?)-({method_pattern()})", name)
 
 
 def make_recipe(
@@ -94,11 +101,10 @@ def make_recipe(
 ) -> Recipe:
     """A recipe with the settings of the named ones, for any images and any network.
 
-    method: as at the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data: the images; those given to
-    `fit` when left out. model: the network's name; the module given to `fit` when left out. norm, epsilon: the
-    perturbations to resist; epsilon is by default that of the dataset, else 8/255 (linf) or 128/255 (l2). step_size: of
-    the inner attack, by default in the dataset's proportion to epsilon, else a quarter of it (linf) or 15/128 (l2).
-    name: what tables call the run; data, norm, model and method by default. changes: other fields of `Recipe`.
+    method: as at the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data, model: the images and the
+    network's name; those given to `fit` when left out. norm, epsilon: the perturbations to resist; epsilon is the
+    dataset's by default, else 8/255 (linf) or 128/255 (l2). step_size: of the inner attack, in the dataset's proportion
+    to epsilon, else a quarter of it (linf) or 15/128. name: of the run, in tables. changes: other fields of `Recipe`.
 
     >>> make_recipe("trades-2nd", epsilon=4 / 255, epochs=30).method
     'TRADES + 1st + 2nd'
@@ -114,9 +120,10 @@ def make_recipe(
         attack=attack,
         noise=Noise() if suffixes & ORDERS.keys() else Noise(sigma=0),  # the published baseline has no u
         objective=base.objective,
-        awp=awp_of(base, setting) if "-awp" in suffixes else None,
+        awp=awp_of(base, setting, suffixes),
         optimizer=SGD(lr=setting.lr, weight_decay=setting.weight_decay),
-        epochs=setting.epochs,
+        schedule=Piecewise(drops=base.drops),
+        epochs=round(setting.epochs * base.length),
         val_attack=replace(attack, loss="ce", start="uniform"),
     )
     recipe = released(recipe) if "-released" in suffixes else recipe
@@ -126,7 +133,7 @@ def make_recipe(
 def method_pattern() -> str:
     """What may stand at the end of a recipe's name."""
     methods = "|".join(sorted(map(re.escape, METHODS), key=len, reverse=True))
-    return rf"(?:{methods})(?:-awp)?(?:-1st|-2nd)?(?:-released)?(?:-fast)?"
+    return rf"(?:{methods})(?:-awp|-sam|-asam)?(?:-1st|-2nd)?(?:-released)?(?:-fast)?"
 
 
 def parse_method(text: str) -> tuple[Method, set[str]]:
@@ -134,7 +141,7 @@ def parse_method(text: str) -> tuple[Method, set[str]]:
     if not re.fullmatch(method_pattern(), text):
         raise unknown("method", text, [f"{method}{suffix}" for method in method_names() for suffix in ORDERS])
     rest, suffixes = text, set()
-    for suffix in ("-fast", "-released", "-2nd", "-1st", "-awp"):
+    for suffix in ("-fast", "-released", "-2nd", "-1st", "-awp", *SHARPNESS):
         if rest.endswith(suffix):
             rest = rest.removesuffix(suffix)
             suffixes.add(suffix)
@@ -180,8 +187,10 @@ def short(name: str) -> str:
     return Path(name).name.removesuffix(".npz")
 
 
-def awp_of(method: Method, setting: Setting) -> AWP | None:
-    """AWP as published for a method, its warm-up shortened with the dataset's runs."""
+def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | ASAM | None:
+    """AWP as published for a method, its warm-up shortened with the dataset's runs; or SAM or ASAM in its place."""
+    if "-awp" not in suffixes:
+        return next((kind for suffix, kind in SHARPNESS.items() if suffix in suffixes), None)
     return replace(method.awp, warmup=setting.warmup) if method.awp and method.awp.warmup else method.awp
 
 
@@ -207,8 +216,8 @@ def fast(recipe: Recipe, setting: Setting) -> Recipe:
 def released(recipe: Recipe) -> Recipe:
     """The recipe as the authors' release runs it, where that differs from the paper (docs/method.md)."""
     objective, awp = recipe.objective, recipe.awp is not None
-    if not isinstance(objective, AT | Trades):
-        raise RattleError(f"the authors released AT and TRADES, not {objective.title}: leave out -released")
+    if not isinstance(objective, AT | Trades) or isinstance(recipe.awp, SAM | ASAM):
+        raise RattleError(f"the authors released AT and TRADES, not {recipe.method}: leave out -released")
     if not objective.taylor.order:
         return recipe  # without Taylor terms there is nothing the release does differently
     residual = recipe.model in ("preact18", "resnet18")
@@ -239,10 +248,10 @@ def method_names() -> list[str]:
 
 def describe(name: str) -> str:
     """One line about a recipe."""
-    recipe = get_recipe(name)
-    base = next(method for method in METHODS.values() if type(method.objective) is type(recipe.objective))
-    threat = recipe.attack.threat
-    papers = f"{base.paper}{', Wu et al. 2020' if recipe.awp else ''}"
+    recipe, parts = get_recipe(name), parts_of(name)
+    assert parts is not None, "get_recipe found them"
+    threat, (base, _) = recipe.attack.threat, parse_method(parts[4])
+    papers = f"{base.paper}, {PAPERS[type(recipe.awp)]}" if recipe.awp else base.paper
     return f"{recipe.method} ({papers}); {threat.norm} {threat.epsilon:.4g}, {recipe.epochs} epochs"
 
 

@@ -24,7 +24,7 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
     if recipe.noise.sigma == 0:
         found["noise.where"] = "noise.sigma is 0"
     if recipe.awp is None:
-        found["awp.*"] = "this recipe has no AWP; --awp.kind AWP adds it"
+        found["awp.*"] = "this recipe moves no weights; --awp.kind AWP, SAM or ASAM does"
     if recipe.average is None:
         found["average.*"] = "weights are not averaged; --average.kind EMA or SWA does it"
     if recipe.data.val_size == 0:
@@ -37,9 +37,10 @@ def refuse_idle(recipe: Recipe) -> Recipe:
     if recipe.head is not None and "head" in (idle := idle_settings(recipe)):
         raise RattleError(f"head {recipe.head} does nothing: {idle['head']}")
     if recipe.awp and recipe.awp.warmup >= recipe.epochs:
+        kind = type(recipe.awp).__name__
         raise RattleError(
-            f"awp.warmup {recipe.awp.warmup} outlasts the {recipe.epochs} epochs, so AWP would never begin: "
-            "train longer, set a shorter --awp.warmup, or leave AWP out"
+            f"awp.warmup {recipe.awp.warmup} outlasts the {recipe.epochs} epochs, so {kind} would never begin: "
+            f"train longer, set a shorter --awp.warmup, or leave {kind} out"
         )
     if recipe.evaluate_every > recipe.epochs:
         raise RattleError(f"evaluate-every {recipe.evaluate_every} does nothing in {recipe.epochs} epochs")

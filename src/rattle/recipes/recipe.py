@@ -14,7 +14,7 @@ from rattle.objectives import Objective, Trades
 from rattle.objectives.registry import objective_kinds
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
-from rattle.weights import AWP, EMA, SWA, Noise
+from rattle.weights import ASAM, AWP, EMA, SAM, SWA, Noise
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: every checkpoint holds a recipe
 
@@ -85,7 +85,7 @@ class Recipe:
     noise: Noise = field(default_factory=Noise)  # u on the weights during the inner maximisation
     objective: Objective = field(default_factory=Trades)  # the outer minimisation
     noise_samples: int = 1  # samples of u in the outer step (reading sampled)
-    awp: AWP | None = None  # adversarial weight perturbation
+    awp: AWP | SAM | ASAM | None = None  # weights moved to where the loss is worse: AWP, or SAM or ASAM in its place
     average: SWA | EMA | None = None  # weight averaging
     optimizer: SGD | AdamW = field(default_factory=SGD)
     schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)
@@ -121,7 +121,8 @@ class Recipe:
         """What tables call the method, such as TRADES-AWP + 1st + 2nd."""
         order = getattr(getattr(self.objective, "taylor", None), "order", 0)
         average = f", {type(self.average).__name__}" if self.average else ""
-        return f"{self.objective.title}{'-AWP' if self.awp else ''}{ORDERS[order]}{average}"
+        moved = f"-{type(self.awp).__name__}" if self.awp else ""
+        return f"{self.objective.title}{moved}{ORDERS[order]}{average}"
 
     def to_yaml(self) -> str:
         plain = to_plain(self)
@@ -149,9 +150,9 @@ def upgraded(plain: Any) -> Any:
     if not isinstance(plain, dict):
         return plain
     plain = {RENAMED.get(key, key): value for key, value in plain.items() if key != "method"}
-    optimizer = plain.get("optimizer")
-    if isinstance(optimizer, dict) and "kind" not in optimizer:
-        plain["optimizer"] = {"kind": "SGD", **optimizer}  # there was no other
+    for name, only in {"optimizer": "SGD", "awp": "AWP"}.items():  # there was no other
+        if isinstance(settings := plain.get(name), dict) and "kind" not in settings:
+            plain[name] = {"kind": only, **settings}
     objective = plain.get("objective")
     if isinstance(objective, dict) and "order" in objective and "taylor" not in objective:
         taylor = {key: objective[key] for key in ("order", "eta", "mode", "second_factor") if key in objective}

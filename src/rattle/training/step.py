@@ -4,6 +4,7 @@ Knows no optimizer, rank or recipe: the caller passes what differs under Distrib
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -14,7 +15,7 @@ from rattle.forward import Outputs, PairedForward
 from rattle.objectives import Objective
 from rattle.objectives.base import Batch, same, total
 from rattle.randomness import ImageStreams
-from rattle.weights import AWP, Noise, perturbed
+from rattle.weights import ASAM, AWP, SAM, Noise, frozen_bn_stats, perturbed
 
 
 def step(
@@ -25,7 +26,7 @@ def step(
     attack: Attack,
     noise: Noise,
     objective: Objective,
-    awp: AWP | None,
+    awp: AWP | SAM | ASAM | None,
     shared: torch.Generator,
     private: ImageStreams,
     prepare: Callable[[Batch], Batch] = same,
@@ -50,10 +51,10 @@ def step(
     # The readings that average over u in the outer step draw it afresh, the same for x and x'.
     u = tuple(noise(model, generator=shared) for _ in range(noise_samples)) if forward.spec.noise else ()
     terms_of = partial(objective, y=batch.y, reduce=lambda rows: reduce({"rows": rows})["rows"])
-    # Optimise at w or, with AWP, at the worst w + v nearby; w is restored before the optimizer steps.
+    # Optimise at w or, with AWP or SAM, at the worst w + v nearby; w is restored before the optimizer steps.
     images = batch.x, batch.x_adv, u, batch.extra
     v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(*images)))))) if awp else {}
-    with perturbed(model, v):
+    with perturbed(model, v), frozen_bn_stats(model) if awp and awp.holds_statistics else nullcontext():
         terms = terms_of((ddp_forward or forward)(*images))
         (weight * total(terms)).backward()
     return {name: value.detach() for name, value in terms.items()}

@@ -1,0 +1,55 @@
+"""AT with smoothed labels, as the bag of tricks for adversarial training (Pang et al. 2021) has it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rattle.attacks import PGD
+from rattle.forward import ForwardSpec, Outputs
+from rattle.objectives.base import Method, Reduce, check_fractions, unreduced
+from rattle.objectives.taylor_terms import Taylor
+from rattle.weights import AWP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelSmoothing:
+    """CE(f(x'), q) + Taylor terms: q has 1 - smoothing on the label and smoothing / (C - 1) on every other class.
+
+    The inner attack climbs the cross-entropy of the label itself. torch's own `label_smoothing` spreads over all
+    classes, the label too: there the same q is smoothing * C / (C - 1).
+
+    >>> terms = LabelSmoothing()(Outputs(None, torch.tensor([[2.0, 0.0, 0.0]])), torch.tensor([0]))
+    >>> {name: round(float(value), 3) for name, value in terms.items()}
+    {'zeroth': 0.64}
+    """
+
+    title: ClassVar[str] = "AT, smoothed labels"
+    taylor: Taylor = Taylor()  # the paper's first- and second-order terms
+    smoothing: float = 0.2  # mass taken from the label
+
+    def __post_init__(self) -> None:
+        check_fractions(self, "smoothing")
+
+    @property
+    def needs(self) -> ForwardSpec:
+        return self.taylor.needs(clean=False)
+
+    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+        draws = [z_adv for _, z_adv in outputs.sampled] or [outputs.logits_adv]  # E_u by Monte Carlo, or at w alone
+        zeroth = torch.stack([self.smoothed_ce(z_adv, y) for z_adv in draws]).mean()
+        return {"zeroth": zeroth} | self.taylor(outputs, y, reduce=reduce)
+
+    def smoothed_ce(self, logits: Tensor, y: Tensor) -> Tensor:
+        spread = torch.full_like(logits, self.smoothing / (logits.shape[1] - 1))
+        return -(spread.scatter(1, y[:, None], 1 - self.smoothing) * logits.log_softmax(1)).sum(1).mean()
+
+
+METHOD = Method(
+    name="label-smoothing",
+    objective=LabelSmoothing(),
+    attack=PGD(loss="ce", start="uniform"),
+    paper="Pang et al. 2021",
+    awp=AWP(gamma=0.01, warmup=0),
+)
