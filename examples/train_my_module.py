@@ -9,8 +9,8 @@ from torch import nn
 
 import rattle
 
-digits = load_digits()  # 1797 grey images of 8x8 pixels, values 0 to 16
-x, y = (digits.images[:, None] / 16).astype("float32"), digits.target
+pixels, y = load_digits(return_X_y=True)  # 1797 grey images of 8x8 pixels, values 0 to 16
+x = (pixels.reshape(-1, 1, 8, 8) / 16).astype("float32")
 x_test, y_test = x[1400:], y[1400:]
 
 
