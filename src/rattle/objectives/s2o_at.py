@@ -8,10 +8,9 @@ from torch import Tensor
 
 from rattle.attacks import PGD
 from rattle.errors import RattleError
-from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl_to_target
-from rattle.objectives.base import Method, Reduce, averaged, check_fractions, unreduced
-from rattle.objectives.taylor_terms import Taylor
+from rattle.objectives.base import Method, Reduce, check_fractions
+from rattle.objectives.taylor_terms import PairObjective
 from rattle.taylor import soft_targets
 from rattle.weights import AWP
 
@@ -33,33 +32,26 @@ def second_order(z: Tensor, z_adv: Tensor, y: Tensor, reduce: Reduce) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class S2OAT:
+class S2OAT(PairObjective):
     """(1 - share) CE(f(x'), y) + share 1/2 [KL(T[y] || p(x)) + KL(T'[y] || p(x'))] + Taylor terms.
 
+    >>> from rattle.forward import Outputs
     >>> z = torch.tensor([[2.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
     >>> {name: round(float(value), 3) for name, value in S2OAT()(Outputs(z, z), torch.tensor([0, 1])).items()}
     {'zeroth': 0.432, 'statistics': 0.007}
     """
 
     title: ClassVar[str] = "AT-S2O"
-    taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     share: float = 0.1  # weight of the soft labels; the labels have the rest
 
     def __post_init__(self) -> None:
         check_fractions(self, "share")
 
-    @property
-    def needs(self) -> ForwardSpec:
-        return self.taylor.needs(clean=True)
-
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        def terms_at(z: Tensor, z_adv: Tensor) -> dict[str, Tensor]:
-            return {
-                "zeroth": (1 - self.share) * ce(z_adv, y).mean(),
-                "statistics": self.share * second_order(z, z_adv, y, reduce),
-            }
-
-        return averaged(terms_at, outputs.pairs) | self.taylor(outputs, y, reduce=reduce)
+    def terms_at(self, z: Tensor, z_adv: Tensor, y: Tensor, reduce: Reduce) -> dict[str, Tensor]:
+        return {
+            "zeroth": (1 - self.share) * ce(z_adv, y).mean(),
+            "statistics": self.share * second_order(z, z_adv, y, reduce),
+        }
 
 
 METHOD = Method(

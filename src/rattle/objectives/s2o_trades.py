@@ -6,20 +6,18 @@ from typing import ClassVar
 from torch import Tensor
 
 from rattle.attacks import PGD
-from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
-from rattle.objectives.base import Method, Reduce, averaged, check_fractions, check_weights, unreduced
+from rattle.objectives.base import Method, Reduce, check_fractions, check_weights
 from rattle.objectives.s2o_at import second_order
-from rattle.objectives.taylor_terms import Taylor
+from rattle.objectives.taylor_terms import PairObjective
 from rattle.weights import AWP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class S2OTrades:
+class S2OTrades(PairObjective):
     """(1 - share) CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + share second_order(z, z', y) + Taylor terms."""
 
     title: ClassVar[str] = "TRADES-S2O"
-    taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     inv_lambda: float = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
     share: float = 0.3  # weight of the soft labels; the labels have the rest
 
@@ -27,19 +25,12 @@ class S2OTrades:
         check_weights(self, "inv_lambda")
         check_fractions(self, "share")
 
-    @property
-    def needs(self) -> ForwardSpec:
-        return self.taylor.needs(clean=True)
-
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        def terms_at(z: Tensor, z_adv: Tensor) -> dict[str, Tensor]:
-            return {
-                "clean": (1 - self.share) * ce(z, y).mean(),
-                "zeroth": self.inv_lambda * kl(z, z_adv).mean(),
-                "statistics": self.share * second_order(z, z_adv, y, reduce),
-            }
-
-        return averaged(terms_at, outputs.pairs) | self.taylor(outputs, y, reduce=reduce)
+    def terms_at(self, z: Tensor, z_adv: Tensor, y: Tensor, reduce: Reduce) -> dict[str, Tensor]:
+        return {
+            "clean": (1 - self.share) * ce(z, y).mean(),
+            "zeroth": self.inv_lambda * kl(z, z_adv).mean(),
+            "statistics": self.share * second_order(z, z_adv, y, reduce),
+        }
 
 
 METHOD = Method(

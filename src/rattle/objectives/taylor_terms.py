@@ -9,7 +9,7 @@ from torch import Tensor
 from rattle.errors import RattleError, check_choices
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import kl, kl_to_target
-from rattle.objectives.base import Reduce, unreduced
+from rattle.objectives.base import Reduce, averaged, unreduced
 from rattle.taylor import head_gradient, soft_targets
 
 Mode = Literal["head", "released", "exact", "sampled"]
@@ -80,3 +80,23 @@ class Taylor:
                 plus = minus  # the release's slip: its second-order target for x' comes from the (adv - clean) gap too
             terms.append(0.5 * (kl_to_target(plus[y], z_adv) + kl_to_target(minus[y], z)).mean())
         return terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairObjective:
+    """An objective of terms that each compare the logits at x and x', averaged over u where it is drawn, to which the
+    paper's terms are added. A method defines `terms_at` and its settings."""
+
+    taylor: Taylor = Taylor()  # the paper's first- and second-order terms
+
+    @property
+    def needs(self) -> ForwardSpec:
+        return self.taylor.needs(clean=True)
+
+    def terms_at(self, z: Tensor, z_adv: Tensor, y: Tensor, reduce: Reduce) -> dict[str, Tensor]:
+        """The method's own terms of the logits at x and x', [n, C], and the labels."""
+        raise NotImplementedError
+
+    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+        own = averaged(lambda z, z_adv: self.terms_at(z, z_adv, y, reduce), outputs.pairs)
+        return own | self.taylor(outputs, y, reduce=reduce)
