@@ -68,6 +68,7 @@ class EvalPlan:
     save_adversarial: bool = False
     stop: Callable[[], bool] | None = None
     console: Console | None = None
+    channels_last: bool = True  # the layout of the images that the model is given; `run_attacks` finds out
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -101,11 +102,6 @@ class EvalPlan:
     def device(self) -> torch.device:
         """Where the model is; batches are moved there."""
         return next((p.device for p in self.model.parameters()), self.x.device)
-
-    @property
-    def channels_last(self) -> bool:
-        """Whether the model, which must be in evaluation mode, takes channels-last images."""
-        return takes_channels_last(self.model, self.x[:2].to(self.device))
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         return image_batches(self.x, self.y, self.batch_size, self.device, channels_last=self.channels_last)
@@ -213,6 +209,7 @@ def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: b
     """Every attack on the images that are correct and in the mask; the caller removes the caches."""
     results, warnings = {}, []
     with eval_mode(plan.model):
+        plan = replace(plan, channels_last=takes_channels_last(plan.model, plan.x[:2].to(plan.device)))
         clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.device)
         for index, x, y in plan.batches():
             clean[index] = is_correct(plan.model, x, y)
