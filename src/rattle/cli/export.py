@@ -12,7 +12,7 @@ from rattle.errors import RattleError
 from rattle.models.export import difference, export
 from rattle.publish.robustbench import Submission, export_robustbench
 from rattle.runs.load import load_model, open_checkpoint, run_of
-from rattle.runs.published import is_published
+from rattle.runs.paths import is_published
 
 NAMES = {
     "safetensors": "model.safetensors",

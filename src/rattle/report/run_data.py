@@ -15,7 +15,7 @@ from rattle.evaluation.samples import Sample
 from rattle.report.naming import method_of, settings_text, threat_text, unique_labels, varied
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
-from rattle.runs.paths import Run, slugify
+from rattle.runs.paths import Run, is_published, slugify
 
 T = TypeVar("T")
 MANY = 4  # with more runs than this a page is about what differs: a baseline, and names without what all share
@@ -148,7 +148,7 @@ def baseline_first(folders: Sequence[Path | str], baseline: Path | str | None) -
 
 def results_folder(name: Path | str) -> Path:
     """The folder itself; of `zoo:NAME` and `hf:OWNER/NAME` the one in the working folder that evaluation wrote to."""
-    published = str(name).startswith(("zoo:", "hf:"))
+    published = is_published(name)
     folder = Path(slugify(str(name)) if published else name)
     if published and not folder.is_dir():
         raise RattleError(f"{name} has no results here: `rattle evaluate {name}` writes them to {folder}")

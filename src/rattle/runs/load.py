@@ -13,8 +13,8 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs import hub, zoo
 from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.io import Plain
-from rattle.runs.paths import Run, slugify
-from rattle.runs.published import CONFIG, WEIGHTS, is_published, read_config, read_published
+from rattle.runs.paths import Run, is_published, slugify
+from rattle.runs.published import CONFIG, WEIGHTS, read_config, read_published
 from rattle.runs.source import own_source
 
 

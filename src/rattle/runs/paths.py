@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+PREFIXES = ("hf:", "zoo:")  # of models that are published, on the hub or in the package
 LANDSCAPES = ("input", "weight-1d", "weight-2d")  # the surfaces that `Run.landscape` names, besides "plane"
 
 
@@ -73,6 +74,11 @@ class Run:
 def epoch_name(epoch: int) -> str:
     """The name of the checkpoint that a schedule saves after an epoch."""
     return f"epoch-{epoch:03d}"
+
+
+def is_published(path: Path | str) -> bool:
+    """Whether a path is `hf:OWNER/NAME` or `zoo:NAME` rather than a file or folder."""
+    return str(path).startswith(PREFIXES)
 
 
 def slugify(text: str, longest: int = 120) -> str:

@@ -22,16 +22,11 @@ from rattle.recipes.recipe import Recipe, upgraded
 from rattle.recipes.schema import from_plain, to_plain
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.io import Plain
+from rattle.runs.paths import is_published
 
 FORMAT = 1  # of config.json
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 LARGEST_CONFIG = 2**20  # bytes; a config of 1,000 classes has 20,000
-PREFIXES = ("hf:", "zoo:")
-
-
-def is_published(path: Path | str) -> bool:
-    """Whether a path is `hf:OWNER/NAME` or `zoo:NAME` rather than a file or folder."""
-    return str(path).startswith(PREFIXES)
 
 
 def pack(saved: Checkpoint, model: nn.Module) -> tuple[bytes, Plain]:
@@ -58,7 +53,7 @@ def without_folder(name: str) -> str:
     >>> without_folder("/home/me/digits.npz"), without_folder("hub:owner/name"), without_folder("cifar10")
     ('digits.npz', 'hub:owner/name', 'cifar10')
     """
-    return name if name.startswith((*PREFIXES, "hub:")) else Path(name).name
+    return name if is_published(name) or name.startswith("hub:") else Path(name).name
 
 
 def without_paths(recipe: Recipe) -> Recipe:

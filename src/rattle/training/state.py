@@ -20,9 +20,8 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, distributed
 from rattle.runs.load import build_model, fill, resolve_checkpoint
 from rattle.runs.lock import truncate
-from rattle.runs.paths import Run
+from rattle.runs.paths import Run, is_published
 from rattle.runs.progress import Console
-from rattle.runs.published import is_published
 from rattle.training.optimizers import make_optimizer
 from rattle.training.teachers import build_teacher, teachers_of
 from rattle.weights import eval_mode
