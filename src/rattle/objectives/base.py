@@ -96,6 +96,7 @@ class StepContext:
     moment: Moment
     draws: ImageStreams  # random numbers for each image
     memory: Memory
+    classes: int = 0  # C, for soft labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

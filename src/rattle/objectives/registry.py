@@ -1,7 +1,7 @@
 """Every method by the name that recipes give it. One line here adds one; `register_method` does it at run time."""
 
 from rattle.errors import RattleError, unknown
-from rattle.objectives import at, standard, trades
+from rattle.objectives import at, avmixup, fat, fat_trades, gat, gat_trades, n_fgsm, standard, trades
 from rattle.objectives.base import Method, Objective
 
 METHODS: dict[str, Method] = {
@@ -10,6 +10,12 @@ METHODS: dict[str, Method] = {
         at.METHOD,
         trades.METHOD,
         standard.METHOD,
+        fat.METHOD,
+        fat_trades.METHOD,
+        avmixup.METHOD,
+        gat.METHOD,
+        gat_trades.METHOD,
+        n_fgsm.METHOD,
     )
 }
 

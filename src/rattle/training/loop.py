@@ -211,7 +211,8 @@ def train_step(
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
         private = ImageStreams(derive_seed(seed, ATTACK, epoch), part)
-        context = StepContext(moment=moment, draws=private, memory=Memory(state.memory, part))
+        memory = Memory(state.memory, part)
+        context = StepContext(moment=moment, draws=private, memory=memory, classes=len(state.data.classes))
         objective, attack, prepare = now(recipe.objective, recipe.attack, context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(
