@@ -127,7 +127,10 @@ class ChangesOverTime(Protocol):
 
 @runtime_checkable
 class HasInnerAttack(Protocol):
-    """An objective with an inner maximisation of its own, made from the recipe's threat, steps and step size."""
+    """An objective with an inner maximisation of its own, made from the recipe's threat, steps and step size.
+
+    A class attribute `unused` may name the settings of the recipe's attack that it has no use for.
+    """
 
     def inner_attack(self, attack: PGD, context: StepContext) -> Attack: ...
 
@@ -157,6 +160,9 @@ class HasTeachers(Protocol):
         """By name: which network, and the method by which it is trained first where it has no weights; "along": it
         is trained by this objective together with the model, saved and resumed with it."""
         ...
+
+
+ONE_STEP = ("steps", "step_size", "loss", "start", "restarts")  # unused by an attack with one step of its own
 
 
 def same(batch: Batch) -> Batch:

@@ -84,6 +84,7 @@ class FAT:
     """CE(f(x'), y) + Taylor terms, x' of early-stopped PGD."""
 
     title: ClassVar[str] = "FAT"
+    unused: ClassVar[tuple[str, ...]] = ("restarts",)
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     stop: EarlyStop = EarlyStop()  # when the attack on an image stops
 

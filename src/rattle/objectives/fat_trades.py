@@ -18,6 +18,7 @@ class FATTrades:
     """CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + Taylor terms, x' of early-stopped PGD on the KL."""
 
     title: ClassVar[str] = "FAT-TRADES"
+    unused: ClassVar[tuple[str, ...]] = ("restarts",)
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     inv_lambda: float = 6.0  # 1/lambda, weight of the KL term (TRADES' beta)
     stop: EarlyStop = EarlyStop(raise_at=(30 / 85, 50 / 85, 70 / 85), omega=0.0)  # when the attack on an image stops

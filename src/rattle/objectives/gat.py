@@ -12,7 +12,7 @@ from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Method, Moment, Reduce, StepContext, unreduced
+from rattle.objectives.base import ONE_STEP, Method, Moment, Reduce, StepContext, unreduced
 from rattle.objectives.taylor_terms import Taylor
 from rattle.randomness import Randomness, streams
 from rattle.threat import Threat
@@ -81,6 +81,7 @@ class GAT:
     """CE(f(x), y) + l ||p(x) - p(x')||^2 + Taylor terms, x' of one guided step."""
 
     title: ClassVar[str] = "GAT"
+    unused: ClassVar[tuple[str, ...]] = ONE_STEP
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     guide: Guide = Guide()  # the weight l and the attack
 

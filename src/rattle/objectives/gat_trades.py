@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rattle.attacks import PGD, Attack
 from rattle.forward import ForwardSpec, Outputs
-from rattle.objectives.base import Method, Moment, Reduce, StepContext, unreduced
+from rattle.objectives.base import ONE_STEP, Method, Moment, Reduce, StepContext, unreduced
 from rattle.objectives.gat import Guide
 from rattle.objectives.taylor_terms import Taylor
 from rattle.objectives.trades import Trades
@@ -18,6 +18,7 @@ class GATTrades:
     """CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + Taylor terms, x' of one guided step."""
 
     title: ClassVar[str] = "GAT-TRADES"
+    unused: ClassVar[tuple[str, ...]] = ONE_STEP
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     inv_lambda: float = 6.0  # 1/lambda, weight of the KL term (TRADES' beta)
     guide: Guide = Guide()  # the attack

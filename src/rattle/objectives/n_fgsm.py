@@ -13,7 +13,7 @@ from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives.at import AT
-from rattle.objectives.base import Method, Reduce, StepContext, unreduced
+from rattle.objectives.base import ONE_STEP, Method, Reduce, StepContext, unreduced
 from rattle.objectives.taylor_terms import Taylor
 from rattle.randomness import Randomness, streams
 from rattle.threat import Threat
@@ -44,6 +44,7 @@ class NFGSM:
     """CE(f(x'), y) + Taylor terms, x' of one noisy step."""
 
     title: ClassVar[str] = "N-FGSM"
+    unused: ClassVar[tuple[str, ...]] = ONE_STEP
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     noise: float = 2.0  # k, radius of the uniform noise, over epsilon
     step: float = 1.0  # alpha, length of the step, over epsilon
