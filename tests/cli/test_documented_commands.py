@@ -1,4 +1,4 @@
-"""Commands of the pages on reports and attacks run as they stand, on a network of somebody else's and runs."""
+"""Commands of the pages on reports, attacks and methods run as they stand, on a network of somebody else's and runs."""
 
 import re
 import shlex
@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("page", "least"), [("report.md", 5), ("attacks.md", 2)])
+@pytest.mark.parametrize(("page", "least"), [("report.md", 5), ("attacks.md", 2), ("methods.md", 1)])
 @pytest.mark.usefixtures("place")
 def test_the_commands_of_a_page_run_in_order(page: str, least: int) -> None:
     found = commands(page)

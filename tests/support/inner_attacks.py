@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD
+from rattle.cli import main
 from rattle.forward import PairedForward
 from rattle.models import create_model, find_head
 from rattle.objectives import Objective
@@ -93,7 +94,7 @@ def assert_same_step(ours: Stepped, loss: Tensor, twin: nn.Module, x_adv: Tensor
 
 
 def assert_trains_and_resumes(method: str, tmp_path: Path) -> None:
-    """A recipe of that name trains; stopped inside an epoch and resumed it leaves the same files, bit for bit."""
+    """A recipe of that name trains and is evaluated; stopped inside an epoch and resumed it leaves the same files."""
     recipe = tiny(method, save_minutes=0, batch_size=40)
     recipe = replace(
         recipe,
@@ -105,3 +106,4 @@ def assert_trains_and_resumes(method: str, tmp_path: Path) -> None:
     with pytest.raises(Stop):
         fit(recipe, parts, log="none", console=Interrupting(steps=3))
     assert content(fit(recipe, parts, log="none", resume=True)) == content(whole)
+    assert main(["evaluate", str(whole.folder), "--attacks", "pgd2", "--n", "20"]) == 0
