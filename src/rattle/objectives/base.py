@@ -36,7 +36,10 @@ def total(terms: Mapping[str, Tensor]) -> Tensor:
 
 
 class Objective(Protocol):
-    """The outer minimisation. Implemented by frozen dataclasses, whose fields are the settings in a recipe."""
+    """The outer minimisation. Implemented by frozen dataclasses, whose fields are the settings in a recipe.
+
+    A class attribute `soft_labels = True` says that it takes rows of probabilities [n, C] for y: images may be mixed.
+    """
 
     title: ClassVar[str]  # what tables call the method
 

@@ -61,7 +61,7 @@ class GuidedStep:
     step: float = 1.0  # length of the step, over epsilon
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        x, y = check_batch(x, y)
+        x, y = check_batch(x, y, soft=True)
         threat, epsilon = self.threat, self.threat.epsilon
         direction = streams(generator, x).normal(*x.shape[1:]).to(x.dtype)  # l_inf: its signs
         start = threat.ascend(x, direction, self.noise * epsilon).clamp(0, 1).requires_grad_()
@@ -81,6 +81,7 @@ class GAT:
     """CE(f(x), y) + l ||p(x) - p(x')||^2 + Taylor terms, x' of one guided step."""
 
     title: ClassVar[str] = "GAT"
+    soft_labels: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ONE_STEP
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     guide: Guide = Guide()  # the weight l and the attack

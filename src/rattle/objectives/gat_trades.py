@@ -18,6 +18,7 @@ class GATTrades:
     """CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + Taylor terms, x' of one guided step."""
 
     title: ClassVar[str] = "GAT-TRADES"
+    soft_labels: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ONE_STEP
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     inv_lambda: float = 6.0  # 1/lambda, weight of the KL term (TRADES' beta)

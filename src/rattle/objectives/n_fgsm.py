@@ -31,7 +31,7 @@ class NoisyStep:
     step: float = 1.0  # alpha
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        x, y = check_batch(x, y)
+        x, y = check_batch(x, y, soft=True)
         threat, epsilon = self.threat, self.threat.epsilon
         start = replace(threat, epsilon=self.noise * epsilon).random_start(x, streams(generator, x)).requires_grad_()
         with attack_mode(model):
@@ -44,6 +44,7 @@ class NFGSM:
     """CE(f(x'), y) + Taylor terms, x' of one noisy step."""
 
     title: ClassVar[str] = "N-FGSM"
+    soft_labels: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ONE_STEP
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     noise: float = 2.0  # k, radius of the uniform noise, over epsilon

@@ -18,6 +18,7 @@ class Standard:
     """CE(f(x), y)."""
 
     title: ClassVar[str] = "Standard"
+    soft_labels: ClassVar[bool] = True
     unused: ClassVar[tuple[str, ...]] = ONE_STEP
 
     @property
