@@ -123,8 +123,14 @@ def case(classes: int, *, n: int = 12) -> tuple[nn.Module, Tensor, Tensor, Tenso
     return model.train(), torch.rand(n, 1, 4, 4), torch.rand(n, 1, 4, 4), torch.arange(n) * 7 % classes
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_every_method_has_its_twin_here_or_in_a_file_of_its_own(name: str) -> None:
+    base = name.removesuffix("-trades").replace("-", "_")
+    assert name in TWINS or (Path(__file__).parent / f"test_{base}.py").exists()
+
+
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(("name", "classes"), list(product(OWN, [3, 10, 100])))
+@pytest.mark.parametrize(("name", "classes"), list(product(TWINS, [3, 10, 100])))
 def test_loss_and_gradient_are_those_of_the_twin(name: str, classes: int) -> None:
     model, x, x_adv, y = case(classes)
     loss = rattle.compute_loss(METHODS[name].objective, model, x, x_adv, y)

@@ -54,6 +54,7 @@ def augmented(augment: Augment) -> str:
     """
     found = [f"{name} {size}" for name, size in (("pad", augment.pad), ("cutout", augment.cutout)) if size]
     found += ["flip"] if augment.flip else []
+    found += [augment.mix] if augment.mix != "none" else []
     return f"augmented by {', '.join(found)}" if found else "not augmented"
 
 

@@ -24,6 +24,7 @@ class AT:
     """
 
     title: ClassVar[str] = "AT"
+    soft_labels: ClassVar[bool] = True
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
 
     @property

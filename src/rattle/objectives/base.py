@@ -57,7 +57,10 @@ def check_fractions(objective: object, *names: str) -> None:
 
 
 class Objective(Protocol):
-    """The outer minimisation. Implemented by frozen dataclasses, whose fields are the settings in a recipe."""
+    """The outer minimisation. Implemented by frozen dataclasses, whose fields are the settings in a recipe.
+
+    A class attribute `soft_labels = True` says that it takes rows of probabilities [n, C] for y: images may be mixed.
+    """
 
     title: ClassVar[str]  # what tables call the method
 
@@ -119,6 +122,7 @@ class StepContext:
     moment: Moment
     draws: ImageStreams  # random numbers for each image
     memory: Memory
+    classes: int = 0  # C, for soft labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +153,10 @@ class ChangesOverTime(Protocol):
 
 @runtime_checkable
 class HasInnerAttack(Protocol):
-    """An objective with an inner maximisation of its own, made from the recipe's threat, steps and step size."""
+    """An objective with an inner maximisation of its own, made from the recipe's threat, steps and step size.
+
+    A class attribute `unused` may name the settings of the recipe's attack that it has no use for.
+    """
 
     def inner_attack(self, attack: PGD, context: StepContext) -> Attack: ...
 
@@ -179,6 +186,9 @@ class HasTeachers(Protocol):
         """By name: which network, and the method by which it is trained first where it has no weights; "along": it
         is trained by this objective together with the model, saved and resumed with it."""
         ...
+
+
+ONE_STEP = ("steps", "step_size", "loss", "start", "restarts")  # unused by an attack with one step of its own
 
 
 def same(batch: Batch) -> Batch:

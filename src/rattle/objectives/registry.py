@@ -1,7 +1,24 @@
 """Every method by the name that recipes give it. One line here adds one; `register_method` does it at run time."""
 
 from rattle.errors import RattleError, unknown
-from rattle.objectives import alp, at, label_smoothing, mart, pang, rice, s2o_at, s2o_trades, standard, trades
+from rattle.objectives import (
+    alp,
+    at,
+    avmixup,
+    fat,
+    fat_trades,
+    gat,
+    gat_trades,
+    label_smoothing,
+    mart,
+    n_fgsm,
+    pang,
+    rice,
+    s2o_at,
+    s2o_trades,
+    standard,
+    trades,
+)
 from rattle.objectives.base import Method, Objective
 
 METHODS: dict[str, Method] = {
@@ -17,6 +34,12 @@ METHODS: dict[str, Method] = {
         label_smoothing.METHOD,
         rice.METHOD,
         pang.METHOD,
+        fat.METHOD,
+        fat_trades.METHOD,
+        avmixup.METHOD,
+        gat.METHOD,
+        gat_trades.METHOD,
+        n_fgsm.METHOD,
     )
 }
 

@@ -3,6 +3,7 @@
 Not checked by Recipe itself, so that runs which were trained with one still open.
 """
 
+from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
 
@@ -17,6 +18,8 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
     taylor = getattr(recipe.objective, "taylor", None)
     if taylor is not None and taylor.order == 0:
         found |= dict.fromkeys((f"objective.taylor.{name}" for name in ("eta", "mode")), "objective.taylor.order is 0")
+    own = f"{recipe.objective.title} has an inner attack of its own"
+    found |= dict.fromkeys((f"attack.{name}".replace("_", "-") for name in unused(recipe)), own)
     if not needs.features:
         found["head"] = "only the Taylor terms' readings head and released look at the network's head"
     if not needs.sampled:
@@ -32,10 +35,19 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
     return found
 
 
+def unused(recipe: Recipe) -> tuple[str, ...]:
+    """The settings of the inner attack that the objective has no use for."""
+    return getattr(recipe.objective, "unused", ())
+
+
 def refuse_idle(recipe: Recipe) -> Recipe:
     """The recipe; raises RattleError for a setting that was changed and does nothing."""
     if recipe.head is not None and "head" in (idle := idle_settings(recipe)):
         raise RattleError(f"head {recipe.head} does nothing: {idle['head']}")
+    usual = PGD()
+    for name in {"loss", "start", "restarts"} & set(unused(recipe)):  # the others follow from the dataset and -fast
+        if (value := getattr(recipe.attack, name)) != getattr(usual, name):
+            raise RattleError(f"attack.{name} {value} does nothing: {recipe.objective.title} has an attack of its own")
     if recipe.awp and recipe.awp.warmup >= recipe.epochs:
         kind = type(recipe.awp).__name__
         raise RattleError(

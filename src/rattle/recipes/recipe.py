@@ -115,6 +115,10 @@ class Recipe:
             raise RattleError("noise-samples > 1 does nothing without objective.taylor.mode sampled")
         if self.objective.needs.noise and self.noise.sigma == 0:
             raise RattleError("objective.taylor.mode exact and sampled are taken along u: they need noise.sigma > 0")
+        soft = getattr(self.objective, "soft_labels", False) and not self.objective.needs.features
+        if self.data.augment.mix != "none" and (not soft or self.attack.loss == "cw"):
+            taker = self.method if not soft else "attack.loss cw"
+            raise RattleError(f"data.augment.mix {self.data.augment.mix} makes soft labels, which {taker} cannot take")
 
     @property
     def method(self) -> str:

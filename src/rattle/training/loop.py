@@ -40,7 +40,7 @@ from rattle.training.step import step
 from rattle.training.teachers import train_teachers
 from rattle.weights import EMA, SWA
 
-ORDER, PIXELS, ATTACK, WEIGHTS, _INIT, LAYERS = range(6)  # what a derived seed is for; LAYERS: dropout and the like
+ORDER, PIXELS, ATTACK, WEIGHTS, _INIT, LAYERS, PARTNERS = range(7)  # what a derived seed is for; LAYERS: dropout etc.
 MOST_ROLLBACKS = 5
 
 
@@ -206,18 +206,18 @@ def train_step(
     moment = Moment(epoch=epoch, epochs=recipe.epochs, step=progress.step)
     parts = index.to(device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
-        batch, weight = images[part.to(images.y.device)].to(device), len(part) / len(index)
-        x = state.floats(recipe.data.augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), part)))
+        weight, (x, y) = len(part) / len(index), augmented(state, images, part)
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
         private = ImageStreams(derive_seed(seed, ATTACK, epoch), part)
-        context = StepContext(moment=moment, draws=private, memory=Memory(state.memory, part))
+        memory = Memory(state.memory, part)
+        context = StepContext(moment=moment, draws=private, memory=memory, classes=len(state.data.classes))
         objective, attack, prepare = now(recipe.objective, recipe.attack, context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(
                 forward,
                 x,
-                batch.y,
+                y,
                 attack=attack,
                 noise=recipe.noise,
                 objective=objective,
@@ -232,6 +232,27 @@ def train_step(
             )
         sums = {name: weight * value + sums.get(name, 0) for name, value in terms.items()}
     return sums
+
+
+def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The images of an index as this epoch sees them, and their labels: soft ones where images are mixed.
+
+    The other image is any of the training images, so that mixing does not depend on the batch or rank either.
+    """
+    seed, epoch, augment = state.recipe.seed, state.progress.epoch, state.recipe.data.augment
+
+    def seen(rows: Tensor) -> tuple[Tensor, Tensor]:
+        batch = images[rows.to(images.y.device)].to(state.device)
+        return state.floats(augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), rows))), batch.y
+
+    x, y = seen(index)
+    if augment.mix == "none":
+        return x, y
+    draws = ImageStreams(derive_seed(seed, PARTNERS, epoch), index)
+    other, y_other = seen(draws.integers(len(images), 1)[:, 0])
+    x, share = augment.mixed(x, other, draws)
+    hard, hard_other = (nn.functional.one_hot(labels, len(state.data.classes)).to(x.dtype) for labels in (y, y_other))
+    return x, share * hard + (1 - share) * hard_other
 
 
 def learning_rate(state: TrainState, step: int, steps: int) -> float:
