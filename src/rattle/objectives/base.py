@@ -10,17 +10,18 @@ objective may have besides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
+from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.randomness import ImageStreams
-from rattle.weights import AWP
+from rattle.weights import AWP, EMA, SWA
 
 Reduce = Callable[[Tensor], Tensor]  # the average of a tensor over ranks
 
@@ -59,6 +60,8 @@ class Method:
     attack: PGD  # the inner maximisation; a recipe sets its threat and step size
     paper: str  # whose method it is
     awp: AWP | None = None  # the published settings of AWP on this base (recipes NAME-awp); None: there are none
+    drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the learning rate drops
+    average: SWA | EMA | None = None  # weight averaging that is part of the method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,7 @@ class StepContext:
     moment: Moment
     draws: ImageStreams  # random numbers for each image
     memory: Memory
+    teachers: Mapping[str, nn.Module] = field(default_factory=dict)  # for an inner attack that asks them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +116,17 @@ class Batch:
 class Teacher:
     """A network to learn from."""
 
-    model: str | None = None  # its name; the student's own network when not given
-    width: int | None = None  # of its first stage, when it has a name of its own
+    model: str | None = None  # its network's name; the student's own network when not given
+    width: int | None = None  # channels of its first stage, where model is given
     weights: str | None = None  # a run, a checkpoint or zoo:NAME; trained first, or along, when not given
+
+    def __post_init__(self) -> None:
+        if self.width is not None and self.model is None:
+            raise RattleError(f"a teacher's width {self.width} does nothing without its model")
+        if self.weights is not None and self.model is not None:
+            raise RattleError(
+                f"a teacher's model {self.model} does nothing: its weights {self.weights} say which it is"
+            )
 
 
 @runtime_checkable

@@ -1,7 +1,7 @@
 """Every method by the name that recipes give it. One line here adds one; `register_method` does it at run time."""
 
 from rattle.errors import RattleError, unknown
-from rattle.objectives import at, standard, trades
+from rattle.objectives import at, hat, kd_swa, lbgat, rslad, standard, trades
 from rattle.objectives.base import Method, Objective
 
 METHODS: dict[str, Method] = {
@@ -10,6 +10,10 @@ METHODS: dict[str, Method] = {
         at.METHOD,
         trades.METHOD,
         standard.METHOD,
+        lbgat.METHOD,
+        hat.METHOD,
+        kd_swa.METHOD,
+        rslad.METHOD,
     )
 }
 

@@ -17,7 +17,7 @@ from rattle.objectives import AT, Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.recipe import SGD, Recipe
-from rattle.recipes.schedules import OneCycle
+from rattle.recipes.schedules import OneCycle, Piecewise
 from rattle.threat import Norm, Threat
 from rattle.weights import AWP, EMA, Noise
 
@@ -94,11 +94,9 @@ def make_recipe(
 ) -> Recipe:
     """A recipe with the settings of the named ones, for any images and any network.
 
-    method: as at the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data: the images; those given to
-    `fit` when left out. model: the network's name; the module given to `fit` when left out. norm, epsilon: the
-    perturbations to resist; epsilon is by default that of the dataset, else 8/255 (linf) or 128/255 (l2). step_size: of
-    the inner attack, by default in the dataset's proportion to epsilon, else a quarter of it (linf) or 15/128 (l2).
-    name: what tables call the run; data, norm, model and method by default. changes: other fields of `Recipe`.
+    method: as at the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data, model: those given to `fit`
+    when left out. norm, epsilon, step_size: the perturbations to resist, and the inner attack's step; the dataset's, or
+    8/255 (linf) or 128/255 (l2), and a step in proportion. name: of the run, in tables. changes: fields of `Recipe`.
 
     >>> make_recipe("trades-2nd", epsilon=4 / 255, epochs=30).method
     'TRADES + 1st + 2nd'
@@ -115,7 +113,9 @@ def make_recipe(
         noise=Noise() if suffixes & ORDERS.keys() else Noise(sigma=0),  # the published baseline has no u
         objective=base.objective,
         awp=awp_of(base, setting) if "-awp" in suffixes else None,
+        average=base.average,
         optimizer=SGD(lr=setting.lr, weight_decay=setting.weight_decay),
+        schedule=Piecewise(drops=base.drops),
         epochs=setting.epochs,
         val_attack=replace(attack, loss="ce", start="uniform"),
     )

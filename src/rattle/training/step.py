@@ -14,7 +14,7 @@ from rattle.forward import Outputs, PairedForward
 from rattle.objectives import Objective
 from rattle.objectives.base import Batch, same, total
 from rattle.randomness import ImageStreams
-from rattle.weights import AWP, Noise, perturbed
+from rattle.weights import AWP, Noise, frozen_bn_stats, perturbed
 
 
 def step(
@@ -39,8 +39,7 @@ def step(
     forward: the model as the objective needs it; x [n, C, H, W] in [0, 1], y [n]: the minibatch. attack, noise,
     objective, awp: the parts of the method. shared: draws u, the same on every rank. private: draws for each image.
     prepare: what the objective does to the images before it looks at them. noise_samples: draws of u in the outer step.
-    weight: the share of a micro-batch in its minibatch. ddp_forward: `forward` inside the wrapper that averages
-    gradients over ranks. reduce: averages tensors over ranks.
+    weight: a micro-batch's share. ddp_forward: `forward`, averaging gradients over ranks, as `reduce` does tensors.
     """
     model = forward.model
     # Sample u ~ N(0, sigma^2) and generate the adversarial examples at w + u.
@@ -52,7 +51,8 @@ def step(
     terms_of = partial(objective, y=batch.y, reduce=lambda rows: reduce({"rows": rows})["rows"])
     # Optimise at w or, with AWP, at the worst w + v nearby; w is restored before the optimizer steps.
     images = batch.x, batch.x_adv, u, batch.extra
-    v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(*images)))))) if awp else {}
+    with frozen_bn_stats(forward.teachers):  # those of the model do not move in AWP's pass either
+        v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(*images)))))) if awp else {}
     with perturbed(model, v):
         terms = terms_of((ddp_forward or forward)(*images))
         (weight * total(terms)).backward()
