@@ -118,9 +118,9 @@ def test_what_only_the_command_can_judge_is_left_to_it(
 
 
 def test_an_objective_of_a_run_folder_may_have_settings_of_its_own(tmp_path: Path) -> None:
-    early.look("train", [str(tmp_path), "--objective.smoothing", "0.2"])
-    with pytest.raises(RattleError, match=r"--objective\.smoothing"):
-        early.look("train", [RECIPE, "--objective.smoothing", "0.2"])
+    early.look("train", [str(tmp_path), "--objective.sharpness", "0.2"])
+    with pytest.raises(RattleError, match=r"--objective\.sharpness"):
+        early.look("train", [RECIPE, "--objective.sharpness", "0.2"])
 
 
 def test_source_that_reads_otherwise_refuses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
