@@ -21,6 +21,8 @@ from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
 from rattle.objectives import Taylor, Trades
+from rattle.objectives.hat import HAT
+from rattle.objectives.lbgat import LBGAT
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.checkpoint import Checkpoint, read
@@ -54,6 +56,11 @@ CASES = {
     "held order 2": five_steps(2, model="cnn", batch_norm="held", average=EMA(decay=0.5)),
     "held AWP order 2": five_steps(2, model="cnn", batch_norm="held", awp=AWP(gamma=0.02, warmup=0)),
     "micro-batches": five_steps(0, accumulate=2),
+    "a teacher along": five_steps(0, objective=LBGAT()),
+    "held, a teacher along, AWP": five_steps(
+        0, objective=LBGAT(), model="cnn", batch_norm="held", awp=AWP(gamma=0.02, warmup=0)
+    ),
+    "a teacher first": five_steps(0, objective=HAT()),
 }
 
 

@@ -210,6 +210,8 @@ def add_teachers(state: TrainState, sources: Mapping[str, Path]) -> None:
             check_width(network.to(state.device), example, len(data.classes))
         except RattleError as reason:
             raise RattleError(f"the teacher {name!r}{f' ({weights})' if weights else ''}: {reason}") from reason
+        if trained and recipe.batch_norm == "sync":
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         state.teachers[name] = network.requires_grad_(trained).train(trained).to(memory_format=state.layout)  # type: ignore[call-overload]
 
 
