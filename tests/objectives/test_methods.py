@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +112,8 @@ TWINS = {
     "standard": standard,
 }
 OWN = [name for name, method in METHODS.items() if type(method.objective).__module__.startswith("rattle.")]
+TEACHERS = {name: torch.eye(6, 4) for name in ("natural", "standard", "robust")}
+BESIDES: Any = {"extra": torch.eye(6, 4), "taught_clean": TEACHERS, "taught_adv": TEACHERS}  # for those that ask
 TAYLOR = [name for name in OWN if hasattr(METHODS[name].objective, "taylor")]
 
 
@@ -175,7 +178,7 @@ def test_soft_labels_of_s2o_carry_no_gradient() -> None:
 @pytest.mark.parametrize(("name", "order"), list(product(TAYLOR, [1, 2])))
 def test_the_taylor_terms_are_added_to_every_method(name: str, order: int) -> None:
     z, z_adv, h, h_adv = torch.randn(6, 4), torch.randn(6, 4), torch.randn(6, 5), torch.randn(6, 5)
-    outputs, y, base = Outputs(z, z_adv, h, h_adv), torch.arange(6) % 4, METHODS[name].objective
+    outputs, y, base = Outputs(z, z_adv, h, h_adv, **BESIDES), torch.arange(6) % 4, METHODS[name].objective
     terms = replace(base, taylor=Taylor(order=order))(outputs, y)
     wanted = base(outputs, y) | Taylor(order=order)(outputs, y)
     assert list(terms) == list(wanted)
@@ -188,8 +191,8 @@ def test_the_reading_sampled_averages_every_method_over_u(name: str) -> None:
     pairs, y = tuple((torch.randn(6, 4), torch.randn(6, 4)) for _ in range(2)), torch.arange(6) % 4
     objective = replace(METHODS[name].objective, taylor=Taylor(order=1, mode="sampled"))
     z, z_adv = pairs[0]
-    both = objective(Outputs(z, z_adv, sampled=pairs), y)["zeroth"]
-    each = [objective(Outputs(*pair, sampled=(pair,)), y)["zeroth"] for pair in pairs]
+    both = objective(Outputs(z, z_adv, sampled=pairs, **BESIDES), y)["zeroth"]
+    each = [objective(Outputs(*pair, sampled=(pair,), **BESIDES), y)["zeroth"] for pair in pairs]
     torch.testing.assert_close(both, torch.stack(each).mean())
 
 

@@ -10,18 +10,18 @@ objective may have besides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, Pairs
 from rattle.randomness import ImageStreams
-from rattle.weights import AWP
+from rattle.weights import AWP, EMA, SWA
 
 Reduce = Callable[[Tensor], Tensor]  # the average of a tensor over ranks
 
@@ -85,6 +85,7 @@ class Method:
     awp: AWP | None = None  # the published settings of AWP on this base (recipes NAME-awp); None: there are none
     length: float = 1.0  # epochs over those that are usual for the dataset, 200 for the paper's
     drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the learning rate drops
+    average: SWA | EMA | None = None  # weight averaging that is part of the method
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +124,7 @@ class StepContext:
     draws: ImageStreams  # random numbers for each image
     memory: Memory
     classes: int = 0  # C, for soft labels
+    teachers: Mapping[str, nn.Module] = field(default_factory=dict)  # for an inner attack that asks them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,9 +141,17 @@ class Batch:
 class Teacher:
     """A network to learn from."""
 
-    model: str | None = None  # its name; the student's own network when not given
-    width: int | None = None  # of its first stage, when it has a name of its own
+    model: str | None = None  # its network's name; the student's own network when not given
+    width: int | None = None  # channels of its first stage, where model is given
     weights: str | None = None  # a run, a checkpoint or zoo:NAME; trained first, or along, when not given
+
+    def __post_init__(self) -> None:
+        if self.width is not None and self.model is None:
+            raise RattleError(f"a teacher's width {self.width} does nothing without its model")
+        if self.weights is not None and self.model is not None:
+            raise RattleError(
+                f"a teacher's model {self.model} does nothing: its weights {self.weights} say which it is"
+            )
 
 
 @runtime_checkable

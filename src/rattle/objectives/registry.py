@@ -9,11 +9,15 @@ from rattle.objectives import (
     fat_trades,
     gat,
     gat_trades,
+    hat,
+    kd_swa,
     label_smoothing,
+    lbgat,
     mart,
     n_fgsm,
     pang,
     rice,
+    rslad,
     s2o_at,
     s2o_trades,
     standard,
@@ -40,6 +44,10 @@ METHODS: dict[str, Method] = {
         gat.METHOD,
         gat_trades.METHOD,
         n_fgsm.METHOD,
+        lbgat.METHOD,
+        hat.METHOD,
+        kd_swa.METHOD,
+        rslad.METHOD,
     )
 }
 

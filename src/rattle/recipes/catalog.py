@@ -101,10 +101,9 @@ def make_recipe(
 ) -> Recipe:
     """A recipe with the settings of the named ones, for any images and any network.
 
-    method: as at the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data, model: the images and the
-    network's name; those given to `fit` when left out. norm, epsilon: the perturbations to resist; epsilon is the
-    dataset's by default, else 8/255 (linf) or 128/255 (l2). step_size: of the inner attack, in the dataset's proportion
-    to epsilon, else a quarter of it (linf) or 15/128. name: of the run, in tables. changes: other fields of `Recipe`.
+    method: as at the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data, model: those given to `fit`
+    when left out. norm, epsilon, step_size: the perturbations to resist, and the inner attack's step; the dataset's, or
+    8/255 (linf) or 128/255 (l2), and a step in proportion. name: of the run, in tables. changes: fields of `Recipe`.
 
     >>> make_recipe("trades-2nd", epsilon=4 / 255, epochs=30).method
     'TRADES + 1st + 2nd'
@@ -121,6 +120,7 @@ def make_recipe(
         noise=Noise() if suffixes & ORDERS.keys() else Noise(sigma=0),  # the published baseline has no u
         objective=base.objective,
         awp=awp_of(base, setting, suffixes),
+        average=base.average,
         optimizer=SGD(lr=setting.lr, weight_decay=setting.weight_decay),
         schedule=Piecewise(drops=base.drops),
         epochs=round(setting.epochs * base.length),

@@ -35,7 +35,16 @@ from rattle.training.given import Given, as_begun, take
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.ranks import average_statistics, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
-from rattle.training.state import Diverged, LossMeter, TrainState, init_state, refuse_non_finite, restore, save
+from rattle.training.state import (
+    Diverged,
+    LossMeter,
+    TrainState,
+    add_teachers,
+    init_state,
+    refuse_non_finite,
+    restore,
+    save,
+)
 from rattle.training.step import step
 from rattle.training.teachers import train_teachers
 from rattle.weights import EMA, SWA
@@ -76,11 +85,11 @@ def fit(
     torch.set_num_threads(recipe.threads or torch.get_num_threads())
     run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)
     recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
-    sources = train_teachers(recipe, run, images, partial(fit, log=log, console=console))
     with own_source(run if resume else None, recipe):
-        state = init_state(recipe, images, model, sources)
+        state = init_state(recipe, images, model)
     check_start(state, log)
     with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
+        add_teachers(state, train_teachers(recipe, run, images, partial(fit, log=log), resume, overwrite, console))
         if resume:
             restore(state, run, console)
         return train_or_roll_back(state, run, log, console)
@@ -211,7 +220,8 @@ def train_step(
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
         private = ImageStreams(derive_seed(seed, ATTACK, epoch), part)
         memory = Memory(state.memory, part)
-        context = StepContext(moment=moment, draws=private, memory=memory, classes=len(state.data.classes))
+        classes, teachers = len(state.data.classes), state.teachers
+        context = StepContext(moment=moment, draws=private, memory=memory, classes=classes, teachers=teachers)
         objective, attack, prepare = now(recipe.objective, recipe.attack, context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(

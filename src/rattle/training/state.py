@@ -18,12 +18,12 @@ from rattle.objectives.base import Remembers
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, distributed
-from rattle.runs.load import build_model, fill, resolve_checkpoint
+from rattle.runs.load import build_model, fill, load, resolve_checkpoint
 from rattle.runs.lock import truncate
 from rattle.runs.paths import Run, is_published
 from rattle.runs.progress import Console
 from rattle.training.optimizers import make_optimizer
-from rattle.training.teachers import build_teacher, teachers_of
+from rattle.training.teachers import along, network_recipe, teachers_of
 from rattle.weights import eval_mode
 
 INIT = 4  # what a derived seed is for; loop.py has the others
@@ -100,7 +100,7 @@ class TrainState:
     layout: torch.memory_format  # of images and weights
     initial: Mapping[str, Tensor] | None = None  # the weights that a module given in Python had, for a rollback
     teachers: dict[str, nn.Module] = field(default_factory=dict)  # the networks that the objective learns from
-    sources: Mapping[str, Path] = field(default_factory=dict)  # where their weights are; the others are trained along
+    sources: Mapping[str, Path] = field(default_factory=dict)  # the weights of those that were trained first
     teacher_optimizer: torch.optim.Optimizer | None = None  # of those that are trained along
     memory: dict[str, Tensor] = field(default_factory=dict)  # what the objective remembers of each image
     shared: dict[str, Tensor] = field(default_factory=dict)  # the memory when all ranks last had the same
@@ -108,7 +108,7 @@ class TrainState:
     @property
     def along(self) -> nn.ModuleDict:
         """The teachers that are trained together with the model."""
-        return nn.ModuleDict({name: each for name, each in self.teachers.items() if name not in self.sources})
+        return nn.ModuleDict({name: self.teachers[name] for name in along(self.recipe.objective)})
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -139,7 +139,7 @@ class TrainState:
         self.model.train()
         self.along.train()
         if self.recipe.batch_norm == "held":
-            for module in self.model.modules():
+            for module in (*self.model.modules(), *self.along.modules()):
                 if isinstance(module, _BatchNorm):
                     module.eval()
 
@@ -150,7 +150,7 @@ def init_state(
     """The state of a run that begins: initial weights are a function of the seed, or come from `recipe.init`.
 
     module: trained in place of the network that the recipe names, from the weights it has. sources: the weights of the
-    objective's teachers, see `train_teachers`.
+    teachers that were trained first, see `train_teachers`; before they are, networks with fresh weights stand for them.
     """
     model = new_model(recipe, data) if module is None else module
     if recipe.init:
@@ -174,6 +174,8 @@ def init_state(
     average = recipe.average.averaged(model) if recipe.average else None
     state = TrainState(recipe, data, model, make_optimizer(recipe, model), average, Progress(), layout)
     add_teachers(state, sources or {})
+    if len(state.along):
+        state.teacher_optimizer = make_optimizer(recipe, state.along)
     if isinstance(recipe.objective, Remembers):
         state.memory = {k: v.to(device) for k, v in recipe.objective.initial_memory(len(data.train)).items()}
         state.share_memory()
@@ -182,25 +184,34 @@ def init_state(
     return state
 
 
-def new_model(recipe: Recipe, data: Dataset) -> nn.Module:
-    """The recipe's network, with weights drawn by its seed."""
+def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:
+    """The recipe's network, with weights drawn by its seed; of the same network, each number has others."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(recipe.seed, INIT))
+        torch.manual_seed(derive_seed(recipe.seed, INIT, *((number,) if number else ())))
         return build_model(
             recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data)
         )
 
 
 def add_teachers(state: TrainState, sources: Mapping[str, Path]) -> None:
-    """Build the objective's teachers: frozen ones with their weights, the others new, to be trained along."""
-    state.sources = sources
-    for number, (name, (teacher, _)) in enumerate(teachers_of(state.recipe.objective).items()):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(state.recipe.seed, INIT, 1 + number))
-            network = build_teacher(name, teacher, state.recipe, state.data, sources.get(name))
-        state.teachers[name] = network.to(state.device).to(memory_format=state.layout)  # type: ignore[call-overload]
-    if len(state.along):
-        state.teacher_optimizer = make_optimizer(state.recipe, state.along)
+    """Build the teachers that the state does not have yet, and those in `sources` with the weights found there.
+
+    A teacher that has weights or gets them later is frozen; the others are trained along.
+    """
+    recipe, data, state.sources = state.recipe, state.data, sources
+    example = state.floats(data.train[torch.arange(2) % len(data.train)].x.to(state.device))
+    for number, (name, (teacher, _)) in enumerate(teachers_of(recipe.objective).items(), 1):
+        if name in state.teachers and name not in sources:
+            continue
+        weights, trained = teacher.weights or sources.get(name), name in along(recipe.objective)
+        try:
+            network = load(weights) if weights else new_model(network_recipe(recipe, teacher), data, number)
+            check_width(network.to(state.device), example, len(data.classes))
+        except RattleError as reason:
+            raise RattleError(f"the teacher {name!r}{f' ({weights})' if weights else ''}: {reason}") from reason
+        if trained and recipe.batch_norm == "sync":
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        state.teachers[name] = network.requires_grad_(trained).train(trained).to(memory_format=state.layout)  # type: ignore[call-overload]
 
 
 def choose_layout(model: nn.Module, x: Tensor, recipe: Recipe) -> torch.memory_format:

@@ -4,11 +4,11 @@ Knows no optimizer, rank or recipe: the caller passes what differs under Distrib
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.forward import Outputs, PairedForward
@@ -40,21 +40,27 @@ def step(
     forward: the model as the objective needs it; x [n, C, H, W] in [0, 1], y [n]: the minibatch. attack, noise,
     objective, awp: the parts of the method. shared: draws u, the same on every rank. private: draws for each image.
     prepare: what the objective does to the images before it looks at them. noise_samples: draws of u in the outer step.
-    weight: the share of a micro-batch in its minibatch. ddp_forward: `forward` inside the wrapper that averages
-    gradients over ranks. reduce: averages tensors over ranks.
+    weight: a micro-batch's share. ddp_forward: `forward`, averaging gradients over ranks, as `reduce` does tensors.
     """
     model = forward.model
     # Sample u ~ N(0, sigma^2) and generate the adversarial examples at w + u.
     with perturbed(model, noise(model, generator=shared)):
         x_adv = attack(model, x, y, generator=private)
     batch = prepare(Batch(x=x, x_adv=x_adv, y=y))
-    # The readings that average over u in the outer step draw it afresh, the same for x and x'.
+    # The readings with u in the outer step draw it afresh, the same for x and x'.
     u = tuple(noise(model, generator=shared) for _ in range(noise_samples)) if forward.spec.noise else ()
     terms_of = partial(objective, y=batch.y, reduce=lambda rows: reduce({"rows": rows})["rows"])
-    # Optimise at w or, with AWP or SAM, at the worst w + v nearby; w is restored before the optimizer steps.
     images = batch.x, batch.x_adv, u, batch.extra
-    v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(*images)))))) if awp else {}
-    with perturbed(model, v), frozen_bn_stats(model) if awp and awp.holds_statistics else nullcontext():
+    # Optimise at w or, with AWP or SAM, at the worst w + v nearby; w is restored before the optimizer steps.
+    with statistics_held(forward.teachers, awp, at_w=True):
+        v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(*images)))))) if awp else {}
+    with perturbed(model, v), statistics_held(forward, awp, at_w=False):
         terms = terms_of((ddp_forward or forward)(*images))
         (weight * total(terms)).backward()
     return {name: value.detach() for name, value in terms.items()}
+
+
+def statistics_held(module: nn.Module, awp: AWP | SAM | ASAM | None, *, at_w: bool) -> AbstractContextManager[None]:
+    """BatchNorm's statistics move in one of two passes: at w + v with AWP, at w with SAM."""
+    held = awp is not None and awp.holds_statistics != at_w
+    return frozen_bn_stats(module) if held else nullcontext()
