@@ -31,6 +31,12 @@ def cw(logits: Tensor, y: Tensor) -> Tensor:
     return largest_other(logits, y) - logits.gather(1, y[:, None]).squeeze(1)
 
 
+def soft_margin(logits: Tensor, y: Tensor) -> Tensor:
+    """The soft logit margin log sum_{k != y} exp z_k - z_y (Ding et al. 2020): below 0 exactly where p_y > 1/2."""
+    others = logits.scatter(1, y[:, None], float("-inf"))
+    return others.logsumexp(1) - logits.gather(1, y[:, None]).squeeze(1)
+
+
 def cw_targeted(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """The margin z_t - z_y of one wrong class."""
     return (logits.gather(1, target[:, None]) - logits.gather(1, y[:, None])).squeeze(1)

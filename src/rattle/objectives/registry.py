@@ -1,7 +1,7 @@
 """Every method by the name that recipes give it. One line here adds one; `register_method` does it at run time."""
 
 from rattle.errors import RattleError, unknown
-from rattle.objectives import at, standard, trades
+from rattle.objectives import at, dkl, mma, rebat, standard, trades
 from rattle.objectives.base import Method, Objective
 
 METHODS: dict[str, Method] = {
@@ -10,6 +10,9 @@ METHODS: dict[str, Method] = {
         at.METHOD,
         trades.METHOD,
         standard.METHOD,
+        mma.METHOD,
+        rebat.METHOD,
+        dkl.METHOD,
     )
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rattle.attacks import PGD
 from rattle.attacks.base import NotANumber
 from rattle.data import Images, on_device
 from rattle.data.registry import batches
@@ -112,7 +114,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     images = on_device(state.data.train, state.device)
     steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
     example = state.floats(images[torch.arange(1)].x.to(state.device))
-    forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers)
+    forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers, state.average)
     title = f"{recipe.method}, seed {recipe.seed}" if recipe.seed else recipe.method
     with (
         listening() as request,
@@ -169,10 +171,10 @@ def train_epoch(
             optimizer.step()
         for network in (state.model, *state.along.values()):
             average_statistics(network, recipe)
-        if state.average is not None and isinstance(recipe.average, EMA):
-            state.average.update_parameters(state.model)
         progress.batch += 1
         progress.step += 1
+        if isinstance(recipe.average, EMA):
+            follow(state, begins=progress.step >= round(recipe.average.start * recipe.epochs * steps))
         if meter.due(progress.step) or progress.batch == steps:
             progress.sums = meter.read()
             advance(progress.step - shown, **figures(state))
@@ -212,7 +214,7 @@ def train_step(
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
         private = ImageStreams(derive_seed(seed, ATTACK, epoch), part)
         context = StepContext(moment=moment, draws=private, memory=Memory(state.memory, part))
-        objective, attack, prepare = now(recipe.objective, recipe.attack, context)
+        objective, attack, prepare = now(recipe.objective, grown(recipe, epoch), context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(
                 forward,
@@ -230,8 +232,18 @@ def train_step(
                 ddp_forward=ddp_forward,
                 reduce=distributed.mean_of,
             )
+        objective.remember()
         sums = {name: weight * value + sums.get(name, 0) for name, value in terms.items()}
     return sums
+
+
+def grown(recipe: Recipe, epoch: int) -> PGD:
+    """The inner attack in an epoch, counted from 0: the recipe's, or a smaller one on the ramp."""
+    attack, share = recipe.attack, (epoch + 1) / (recipe.ramp * recipe.epochs) if recipe.ramp else 1.0
+    if share >= 1:
+        return attack
+    threat = replace(attack.threat, epsilon=share * attack.threat.epsilon)
+    return replace(attack, threat=threat, step_size=share * attack.step_size)
 
 
 def learning_rate(state: TrainState, step: int, steps: int) -> float:
@@ -268,11 +280,16 @@ def close_epoch(state: TrainState) -> None:
     refuse_non_finite(state)
     swa, average = recipe.average, state.average
     if isinstance(swa, SWA) and average is not None and not progress.closed:
-        begun = int(average.n_averaged) > 0  # it then goes on, also when the run is made longer and the start moves
-        if begun or progress.epoch + 1 > swa.start * recipe.epochs:
-            average.update_parameters(state.model)
+        follow(state, begins=progress.epoch + 1 > swa.start * recipe.epochs)
+        if state.averaging:
             estimate_statistics(average.module, state)
     progress.closed = True
+
+
+def follow(state: TrainState, *, begins: bool) -> None:
+    """Update the average of the weights if it has begun, or begins now."""
+    if state.average is not None and (begins or state.averaging):
+        state.average.update_parameters(state.model)
 
 
 def estimate_statistics(model: nn.Module, state: TrainState) -> None:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from rattle.attacks import Attack
 from rattle.forward import Outputs, PairedForward
-from rattle.objectives import Objective
 from rattle.objectives.base import Batch, same, total
 from rattle.randomness import ImageStreams
 from rattle.weights import AWP, Noise, perturbed
@@ -24,7 +23,7 @@ def step(
     *,
     attack: Attack,
     noise: Noise,
-    objective: Objective,
+    objective: Callable[..., dict[str, Tensor]],
     awp: AWP | None,
     shared: torch.Generator,
     private: ImageStreams,

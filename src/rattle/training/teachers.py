@@ -15,12 +15,13 @@ from rattle.runs.load import build_model, load, resolve_checkpoint
 from rattle.runs.paths import Run
 from rattle.weights import Noise
 
-ALONG = "along"  # in place of a method's name: trained by the objective itself
+ALONG, AVERAGE = "along", "average"  # in place of a method's name: trained by the objective itself; the run's average
 
 
 def teachers_of(objective: Objective) -> Mapping[str, tuple[Teacher, str]]:
-    """By name: the teacher, and the method that trains it first or ALONG."""
-    return objective.teachers if isinstance(objective, HasTeachers) else {}
+    """By name: the teacher, and the method that trains it first or ALONG; without AVERAGE, no network of its own."""
+    named = objective.teachers if isinstance(objective, HasTeachers) else {}
+    return {name: teacher for name, teacher in named.items() if teacher[1] != AVERAGE}
 
 
 def train_teachers(recipe: Recipe, run: Run, data: Dataset, fit: Callable[..., Run]) -> dict[str, Path]:
