@@ -43,7 +43,7 @@ class DKL:
         return self.taylor.needs(clean=True)
 
     def initial_class_memory(self, classes: int) -> dict[str, Tensor]:
-        # Sums of the softmax over the images of each class, in even and in odd epochs; which epoch is being summed.
+        # Sums over batches of the softmax of each class, in even and in odd epochs; which epoch is being summed.
         return {"sums": torch.zeros(2, classes, classes), "epoch": torch.full((1,), -1.0)}
 
     def remember(self, outputs: Outputs, y: Tensor, context: StepContext, *, reduce: Reduce) -> None:
@@ -53,7 +53,7 @@ class DKL:
         epoch = context.moment.epoch
         if int(counted) != epoch:
             sums[epoch % 2], counted[0] = 0.0, epoch
-        sums[epoch % 2] += reduce(rows_of(y, p).T @ p).to(sums.dtype)
+        sums[epoch % 2] += reduce(rows_of(y, p).T @ p / len(y)).to(sums.dtype)  # on any number of ranks the same
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
         classes = outputs.logits_adv.shape[1]
