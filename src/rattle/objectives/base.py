@@ -130,7 +130,10 @@ class ChangesOverTime(Protocol):
 
 @runtime_checkable
 class HasInnerAttack(Protocol):
-    """An objective with an inner maximisation of its own, made from the recipe's threat, steps and step size."""
+    """An objective with an inner maximisation of its own, made from the recipe's threat, steps and step size.
+
+    Settings that it leaves aside may be named in a class variable `unused`, such as ("attack.step-size",).
+    """
 
     def inner_attack(self, attack: PGD, context: StepContext) -> Attack: ...
 

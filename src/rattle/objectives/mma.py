@@ -29,6 +29,7 @@ class MMA:
     """
 
     title: ClassVar[str] = "MMA"
+    unused: ClassVar[tuple[str, ...]] = ("attack.step-size", "attack.loss", "attack.start", "attack.restarts")
     d_max: float = 4.0  # d_max over the threat's epsilon: images farther from the boundary count no more
     start: float = 0.16  # the least radius at which an image's search starts, over the threat's epsilon
     search_steps: int = 10  # halvings of the bracket around the boundary

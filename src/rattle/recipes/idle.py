@@ -17,6 +17,8 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
     taylor = getattr(recipe.objective, "taylor", None)
     if taylor is not None and taylor.order == 0:
         found |= dict.fromkeys((f"objective.taylor.{name}" for name in ("eta", "mode")), "objective.taylor.order is 0")
+    own = "the method has an inner attack of its own"
+    found |= dict.fromkeys(getattr(recipe.objective, "unused", ()), own)
     if not needs.features:
         found["head"] = "only the Taylor terms' readings head and released look at the network's head"
     if not needs.sampled:
