@@ -67,9 +67,9 @@ def our_step(objective: Objective, attack: PGD, given: Problem, *, moment: Momen
     memory = Memory({}, torch.arange(len(given.x)))
     context = StepContext(moment=moment or Moment(), draws=private, memory=memory, classes=given.classes)
     current, inner, prepare = now(objective, attack, context)
-    head = find_head(model) if current.needs.features else None
+    head = find_head(model) if current.objective.needs.features else None
     terms = step(
-        PairedForward(model, current.needs, head),
+        PairedForward(model, current.objective.needs, head),
         given.x,
         given.y,
         attack=inner,

@@ -48,14 +48,14 @@ def our_step(objective: Objective, found: Networks, x: Tensor, x_adv: Tensor, y:
     """The loss of the library's own step, which leaves gradients; at x' unless the objective attacks by itself."""
     teachers = {name: network for name, network in found.items() if name != "model"}
     context = StepContext(moment=Moment(), draws=streams(), memory=Memory({}, torch.arange(N)), teachers=teachers)
-    objective, attack, prepare = now(objective, SMALL, context)
+    current, attack, prepare = now(objective, SMALL, context)
     terms = step(
-        PairedForward(found["model"], objective.needs, teachers=teachers),
+        PairedForward(found["model"], current.objective.needs, teachers=teachers),
         x,
         y,
-        attack=attack if isinstance(objective, HasInnerAttack) else lambda *args, **rest: x_adv,
+        attack=attack if isinstance(current.objective, HasInnerAttack) else lambda *args, **rest: x_adv,
         noise=Noise(sigma=0),
-        objective=objective,
+        objective=current,
         awp=None,
         shared=torch.Generator(),
         private=streams(),

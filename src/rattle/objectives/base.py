@@ -85,7 +85,9 @@ class Method:
     awp: AWP | None = None  # the published settings of AWP on this base (recipes NAME-awp); None: there are none
     length: float = 1.0  # epochs over those that are usual for the dataset, 200 for the paper's
     drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the learning rate drops
-    average: SWA | EMA | None = None  # weight averaging that is part of the method
+    rate_factor: float = 0.1  # what the learning rate is multiplied by at each drop
+    average: SWA | EMA | None = None  # the average of the weights that belongs to it
+    ramp: float = 0.0  # fraction of the run in which the inner attack grows to its epsilon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,8 @@ class Memory:
     """What an objective remembers of each training image from epoch to epoch, seen from the images of one batch."""
 
     def __init__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> None:
-        """tensors: by name, a row for each training image; rows: the images of this batch."""
+        """tensors: by name, a row for each training image (those of `RemembersClasses` are read and written whole, in
+        `tensors`); rows: the images of this batch."""
         self.tensors, self.rows = tensors, rows
 
     def __getitem__(self, name: str) -> Tensor:
@@ -188,17 +191,59 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class RemembersClasses(Protocol):
+    """An objective that remembers something of the classes, the same on every rank; saved and resumed likewise."""
+
+    def initial_class_memory(self, classes: int) -> dict[str, Tensor]:
+        """By name, a tensor of any shape."""
+        ...
+
+    def remember(self, outputs: Outputs, y: Tensor, context: StepContext, *, reduce: Reduce) -> None:
+        """Called once a step with what the loss was computed from; `reduce` makes the ranks agree."""
+        ...
+
+
+@runtime_checkable
+class UsesContext(Protocol):
+    """An objective whose terms depend on what it remembers: in a run, `terms_in` is called in its place."""
+
+    def terms_in(
+        self, context: StepContext, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced
+    ) -> dict[str, Tensor]: ...
+
+
+@runtime_checkable
 class HasTeachers(Protocol):
     """An objective that learns from other networks too; `needs` says where it wants their logits."""
 
     @property
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
         """By name: which network, and the method by which it is trained first where it has no weights; "along": it
-        is trained by this objective together with the model, saved and resumed with it."""
+        is trained by this objective together with the model, saved and resumed with it; "average": it is the average
+        of the run's own weights, whose logits are missing until the recipe's `average` has begun."""
         ...
 
 
 ONE_STEP = ("steps", "step_size", "loss", "start", "restarts")  # unused by an attack with one step of its own
+
+
+class TermsNow:
+    """An objective as the step calls it, at one step of a run."""
+
+    def __init__(self, objective: Objective, context: StepContext) -> None:
+        self.objective, self.context, self.last = objective, context, None
+
+    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+        self.last = outputs, y, reduce
+        if isinstance(self.objective, UsesContext):
+            return self.objective.terms_in(self.context, outputs, y, reduce=reduce)
+        return self.objective(outputs, y, reduce=reduce)
+
+    def remember(self) -> None:
+        """Let the objective write down what it remembers of the classes; the last call was the one that counts."""
+        if isinstance(self.objective, RemembersClasses) and self.last is not None:
+            outputs, y, reduce = self.last
+            self.objective.remember(outputs, y, self.context, reduce=reduce)
 
 
 def same(batch: Batch) -> Batch:
@@ -206,9 +251,10 @@ def same(batch: Batch) -> Batch:
     return batch
 
 
-def now(objective: Objective, attack: PGD, context: StepContext) -> tuple[Objective, Attack, Callable[[Batch], Batch]]:
+def now(objective: Objective, attack: PGD, context: StepContext) -> tuple[TermsNow, Attack, Callable[[Batch], Batch]]:
     """The objective, its inner attack and its preparation of a batch, at one step of a run."""
     if isinstance(objective, ChangesOverTime):
         objective = objective.at(context.moment)
     inner = objective.inner_attack(attack, context) if isinstance(objective, HasInnerAttack) else attack
-    return objective, inner, partial(objective.prepare, context=context) if isinstance(objective, Prepares) else same
+    prepare = partial(objective.prepare, context=context) if isinstance(objective, Prepares) else same
+    return TermsNow(objective, context), inner, prepare

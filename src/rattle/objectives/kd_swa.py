@@ -55,8 +55,7 @@ class KD:
         return {"standard": (self.standard_teacher, "standard"), "robust": (self.robust_teacher, "at")}
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        draws = [z_adv for _, z_adv in outputs.sampled] or [outputs.logits_adv]  # E_u by Monte Carlo, or at w alone
-        t = self.temperature
+        t, draws = self.temperature, outputs.draws_adv
 
         def distilled(teacher: str) -> Tensor:
             target = (outputs.taught_adv[teacher] / t).softmax(1)

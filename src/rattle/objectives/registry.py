@@ -5,6 +5,7 @@ from rattle.objectives import (
     alp,
     at,
     avmixup,
+    dkl,
     fat,
     fat_trades,
     gat,
@@ -14,8 +15,10 @@ from rattle.objectives import (
     label_smoothing,
     lbgat,
     mart,
+    mma,
     n_fgsm,
     pang,
+    rebat,
     rice,
     rslad,
     s2o_at,
@@ -48,6 +51,9 @@ METHODS: dict[str, Method] = {
         hat.METHOD,
         kd_swa.METHOD,
         rslad.METHOD,
+        mma.METHOD,
+        rebat.METHOD,
+        dkl.METHOD,
     )
 }
 

@@ -54,6 +54,8 @@ def refuse_idle(recipe: Recipe) -> Recipe:
             f"awp.warmup {recipe.awp.warmup} outlasts the {recipe.epochs} epochs, so {kind} would never begin: "
             f"train longer, set a shorter --awp.warmup, or leave {kind} out"
         )
+    if recipe.batch_norm_momentum is not None and recipe.batch_norm == "held":
+        raise RattleError("batch-norm-momentum does nothing with batch-norm held: the statistics do not move")
     if recipe.evaluate_every > recipe.epochs:
         raise RattleError(f"evaluate-every {recipe.evaluate_every} does nothing in {recipe.epochs} epochs")
     return recipe

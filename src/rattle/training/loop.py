@@ -31,11 +31,16 @@ from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.runs.source import own_source
+from rattle.training.batches import augmented, grown
 from rattle.training.given import Given, as_begun, take
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.ranks import average_statistics, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import (
+    ATTACK,
+    LAYERS,
+    ORDER,
+    WEIGHTS,
     Diverged,
     LossMeter,
     TrainState,
@@ -49,7 +54,6 @@ from rattle.training.step import step
 from rattle.training.teachers import train_teachers
 from rattle.weights import EMA, SWA
 
-ORDER, PIXELS, ATTACK, WEIGHTS, _INIT, LAYERS, PARTNERS = range(7)  # what a derived seed is for; LAYERS: dropout etc.
 MOST_ROLLBACKS = 5
 
 
@@ -121,7 +125,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     images = on_device(state.data.train, state.device)
     steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
     example = state.floats(images[torch.arange(1)].x.to(state.device))
-    forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers)
+    forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers, state.average)
     title = f"{recipe.method}, seed {recipe.seed}" if recipe.seed else recipe.method
     with (
         listening() as request,
@@ -178,10 +182,10 @@ def train_epoch(
             optimizer.step()
         for network in (state.model, *state.along.values()):
             average_statistics(network, recipe)
-        if state.average is not None and isinstance(recipe.average, EMA):
-            state.average.update_parameters(state.model)
         progress.batch += 1
         progress.step += 1
+        if isinstance(recipe.average, EMA):
+            follow(state, begins=progress.step >= round(recipe.average.start * recipe.epochs * steps))
         if meter.due(progress.step) or progress.batch == steps:
             progress.sums = meter.read()
             advance(progress.step - shown, **figures(state))
@@ -222,7 +226,7 @@ def train_step(
         memory = Memory(state.memory, part)
         classes, teachers = len(state.data.classes), state.teachers
         context = StepContext(moment=moment, draws=private, memory=memory, classes=classes, teachers=teachers)
-        objective, attack, prepare = now(recipe.objective, recipe.attack, context)
+        objective, attack, prepare = now(recipe.objective, grown(recipe, epoch), context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(
                 forward,
@@ -240,29 +244,9 @@ def train_step(
                 ddp_forward=ddp_forward,
                 reduce=distributed.mean_of,
             )
+        objective.remember()
         sums = {name: weight * value + sums.get(name, 0) for name, value in terms.items()}
     return sums
-
-
-def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The images of an index as this epoch sees them, and their labels: soft ones where images are mixed.
-
-    The other image is any of the training images, so that mixing does not depend on the batch or rank either.
-    """
-    seed, epoch, augment = state.recipe.seed, state.progress.epoch, state.recipe.data.augment
-
-    def seen(rows: Tensor) -> tuple[Tensor, Tensor]:
-        batch = images[rows.to(images.y.device)].to(state.device)
-        return state.floats(augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), rows))), batch.y
-
-    x, y = seen(index)
-    if augment.mix == "none":
-        return x, y
-    draws = ImageStreams(derive_seed(seed, PARTNERS, epoch), index)
-    other, y_other = seen(draws.integers(len(images), 1)[:, 0])
-    x, share = augment.mixed(x, other, draws)
-    hard, hard_other = (nn.functional.one_hot(labels, len(state.data.classes)).to(x.dtype) for labels in (y, y_other))
-    return x, share * hard + (1 - share) * hard_other
 
 
 def learning_rate(state: TrainState, step: int, steps: int) -> float:
@@ -299,11 +283,16 @@ def close_epoch(state: TrainState) -> None:
     refuse_non_finite(state)
     swa, average = recipe.average, state.average
     if isinstance(swa, SWA) and average is not None and not progress.closed:
-        begun = int(average.n_averaged) > 0  # it then goes on, also when the run is made longer and the start moves
-        if begun or progress.epoch + 1 > swa.start * recipe.epochs:
-            average.update_parameters(state.model)
+        follow(state, begins=progress.epoch + 1 > swa.start * recipe.epochs)
+        if state.averaging:
             estimate_statistics(average.module, state)
     progress.closed = True
+
+
+def follow(state: TrainState, *, begins: bool) -> None:
+    """Update the average of the weights if it has begun, or begins now."""
+    if state.average is not None and (begins or state.averaging):
+        state.average.update_parameters(state.model)
 
 
 def estimate_statistics(model: nn.Module, state: TrainState) -> None:

@@ -14,7 +14,7 @@ from rattle.data import Dataset, to_float
 from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
 from rattle.models import check_width, find_head, load_weights
-from rattle.objectives.base import Remembers
+from rattle.objectives.base import Objective, Remembers, RemembersClasses
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, distributed
@@ -26,7 +26,7 @@ from rattle.training.optimizers import make_optimizer
 from rattle.training.teachers import along, network_recipe, teachers_of
 from rattle.weights import eval_mode
 
-INIT = 4  # what a derived seed is for; loop.py has the others
+ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS = range(7)  # what a derived seed is for; LAYERS: dropout etc.
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class TrainState:
     teachers: dict[str, nn.Module] = field(default_factory=dict)  # the networks that the objective learns from
     sources: Mapping[str, Path] = field(default_factory=dict)  # the weights of those that were trained first
     teacher_optimizer: torch.optim.Optimizer | None = None  # of those that are trained along
-    memory: dict[str, Tensor] = field(default_factory=dict)  # what the objective remembers of each image
+    memory: dict[str, Tensor] = field(default_factory=dict)  # what the objective remembers of each image or class
     shared: dict[str, Tensor] = field(default_factory=dict)  # the memory when all ranks last had the same
 
     @property
@@ -115,16 +115,27 @@ class TrainState:
         return [each for each in (self.optimizer, self.teacher_optimizer) if each is not None]
 
     def share_memory(self) -> None:
-        """Give every rank what the others remembered: each changed the rows of its own images since the last call."""
+        """Give every rank what the others remembered: each changed the rows of its own images since the last call.
+
+        What nobody changed stays, and what somebody did is taken over bit for bit: sharing more often changes nothing.
+        """
+        if not distributed.active():
+            return
         for name, before in self.shared.items():
-            self.memory[name].copy_(before + distributed.total(self.memory[name] - before))
+            changed = torch.where(self.memory[name] == before, -torch.inf, self.memory[name])
+            found = distributed.highest(changed)
+            self.memory[name].copy_(torch.where(found == -torch.inf, before, found))
         self.shared = {name: value.clone() for name, value in self.memory.items()}
 
     @property
     def eval_model(self) -> nn.Module:
         """The weights that count: the average once it holds something, else the model itself."""
-        started = self.average is not None and int(self.average.n_averaged) > 0
-        return self.average.module if self.average is not None and started else self.model
+        return self.average.module if self.average is not None and self.averaging else self.model
+
+    @property
+    def averaging(self) -> bool:
+        """Whether the average has begun; it then goes on, also when the run is made longer and its start moves."""
+        return self.average is not None and int(self.average.n_averaged) > 0
 
     @property
     def device(self) -> torch.device:
@@ -170,18 +181,34 @@ def init_state(
         if device.type != "cuda":
             raise RattleError(f"batch-norm sync needs GPUs, this is {device.type}: use --batch-norm held or local")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model = model.to(memory_format=layout)  # type: ignore[call-overload]
+    model = with_momentum(model.to(memory_format=layout), recipe.batch_norm_momentum)  # type: ignore[call-overload]
     average = recipe.average.averaged(model) if recipe.average else None
     state = TrainState(recipe, data, model, make_optimizer(recipe, model), average, Progress(), layout)
     add_teachers(state, sources or {})
     if len(state.along):
         state.teacher_optimizer = make_optimizer(recipe, state.along)
-    if isinstance(recipe.objective, Remembers):
-        state.memory = {k: v.to(device) for k, v in recipe.objective.initial_memory(len(data.train)).items()}
-        state.share_memory()
+    state.memory = {name: value.to(device) for name, value in first_memory(recipe.objective, data).items()}
+    state.shared = {name: value.clone() for name, value in state.memory.items()}
     if module is not None and recipe.on_divergence == "rollback":
         state.initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return state
+
+
+def with_momentum(model: nn.Module, momentum: float | None) -> nn.Module:
+    """The model, with that momentum in its BatchNorm layers if one is given."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if momentum is not None and not norms:
+        raise RattleError("batch-norm-momentum does nothing: the network has no BatchNorm layer")
+    for module in norms if momentum is not None else ():
+        module.momentum = momentum
+    return model
+
+
+def first_memory(objective: Objective, data: Dataset) -> dict[str, Tensor]:
+    """What the objective remembers before it saw anything."""
+    images = objective.initial_memory(len(data.train)) if isinstance(objective, Remembers) else {}
+    classes = objective.initial_class_memory(len(data.classes)) if isinstance(objective, RemembersClasses) else {}
+    return images | classes
 
 
 def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:

@@ -15,12 +15,13 @@ from rattle.runs.progress import Console
 from rattle.training.signals import StoppedBySignal
 from rattle.weights import Noise
 
-ALONG = "along"  # in place of a method's name: trained by the objective itself
+ALONG, AVERAGE = "along", "average"  # in place of a method's name: trained by the objective itself; the run's average
 
 
 def teachers_of(objective: Objective) -> Mapping[str, tuple[Teacher, str]]:
-    """By name: the teacher, and the method that trains it first or ALONG."""
-    return objective.teachers if isinstance(objective, HasTeachers) else {}
+    """By name: the teacher, and the method that trains it first or ALONG; without AVERAGE, no network of its own."""
+    named = objective.teachers if isinstance(objective, HasTeachers) else {}
+    return {name: teacher for name, teacher in named.items() if teacher[1] != AVERAGE}
 
 
 def along(objective: Objective) -> list[str]:
