@@ -6,9 +6,10 @@ from torch import Tensor, nn
 
 from rattle.attacks import PGD
 from rattle.data import Images
+from rattle.objectives.base import Memory, Moment, StepContext
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
-from rattle.training.state import PARTNERS, PIXELS, TrainState
+from rattle.training.state import ATTACK, PARTNERS, PIXELS, TrainState
 
 
 def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,6 +31,18 @@ def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor,
     x, share = augment.mixed(x, other, draws)
     hard, hard_other = (nn.functional.one_hot(labels, len(state.data.classes)).to(x.dtype) for labels in (y, y_other))
     return x, share * hard + (1 - share) * hard_other
+
+
+def context_of(state: TrainState, index: Tensor) -> StepContext:
+    """What a step on the images of an index knows besides them."""
+    recipe, progress = state.recipe, state.progress
+    return StepContext(
+        moment=Moment(epoch=progress.epoch, epochs=recipe.epochs, step=progress.step),
+        draws=ImageStreams(derive_seed(recipe.seed, ATTACK, progress.epoch), index),
+        memory=Memory(state.memory, index),
+        classes=len(state.data.classes),
+        teachers=state.teachers,
+    )
 
 
 def grown(recipe: Recipe, epoch: int) -> PGD:

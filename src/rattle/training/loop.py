@@ -21,8 +21,8 @@ from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.forward import PairedForward
-from rattle.objectives.base import Memory, Moment, StepContext, now
-from rattle.randomness import ImageStreams, derive_seed
+from rattle.objectives.base import now
+from rattle.randomness import derive_seed
 from rattle.recipes.catalog import resolve
 from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
@@ -31,13 +31,12 @@ from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.runs.source import own_source
-from rattle.training.batches import augmented, grown
+from rattle.training.batches import augmented, context_of, grown
 from rattle.training.given import Given, as_begun, take
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.ranks import average_statistics, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import (
-    ATTACK,
     LAYERS,
     ORDER,
     WEIGHTS,
@@ -216,16 +215,12 @@ def train_step(
     """
     recipe, progress, device = state.recipe, state.progress, state.device
     seed, epoch, sums = recipe.seed, progress.epoch, {}
-    moment = Moment(epoch=epoch, epochs=recipe.epochs, step=progress.step)
     parts = index.to(device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
         weight, (x, y) = len(part) / len(index), augmented(state, images, part)
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
-        private = ImageStreams(derive_seed(seed, ATTACK, epoch), part)
-        memory = Memory(state.memory, part)
-        classes, teachers = len(state.data.classes), state.teachers
-        context = StepContext(moment=moment, draws=private, memory=memory, classes=classes, teachers=teachers)
+        context = context_of(state, part)
         objective, attack, prepare = now(recipe.objective, grown(recipe, epoch), context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(
@@ -237,7 +232,7 @@ def train_step(
                 objective=objective,
                 awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
                 shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
-                private=private,
+                private=context.draws,
                 prepare=prepare,
                 noise_samples=recipe.noise_samples,
                 weight=weight,
