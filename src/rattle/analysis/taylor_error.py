@@ -43,6 +43,11 @@ class Remainder:
     second: float  # remainder after the second order, relative to the change
 
 
+def check_draws(draws: int, sigmas: Sequence[float]) -> None:
+    if draws < 1 or not sigmas or any(sigma <= 0 for sigma in sigmas):
+        raise RattleError(f"draws must be >= 1 and every sigma > 0, got {draws} and {list(sigmas)}")
+
+
 def remainders(
     model: nn.Module,
     x: Tensor,
@@ -59,8 +64,7 @@ def remainders(
     `noise` says which weights move; `batch_statistics` lets BatchNorm normalise by the batch, as in training, instead
     of by its running statistics; `progress` is called after each sigma of each draw.
     """
-    if draws < 1 or any(sigma <= 0 for sigma in sigmas):
-        raise RattleError(f"draws must be >= 1 and every sigma > 0, got {draws} and {list(sigmas)}")
+    check_draws(draws, sigmas)
     model, x = copy.deepcopy(model).double(), x.double()
     unit = Noise(sigma=1.0, where=noise.where if noise else "matrices")
     sums = torch.zeros(len(sigmas), 3, dtype=torch.float64)
