@@ -42,9 +42,21 @@ _rattle() {
 }
 complete -o default -F _rattle rattle
 """
-ZSH = '#compdef rattle\n# Put into ~/.zshrc: eval "$(rattle completion zsh)"\nautoload -U +X compinit && compinit\n'
-ZSH += "autoload -U +X bashcompinit && bashcompinit\n"
-FISH = "# Completion of rattle: rattle completion fish > ~/.config/fish/completions/rattle.fish\n"
+ZSH = """#compdef rattle
+# Put into ~/.zshrc: eval "$(rattle completion zsh)"
+(( $+functions[compdef] )) || { autoload -U +X compinit && compinit }
+autoload -U +X bashcompinit && bashcompinit
+"""
+FISH = """# Completion of rattle: rattle completion fish > ~/.config/fish/completions/rattle.fish
+function __rattle_is  # the command, which may also be the name of a folder later in the line
+  set -l words (commandline -opc)
+  test "$words[2]" = "$argv[1]"
+end
+function __rattle_after  # the last option
+  set -l options (string match -- "--*" (commandline -opc))
+  test "$options[-1]" = "$argv[1]"
+end
+"""
 RUNS = "(for file in */recipe.yaml */*/recipe.yaml; string replace /recipe.yaml '' $file; end)"
 
 
@@ -100,8 +112,9 @@ def fish() -> str:
     lines = [
         f"complete -c rattle -n __fish_use_subcommand -f -a {name} -d {about!r}" for name, about in COMMANDS.items()
     ]
+    lines.append(f"complete -c rattle -n '__rattle_after --attacks' -f -a '{' '.join(names.attacks())}'")  # any number
     for command in COMMANDS:
-        after = f"complete -c rattle -n '__fish_seen_subcommand_from {command}'"
+        after = f"complete -c rattle -n '__rattle_is {command}'"
         lines.append(f'{after} -a "{" ".join(firsts().get(command, []))} {RUNS}"'.replace("$", "\\$"))
         for option in options_of(command):
             words = values().get(option)
