@@ -39,6 +39,7 @@ CASES = {
     "evaluate X --attacks pgd20 autoattack-p": ["autoattack-plus"],
     "train X --model mob": ["mobilenetv2"],
     "report train --o": ["--out"],
+    "train custom --meth": ["--method"],
     "data g": ["get"],
     "completion z": ["zsh"],
 }

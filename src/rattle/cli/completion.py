@@ -79,6 +79,8 @@ def options_of(command: str) -> list[str]:
     modules = ["sweep", "train"] if command == "sweep" else [command]
     classes = ["Get", "Show"] if command == "data" else ["Options"]
     found = [option for module in modules for name in classes for option in names.options(f"rattle.cli.{module}", name)]
+    if command == "train":
+        found += [f"--{name}" for name in names.keys("rattle.cli.custom", "OWN")]
     return list(dict.fromkeys([*(option for option in found if not option.endswith("*")), "--help"]))
 
 

@@ -48,6 +48,6 @@ def main(args: list[str]) -> None:
         for row in remainders
     ]
     columns = ["images", "sigma", "change of g", "after 1st", "after 2nd"]
-    print_table(columns, rows, title=f"{found['recipe']}: remainders")
+    print_table(columns, rows, title=f"{found['name']}: remainders")
     print("change = |g(w+u) - g(w)| / |g(w)|; remainders are relative to that change: 1 is g(w) alone, less is better.")
     print(f"plot: {pictures[0]}")

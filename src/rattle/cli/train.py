@@ -135,6 +135,8 @@ def read(args: list[str]) -> tuple[Options, str, dict[str, Any]]:
         raise RattleError(f"the recipe comes first: rattle train RECIPE {args[0]} ...")
     text, rest = args[0], args[1:]
     if text == "custom":
+        if {"-h", "--help"} & {*rest}:
+            print(custom.USAGE)
         base, rest = custom.recipe_of(rest)
     else:
         base = resolve(text)

@@ -63,7 +63,7 @@ def target_from_checkpoint(
     other = Data(name=data, root=own.root, resize=own.resize) if data else own
     source = other.source()
     return Target(
-        name=f"{recipe.name}, seed {recipe.seed}" if recipe.seed else recipe.name,
+        name=recipe.with_seed(recipe.name),
         model=load_model(saved, averaged=averaged),
         test=source.test,
         classes=saved.classes,
