@@ -6,7 +6,7 @@ bit, also after an exception: from copies, because adding and then subtracting r
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -71,24 +71,55 @@ class Noise:
     """u ~ N(0, sigma^2) on the weights (paper, Section 4)."""
 
     sigma: float = 0.01  # standard deviation of u: 0.01 in the paper, 1e-4 in the authors' release, 0 for none
-    where: Literal["matrices", "convolutions"] = "matrices"  # which weights get it: all with ndim > 1 | only ndim 4
+    where: Literal["matrices", "convolutions", "conv-names"] = "matrices"  # all with ndim > 1 | ndim 4 | *conv*.weight
+    scale: Literal["absolute", "filter"] = "absolute"  # sigma itself | sigma times the rms of each filter's weights
+    inner: float | None = None  # sigma of the inner step alone
+    outer: float | None = None  # sigma of the outer step alone, in the readings that draw u there
 
     def __post_init__(self) -> None:
         check_choices(self, "noise")
-        if not self.sigma >= 0:
-            raise RattleError(f"noise.sigma must be >= 0, got {self.sigma}")
+        for name in ("sigma", "inner", "outer"):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise RattleError(f"noise.{name} must be >= 0, got {value}")
+
+    def at(self, step: Literal["inner", "outer"]) -> "Noise":
+        """The noise of one of the two steps.
+
+        >>> Noise(sigma=0.01, inner=0.0).at("inner").sigma, Noise(sigma=0.01, inner=0.0).at("outer").sigma
+        (0.0, 0.01)
+        """
+        own = self.inner if step == "inner" else self.outer
+        return replace(self, sigma=self.sigma if own is None else own, inner=None, outer=None)
+
+    def moves(self, name: str, weight: Tensor) -> bool:
+        """Whether a parameter gets noise; biases and normalisation layers never do."""
+        if self.where == "conv-names":
+            return "conv" in name and weight.ndim > 1
+        return weight.ndim >= (2 if self.where == "matrices" else 4)
+
+    def deviations(self, model: nn.Module) -> dict[str, Tensor]:
+        """The standard deviation of u for each filter (each row of a matrix), [out, 1, ...], by parameter name."""
+        found = {}
+        for name, p in model.named_parameters():
+            if self.sigma and self.moves(name, p):
+                size = p.detach().flatten(1).square().mean(1).sqrt() if self.scale == "filter" else p.new_ones(len(p))
+                found[name] = self.sigma * size.view(-1, *[1] * (p.ndim - 1))
+        return found
 
     def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """One draw of u by parameter name, on the generator's device; biases and normalisation layers get none."""
         if self.sigma == 0:
             return {}
-        ndim = 2 if self.where == "matrices" else 4
         device = generator.device if generator is not None else "cpu"
-        return {
+        u = {
             name: (self.sigma * torch.randn(p.shape, generator=generator, device=device)).to(p)
             for name, p in model.named_parameters()
-            if p.ndim >= ndim
+            if self.moves(name, p)
         }
+        if self.scale == "absolute":
+            return u
+        unit = replace(self, sigma=1.0).deviations(model)
+        return {name: delta * unit[name] for name, delta in u.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,11 +7,12 @@ import pytest
 
 from rattle.cli.main import main
 from rattle.errors import RattleError
-from rattle.objectives import AT
+from rattle.objectives import AT, Taylor, Trades
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.idle import idle_settings, refuse_idle
 from rattle.recipes.recipe import Recipe
 from rattle.training.loop import fit
+from rattle.weights import Noise
 
 TRADES, AWP = get_recipe("digits-linf-cnn-trades"), get_recipe("digits-linf-cnn-trades-awp")
 
@@ -22,6 +23,12 @@ TRADES, AWP = get_recipe("digits-linf-cnn-trades"), get_recipe("digits-linf-cnn-
         (replace(AWP, epochs=5), "awp.warmup 5 outlasts the 5 epochs, so AWP would never begin"),
         (replace(TRADES, head="fc"), "head fc does nothing: only the Taylor terms' readings head and released"),
         (replace(TRADES, epochs=3, evaluate_every=4), "evaluate-every 4 does nothing in 3 epochs"),
+        (replace(TRADES, noise=Noise(sigma=0, scale="filter")), "noise.scale filter does nothing: noise.sigma is 0"),
+        (replace(TRADES, noise=Noise(outer=0.1)), "noise.outer 0.1 does nothing: no u enters the outer step"),
+        (
+            replace(TRADES, objective=Trades(taylor=Taylor(order=2, mode="sampled", eta=0.5)), noise=Noise()),
+            "objective.taylor.eta 0.5 does nothing: mode sampled averages the method's own terms",
+        ),
     ],
 )
 def test_a_setting_that_does_nothing_is_refused_before_anything_is_written(
@@ -40,10 +47,10 @@ def test_named_recipes_are_not_refused() -> None:
 
 def test_what_does_nothing_follows_from_the_recipe() -> None:
     plain, second = idle_settings(TRADES), idle_settings(get_recipe("digits-linf-cnn-trades-awp-2nd"))
-    assert {"objective.taylor.eta", "head", "noise-samples", "noise.where", "awp.*", "average.*"} == {
-        name for name in plain if name != "objective.taylor.mode"
-    }
-    assert set(second) == {"noise-samples", "average.*"}
+    noise = {"noise-samples", "noise.where", "noise.scale", "noise.outer"}
+    assert {"objective.taylor.eta", "head", "awp.*", "average.*"} | noise == set(plain) - {"objective.taylor.mode"}
+    readings = {"objective.taylor.antithetic", "objective.taylor.temperature", "objective.taylor.share"}
+    assert set(second) == {"noise-samples", "noise.outer", "average.*"} | readings
     unseen = replace(TRADES, objective=AT(), data=replace(TRADES.data, val_size=0))
     assert idle_settings(unseen)["evaluate-every"] == "no images are held out (data.val-size 0)"
 

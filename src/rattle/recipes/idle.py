@@ -4,6 +4,7 @@ Not checked by Recipe itself, so that runs which were trained with one still ope
 """
 
 from rattle.errors import RattleError
+from rattle.objectives.taylor_terms import PUBLISHED_ETA, USED_BY
 from rattle.recipes.recipe import Recipe
 
 
@@ -19,10 +20,20 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
         found |= dict.fromkeys((f"objective.taylor.{name}" for name in ("eta", "mode")), "objective.taylor.order is 0")
     if not needs.features:
         found["head"] = "only the Taylor terms' readings head and released look at the network's head"
-    if not needs.sampled:
-        found["noise-samples"] = "only objective.taylor.mode sampled draws u again in the outer step"
-    if recipe.noise.sigma == 0:
-        found["noise.where"] = "noise.sigma is 0"
+    if taylor is not None and taylor.order:
+        found |= {
+            f"objective.taylor.{name}": f"only for mode {' and '.join(modes)}"
+            for name, modes in USED_BY.items()
+            if taylor.mode not in modes
+        }
+    if taylor is not None and taylor.mode == "sampled":
+        found["objective.taylor.eta"] = "mode sampled averages the method's own terms over u and adds none"
+    if not needs.noise:
+        found["noise-samples"] = "only objective.taylor.mode exact, trace and sampled draw u again in the outer step"
+    if not needs.noise and not needs.head_noise:
+        found["noise.outer"] = "no u enters the outer step of this recipe"
+    if recipe.noise.sigma == 0 and not recipe.noise.inner and not recipe.noise.outer:
+        found |= dict.fromkeys(("noise.where", "noise.scale"), "noise.sigma is 0")
     if recipe.awp is None:
         found["awp.*"] = "this recipe moves no weights; --awp.kind AWP, SAM or ASAM does"
     if recipe.average is None:
@@ -34,8 +45,13 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
 
 def refuse_idle(recipe: Recipe) -> Recipe:
     """The recipe; raises RattleError for a setting that was changed and does nothing."""
-    if recipe.head is not None and "head" in (idle := idle_settings(recipe)):
-        raise RattleError(f"head {recipe.head} does nothing: {idle['head']}")
+    idle, noise, taylor = idle_settings(recipe), recipe.noise, getattr(recipe.objective, "taylor", None)
+    eta = None if taylor is None or taylor.eta == PUBLISHED_ETA.get(taylor.order) else taylor.eta  # that of its name
+    scale = None if noise.scale == "absolute" else noise.scale
+    set_ones = {"head": recipe.head, "noise.outer": noise.outer, "noise.scale": scale, "objective.taylor.eta": eta}
+    for name, value in set_ones.items():
+        if value is not None and name in idle:
+            raise RattleError(f"{name} {value} does nothing: {idle[name]}")
     if recipe.awp and recipe.awp.warmup >= recipe.epochs:
         kind = type(recipe.awp).__name__
         raise RattleError(

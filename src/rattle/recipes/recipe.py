@@ -82,9 +82,11 @@ class Recipe:
     init: str | None = None  # weights, a checkpoint or a run to start from; a head for other classes is left fresh
     head: str | None = None  # name of the linear head; the linear layer whose output are the logits when not given
     attack: PGD = field(default_factory=PGD)  # the inner maximisation
-    noise: Noise = field(default_factory=Noise)  # u on the weights during the inner maximisation
+    noise: Noise = field(
+        default_factory=Noise
+    )  # u on the weights: in the inner maximisation, and in readings that draw it in the outer step
     objective: Objective = field(default_factory=Trades)  # the outer minimisation
-    noise_samples: int = 1  # samples of u in the outer step (reading sampled)
+    noise_samples: int = 1  # samples of u in the outer step (readings exact, trace and sampled)
     awp: AWP | SAM | ASAM | None = None  # weights moved to where the loss is worse: AWP, or SAM or ASAM in its place
     average: SWA | EMA | None = None  # weight averaging
     optimizer: SGD | AdamW = field(default_factory=SGD)
@@ -111,10 +113,14 @@ class Recipe:
         for name in ("epochs", "batch_size", "evaluate_every", "noise_samples", "accumulate"):
             if getattr(self, name) < 1:
                 raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
-        if self.noise_samples > 1 and not self.objective.needs.sampled:
-            raise RattleError("noise-samples > 1 does nothing without objective.taylor.mode sampled")
-        if self.objective.needs.noise and self.noise.sigma == 0:
-            raise RattleError("objective.taylor.mode exact and sampled are taken along u: they need noise.sigma > 0")
+        needs = self.objective.needs
+        if self.noise_samples > 1 and not needs.noise:
+            raise RattleError("noise-samples > 1 does nothing without objective.taylor.mode exact, trace or sampled")
+        if (needs.noise or needs.head_noise) and self.noise.at("outer").sigma == 0:
+            raise RattleError(
+                "objective.taylor.mode exact, trace, head-noise and sampled are taken along u: "
+                "they need noise.sigma or noise.outer > 0"
+            )
 
     @property
     def method(self) -> str:

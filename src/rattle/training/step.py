@@ -13,7 +13,7 @@ from torch import Tensor
 from rattle.attacks import Attack
 from rattle.forward import Outputs, PairedForward
 from rattle.objectives import Objective
-from rattle.objectives.base import Batch, same, total
+from rattle.objectives.base import Batch, mixed_terms, same, total
 from rattle.randomness import ImageStreams
 from rattle.weights import ASAM, AWP, SAM, Noise, frozen_bn_stats, perturbed
 
@@ -45,12 +45,12 @@ def step(
     """
     model = forward.model
     # Sample u ~ N(0, sigma^2) and generate the adversarial examples at w + u.
-    with perturbed(model, noise(model, generator=shared)):
+    with perturbed(model, noise.at("inner")(model, generator=shared)):
         x_adv = attack(model, x, y, generator=private)
     batch = prepare(Batch(x=x, x_adv=x_adv, y=y))
     # The readings that average over u in the outer step draw it afresh, the same for x and x'.
-    u = tuple(noise(model, generator=shared) for _ in range(noise_samples)) if forward.spec.noise else ()
-    terms_of = partial(objective, y=batch.y, reduce=lambda rows: reduce({"rows": rows})["rows"])
+    u = forward.draws(noise.at("outer"), noise_samples, generator=shared)
+    terms_of = partial(mixed_terms, objective, y=batch.y, share=forward.spec.share, reduce=reduce)
     # Optimise at w or, with AWP or SAM, at the worst w + v nearby; w is restored before the optimizer steps.
     images = batch.x, batch.x_adv, u, batch.extra
     v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(*images)))))) if awp else {}
