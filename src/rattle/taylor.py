@@ -9,7 +9,7 @@ Pure mathematics: no rank, no optimiser, no settings.
 
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ def head_noise_trace(h: Tensor, h_adv: Tensor, z: Tensor, z_adv: Tensor, varianc
     return ((by_z + square_adv * q * (1 - q)) * variance).sum(1)
 
 
-def elementary_norm(x: Tensor, dims: Sequence[int], eps: float) -> Tensor:
+def elementary_norm(x: Tensor, dims: list[int], eps: float) -> Tensor:
     """x less its mean, over its deviation, by operations whose derivatives of every order are right."""
     centred = x - x.mean(dims, keepdim=True)
     return centred / (centred.square().mean(dims, keepdim=True) + eps).sqrt()

@@ -121,6 +121,8 @@ class Recipe:
                 "objective.taylor.mode exact, trace, head-noise and sampled are taken along u: "
                 "they need noise.sigma or noise.outer > 0"
             )
+        if needs.head_noise and self.noise.where != "matrices":
+            raise RattleError(f"objective.taylor.mode head-noise: noise.where {self.noise.where} leaves out the head")
 
     @property
     def method(self) -> str:

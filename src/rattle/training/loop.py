@@ -38,6 +38,7 @@ from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import Diverged, LossMeter, TrainState, init_state, refuse_non_finite, restore, save
 from rattle.training.step import step
 from rattle.training.teachers import train_teachers
+from rattle.training.term_weights import weighed
 from rattle.weights import EMA, SWA
 
 ORDER, PIXELS, ATTACK, WEIGHTS, _INIT, LAYERS = range(6)  # what a derived seed is for; LAYERS: dropout and the like
@@ -220,7 +221,7 @@ def train_step(
                 batch.y,
                 attack=attack,
                 noise=recipe.noise,
-                objective=objective,
+                objective=weighed(objective, forward.model, state),
                 awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
                 shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
                 private=private,
@@ -292,6 +293,7 @@ def epoch_metrics(state: TrainState, steps: int, request: Request) -> dict[str, 
         "lr": learning_rate(state, progress.step - 1, steps),
         "loss": sum(progress.sums.values()) / steps,
         **{name: value / steps for name, value in progress.sums.items()},
+        **progress.term_weights,
     }
     due = metrics["epoch"] % recipe.evaluate_every == 0 or metrics["epoch"] == recipe.epochs
     if due and state.data.val is not None:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rattle.attacks import Attack
 from rattle.forward import Outputs, PairedForward
-from rattle.objectives import Objective
 from rattle.objectives.base import Batch, mixed_terms, same, total
 from rattle.randomness import ImageStreams
 from rattle.weights import ASAM, AWP, SAM, Noise, frozen_bn_stats, perturbed
@@ -25,7 +24,7 @@ def step(
     *,
     attack: Attack,
     noise: Noise,
-    objective: Objective,
+    objective: Callable[..., dict[str, Tensor]],
     awp: AWP | SAM | ASAM | None,
     shared: torch.Generator,
     private: ImageStreams,
