@@ -1,8 +1,9 @@
 """The forward passes that an objective is computed from: at x and at x', with what the Taylor terms need of each."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,9 @@ from torch.func import functional_call
 from rattle.errors import RattleError
 from rattle.losses import logits_in
 from rattle.taylor import directional
-from rattle.weights import Noise, frozen_bn_stats
+from rattle.weights import Noise, frozen_bn_stats, repeated_bn_updates
 
+Statistics = Literal["ca", "caacacac"]
 Pairs = tuple[tuple[Tensor, Tensor], ...]  # (at x, at x'), each [n, C]
 
 
@@ -26,6 +28,7 @@ class ForwardSpec:
     sampled: bool = False  # the logits at w + u (reading sampled)
     antithetic: bool = False  # and at w - u
     share: float = 1.0  # of the loss at w + u; the rest is at w (reading sampled)
+    statistics: Statistics = "ca"  # the moves of BatchNorm's running statistics: c towards those of x, a towards x'
     head_noise: bool = False  # how large u is on the head (reading head-noise)
     taught_clean: tuple[str, ...] = ()  # the teachers whose logits at x it needs
     taught_adv: tuple[str, ...] = ()  # and at x'
@@ -81,8 +84,9 @@ class PairedForward(nn.Module):
         """`u` are draws of the weight noise, for the readings that average over it in the outer step, or its deviation
         in the place of a draw (head-noise); `extra` images are looked at too."""
         spec = self.spec
-        features, logits = self.features_and_logits(x) if spec.clean else (None, None)
-        features_adv, logits_adv = self.features_and_logits(x_adv)
+        with nullcontext() if spec.statistics == "ca" else repeated_bn_updates(self.model, spec.statistics):
+            features, logits = self.features_and_logits(x) if spec.clean else (None, None)
+            features_adv, logits_adv = self.features_and_logits(x_adv)
         derivatives, sampled = (), ()
         if spec.derivatives:
             at_x, at_x_adv = (self.derivatives_at(part, u) for part in (x, x_adv))

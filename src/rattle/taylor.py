@@ -46,21 +46,21 @@ def head_curvature(features: Tensor, logits: Tensor) -> Tensor:
         return (p * (1 - p) * features.sum(1, keepdim=True).square()).mean(0)
 
 
-def soft_targets(gap: Tensor) -> Tensor:
+def soft_targets(gap: Tensor, mass: float | None = None) -> Tensor:
     """One row of soft labels for each class, [C, C], from the gap [C] between clean and adversarial values (App. D).
 
-    Row k spreads c = 1 - 2/C over the other classes in proportion to the shifted gap (its row k if it is [C, C]) and
-    keeps 1 - c for k (0.8 / 0.2 for 10 classes, 0.98 / 0.02 for 100). Where no other class has any gap the row is
-    uniform. Two classes give c = 0: the rows are hard labels, and the Taylor terms become cross-entropies.
+    Row k spreads the mass c, 1 - 2/C when not given, over the other classes in proportion to the shifted gap (its row k
+    if it is [C, C]) and keeps 1 - c for k (0.8 / 0.2 for 10 classes, 0.98 / 0.02 for 100). Where no other class has any
+    gap the row is uniform. Two classes give c = 0: hard labels, and the Taylor terms become cross-entropies.
     """
     classes = gap.shape[-1]
-    c = 1 - 2 / classes
+    c = 1 - 2 / classes if mass is None else mass
     shifted = (gap - gap.amin(-1, keepdim=True)).expand(classes, classes)
     others = shifted * (1 - torch.eye(classes, device=gap.device, dtype=gap.dtype))
-    mass = others.sum(1, keepdim=True)
+    all_others = others.sum(1, keepdim=True)
     uniform = torch.full_like(others, 1 / max(classes - 1, 1))
     tiny = torch.finfo(gap.dtype).tiny  # below it a quotient of floats is no share any more
-    rows = torch.where(mass >= tiny, others / mass.clamp_min(tiny), uniform) * c
+    rows = torch.where(all_others >= tiny, others / all_others.clamp_min(tiny), uniform) * c
     return rows.fill_diagonal_(1 - c)
 
 

@@ -66,6 +66,41 @@ def frozen_bn_stats(model: nn.Module) -> Iterator[None]:
             module.running_mean, module.running_var, module.num_batches_tracked = mean, var, count
 
 
+@contextmanager
+def repeated_bn_updates(model: nn.Module, order: str) -> Iterator[None]:
+    """Of a body that runs the model at x and then at x': BatchNorm's running statistics move as if it had done so in
+    the given order, such as "caacacac" (c: at x, a: at x'). The weights being the same, each move interpolates."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
+    kept = [(m, m.momentum, dict(m.named_buffers())) for m in norms]
+    seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {m: [] for m in norms}
+    hooks = [m.register_forward_hook(lambda m, *_: seen[m].append(copies_of(m))) for m in norms]
+    for module, _, buffers in kept:  # autograd keeps what the forward passes saw: the buffers themselves move later
+        module.momentum = 1.0  # statistics become those of the batch itself
+        for name, buffer in buffers.items():
+            setattr(module, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for (module, momentum, buffers), hook in zip(kept, hooks, strict=True):
+            hook.remove()
+            module.momentum = momentum
+            for name, buffer in buffers.items():
+                setattr(module, name, buffer)
+    for module, momentum, buffers in kept:
+        half = len(seen[module]) // 2  # more than one, if a network uses a layer more than once
+        batches = {"c": seen[module][:half], "a": seen[module][half:]}
+        for mean, var in (each for which in order for each in batches[which]):
+            buffers["num_batches_tracked"] += 1
+            factor = 1 / float(buffers["num_batches_tracked"]) if momentum is None else momentum
+            buffers["running_mean"].copy_(factor * mean + (1 - factor) * buffers["running_mean"])
+            buffers["running_var"].copy_(factor * var + (1 - factor) * buffers["running_var"])
+
+
+def copies_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """A BatchNorm layer's running mean and variance."""
+    return norm.get_buffer("running_mean").clone(), norm.get_buffer("running_var").clone()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
     """u ~ N(0, sigma^2) on the weights (paper, Section 4)."""
@@ -132,9 +167,14 @@ class AWP:
     holds_statistics: ClassVar[bool] = False  # BatchNorm's running statistics are those of w + v
     gamma: float = 0.005  # gamma: ||v|| over ||w||; 0.005 on TRADES, 0.01 on AT
     warmup: int = 10  # epochs before it starts; 10 on TRADES, 0 on AT
+    climbs: Literal["loss", "plain"] = "loss"  # the whole loss | without Taylor terms, clean weight 1: the release
+    decay: float = 0.0  # weight decay of v, added to the gradient; the optimizer's makes it that of w + v: the release
 
     def __post_init__(self) -> None:
+        check_choices(self, "awp")
         check_perturbation("gamma", self.gamma, self.warmup)
+        if not self.decay >= 0:
+            raise RattleError(f"awp.decay must be >= 0, got {self.decay}")
 
     def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
         """d, for every tensor with ndim > 1 that the loss depends on."""
@@ -192,6 +232,24 @@ class ASAM:
         t = {name: weights[name].abs() + self.eta if name in weights else 1.0 for name in gradients}
         scale = self.rho / (get_total_norm([t[name] * d for name, d in gradients.items()]) + 1e-12)
         return {name: t[name] * t[name] * d * scale for name, d in gradients.items()}
+
+
+def worst(
+    awp: AWP | SAM | ASAM | None,
+    model: nn.Module,
+    loss: Callable[[], Tensor],
+    reduce: Callable[[Delta], dict[str, Tensor]],
+) -> dict[str, Tensor]:
+    """v, the move to where the loss is worse; none without AWP, SAM or ASAM. `reduce` averages tensors over ranks."""
+    return awp(model, reduce(awp.gradients(model, loss))) if awp else {}
+
+
+def add_decay(model: nn.Module, v: Delta, decay: float) -> None:
+    """Add decay times v to the gradients."""
+    for name, delta in v.items() if decay else ():
+        gradient = model.get_parameter(name).grad
+        assert gradient is not None, "v comes from gradients"
+        gradient.add_(delta, alpha=decay)
 
 
 def check_perturbation(name: str, size: float, warmup: int) -> None:

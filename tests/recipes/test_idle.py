@@ -24,6 +24,8 @@ TRADES, AWP = get_recipe("digits-linf-cnn-trades"), get_recipe("digits-linf-cnn-
         (replace(TRADES, head="fc"), "head fc does nothing: only the Taylor terms' readings head and released"),
         (replace(TRADES, epochs=3, evaluate_every=4), "evaluate-every 4 does nothing in 3 epochs"),
         (replace(TRADES, noise=Noise(sigma=0, scale="filter")), "noise.scale filter does nothing: noise.sigma is 0"),
+        (replace(TRADES, attack=replace(TRADES.attack, box_first=True)), "attack.box-first True does nothing: only in"),
+        (replace(AWP, awp=replace(AWP.awp, climbs="plain")), "awp.climbs plain does nothing: without Taylor terms"),
         (replace(TRADES, noise=Noise(outer=0.1)), "noise.outer 0.1 does nothing: no u enters the outer step"),
         (
             replace(TRADES, objective=Trades(taylor=Taylor(order=2, mode="sampled", eta=0.5)), noise=Noise()),
@@ -48,9 +50,10 @@ def test_named_recipes_are_not_refused() -> None:
 def test_what_does_nothing_follows_from_the_recipe() -> None:
     plain, second = idle_settings(TRADES), idle_settings(get_recipe("digits-linf-cnn-trades-awp-2nd"))
     noise = {"noise-samples", "noise.where", "noise.scale", "noise.outer"}
-    assert {"objective.taylor.eta", "head", "awp.*", "average.*"} | noise == set(plain) - {"objective.taylor.mode"}
-    readings = {"objective.taylor.antithetic", "objective.taylor.temperature", "objective.taylor.share"}
-    assert set(second) == {"noise-samples", "noise.outer", "average.*"} | readings
+    others = {"objective.taylor.mode", "objective.taylor.eta", "head", "awp.*", "average.*", "attack.box-first"}
+    assert set(plain) == noise | others
+    readings = {f"objective.taylor.{name}" for name in ("antithetic", "temperature", "share", "statistics")}
+    assert set(second) == {"noise-samples", "noise.outer", "average.*", "attack.box-first"} | readings
     unseen = replace(TRADES, objective=AT(), data=replace(TRADES.data, val_size=0))
     assert idle_settings(unseen)["evaluate-every"] == "no images are held out (data.val-size 0)"
 

@@ -1,13 +1,13 @@
 """The paper's contribution as settings of an objective: the first- and second-order Taylor terms, in every reading."""
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from rattle.errors import RattleError, check_choices
-from rattle.forward import ForwardSpec, Outputs
+from rattle.forward import ForwardSpec, Outputs, Statistics
 from rattle.losses import kl_of_small, kl_to_target
 from rattle.objectives.base import Reduce, averaged, unreduced
 from rattle.taylor import head_curvature, head_gradient, head_noise_trace, kl_curvature, soft_targets
@@ -16,6 +16,8 @@ Mode = Literal["head", "released", "smoothing", "exact", "trace", "head-noise", 
 SECOND_ORDER = ("trace", "head-noise")  # readings of the second term alone: over u, the first is zero on average
 USED_BY: dict[str, tuple[Mode, ...]] = {  # settings of some readings only
     "second_value": ("head",),
+    "mass": ("head", "released", "smoothing"),
+    "statistics": ("released",),
     "antithetic": ("exact", "sampled"),
     "temperature": ("exact",),
     "share": ("sampled",),
@@ -32,6 +34,8 @@ class Taylor:
     mode: Mode = "head"  # reading of the terms: head | released | smoothing | exact | trace | head-noise | sampled
     second_factor: float = 0.5  # second term's weight over eta; 0.4 in the release's ResNet-18 AWP script
     second_value: Literal["squared", "derivative"] = "squared"  # what it compares (head): r^2 | the second derivative
+    mass: float | None = None  # c, of a soft label on other classes (head, released, smoothing); 1 - 2/C when not given
+    statistics: Statistics = "ca"  # order in which BatchNorm's move, c by x, a by x' (released); 8 in its TRADES script
     antithetic: bool = False  # every u of the outer step comes with -u (exact, sampled)
     temperature: float = 1.0  # that the derivatives of the logits are divided by (exact)
     share: float = 1.0  # of the loss at w + u, the rest at w (sampled): between 0 and 1 it is m-RWP
@@ -64,6 +68,8 @@ class Taylor:
                 )
         if not self.temperature > 0:
             raise RattleError(f"objective.taylor.temperature must be > 0, got {self.temperature}")
+        if self.mass is not None and not 0 <= self.mass <= 1:
+            raise RattleError(f"objective.taylor.mass must lie from 0 to 1, got {self.mass}")
         if not 0 < self.share <= 1:
             raise RattleError(f"objective.taylor.share must be above 0 and at most 1, got {self.share}")
 
@@ -82,6 +88,7 @@ class Taylor:
             sampled=mode == "sampled",
             antithetic=self.antithetic,
             share=self.share,
+            statistics=self.statistics,
             head_noise=mode == "head-noise",
         )
 
@@ -123,7 +130,7 @@ class Taylor:
         """1/2 [KL(T+[y] || p(x')) + KL(T-[y] || p(x))] for |r| and for r^2, r the head gradient's row sums (App. D)."""
         terms = []
         for order, gap in enumerate(self.gaps(outputs, y, reduce), 1):
-            minus, plus = soft_targets(-gap), soft_targets(gap)
+            minus, plus = soft_targets(-gap, self.mass), soft_targets(gap, self.mass)
             if self.mode == "released" and order == 2:
                 plus = minus  # the release's slip: its second-order target for x' comes from the (adv - clean) gap too
             assert outputs.logits is not None
@@ -144,6 +151,12 @@ class Taylor:
         if self.second_value == "derivative" and self.order == 2:
             found[1] = reduce(head_curvature(h, z) - head_curvature(h_adv, z_adv))
         return found[: self.order]
+
+
+def without_taylor(objective: Any) -> Any:
+    """The objective without the paper's terms; its clean term has the weight 1."""
+    changes: dict[str, Any] = {"clean_weight": "one"} if hasattr(objective, "clean_weight") else {}
+    return replace(objective, taylor=Taylor(), **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ Not checked by Recipe itself, so that runs which were trained with one still ope
 from rattle.errors import RattleError
 from rattle.objectives.taylor_terms import PUBLISHED_ETA, USED_BY
 from rattle.recipes.recipe import Recipe
+from rattle.weights import AWP
 
 
 def idle_settings(recipe: Recipe) -> dict[str, str]:
@@ -36,6 +37,11 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
         found |= dict.fromkeys(("noise.where", "noise.scale"), "noise.sigma is 0")
     if recipe.awp is None:
         found["awp.*"] = "this recipe moves no weights; --awp.kind AWP, SAM or ASAM does"
+    taylor_less = taylor is None or taylor.order == 0
+    if isinstance(recipe.awp, AWP) and taylor_less:
+        found["awp.climbs"] = "without Taylor terms, both are the whole loss"
+    if recipe.attack.threat.norm != "l2":
+        found["attack.box-first"] = "only in the l_2 ball does the order of the projections matter"
     if recipe.average is None:
         found["average.*"] = "weights are not averaged; --average.kind EMA or SWA does it"
     if recipe.data.val_size == 0:
@@ -48,7 +54,16 @@ def refuse_idle(recipe: Recipe) -> Recipe:
     idle, noise, taylor = idle_settings(recipe), recipe.noise, getattr(recipe.objective, "taylor", None)
     eta = None if taylor is None or taylor.eta == PUBLISHED_ETA.get(taylor.order) else taylor.eta  # that of its name
     scale = None if noise.scale == "absolute" else noise.scale
-    set_ones = {"head": recipe.head, "noise.outer": noise.outer, "noise.scale": scale, "objective.taylor.eta": eta}
+    climbs = None if getattr(recipe.awp, "climbs", "loss") == "loss" else "plain"
+    box_first = recipe.attack.box_first or None
+    set_ones = {
+        "awp.climbs": climbs,
+        "attack.box-first": box_first,
+        "head": recipe.head,
+        "noise.outer": noise.outer,
+        "noise.scale": scale,
+        "objective.taylor.eta": eta,
+    }
     for name, value in set_ones.items():
         if value is not None and name in idle:
             raise RattleError(f"{name} {value} does nothing: {idle[name]}")

@@ -93,6 +93,7 @@ class Recipe:
     schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)
     epochs: int = 200
     batch_size: int = 128  # n, images in a minibatch
+    drop_last: bool = True  # leave out an epoch's last images where they fill no minibatch; kept in the release
     seed: int = 0  # decides initial weights, order of images, augmentation, u and attack noise
     evaluate_every: int = 1  # epochs between evaluations on the held-out images
     val_attack: PGD = field(default_factory=PGD)  # the short attack that chooses the best checkpoint
@@ -131,6 +132,15 @@ class Recipe:
         average = f", {type(self.average).__name__}" if self.average else ""
         moved = f"-{type(self.awp).__name__}" if self.awp else ""
         return f"{self.objective.title}{moved}{ORDERS[order]}{average}"
+
+    def steps(self, images: int) -> int:
+        """Minibatches of an epoch over that many images.
+
+        >>> Recipe().steps(50_000), Recipe(drop_last=False).steps(50_000)
+        (390, 391)
+        """
+        size = min(self.batch_size, images)
+        return images // size if self.drop_last else -(-images // size)
 
     def to_yaml(self) -> str:
         plain = to_plain(self)

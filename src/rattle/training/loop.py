@@ -22,6 +22,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.forward import PairedForward
 from rattle.objectives.base import Memory, Moment, StepContext, now
+from rattle.objectives.taylor_terms import without_taylor
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.catalog import resolve
 from rattle.recipes.idle import refuse_idle
@@ -90,7 +91,10 @@ def fit(
 def check_start(state: TrainState, log: LogTarget) -> None:
     """Refuse what would stop training at its first step, before anything is written or replaced."""
     check_log(log)
-    shard(torch.arange(min(state.recipe.batch_size, len(state.data.train))))
+    recipe, images = state.recipe, len(state.data.train)
+    shard(torch.arange(min(recipe.batch_size, images)))
+    if not recipe.drop_last:
+        shard(torch.arange(images % recipe.batch_size))
 
 
 def train_or_roll_back(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
@@ -111,7 +115,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     """Train the epochs that are left."""
     recipe, progress = state.recipe, state.progress
     images = on_device(state.data.train, state.device)
-    steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
+    steps = recipe.steps(len(images))
     example = state.floats(images[torch.arange(1)].x.to(state.device))
     forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers)
     title = f"{recipe.method}, seed {recipe.seed}" if recipe.seed else recipe.method
@@ -153,7 +157,8 @@ def train_epoch(
 ) -> None:
     """The steps of one epoch, from where the last one stopped."""
     recipe, progress, meter = state.recipe, state.progress, LossMeter(state.progress.sums, state.device)
-    order = batches(len(images), recipe.batch_size, seed=derive_seed(recipe.seed, ORDER), epoch=progress.epoch)
+    settings = {"seed": derive_seed(recipe.seed, ORDER), "epoch": progress.epoch, "drop_last": recipe.drop_last}
+    order = batches(len(images), recipe.batch_size, **settings)
     shown = progress.step
     state.train_mode()
     for index in list(order)[progress.batch :]:
@@ -223,6 +228,7 @@ def train_step(
                 noise=recipe.noise,
                 objective=weighed(objective, forward.model, state),
                 awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
+                awp_objective=without_taylor(objective) if getattr(recipe.awp, "climbs", "") == "plain" else None,
                 shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
                 private=private,
                 prepare=prepare,

@@ -14,7 +14,7 @@ from rattle.attacks import Attack
 from rattle.forward import Outputs, PairedForward
 from rattle.objectives.base import Batch, mixed_terms, same, total
 from rattle.randomness import ImageStreams
-from rattle.weights import ASAM, AWP, SAM, Noise, frozen_bn_stats, perturbed
+from rattle.weights import ASAM, AWP, SAM, Noise, add_decay, frozen_bn_stats, perturbed, worst
 
 
 def step(
@@ -26,6 +26,7 @@ def step(
     noise: Noise,
     objective: Callable[..., dict[str, Tensor]],
     awp: AWP | SAM | ASAM | None,
+    awp_objective: Callable[..., dict[str, Tensor]] | None = None,
     shared: torch.Generator,
     private: ImageStreams,
     prepare: Callable[[Batch], Batch] = same,
@@ -37,23 +38,22 @@ def step(
     """Compute the gradient of one minibatch: returns the named terms, adds their sum's gradient to every `.grad`.
 
     forward: the model as the objective needs it; x [n, C, H, W] in [0, 1], y [n]: the minibatch. attack, noise,
-    objective, awp: the parts of the method. shared: draws u, the same on every rank. private: draws for each image.
+    objective, awp: the parts of the method. awp_objective: what AWP climbs, if it is not the objective.
+    shared: draws u, the same on every rank. private: draws for each image.
     prepare: what the objective does to the images before it looks at them. noise_samples: draws of u in the outer step.
-    weight: the share of a micro-batch in its minibatch. ddp_forward: `forward` inside the wrapper that averages
-    gradients over ranks. reduce: averages tensors over ranks.
+    weight: a micro-batch's share. ddp_forward: `forward`, averaging gradients over ranks, as `reduce` does tensors.
     """
     model = forward.model
     # Sample u ~ N(0, sigma^2) and generate the adversarial examples at w + u.
     with perturbed(model, noise.at("inner")(model, generator=shared)):
         x_adv = attack(model, x, y, generator=private)
     batch = prepare(Batch(x=x, x_adv=x_adv, y=y))
-    # The readings that average over u in the outer step draw it afresh, the same for x and x'.
-    u = forward.draws(noise.at("outer"), noise_samples, generator=shared)
-    terms_of = partial(mixed_terms, objective, y=batch.y, share=forward.spec.share, reduce=reduce)
+    images = batch.x, batch.x_adv, forward.draws(noise.at("outer"), noise_samples, generator=shared), batch.extra
+    terms_of = partial(mixed_terms, y=batch.y, share=forward.spec.share, reduce=reduce)
     # Optimise at w or, with AWP or SAM, at the worst w + v nearby; w is restored before the optimizer steps.
-    images = batch.x, batch.x_adv, u, batch.extra
-    v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(*images)))))) if awp else {}
+    v = worst(awp, model, lambda: total(terms_of(awp_objective or objective, forward(*images))), reduce)
     with perturbed(model, v), frozen_bn_stats(model) if awp and awp.holds_statistics else nullcontext():
-        terms = terms_of((ddp_forward or forward)(*images))
+        terms = terms_of(objective, (ddp_forward or forward)(*images))
         (weight * total(terms)).backward()
+    add_decay(model, v, weight * awp.decay if isinstance(awp, AWP) else 0.0)
     return {name: value.detach() for name, value in terms.items()}
