@@ -154,6 +154,6 @@ def answer(rows: list[TermRow]) -> str:
     labels = f"; the gaps between classes repeat with correlation {gaps[0]:.2f}" if gaps else ""
     return (
         f"The Taylor terms do {verdict} of their own: their gradient is {row.over_zeroth:.2g} of the zeroth term's, "
-        f"with cosine {row.to_smoothing:.2f} to label smoothing's and {row.to_zeroth:.2f} to the zeroth's; of the rest, "
+        f"with cosine {row.to_smoothing:.2f} to label smoothing's and {row.to_zeroth:.2f} to the zeroth's; of the rest "
         f"what lasts from minibatch to minibatch is {row.lasts:.2g} of the zeroth's{labels}."
     )
