@@ -8,11 +8,12 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim.swa_utils import AveragedModel
 
 from rattle.errors import RattleError
 from rattle.losses import logits_in
 from rattle.taylor import directional
-from rattle.weights import Noise, frozen_bn_stats, repeated_bn_updates
+from rattle.weights import Noise, eval_mode, frozen_bn_stats, repeated_bn_updates
 
 Statistics = Literal["ca", "caacacac"]
 Pairs = tuple[tuple[Tensor, Tensor], ...]  # (at x, at x'), each [n, C]
@@ -60,11 +61,17 @@ class Outputs:
         assert self.logits is not None, "needs() asks for the logits at x"
         return self.sampled or ((self.logits, self.logits_adv),)
 
+    @property
+    def draws_adv(self) -> list[Tensor]:
+        """The same at x' alone."""
+        return [logits_adv for _, logits_adv in self.sampled] or [self.logits_adv]
+
 
 class PairedForward(nn.Module):
     """model(x) and model(x') as one module, so that one forward of a DistributedDataParallel wrapper holds both.
 
-    teachers: further networks whose logits the objective asks for, by name.
+    teachers: further networks whose logits the objective asks for, by name; average: of the model's own weights, the
+    teacher of that name.
     """
 
     def __init__(
@@ -73,10 +80,12 @@ class PairedForward(nn.Module):
         spec: ForwardSpec,
         head: nn.Linear | None = None,
         teachers: Mapping[str, nn.Module] | None = None,
+        average: AveragedModel | None = None,
     ) -> None:
         super().__init__()
         self.model, self.spec, self.teachers = model, spec, nn.ModuleDict(teachers or {})
-        self.head = [head]  # in a list, so that it is not registered a second time as a submodule
+        # In lists, so that they are not registered as submodules: the head is one already, the average is not trained.
+        self.head, self.average = [head], [average]
 
     def forward(
         self, x: Tensor, x_adv: Tensor, u: tuple[Mapping[str, Tensor], ...] = (), extra: Tensor | None = None
@@ -104,10 +113,19 @@ class PairedForward(nn.Module):
             derivatives,
             sampled,
             None if extra is None else self.features_and_logits(extra)[1],
-            {name: at_least_float32(logits_in(self.teachers[name](x))) for name in spec.taught_clean},
-            {name: at_least_float32(logits_in(self.teachers[name](x_adv))) for name in spec.taught_adv},
+            self.taught(spec.taught_clean, x),
+            self.taught(spec.taught_adv, x_adv),
             head_variance=self.head_variance(u[0]) if spec.head_noise else None,
         )
+
+    def taught(self, names: tuple[str, ...], x: Tensor) -> dict[str, Tensor]:
+        """The logits of these teachers; those of the average are missing until it has begun."""
+        found = {n: at_least_float32(logits_in(self.teachers[n](x))) for n in names if n in self.teachers}
+        average = self.average[0]
+        if average is not None and "average" in names and int(average.n_averaged) > 0:
+            with torch.no_grad(), eval_mode(average):
+                found["average"] = at_least_float32(logits_in(average(x)))
+        return found
 
     def draws(self, noise: Noise, samples: int, *, generator: torch.Generator) -> tuple[dict[str, Tensor], ...]:
         """The `u` of a forward pass: fresh draws, the same for x and x'; the deviation of the noise for head-noise."""

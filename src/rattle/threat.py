@@ -18,7 +18,7 @@ def length(delta: Tensor) -> Tensor:
     return delta.flatten(1).norm(dim=1).view(-1, *[1] * (delta.ndim - 1))
 
 
-def shrink_l1(delta: Tensor, room: Tensor, epsilon: float) -> Tensor:
+def shrink_l1(delta: Tensor, room: Tensor, epsilon: float | Tensor) -> Tensor:
     """Nearest point to `delta` with l_1 length <= epsilon and |.| <= room, [n, d] (Croce and Hein 2021, Prop. 2.2).
 
     It is sign(delta) clip(|delta| - t, 0, room); the threshold t is a root of a falling, piecewise linear function,
@@ -61,15 +61,18 @@ class Threat:
         if not self.epsilon >= 0:
             raise RattleError(f"threat.epsilon must be >= 0, got {self.epsilon}")
 
-    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """The nearest point of the ball around x, then of [0, 1] (Algorithm 1); for l_1 of both at once."""
+    def project(self, x_adv: Tensor, x: Tensor, radius: float | Tensor | None = None) -> Tensor:
+        """The nearest point of the ball around x, then of [0, 1] (Algorithm 1); for l_1 of both at once.
+        radius: of the ball in place of epsilon, also one for each image, [n, 1, 1, 1]."""
+        radius = self.epsilon if radius is None else radius
         if self.norm == "linf":
-            return torch.clamp(x_adv, x - self.epsilon, x + self.epsilon).clamp_(0, 1)
+            return torch.clamp(x_adv, x - radius, x + radius).clamp_(0, 1)
         delta = x_adv - x
         if self.norm == "l1":
             room = torch.where(delta > 0, 1 - x, x).flatten(1)
-            return (x + shrink_l1(delta.flatten(1), room, self.epsilon).view_as(x)).clamp_(0, 1)
-        shrink = (self.epsilon / length(delta).clamp_min(1e-12)).clamp_max(1)
+            flat = radius.flatten(1) if isinstance(radius, Tensor) else radius
+            return (x + shrink_l1(delta.flatten(1), room, flat).view_as(x)).clamp_(0, 1)
+        shrink = (radius / length(delta).clamp_min(1e-12)).clamp_max(1)
         return (x + delta * shrink).clamp_(0, 1)
 
     def ascend(self, x_adv: Tensor, gradient: Tensor, step_size: float | Tensor) -> Tensor:
@@ -85,16 +88,16 @@ class Threat:
             )
         return x_adv + step_size * gradient / length(gradient).clamp_min(1e-12)
 
-    def random_start(self, x: Tensor, draws: ImageStreams) -> Tensor:
-        """A point drawn uniformly from the ball around x, clipped to [0, 1]; for l_1 a projected Gaussian."""
-        shape = x.shape[1:]
+    def random_start(self, x: Tensor, draws: ImageStreams, radius: float | Tensor | None = None) -> Tensor:
+        """A point drawn uniformly from the ball around x (radius: see `project`), clipped; l_1: projected Gaussian."""
+        shape, size = x.shape[1:], self.epsilon if radius is None else radius
         if self.norm == "linf":
-            return (x + self.epsilon * (2 * draws.uniform(*shape).to(x.dtype) - 1)).clamp_(0, 1)
+            return (x + size * (2 * draws.uniform(*shape).to(x.dtype) - 1)).clamp_(0, 1)
         direction = draws.normal(*shape).to(x.dtype)
         if self.norm == "l1":
-            return self.project(x + direction, x)
-        radius = draws.uniform(*[1] * len(shape)).to(x.dtype) ** (1 / x[0].numel())
-        return (x + self.epsilon * radius * direction / length(direction).clamp_min(1e-12)).clamp_(0, 1)
+            return self.project(x + direction, x, size)
+        share = draws.uniform(*[1] * len(shape)).to(x.dtype) ** (1 / x[0].numel())
+        return (x + size * share * direction / length(direction).clamp_min(1e-12)).clamp_(0, 1)
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """||x' - x|| of each image, [n]."""

@@ -7,7 +7,7 @@ bit, also after an exception: from copies, because adding and then subtracting r
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -234,16 +234,6 @@ class ASAM:
         return {name: t[name] * t[name] * d * scale for name, d in gradients.items()}
 
 
-def worst(
-    awp: AWP | SAM | ASAM | None,
-    model: nn.Module,
-    loss: Callable[[], Tensor],
-    reduce: Callable[[Delta], dict[str, Tensor]],
-) -> dict[str, Tensor]:
-    """v, the move to where the loss is worse; none without AWP, SAM or ASAM. `reduce` averages tensors over ranks."""
-    return awp(model, reduce(awp.gradients(model, loss))) if awp else {}
-
-
 def add_decay(model: nn.Module, v: Delta, decay: float) -> None:
     """Add decay times v to the gradients."""
     for name, delta in v.items() if decay else ():
@@ -274,8 +264,7 @@ class SWA:
     start: float = 0.275  # fraction of the run after which averaging begins (Chen et al. 2020: epoch 55 of 200)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start < 1:
-            raise RattleError(f"average.start is a fraction of the run, from 0 to below 1, got {self.start}")
+        check_start(self.start)
 
     def averaged(self, model: nn.Module) -> AveragedModel:
         return AveragedModel(model)
@@ -283,13 +272,33 @@ class SWA:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EMA:
-    """Exponential moving average of the weights and BatchNorm statistics, updated at every step."""
+    """Exponential moving average of the weights and BatchNorm statistics, updated at every step.
+
+    >>> [round(EMA(warmup=True).decay_at(t), 3) for t in (0, 8, 10_000)]
+    [0.1, 0.5, 0.995]
+    """
 
     decay: float = 0.995  # share of the old average kept at each step (Gowal et al. 2020)
+    start: float = 0.0  # fraction of the run after which averaging begins (Gowal et al. 2020: 0.025)
+    warmup: bool = False  # t steps after its start at most (1 + t) / (10 + t) is kept (Gowal et al. 2020)
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
             raise RattleError(f"average.decay must be from 0 to below 1, got {self.decay}")
+        check_start(self.start)
+
+    def decay_at(self, t: int) -> float:
+        """The share kept t steps after averaging began."""
+        return min(self.decay, (1 + t) / (10 + t)) if self.warmup else self.decay
 
     def averaged(self, model: nn.Module) -> AveragedModel:
-        return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(self.decay), use_buffers=True)
+        def update(old: Any, new: Any, count: Any) -> None:  # the first of `count` was a copy
+            get_ema_multi_avg_fn(self.decay_at(int(count) - 1))(old, new, count)
+
+        return AveragedModel(model, multi_avg_fn=update, use_buffers=True)
+
+
+def check_start(start: float) -> None:
+    """Refuse what is no fraction of a run."""
+    if not 0 <= start < 1:
+        raise RattleError(f"average.start is a fraction of the run, from 0 to below 1, got {start}")

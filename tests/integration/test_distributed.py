@@ -21,6 +21,8 @@ from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
 from rattle.objectives import Mart, S2OTrades, Taylor, Trades
+from rattle.objectives.hat import HAT
+from rattle.objectives.lbgat import LBGAT
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.checkpoint import Checkpoint, read
@@ -57,6 +59,11 @@ CASES = {
     "S2O": five_steps(0, objective=S2OTrades()),
     "MART, SAM": five_steps(0, objective=Mart(), awp=SAM(rho=0.2)),
     "ASAM order 2": five_steps(2, awp=ASAM()),
+    "a teacher along": five_steps(0, objective=LBGAT()),
+    "held, a teacher along, AWP": five_steps(
+        0, objective=LBGAT(), model="cnn", batch_norm="held", awp=AWP(gamma=0.02, warmup=0)
+    ),
+    "a teacher first": five_steps(0, objective=HAT()),
 }
 
 

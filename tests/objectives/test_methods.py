@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,6 +112,8 @@ TWINS = {
     "standard": standard,
 }
 OWN = [name for name, method in METHODS.items() if type(method.objective).__module__.startswith("rattle.")]
+TEACHERS = {name: torch.eye(6, 4) for name in ("natural", "standard", "robust")}
+BESIDES: Any = {"extra": torch.eye(6, 4), "taught_clean": TEACHERS, "taught_adv": TEACHERS}  # for those that ask
 TAYLOR = [name for name in OWN if hasattr(METHODS[name].objective, "taylor")]
 
 
@@ -123,8 +126,14 @@ def case(classes: int, *, n: int = 12) -> tuple[nn.Module, Tensor, Tensor, Tenso
     return model.train(), torch.rand(n, 1, 4, 4), torch.rand(n, 1, 4, 4), torch.arange(n) * 7 % classes
 
 
+@pytest.mark.parametrize("name", OWN)
+def test_every_method_has_its_twin_here_or_in_a_file_of_its_own(name: str) -> None:
+    base = name.removesuffix("-trades").replace("-", "_")
+    assert name in TWINS or (Path(__file__).parent / f"test_{base}.py").exists()
+
+
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(("name", "classes"), list(product(OWN, [3, 10, 100])))
+@pytest.mark.parametrize(("name", "classes"), list(product(TWINS, [3, 10, 100])))
 def test_loss_and_gradient_are_those_of_the_twin(name: str, classes: int) -> None:
     model, x, x_adv, y = case(classes)
     loss = rattle.compute_loss(METHODS[name].objective, model, x, x_adv, y)
@@ -169,7 +178,7 @@ def test_soft_labels_of_s2o_carry_no_gradient() -> None:
 @pytest.mark.parametrize(("name", "order"), list(product(TAYLOR, [1, 2])))
 def test_the_taylor_terms_are_added_to_every_method(name: str, order: int) -> None:
     z, z_adv, h, h_adv = torch.randn(6, 4), torch.randn(6, 4), torch.randn(6, 5), torch.randn(6, 5)
-    outputs, y, base = Outputs(z, z_adv, h, h_adv), torch.arange(6) % 4, METHODS[name].objective
+    outputs, y, base = Outputs(z, z_adv, h, h_adv, **BESIDES), torch.arange(6) % 4, METHODS[name].objective
     terms = replace(base, taylor=Taylor(order=order))(outputs, y)
     wanted = base(outputs, y) | Taylor(order=order)(outputs, y)
     assert list(terms) == list(wanted)
@@ -182,8 +191,8 @@ def test_the_reading_sampled_averages_every_method_over_u(name: str) -> None:
     pairs, y = tuple((torch.randn(6, 4), torch.randn(6, 4)) for _ in range(2)), torch.arange(6) % 4
     objective = replace(METHODS[name].objective, taylor=Taylor(order=1, mode="sampled"))
     z, z_adv = pairs[0]
-    both = objective(Outputs(z, z_adv, sampled=pairs), y)["zeroth"]
-    each = [objective(Outputs(*pair, sampled=(pair,)), y)["zeroth"] for pair in pairs]
+    both = objective(Outputs(z, z_adv, sampled=pairs, **BESIDES), y)["zeroth"]
+    each = [objective(Outputs(*pair, sampled=(pair,), **BESIDES), y)["zeroth"] for pair in pairs]
     torch.testing.assert_close(both, torch.stack(each).mean())
 
 

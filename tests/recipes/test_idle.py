@@ -15,6 +15,7 @@ from rattle.training.loop import fit
 from rattle.weights import Noise
 
 TRADES, AWP = get_recipe("digits-linf-cnn-trades"), get_recipe("digits-linf-cnn-trades-awp")
+GAT = get_recipe("digits-linf-cnn-gat")
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,10 @@ TRADES, AWP = get_recipe("digits-linf-cnn-trades"), get_recipe("digits-linf-cnn-
     [
         (replace(AWP, epochs=5), "awp.warmup 5 outlasts the 5 epochs, so AWP would never begin"),
         (replace(TRADES, head="fc"), "head fc does nothing: only the Taylor terms' readings head and released"),
+        (
+            replace(GAT, attack=replace(GAT.attack, restarts=3)),
+            "attack.restarts 3 does nothing: GAT has an attack of its own",
+        ),
         (replace(TRADES, epochs=3, evaluate_every=4), "evaluate-every 4 does nothing in 3 epochs"),
         (replace(TRADES, noise=Noise(sigma=0, scale="filter")), "noise.scale filter does nothing: noise.sigma is 0"),
         (replace(TRADES, attack=replace(TRADES.attack, box_first=True)), "attack.box-first True does nothing: only in"),
@@ -43,7 +48,16 @@ def test_a_setting_that_does_nothing_is_refused_before_anything_is_written(
 
 
 def test_named_recipes_are_not_refused() -> None:
-    for method in ("at", "trades", "at-awp", "trades-awp-2nd", "trades-2nd-released", "trades-awp-fast"):
+    for method in (
+        "at",
+        "trades",
+        "at-awp",
+        "trades-awp-2nd",
+        "trades-2nd-released",
+        "trades-awp-fast",
+        "gat-fast",
+        "fat-trades",
+    ):
         refuse_idle(get_recipe(f"digits-linf-cnn-{method}"))
 
 
@@ -54,6 +68,7 @@ def test_what_does_nothing_follows_from_the_recipe() -> None:
     assert set(plain) == noise | others
     readings = {f"objective.taylor.{name}" for name in ("antithetic", "temperature", "share", "statistics")}
     assert set(second) == {"noise-samples", "noise.outer", "average.*", "attack.box-first"} | readings
+    assert idle_settings(GAT)["attack.step-size"] == "GAT has an inner attack of its own"
     unseen = replace(TRADES, objective=AT(), data=replace(TRADES.data, val_size=0))
     assert idle_settings(unseen)["evaluate-every"] == "no images are held out (data.val-size 0)"
 

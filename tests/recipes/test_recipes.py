@@ -57,7 +57,9 @@ recipes = st.builds(
     | st.builds(Trades, inv_lambda=not_negative)
     | st.builds(Trades, taylor=taylor, clean_weight=st.sampled_from(["one", "one-minus-eta"])),
     awp=st.none() | st.builds(AWP, gamma=positive, warmup=st.integers(0, 20)),
-    average=st.none() | st.builds(SWA, start=fraction) | st.builds(EMA, decay=fraction),
+    average=st.none()
+    | st.builds(SWA, start=fraction)
+    | st.builds(EMA, decay=fraction, start=fraction, warmup=st.booleans()),
     optimizer=st.builds(SGD, lr=positive, momentum=fraction, weight_decay=not_negative, nesterov=st.booleans())
     | st.builds(
         AdamW,
@@ -71,6 +73,8 @@ recipes = st.builds(
     | st.builds(Cosine, floor=fraction, warmup=fraction)
     | st.builds(OneCycle, peak=fraction, first=fraction, last=fraction),
     epochs=counts,
+    ramp=fraction,
+    batch_norm_momentum=st.none() | fraction,
     seed=st.integers(0, 2**40),
     threads=st.none() | counts,
 )

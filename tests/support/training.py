@@ -49,7 +49,7 @@ class Interrupting(NullConsole):
         self.steps, self.epochs, self.losses = steps, epochs, []
 
     def log(self, line: str) -> None:
-        if self.epochs is not None:
+        if self.epochs is not None and line.startswith("epoch"):
             self.epochs -= 1
             if self.epochs == 0:
                 raise Stop

@@ -88,8 +88,10 @@ def check_at_least(attack: object, **lowest: float) -> None:
             raise RattleError(f"attack.{name} must be >= {low}, got {getattr(attack, name)}")
 
 
-def check_batch(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The images and the labels as int64; refuses what cannot be attacked. It reads x and so waits for the device."""
+def check_batch(x: Tensor, y: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor]:
+    """The images and int64 labels (soft: also rows of probabilities, as they are); refuses what cannot be attacked."""
+    if soft and isinstance(y, Tensor) and y.ndim == 2 and y.is_floating_point():
+        return check_batch(x, y.argmax(1))[0], y
     for name, value in (("images", x), ("labels", y)):
         if not isinstance(value, Tensor):
             kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")

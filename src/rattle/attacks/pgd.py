@@ -38,7 +38,7 @@ class PGD:
         check_choices(self, "attack")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
-        x, y = check_batch(x, y)
+        x, y = check_batch(x, y, soft=self.loss != "cw")
         draws = streams(generator, x)
         with attack_mode(model):
             with torch.no_grad():  # the clean logits do not change while x' does: once, not at every step
@@ -56,8 +56,7 @@ class PGD:
         x_adv = self.start_point(x, draws)
         for _ in range(self.steps):
             x_adv = x_adv.detach().requires_grad_()
-            loss = self.sample_losses(logits_of(model, x_adv), reference).sum()
-            (gradient,) = torch.autograd.grad(loss, x_adv)
+            (gradient,) = torch.autograd.grad(self.sample_losses(logits_of(model, x_adv), reference).sum(), x_adv)
             x_adv = self.threat.ascend(x_adv.detach(), gradient, self.step_size)
             x_adv = self.threat.project(x_adv.clamp_(0, 1) if self.box_first else x_adv, x)
         return x_adv.detach()

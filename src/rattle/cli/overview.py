@@ -54,6 +54,7 @@ def augmented(augment: Augment) -> str:
     """
     found = [f"{name} {size}" for name, size in (("pad", augment.pad), ("cutout", augment.cutout)) if size]
     found += ["flip"] if augment.flip else []
+    found += [augment.mix] if augment.mix != "none" else []
     return f"augmented by {', '.join(found)}" if found else "not augmented"
 
 
@@ -72,10 +73,11 @@ def seconds_of_epoch(state: TrainState, batch: int) -> float:
     recipe, data, passes = replace(state.recipe, compile=False), state.data, unavoidable_passes(state.recipe)
     warm = replace(state.progress, epoch=max(state.progress.epoch, recipe.awp.warmup if recipe.awp else 0))
     memory = {name: value.clone() for name, value in state.memory.items()}
-    trial = replace(state, model=copy.deepcopy(state.model), recipe=recipe, progress=warm, memory=memory)
+    model, teachers = copy.deepcopy(state.model), copy.deepcopy(state.teachers)  # a step moves their statistics
+    trial = replace(state, model=model, teachers=teachers, recipe=recipe, progress=warm, memory=memory)
     trial.train_mode()
     example = state.floats(data.train[torch.arange(1)].x.to(state.device))
-    forward, _ = wrap_model(trial.model, recipe, example, state.teachers)
+    forward, _ = wrap_model(trial.model, recipe, example, teachers)
 
     def seconds(size: int) -> float:
         return timed(lambda: train_step(trial, forward, forward, data.train, torch.arange(size)))["wall"]

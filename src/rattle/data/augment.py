@@ -1,12 +1,13 @@
 """Batch augmentation on the device: a function of (seed, epoch, index), whatever the batch or rank."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, check_choices
 from rattle.randomness import ImageStreams
 
 
@@ -18,13 +19,18 @@ def to_float(x: Tensor, layout: torch.memory_format = torch.channels_last) -> Te
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augment:
-    """Random crop with zero padding, horizontal flip, cutout (DeVries and Taylor 2017); each off at 0 / False."""
+    """Random crop with zero padding, horizontal flip, cutout (DeVries and Taylor 2017); each off at 0 / False.
+
+    Mixing joins two images and their labels: mixup (Zhang et al. 2018), CutMix (Yun et al. 2019).
+    """
 
     pad: int = 4  # pixels of padding before a random crop of the original size
     flip: bool = True  # mirror half of the images
     cutout: int = 0  # side of the square set to zero
+    mix: Literal["none", "cutmix", "mixup"] = "none"  # each image with another: a rectangle of it | a share of each
 
     def __post_init__(self) -> None:
+        check_choices(self, "augment")
         if self.pad < 0 or self.cutout < 0:
             raise RattleError(f"augment.pad and augment.cutout must be >= 0, got {self.pad} and {self.cutout}")
 
@@ -45,8 +51,26 @@ class Augment:
             x = x.flatten(2).gather(2, pixel.expand(-1, channels, -1)).view(n, channels, height, width)
         if self.cutout:
             centre = (streams.uniform(2) * torch.tensor([height, width], device=x.device)).long()
-            first, last = centre - self.cutout // 2, centre - self.cutout // 2 + self.cutout
-            inside_rows = (row >= first[:, :1]) & (row < last[:, :1])
-            inside_columns = (column >= first[:, 1:]) & (column < last[:, 1:])
-            x = x.masked_fill((inside_rows[:, :, None] & inside_columns[:, None, :])[:, None], 0)
+            x = x.masked_fill(box(centre, self.cutout, height, width), 0)
         return x
+
+    def mixed(self, x: Tensor, other: Tensor, streams: ImageStreams) -> tuple[Tensor, Tensor]:
+        """Float images x and others joined, and the share of x in each, [n, 1], uniform (up to a clipped rectangle)."""
+        share = streams.uniform(1).to(x.dtype)
+        if self.mix == "mixup":
+            weight = share.view(-1, 1, 1, 1)
+            return weight * x + (1 - weight) * other, share
+        size = torch.tensor(x.shape[2:], device=x.device)
+        side, centre = ((1 - share).sqrt() * size).long(), (streams.uniform(2) * size).long()
+        inside = box(centre, side, *x.shape[2:])
+        return torch.where(inside, other, x), 1 - inside.to(x.dtype).mean((2, 3))
+
+
+def box(centre: Tensor, side: int | Tensor, height: int, width: int) -> Tensor:
+    """The pixels of a rectangle of each image, [n, 1, H, W]; centre [n, 2], side one number or [n, 2]."""
+    first = centre - side // 2
+    last = first + side
+    rows, columns = (torch.arange(n, device=centre.device) for n in (height, width))
+    inside_rows = (rows >= first[:, :1]) & (rows < last[:, :1])
+    inside_columns = (columns >= first[:, 1:]) & (columns < last[:, 1:])
+    return (inside_rows[:, :, None] & inside_columns[:, None, :])[:, None]

@@ -24,6 +24,7 @@ class AT:
     """
 
     title: ClassVar[str] = "AT"
+    soft_labels: ClassVar[bool] = True
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
 
     @property
@@ -31,8 +32,7 @@ class AT:
         return self.taylor.needs(clean=False)
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        draws = [z_adv for _, z_adv in outputs.sampled] or [outputs.logits_adv]  # E_u by Monte Carlo, or at w alone
-        zeroth = torch.stack([ce(z_adv, y).mean() for z_adv in draws]).mean()
+        zeroth = torch.stack([ce(z_adv, y).mean() for z_adv in outputs.draws_adv]).mean()
         return {"zeroth": zeroth} | self.taylor(outputs, y, reduce=reduce)
 
 

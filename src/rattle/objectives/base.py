@@ -10,18 +10,18 @@ objective may have besides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, Pairs
 from rattle.randomness import ImageStreams
-from rattle.weights import AWP
+from rattle.weights import AWP, EMA, SWA
 
 Reduce = Callable[[Tensor], Tensor]  # the average of a tensor over ranks
 
@@ -77,7 +77,10 @@ def check_fractions(objective: object, *names: str) -> None:
 
 
 class Objective(Protocol):
-    """The outer minimisation. Implemented by frozen dataclasses, whose fields are the settings in a recipe."""
+    """The outer minimisation. Implemented by frozen dataclasses, whose fields are the settings in a recipe.
+
+    A class attribute `soft_labels = True` says that it takes rows of probabilities [n, C] for y: images may be mixed.
+    """
 
     title: ClassVar[str]  # what tables call the method
 
@@ -102,6 +105,9 @@ class Method:
     awp: AWP | None = None  # the published settings of AWP on this base (recipes NAME-awp); None: there are none
     length: float = 1.0  # epochs over those that are usual for the dataset, 200 for the paper's
     drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the learning rate drops
+    rate_factor: float = 0.1  # what the learning rate is multiplied by at each drop
+    average: SWA | EMA | None = None  # the average of the weights that belongs to it
+    ramp: float = 0.0  # fraction of the run in which the inner attack grows to its epsilon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +128,8 @@ class Memory:
     """What an objective remembers of each training image from epoch to epoch, seen from the images of one batch."""
 
     def __init__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> None:
-        """tensors: by name, a row for each training image; rows: the images of this batch."""
+        """tensors: by name, a row for each training image (those of `RemembersClasses` are read and written whole, in
+        `tensors`); rows: the images of this batch."""
         self.tensors, self.rows = tensors, rows
 
     def __getitem__(self, name: str) -> Tensor:
@@ -139,6 +146,8 @@ class StepContext:
     moment: Moment
     draws: ImageStreams  # random numbers for each image
     memory: Memory
+    classes: int = 0  # C, for soft labels
+    teachers: Mapping[str, nn.Module] = field(default_factory=dict)  # for an inner attack that asks them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +164,17 @@ class Batch:
 class Teacher:
     """A network to learn from."""
 
-    model: str | None = None  # its name; the student's own network when not given
-    width: int | None = None  # of its first stage, when it has a name of its own
+    model: str | None = None  # its network's name; the student's own network when not given
+    width: int | None = None  # channels of its first stage, where model is given
     weights: str | None = None  # a run, a checkpoint or zoo:NAME; trained first, or along, when not given
+
+    def __post_init__(self) -> None:
+        if self.width is not None and self.model is None:
+            raise RattleError(f"a teacher's width {self.width} does nothing without its model")
+        if self.weights is not None and self.model is not None:
+            raise RattleError(
+                f"a teacher's model {self.model} does nothing: its weights {self.weights} say which it is"
+            )
 
 
 @runtime_checkable
@@ -169,7 +186,10 @@ class ChangesOverTime(Protocol):
 
 @runtime_checkable
 class HasInnerAttack(Protocol):
-    """An objective with an inner maximisation of its own, made from the recipe's threat, steps and step size."""
+    """An objective with an inner maximisation of its own, made from the recipe's threat, steps and step size.
+
+    A class attribute `unused` may name the settings of the recipe's attack that it has no use for.
+    """
 
     def inner_attack(self, attack: PGD, context: StepContext) -> Attack: ...
 
@@ -191,14 +211,59 @@ class Remembers(Protocol):
 
 
 @runtime_checkable
+class RemembersClasses(Protocol):
+    """An objective that remembers something of the classes, the same on every rank; saved and resumed likewise."""
+
+    def initial_class_memory(self, classes: int) -> dict[str, Tensor]:
+        """By name, a tensor of any shape."""
+        ...
+
+    def remember(self, outputs: Outputs, y: Tensor, context: StepContext, *, reduce: Reduce) -> None:
+        """Called once a step with what the loss was computed from; `reduce` makes the ranks agree."""
+        ...
+
+
+@runtime_checkable
+class UsesContext(Protocol):
+    """An objective whose terms depend on what it remembers: in a run, `terms_in` is called in its place."""
+
+    def terms_in(
+        self, context: StepContext, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced
+    ) -> dict[str, Tensor]: ...
+
+
+@runtime_checkable
 class HasTeachers(Protocol):
     """An objective that learns from other networks too; `needs` says where it wants their logits."""
 
     @property
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
         """By name: which network, and the method by which it is trained first where it has no weights; "along": it
-        is trained by this objective together with the model, saved and resumed with it."""
+        is trained by this objective together with the model, saved and resumed with it; "average": it is the average
+        of the run's own weights, whose logits are missing until the recipe's `average` has begun."""
         ...
+
+
+ONE_STEP = ("steps", "step_size", "loss", "start", "restarts")  # unused by an attack with one step of its own
+
+
+class TermsNow:
+    """An objective as the step calls it, at one step of a run."""
+
+    def __init__(self, objective: Objective, context: StepContext) -> None:
+        self.objective, self.context, self.last = objective, context, None
+
+    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+        self.last = outputs, y, reduce
+        if isinstance(self.objective, UsesContext):
+            return self.objective.terms_in(self.context, outputs, y, reduce=reduce)
+        return self.objective(outputs, y, reduce=reduce)
+
+    def remember(self) -> None:
+        """Let the objective write down what it remembers of the classes; the last call was the one that counts."""
+        if isinstance(self.objective, RemembersClasses) and self.last is not None:
+            outputs, y, reduce = self.last
+            self.objective.remember(outputs, y, self.context, reduce=reduce)
 
 
 def same(batch: Batch) -> Batch:
@@ -206,9 +271,10 @@ def same(batch: Batch) -> Batch:
     return batch
 
 
-def now(objective: Objective, attack: PGD, context: StepContext) -> tuple[Objective, Attack, Callable[[Batch], Batch]]:
+def now(objective: Objective, attack: PGD, context: StepContext) -> tuple[TermsNow, Attack, Callable[[Batch], Batch]]:
     """The objective, its inner attack and its preparation of a batch, at one step of a run."""
     if isinstance(objective, ChangesOverTime):
         objective = objective.at(context.moment)
     inner = objective.inner_attack(attack, context) if isinstance(objective, HasInnerAttack) else attack
-    return objective, inner, partial(objective.prepare, context=context) if isinstance(objective, Prepares) else same
+    prepare = partial(objective.prepare, context=context) if isinstance(objective, Prepares) else same
+    return TermsNow(objective, context), inner, prepare

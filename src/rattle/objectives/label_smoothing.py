@@ -37,8 +37,7 @@ class LabelSmoothing:
         return self.taylor.needs(clean=False)
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        draws = [z_adv for _, z_adv in outputs.sampled] or [outputs.logits_adv]  # E_u by Monte Carlo, or at w alone
-        zeroth = torch.stack([self.smoothed_ce(z_adv, y) for z_adv in draws]).mean()
+        zeroth = torch.stack([self.smoothed_ce(z_adv, y) for z_adv in outputs.draws_adv]).mean()
         return {"zeroth": zeroth} | self.taylor(outputs, y, reduce=reduce)
 
     def smoothed_ce(self, logits: Tensor, y: Tensor) -> Tensor:

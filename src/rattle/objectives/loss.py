@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import find_head
-from rattle.objectives.base import HasTeachers, Objective, Prepares, mixed_terms, total
+from rattle.objectives.base import HasTeachers, Objective, Prepares, UsesContext, mixed_terms, total
 
 
 def compute_loss(
@@ -29,8 +29,10 @@ def compute_loss(
     >>> x, y = torch.rand(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])
     >>> compute_loss(Trades(), model, x, x, y).backward()
     """
-    if isinstance(objective, HasTeachers | Prepares):
-        raise RattleError(f"{objective.title} needs teachers or images of its own making: train it with rattle.fit")
+    if isinstance(objective, HasTeachers | Prepares | UsesContext):
+        raise RattleError(
+            f"{objective.title} needs teachers, a memory or images of its own making: train it with rattle.fit"
+        )
     needs = objective.needs
     forward = PairedForward(model, needs, find_head(model, head) if needs.features else None)
     return total(mixed_terms(objective, forward(x, x_adv, u), y, share=needs.share))

@@ -1,7 +1,31 @@
 """Every method by the name that recipes give it. One line here adds one; `register_method` does it at run time."""
 
 from rattle.errors import RattleError, unknown
-from rattle.objectives import alp, at, label_smoothing, mart, pang, rice, s2o_at, s2o_trades, standard, trades
+from rattle.objectives import (
+    alp,
+    at,
+    avmixup,
+    dkl,
+    fat,
+    fat_trades,
+    gat,
+    gat_trades,
+    hat,
+    kd_swa,
+    label_smoothing,
+    lbgat,
+    mart,
+    mma,
+    n_fgsm,
+    pang,
+    rebat,
+    rice,
+    rslad,
+    s2o_at,
+    s2o_trades,
+    standard,
+    trades,
+)
 from rattle.objectives.base import Method, Objective
 
 METHODS: dict[str, Method] = {
@@ -17,6 +41,19 @@ METHODS: dict[str, Method] = {
         label_smoothing.METHOD,
         rice.METHOD,
         pang.METHOD,
+        fat.METHOD,
+        fat_trades.METHOD,
+        avmixup.METHOD,
+        gat.METHOD,
+        gat_trades.METHOD,
+        n_fgsm.METHOD,
+        lbgat.METHOD,
+        hat.METHOD,
+        kd_swa.METHOD,
+        rslad.METHOD,
+        mma.METHOD,
+        rebat.METHOD,
+        dkl.METHOD,
     )
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from rattle.attacks import PGD, Attack
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Method, Reduce, StepContext, unreduced
+from rattle.objectives.base import ONE_STEP, Method, Reduce, StepContext, unreduced
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 
@@ -18,6 +18,8 @@ class Standard:
     """CE(f(x), y)."""
 
     title: ClassVar[str] = "Standard"
+    soft_labels: ClassVar[bool] = True
+    unused: ClassVar[tuple[str, ...]] = ONE_STEP
 
     @property
     def needs(self) -> ForwardSpec:

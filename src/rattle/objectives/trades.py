@@ -26,6 +26,7 @@ class Trades:
     """
 
     title: ClassVar[str] = "TRADES"
+    soft_labels: ClassVar[bool] = True
     taylor: Taylor = Taylor()  # the paper's first- and second-order terms
     inv_lambda: float = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
     clean_weight: Literal["one", "one-minus-eta"] = "one"  # weight of the clean term: the paper's | the release's

@@ -62,7 +62,8 @@ def step_cost(recipe: Recipe, data: Dataset) -> StepCost:
     state = init_state(recipe, data)
     state.progress.epoch = recipe.awp.warmup if recipe.awp else 0
     state.train_mode()
-    (forward, ddp_forward), images = wrap_model(state.model, recipe), on_device(data.train, state.device)
+    forward, ddp_forward = wrap_model(state.model, recipe, teachers=state.teachers)
+    images = on_device(data.train, state.device)
     most = min(recipe.batch_size, len(images))
 
     def seconds_of(size: int) -> float:

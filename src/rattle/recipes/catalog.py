@@ -35,6 +35,7 @@ class Setting:
     width: int | None = None  # of the listed models; the published width when None
     fast_batch: int = 256  # of `-fast` recipes; the rate grows with it
     fast_decay: float = 0.995  # of their weight average: its window is a small part of the run's steps
+    window: float = 1.0  # steps that a method's own EMA looks back over those published: fewer where runs are shorter
     models: tuple[str, ...] = ("preact18", "wrn34-10", "vgg16", "mobilenetv2", "resnet18")  # those that are listed
 
 
@@ -55,6 +56,7 @@ SETTINGS = {
         width=16,
         fast_batch=32,  # 1167 images: a larger batch would leave too few steps
         fast_decay=0.97,
+        window=0.01,
     ),
     "cifar10": Setting(data=Data(name="cifar10", val_size=1000), step_sizes=PAPER_THREATS),
     "cifar100": Setting(data=Data(name="cifar100", val_size=1000), step_sizes=PAPER_THREATS),
@@ -101,10 +103,9 @@ def make_recipe(
 ) -> Recipe:
     """A recipe with the settings of the named ones, for any images and any network.
 
-    method: as at the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data, model: the images and the
-    network's name; those given to `fit` when left out. norm, epsilon: the perturbations to resist; epsilon is the
-    dataset's by default, else 8/255 (linf) or 128/255 (l2). step_size: of the inner attack, in the dataset's proportion
-    to epsilon, else a quarter of it (linf) or 15/128. name: of the run, in tables. changes: other fields of `Recipe`.
+    method: as at the end of a recipe's name, such as trades-2nd or at-awp-1st-fast. data, model: those given to `fit`
+    when left out. norm, epsilon, step_size: the perturbations to resist, and the inner attack's step; the dataset's, or
+    8/255 (linf) or 128/255 (l2), and a step in proportion. name: of the run, in tables. changes: fields of `Recipe`.
 
     >>> make_recipe("trades-2nd", epsilon=4 / 255, epochs=30).method
     'TRADES + 1st + 2nd'
@@ -122,8 +123,7 @@ def make_recipe(
         objective=base.objective,
         awp=awp_of(base, setting, suffixes),
         optimizer=SGD(lr=setting.lr, weight_decay=setting.weight_decay),
-        schedule=Piecewise(drops=base.drops),
-        epochs=round(setting.epochs * base.length),
+        **own_settings(base, setting),
         val_attack=replace(attack, loss="ce", start="uniform"),
     )
     recipe = released(recipe) if "-released" in suffixes else recipe
@@ -192,6 +192,16 @@ def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | 
     if "-awp" not in suffixes:
         return next((kind for suffix, kind in SHARPNESS.items() if suffix in suffixes), None)
     return replace(method.awp, warmup=setting.warmup) if method.awp and method.awp.warmup else method.awp
+
+
+def own_settings(method: Method, setting: Setting) -> dict[str, Any]:
+    """What a method's paper trains with besides; the window of its average is shortened with the dataset's runs."""
+    average = method.average
+    if isinstance(average, EMA) and setting.window != 1:
+        average = replace(average, decay=1 - (1 - average.decay) / setting.window)
+    schedule = Piecewise(drops=method.drops, factor=method.rate_factor)
+    epochs = round(setting.epochs * method.length)
+    return {"average": average, "schedule": schedule, "epochs": epochs, "ramp": method.ramp}
 
 
 def fast(recipe: Recipe, setting: Setting) -> Recipe:

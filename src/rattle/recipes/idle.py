@@ -3,6 +3,7 @@
 Not checked by Recipe itself, so that runs which were trained with one still open.
 """
 
+from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.objectives.taylor_terms import PUBLISHED_ETA, USED_BY
 from rattle.recipes.recipe import Recipe
@@ -19,6 +20,8 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
     taylor = getattr(recipe.objective, "taylor", None)
     if taylor is not None and taylor.order == 0:
         found |= dict.fromkeys((f"objective.taylor.{name}" for name in ("eta", "mode")), "objective.taylor.order is 0")
+    own = f"{recipe.objective.title} has an inner attack of its own"
+    found |= dict.fromkeys((f"attack.{name}".replace("_", "-") for name in unused(recipe)), own)
     if not needs.features:
         found["head"] = "only the Taylor terms' readings head and released look at the network's head"
     if taylor is not None and taylor.order:
@@ -49,6 +52,11 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
     return found
 
 
+def unused(recipe: Recipe) -> tuple[str, ...]:
+    """The settings of the inner attack that the objective has no use for."""
+    return getattr(recipe.objective, "unused", ())
+
+
 def refuse_idle(recipe: Recipe) -> Recipe:
     """The recipe; raises RattleError for a setting that was changed and does nothing."""
     idle, noise, taylor = idle_settings(recipe), recipe.noise, getattr(recipe.objective, "taylor", None)
@@ -67,12 +75,18 @@ def refuse_idle(recipe: Recipe) -> Recipe:
     for name, value in set_ones.items():
         if value is not None and name in idle:
             raise RattleError(f"{name} {value} does nothing: {idle[name]}")
+    usual = PGD()
+    for name in {"loss", "start", "restarts"} & set(unused(recipe)):  # the others follow from the dataset and -fast
+        if (value := getattr(recipe.attack, name)) != getattr(usual, name):
+            raise RattleError(f"attack.{name} {value} does nothing: {recipe.objective.title} has an attack of its own")
     if recipe.awp and recipe.awp.warmup >= recipe.epochs:
         kind = type(recipe.awp).__name__
         raise RattleError(
             f"awp.warmup {recipe.awp.warmup} outlasts the {recipe.epochs} epochs, so {kind} would never begin: "
             f"train longer, set a shorter --awp.warmup, or leave {kind} out"
         )
+    if recipe.batch_norm_momentum is not None and recipe.batch_norm == "held":
+        raise RattleError("batch-norm-momentum does nothing with batch-norm held: the statistics do not move")
     if recipe.evaluate_every > recipe.epochs:
         raise RattleError(f"evaluate-every {recipe.evaluate_every} does nothing in {recipe.epochs} epochs")
     return recipe

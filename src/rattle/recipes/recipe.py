@@ -11,6 +11,7 @@ from rattle.attacks import PGD
 from rattle.data.registry import Data
 from rattle.errors import RattleError, check_choices
 from rattle.objectives import Objective, Trades
+from rattle.objectives.base import HasTeachers
 from rattle.objectives.registry import objective_kinds
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
@@ -89,6 +90,7 @@ class Recipe:
     noise_samples: int = 1  # samples of u in the outer step (readings exact, trace and sampled)
     awp: AWP | SAM | ASAM | None = None  # weights moved to where the loss is worse: AWP, or SAM or ASAM in its place
     average: SWA | EMA | None = None  # weight averaging
+    ramp: float = 0.0  # fraction of the run in which the inner attack grows, by whole epochs, to its epsilon and step
     optimizer: SGD | AdamW = field(default_factory=SGD)
     schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)
     epochs: int = 200
@@ -104,6 +106,7 @@ class Recipe:
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: forward passes under autocast
     compile: bool = False  # torch.compile the network
     batch_norm: Literal["local", "sync", "held"] = "local"  # statistics: each rank's own | over ranks | not moved
+    batch_norm_momentum: float | None = None  # share of a batch in the statistics; the network's own when not given
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     threads: int | None = None  # CPU threads; torch's own choice when not given
     save_minutes: float = 10.0  # wall-clock minutes between checkpoints inside an epoch
@@ -114,6 +117,14 @@ class Recipe:
         for name in ("epochs", "batch_size", "evaluate_every", "noise_samples", "accumulate"):
             if getattr(self, name) < 1:
                 raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
+        if not 0 <= self.ramp <= 1:
+            raise RattleError(f"ramp is a fraction of the run, from 0 to 1, got {self.ramp}")
+        if self.batch_norm_momentum is not None and not 0 < self.batch_norm_momentum <= 1:
+            raise RattleError(f"batch-norm-momentum must be > 0 and at most 1, got {self.batch_norm_momentum}")
+        if self.average is None and learns_from_average(self.objective):
+            raise RattleError(
+                f"{self.objective.title} learns from the average of the run's own weights: set --average.kind EMA"
+            )
         needs = self.objective.needs
         if self.noise_samples > 1 and not needs.noise:
             raise RattleError("noise-samples > 1 does nothing without objective.taylor.mode exact, trace or sampled")
@@ -124,6 +135,10 @@ class Recipe:
             )
         if needs.head_noise and self.noise.where != "matrices":
             raise RattleError(f"objective.taylor.mode head-noise: noise.where {self.noise.where} leaves out the head")
+        soft = getattr(self.objective, "soft_labels", False) and not self.objective.needs.features
+        if self.data.augment.mix != "none" and (not soft or self.attack.loss == "cw"):
+            taker = self.method if not soft else "attack.loss cw"
+            raise RattleError(f"data.augment.mix {self.data.augment.mix} makes soft labels, which {taker} cannot take")
 
     @property
     def method(self) -> str:
@@ -153,6 +168,11 @@ class Recipe:
         except yaml.YAMLError as reason:
             raise RattleError(f"the recipe is not valid YAML: {' '.join(str(reason).split())}") from reason
         return from_plain(Recipe, upgraded(plain))
+
+
+def learns_from_average(objective: Objective) -> bool:
+    teachers = objective.teachers if isinstance(objective, HasTeachers) else {}
+    return any(method == "average" for _, method in teachers.values())
 
 
 ORDERS = ("", " + 1st", " + 1st + 2nd")

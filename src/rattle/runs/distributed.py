@@ -84,6 +84,14 @@ def total(values: Tensor) -> Tensor:
     return values
 
 
+def highest(values: Tensor) -> Tensor:
+    """The largest over ranks, element by element."""
+    if active():
+        values = values.clone()
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values
+
+
 def any_rank(flag: int) -> int:
     """The largest value of any rank, so that all ranks act on it together."""
     if not active():

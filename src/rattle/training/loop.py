@@ -21,9 +21,8 @@ from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.forward import PairedForward
-from rattle.objectives.base import Memory, Moment, StepContext, now
-from rattle.objectives.taylor_terms import without_taylor
-from rattle.randomness import ImageStreams, derive_seed
+from rattle.objectives.base import now
+from rattle.randomness import derive_seed
 from rattle.recipes.catalog import resolve
 from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
@@ -32,17 +31,29 @@ from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.runs.source import own_source
+from rattle.training.batches import augmented, context_of, grown
 from rattle.training.given import Given, as_begun, take
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.ranks import average_statistics, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
-from rattle.training.state import Diverged, LossMeter, TrainState, init_state, refuse_non_finite, restore, save
+from rattle.training.state import (
+    LAYERS,
+    ORDER,
+    WEIGHTS,
+    Diverged,
+    LossMeter,
+    TrainState,
+    add_teachers,
+    init_state,
+    refuse_non_finite,
+    restore,
+    save,
+)
 from rattle.training.step import step
 from rattle.training.teachers import train_teachers
-from rattle.training.term_weights import weighed
+from rattle.training.term_weights import climbed, weighed
 from rattle.weights import EMA, SWA
 
-ORDER, PIXELS, ATTACK, WEIGHTS, _INIT, LAYERS = range(6)  # what a derived seed is for; LAYERS: dropout and the like
 MOST_ROLLBACKS = 5
 
 
@@ -78,11 +89,11 @@ def fit(
     torch.set_num_threads(recipe.threads or torch.get_num_threads())
     run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)
     recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
-    sources = train_teachers(recipe, run, images, partial(fit, log=log, console=console))
     with own_source(run if resume else None, recipe):
-        state = init_state(recipe, images, model, sources)
+        state = init_state(recipe, images, model)
     check_start(state, log)
     with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
+        add_teachers(state, train_teachers(recipe, run, images, partial(fit, log=log), resume, overwrite, console))
         if resume:
             restore(state, run, console)
         return train_or_roll_back(state, run, log, console)
@@ -117,7 +128,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     images = on_device(state.data.train, state.device)
     steps = recipe.steps(len(images))
     example = state.floats(images[torch.arange(1)].x.to(state.device))
-    forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers)
+    forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers, state.average)
     title = f"{recipe.method}, seed {recipe.seed}" if recipe.seed else recipe.method
     with (
         listening() as request,
@@ -175,10 +186,10 @@ def train_epoch(
             optimizer.step()
         for network in (state.model, *state.along.values()):
             average_statistics(network, recipe)
-        if state.average is not None and isinstance(recipe.average, EMA):
-            state.average.update_parameters(state.model)
         progress.batch += 1
         progress.step += 1
+        if isinstance(recipe.average, EMA):
+            follow(state, begins=progress.step >= round(recipe.average.start * recipe.epochs * steps))
         if meter.due(progress.step) or progress.batch == steps:
             progress.sums = meter.read()
             advance(progress.step - shown, **figures(state))
@@ -209,34 +220,32 @@ def train_step(
     """
     recipe, progress, device = state.recipe, state.progress, state.device
     seed, epoch, sums = recipe.seed, progress.epoch, {}
-    moment = Moment(epoch=epoch, epochs=recipe.epochs, step=progress.step)
     parts = index.to(device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
-        batch, weight = images[part.to(images.y.device)].to(device), len(part) / len(index)
-        x = state.floats(recipe.data.augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), part)))
+        weight, (x, y) = len(part) / len(index), augmented(state, images, part)
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
-        private = ImageStreams(derive_seed(seed, ATTACK, epoch), part)
-        context = StepContext(moment=moment, draws=private, memory=Memory(state.memory, part))
-        objective, attack, prepare = now(recipe.objective, recipe.attack, context)
+        context = context_of(state, part)
+        objective, attack, prepare = now(recipe.objective, grown(recipe, epoch), context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(
                 forward,
                 x,
-                batch.y,
+                y,
                 attack=attack,
                 noise=recipe.noise,
                 objective=weighed(objective, forward.model, state),
                 awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
-                awp_objective=without_taylor(objective) if getattr(recipe.awp, "climbs", "") == "plain" else None,
+                awp_objective=climbed(objective, recipe.awp),
                 shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
-                private=private,
+                private=context.draws,
                 prepare=prepare,
                 noise_samples=recipe.noise_samples,
                 weight=weight,
                 ddp_forward=ddp_forward,
                 reduce=distributed.mean_of,
             )
+        objective.remember()
         sums = {name: weight * value + sums.get(name, 0) for name, value in terms.items()}
     return sums
 
@@ -275,11 +284,16 @@ def close_epoch(state: TrainState) -> None:
     refuse_non_finite(state)
     swa, average = recipe.average, state.average
     if isinstance(swa, SWA) and average is not None and not progress.closed:
-        begun = int(average.n_averaged) > 0  # it then goes on, also when the run is made longer and the start moves
-        if begun or progress.epoch + 1 > swa.start * recipe.epochs:
-            average.update_parameters(state.model)
+        follow(state, begins=progress.epoch + 1 > swa.start * recipe.epochs)
+        if state.averaging:
             estimate_statistics(average.module, state)
     progress.closed = True
+
+
+def follow(state: TrainState, *, begins: bool) -> None:
+    """Update the average of the weights if it has begun, or begins now."""
+    if state.average is not None and (begins or state.averaging):
+        state.average.update_parameters(state.model)
 
 
 def estimate_statistics(model: nn.Module, state: TrainState) -> None:

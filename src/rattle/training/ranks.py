@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
@@ -20,14 +21,16 @@ def wrap_model(
     recipe: Recipe,
     example: Tensor | None = None,
     teachers: Mapping[str, nn.Module] | None = None,
+    average: AveragedModel | None = None,
 ) -> tuple[PairedForward, nn.Module]:
     """The model as the step uses it, and the same inside the wrapper that averages gradients over ranks.
 
-    example: images to find the head by, see `find_head`; teachers: the objective's, by name.
+    example: images to find the head by, see `find_head`; teachers: the objective's, by name; average: of the
+    model's weights, where the objective learns from it.
     """
     needs = recipe.objective.needs
     head = find_head(model, recipe.head, example=example) if needs.features else None
-    forward = PairedForward(model, needs, head, teachers)
+    forward = PairedForward(model, needs, head, teachers, average)
     if recipe.compile:
         model.compile()
         forward.compile()

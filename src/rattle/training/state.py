@@ -14,19 +14,19 @@ from rattle.data import Dataset, to_float
 from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
 from rattle.models import check_width, find_head, load_weights
-from rattle.objectives.base import Remembers
+from rattle.objectives.base import Objective, Remembers, RemembersClasses
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, distributed
-from rattle.runs.load import build_model, fill, resolve_checkpoint
+from rattle.runs.load import build_model, fill, load, resolve_checkpoint
 from rattle.runs.lock import truncate
 from rattle.runs.paths import Run, is_published
 from rattle.runs.progress import Console
 from rattle.training.optimizers import make_optimizer
-from rattle.training.teachers import build_teacher, teachers_of
+from rattle.training.teachers import along, network_recipe, teachers_of
 from rattle.weights import eval_mode
 
-INIT = 4  # what a derived seed is for; loop.py has the others
+ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS = range(7)  # what a derived seed is for; LAYERS: dropout etc.
 
 
 @dataclass(slots=True)
@@ -101,31 +101,42 @@ class TrainState:
     layout: torch.memory_format  # of images and weights
     initial: Mapping[str, Tensor] | None = None  # the weights that a module given in Python had, for a rollback
     teachers: dict[str, nn.Module] = field(default_factory=dict)  # the networks that the objective learns from
-    sources: Mapping[str, Path] = field(default_factory=dict)  # where their weights are; the others are trained along
+    sources: Mapping[str, Path] = field(default_factory=dict)  # the weights of those that were trained first
     teacher_optimizer: torch.optim.Optimizer | None = None  # of those that are trained along
-    memory: dict[str, Tensor] = field(default_factory=dict)  # what the objective remembers of each image
+    memory: dict[str, Tensor] = field(default_factory=dict)  # what the objective remembers of each image or class
     shared: dict[str, Tensor] = field(default_factory=dict)  # the memory when all ranks last had the same
 
     @property
     def along(self) -> nn.ModuleDict:
         """The teachers that are trained together with the model."""
-        return nn.ModuleDict({name: each for name, each in self.teachers.items() if name not in self.sources})
+        return nn.ModuleDict({name: self.teachers[name] for name in along(self.recipe.objective)})
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [each for each in (self.optimizer, self.teacher_optimizer) if each is not None]
 
     def share_memory(self) -> None:
-        """Give every rank what the others remembered: each changed the rows of its own images since the last call."""
+        """Give every rank what the others remembered: each changed the rows of its own images since the last call.
+
+        What nobody changed stays, and what somebody did is taken over bit for bit: sharing more often changes nothing.
+        """
+        if not distributed.active():
+            return
         for name, before in self.shared.items():
-            self.memory[name].copy_(before + distributed.total(self.memory[name] - before))
+            changed = torch.where(self.memory[name] == before, -torch.inf, self.memory[name])
+            found = distributed.highest(changed)
+            self.memory[name].copy_(torch.where(found == -torch.inf, before, found))
         self.shared = {name: value.clone() for name, value in self.memory.items()}
 
     @property
     def eval_model(self) -> nn.Module:
         """The weights that count: the average once it holds something, else the model itself."""
-        started = self.average is not None and int(self.average.n_averaged) > 0
-        return self.average.module if self.average is not None and started else self.model
+        return self.average.module if self.average is not None and self.averaging else self.model
+
+    @property
+    def averaging(self) -> bool:
+        """Whether the average has begun; it then goes on, also when the run is made longer and its start moves."""
+        return self.average is not None and int(self.average.n_averaged) > 0
 
     @property
     def device(self) -> torch.device:
@@ -140,7 +151,7 @@ class TrainState:
         self.model.train()
         self.along.train()
         if self.recipe.batch_norm == "held":
-            for module in self.model.modules():
+            for module in (*self.model.modules(), *self.along.modules()):
                 if isinstance(module, _BatchNorm):
                     module.eval()
 
@@ -151,7 +162,7 @@ def init_state(
     """The state of a run that begins: initial weights are a function of the seed, or come from `recipe.init`.
 
     module: trained in place of the network that the recipe names, from the weights it has. sources: the weights of the
-    objective's teachers, see `train_teachers`.
+    teachers that were trained first, see `train_teachers`; before they are, networks with fresh weights stand for them.
     """
     model = new_model(recipe, data) if module is None else module
     if recipe.init:
@@ -171,37 +182,64 @@ def init_state(
         if device.type != "cuda":
             raise RattleError(f"batch-norm sync needs GPUs, this is {device.type}: use --batch-norm held or local")
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    model = model.to(memory_format=layout)  # type: ignore[call-overload]
+    model = with_momentum(model.to(memory_format=layout), recipe.batch_norm_momentum)  # type: ignore[call-overload]
     average = recipe.average.averaged(model) if recipe.average else None
     state = TrainState(recipe, data, model, make_optimizer(recipe, model), average, Progress(), layout)
     add_teachers(state, sources or {})
-    if isinstance(recipe.objective, Remembers):
-        state.memory = {k: v.to(device) for k, v in recipe.objective.initial_memory(len(data.train)).items()}
-        state.share_memory()
+    if len(state.along):
+        state.teacher_optimizer = make_optimizer(recipe, state.along)
+    state.memory = {name: value.to(device) for name, value in first_memory(recipe.objective, data).items()}
+    state.shared = {name: value.clone() for name, value in state.memory.items()}
     if module is not None and recipe.on_divergence == "rollback":
         state.initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return state
 
 
-def new_model(recipe: Recipe, data: Dataset) -> nn.Module:
-    """The recipe's network, with weights drawn by its seed."""
+def with_momentum(model: nn.Module, momentum: float | None) -> nn.Module:
+    """The model, with that momentum in its BatchNorm layers if one is given."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    if momentum is not None and not norms:
+        raise RattleError("batch-norm-momentum does nothing: the network has no BatchNorm layer")
+    for module in norms if momentum is not None else ():
+        module.momentum = momentum
+    return model
+
+
+def first_memory(objective: Objective, data: Dataset) -> dict[str, Tensor]:
+    """What the objective remembers before it saw anything."""
+    images = objective.initial_memory(len(data.train)) if isinstance(objective, Remembers) else {}
+    classes = objective.initial_class_memory(len(data.classes)) if isinstance(objective, RemembersClasses) else {}
+    return images | classes
+
+
+def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:
+    """The recipe's network, with weights drawn by its seed; of the same network, each number has others."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(recipe.seed, INIT))
+        torch.manual_seed(derive_seed(recipe.seed, INIT, *((number,) if number else ())))
         return build_model(
             recipe, classes=len(data.classes), channels=data.channels, statistics=statistics(recipe, data)
         )
 
 
 def add_teachers(state: TrainState, sources: Mapping[str, Path]) -> None:
-    """Build the objective's teachers: frozen ones with their weights, the others new, to be trained along."""
-    state.sources = sources
-    for number, (name, (teacher, _)) in enumerate(teachers_of(state.recipe.objective).items()):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive_seed(state.recipe.seed, INIT, 1 + number))
-            network = build_teacher(name, teacher, state.recipe, state.data, sources.get(name))
-        state.teachers[name] = network.to(state.device).to(memory_format=state.layout)  # type: ignore[call-overload]
-    if len(state.along):
-        state.teacher_optimizer = make_optimizer(state.recipe, state.along)
+    """Build the teachers that the state does not have yet, and those in `sources` with the weights found there.
+
+    A teacher that has weights or gets them later is frozen; the others are trained along.
+    """
+    recipe, data, state.sources = state.recipe, state.data, sources
+    example = state.floats(data.train[torch.arange(2) % len(data.train)].x.to(state.device))
+    for number, (name, (teacher, _)) in enumerate(teachers_of(recipe.objective).items(), 1):
+        if name in state.teachers and name not in sources:
+            continue
+        weights, trained = teacher.weights or sources.get(name), name in along(recipe.objective)
+        try:
+            network = load(weights) if weights else new_model(network_recipe(recipe, teacher), data, number)
+            check_width(network.to(state.device), example, len(data.classes))
+        except RattleError as reason:
+            raise RattleError(f"the teacher {name!r}{f' ({weights})' if weights else ''}: {reason}") from reason
+        if trained and recipe.batch_norm == "sync":
+            network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+        state.teachers[name] = network.requires_grad_(trained).train(trained).to(memory_format=state.layout)  # type: ignore[call-overload]
 
 
 def choose_layout(model: nn.Module, x: Tensor, recipe: Recipe) -> torch.memory_format:

@@ -4,40 +4,68 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from torch import nn
-
 from rattle.data import Dataset
 from rattle.errors import RattleError
 from rattle.objectives.base import HasTeachers, Objective, Teacher
 from rattle.objectives.registry import get_method
+from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.runs.load import build_model, load, resolve_checkpoint
 from rattle.runs.paths import Run
+from rattle.runs.progress import Console
+from rattle.training.signals import StoppedBySignal
 from rattle.weights import Noise
 
-ALONG = "along"  # in place of a method's name: trained by the objective itself
+ALONG, AVERAGE = "along", "average"  # in place of a method's name: trained by the objective itself; the run's average
 
 
 def teachers_of(objective: Objective) -> Mapping[str, tuple[Teacher, str]]:
-    """By name: the teacher, and the method that trains it first or ALONG."""
-    return objective.teachers if isinstance(objective, HasTeachers) else {}
+    """By name: the teacher, and the method that trains it first or ALONG; without AVERAGE, no network of its own."""
+    named = objective.teachers if isinstance(objective, HasTeachers) else {}
+    return {name: teacher for name, teacher in named.items() if teacher[1] != AVERAGE}
 
 
-def train_teachers(recipe: Recipe, run: Run, data: Dataset, fit: Callable[..., Run]) -> dict[str, Path]:
-    """Where the weights of the teachers are that are not trained along; those that have none are trained first.
+def along(objective: Objective) -> list[str]:
+    """The names of the teachers that are trained together with the model."""
+    return [name for name, (each, how) in teachers_of(objective).items() if how == ALONG and each.weights is None]
 
-    They are runs of their own beside the run, RUN-teacher-NAME: resumed and reused like any other.
+
+def train_teachers(
+    recipe: Recipe,
+    run: Run,
+    data: Dataset,
+    fit: Callable[..., Run],
+    resume: bool,
+    overwrite: bool,
+    console: Console,
+) -> dict[str, Path]:
+    """Train the teachers that must be there before the run and have no weights; where their weights are then.
+
+    They are runs of their own beside the run, RUN-teacher-NAME: resumed and reused like any other. fit: trains a
+    recipe into a folder; resume, overwrite: what happens to the run; a longer run keeps the teacher it began with.
     """
     found = {}
     for name, (teacher, method) in teachers_of(recipe.objective).items():
-        if teacher.weights is not None:
-            found[name] = resolve_checkpoint(teacher.weights)
-        elif method != ALONG:
-            folder = run.folder.with_name(f"{run.folder.name}-teacher-{name}")
-            own = {"data": data} if recipe.data.name.startswith("memory:") else {}
-            found[name] = fit(teacher_recipe(recipe, name, teacher, method), folder, resume=True, **own).checkpoint(
-                "last"
+        if teacher.weights is not None or method == ALONG:
+            continue
+        wanted, own = teacher_recipe(recipe, name, teacher, method), Run(Path(f"{run.folder}-teacher-{name}"))
+        begun = resolve(str(own.folder)) if own.exists() else wanted
+        wanted = replace(wanted, epochs=begun.epochs) if resume else wanted
+        other = replace(begun, data=wanted.data) != wanted  # images given in Python have another name in every run
+        if other and not overwrite:
+            raise RattleError(
+                f"the teacher {name!r} belongs into {own.folder}, which holds a run of another recipe: --overwrite "
+                "replaces both, or give that run as the teacher's weights"
             )
+        images = {"data": data} if recipe.data.name.startswith("memory:") else {}
+        console.log(f"the teacher {name!r} comes first: {wanted.method} into {own.folder}")
+        try:
+            fit(wanted, own.folder, resume=not other, overwrite=other, console=console, **images)
+        except StoppedBySignal as stop:  # the run goes on with its teacher: that is what to resume
+            raise StoppedBySignal(stop.number, str(run.folder)) from stop
+        # Held-out images choose by robust accuracy, which says nothing of a network trained without an adversary.
+        found[name] = own.checkpoint("last" if method == "standard" else "best")
+    if found:
+        console.log(f"now the run itself: {recipe.method} into {run.folder}")
     return found
 
 
@@ -46,7 +74,7 @@ def teacher_recipe(recipe: Recipe, name: str, teacher: Teacher, method: str) -> 
     base = get_method(method)
     attack = {"threat": recipe.attack.threat, "steps": recipe.attack.steps, "step_size": recipe.attack.step_size}
     return replace(
-        network_recipe(recipe, name, teacher),
+        network_recipe(recipe, teacher),
         name=f"{recipe.name}-teacher-{name}",
         objective=base.objective,
         attack=replace(base.attack, **attack),
@@ -60,23 +88,13 @@ def teacher_recipe(recipe: Recipe, name: str, teacher: Teacher, method: str) -> 
     )
 
 
-def network_recipe(recipe: Recipe, name: str, teacher: Teacher) -> Recipe:
+def network_recipe(recipe: Recipe, teacher: Teacher) -> Recipe:
     """The recipe with the teacher's network."""
     if teacher.model is not None:
         return replace(recipe, model=teacher.model, width=teacher.width)
     if recipe.model.startswith("python:"):
         raise RattleError(
-            f"the teacher {name!r} would have the network of the module given in Python, which cannot be built again: "
+            "it would have the network of the module given in Python, which cannot be built again: "
             "name another network in the objective's teacher, or give its weights"
         )
     return recipe
-
-
-def build_teacher(name: str, teacher: Teacher, recipe: Recipe, data: Dataset, weights: Path | None) -> nn.Module:
-    """A frozen network with its weights or, without any, a new one to be trained along."""
-    if weights is None:
-        return build_model(network_recipe(recipe, name, teacher), classes=len(data.classes), channels=data.channels)
-    network = load(weights)
-    for parameter in network.parameters():
-        parameter.requires_grad_(False)
-    return network

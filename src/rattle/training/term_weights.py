@@ -1,4 +1,7 @@
-"""How much say each Taylor term has: the length of its weight gradient over that of the zeroth term."""
+"""How much say each Taylor term has, and what AWP climbs: a step's objective, looked at from the run.
+
+The weight of a term is the length of its weight gradient over that of the zeroth term's.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from rattle.forward import Outputs
+from rattle.objectives.base import TermsNow
+from rattle.objectives.taylor_terms import without_taylor
 from rattle.runs import distributed
 from rattle.training.state import TrainState
+from rattle.weights import ASAM, AWP, SAM
 
 WEIGHED = ("zeroth", "first", "second")
 Terms = Callable[..., dict[str, Tensor]]
@@ -22,6 +28,13 @@ def term_gradients(model: nn.Module, terms: Mapping[str, Tensor]) -> dict[str, T
         parts = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
         found[name] = torch.cat([part.flatten() for part in parts])
     return found
+
+
+def climbed(objective: TermsNow, awp: AWP | SAM | ASAM | None) -> Terms | None:
+    """What AWP climbs, if it is not the objective itself."""
+    if not isinstance(awp, AWP) or awp.climbs == "loss":
+        return None
+    return TermsNow(without_taylor(objective.objective), objective.context)
 
 
 def weighed(objective: Terms, model: nn.Module, state: TrainState) -> Terms:

@@ -1,0 +1,61 @@
+"""Adversarial vertex mixup (Lee et al. 2020): images and soft labels between x and a point beyond x'."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rattle.attacks import PGD
+from rattle.errors import RattleError
+from rattle.forward import ForwardSpec, Outputs
+from rattle.losses import ce
+from rattle.objectives.base import Batch, Method, Reduce, StepContext, unreduced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AVMixup:
+    """CE(f(x^), y^) with x^ = a x + (1 - a) x_av, y^ = a phi(y, lambda1) + (1 - a) phi(y, lambda2), a ~ U[0, 1).
+
+    The vertex is x_av = clip(x + gamma (x' - x)); phi(y, lambda) has mass lambda on y, the rest evenly on the others.
+    """
+
+    title: ClassVar[str] = "AVMixup"
+    gamma: float = 2.0  # gamma, length of the vertex over that of the perturbation
+    lambda1: float = 1.0  # mass on the true class at x
+    lambda2: float = 0.1  # mass on the true class at the vertex; the published 0.1 is uniform over 10 classes
+
+    def __post_init__(self) -> None:
+        if not self.gamma >= 1:
+            raise RattleError(f"objective.gamma must be >= 1, got {self.gamma}")
+        for name in ("lambda1", "lambda2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise RattleError(f"objective.{name} is a probability, from 0 to 1, got {getattr(self, name)}")
+
+    @property
+    def needs(self) -> ForwardSpec:
+        return ForwardSpec(clean=False)
+
+    def prepare(self, batch: Batch, context: StepContext) -> Batch:
+        x, y = batch.x, batch.y
+        a = context.draws.uniform(1).to(x.dtype)  # Beta(1, 1)
+        a_x = a.view(-1, *[1] * (x.ndim - 1))
+        vertex = (x + self.gamma * (batch.x_adv - x)).clamp(0, 1)
+        soft, rest = (smoothed(y, mass, context.classes, x.dtype) for mass in (self.lambda1, self.lambda2))
+        return Batch(x=x, x_adv=a_x * x + (1 - a_x) * vertex, y=a * soft + (1 - a) * rest)
+
+    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+        return {"mixed": ce(outputs.logits_adv, y).mean()}
+
+
+def smoothed(y: Tensor, mass: float, classes: int, dtype: torch.dtype) -> Tensor:
+    """Soft labels [n, C]: `mass` on the true class, the rest evenly on the others.
+
+    >>> smoothed(torch.tensor([0, 2]), 0.5, 3, torch.float32).tolist()
+    [[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]]
+    """
+    others = torch.full((len(y), classes), (1 - mass) / (classes - 1), dtype=dtype, device=y.device)
+    return others.scatter_(1, y[:, None], mass)
+
+
+METHOD = Method(name="avmixup", objective=AVMixup(), attack=PGD(loss="ce", start="uniform"), paper="Lee et al. 2020")

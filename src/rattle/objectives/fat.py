@@ -1,0 +1,96 @@
+"""Friendly adversarial training (Zhang et al. 2020): the attack on an image stops soon after it is misclassified."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import PGD, Attack
+from rattle.attacks.base import check_batch, logits_of
+from rattle.attacks.batchnorm import attack_mode
+from rattle.errors import RattleError
+from rattle.objectives.at import AT
+from rattle.objectives.base import Method, Moment, StepContext
+from rattle.randomness import Randomness, streams
+from rattle.threat import Threat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStop:
+    """When the attack on an image stops: tau steps after it is misclassified, tau growing over the run."""
+
+    tau: int = 0  # tau in the first epoch: steps that are still made at a misclassified point
+    raise_at: tuple[float, ...] = (50 / 120, 90 / 120)  # fractions of the run at which tau grows by one
+    omega: float = 0.001  # omega, deviation of the Gaussian noise added at every step
+
+    def __post_init__(self) -> None:
+        if not self.tau >= 0:
+            raise RattleError(f"objective.stop.tau must be >= 0, got {self.tau}")
+        if not all(0 < a < 1 for a in self.raise_at):
+            raise RattleError(f"objective.stop.raise_at are fractions between 0 and 1, got {list(self.raise_at)}")
+        if not self.omega >= 0:
+            raise RattleError(f"objective.stop.omega must be >= 0, got {self.omega}")
+
+    def at(self, moment: Moment) -> "EarlyStop":
+        passed = sum(moment.fraction >= fraction for fraction in self.raise_at)
+        return replace(self, tau=self.tau + passed, raise_at=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyStoppedPGD:
+    """PGD that each image leaves `stop.tau` steps after it is misclassified; the others go on as a smaller batch."""
+
+    pgd: PGD  # threat, steps, step size, loss and start
+    stop: EarlyStop
+
+    @property
+    def threat(self) -> Threat:
+        return self.pgd.threat
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        x, y = check_batch(x, y)
+        draws, pgd = streams(generator, x), self.pgd
+        with attack_mode(model):
+            with torch.no_grad():
+                reference = logits_of(model, x) if pgd.loss == "kl" else y
+            x_adv = self.threat.project(pgd.start_point(x, draws), x)
+            found, row = torch.empty_like(x_adv), torch.arange(len(x), device=x.device)
+            left = torch.full_like(row, self.stop.tau)
+            for _ in range(pgd.steps):
+                point = x_adv.detach().requires_grad_()
+                logits = logits_of(model, point)
+                wrong = logits.argmax(1) != y
+                live, left = ~wrong | (left > 0), left - wrong.long()
+                found[row[~live]] = point.detach()[~live]
+                if not bool(live.any()):
+                    return found
+                (gradient,) = torch.autograd.grad(pgd.sample_losses(logits, reference).sum(), point)
+                if not bool(live.all()):
+                    row, x, y, reference, left = (value[live] for value in (row, x, y, reference, left))
+                    point, gradient, draws = point[live], gradient[live], draws[live]
+                x_adv = self.threat.ascend(point.detach(), gradient, pgd.step_size)
+                if self.stop.omega:
+                    x_adv = x_adv + self.stop.omega * draws.normal(*x.shape[1:]).to(x.dtype)
+                x_adv = self.threat.project(x_adv, x)
+            found[row] = x_adv
+            return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FAT(AT):
+    """CE(f(x'), y) + Taylor terms, x' of early-stopped PGD."""
+
+    title: ClassVar[str] = "FAT"
+    soft_labels: ClassVar[bool] = False  # what is misclassified is told by the label
+    unused: ClassVar[tuple[str, ...]] = ("restarts",)
+    stop: EarlyStop = EarlyStop()  # when the attack on an image stops
+
+    def at(self, moment: Moment) -> "FAT":
+        return replace(self, stop=self.stop.at(moment))
+
+    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
+        return EarlyStoppedPGD(pgd=attack, stop=self.stop)
+
+
+METHOD = Method(name="fat", objective=FAT(), attack=PGD(loss="ce", start="uniform"), paper="Zhang et al. 2020")

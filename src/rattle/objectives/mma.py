@@ -1,0 +1,137 @@
+"""MMA training (Ding et al. 2020): every image is moved to its own decision boundary, and the boundary moves away."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import PGD, Attack
+from rattle.attacks.base import check_batch, logits_of
+from rattle.attacks.batchnorm import attack_mode
+from rattle.errors import RattleError
+from rattle.forward import ForwardSpec, Outputs
+from rattle.losses import ce
+from rattle.objectives.base import Memory, Method, Reduce, StepContext, unreduced
+from rattle.randomness import ImageStreams, Randomness, streams
+from rattle.threat import Threat
+
+REACH = 1.05  # the search goes beyond d_max, so that an image on d_max can be told from one farther away
+STEP = 2.5  # PGD's K steps together, over the radius
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MMA:
+    """clean_weight CE(f(x), y) + (1 - clean_weight) [d < d_max] CE(f(x + delta), y), both means over all images.
+
+    delta leads to the boundary, d is its length (0 where x is misclassified); d of each image is where the search for
+    its delta starts in the next epoch.
+    """
+
+    title: ClassVar[str] = "MMA"
+    unused: ClassVar[tuple[str, ...]] = ("step_size", "loss", "start", "restarts")
+    d_max: float = 4.0  # d_max over the threat's epsilon: images farther from the boundary count no more
+    start: float = 0.16  # the least radius at which an image's search starts, over the threat's epsilon
+    search_steps: int = 10  # halvings of the bracket around the boundary
+    clean_weight: float = 1 / 3  # weight of the cross-entropy at x
+
+    def __post_init__(self) -> None:
+        if not 0 < self.start <= self.d_max:
+            raise RattleError(f"objective.start must be > 0 and at most d_max {self.d_max:g}, got {self.start}")
+        if self.search_steps < 1:
+            raise RattleError(f"objective.search_steps must be >= 1, got {self.search_steps}")
+        if not 0 <= self.clean_weight < 1:
+            raise RattleError(f"objective.clean_weight must be from 0 to below 1, got {self.clean_weight}")
+
+    @property
+    def needs(self) -> ForwardSpec:
+        return ForwardSpec()
+
+    def initial_memory(self, images: int) -> dict[str, Tensor]:
+        return {"margin": torch.zeros(images)}  # d over d_max
+
+    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
+        epsilon = attack.threat.epsilon
+        return BoundaryPGD(
+            threat=attack.threat,
+            steps=attack.steps,
+            search_steps=self.search_steps,
+            start=self.start * epsilon,
+            d_max=self.d_max * epsilon,
+            memory=context.memory,
+        )
+
+    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+        return self.terms(outputs, y, torch.ones(len(y), device=y.device, dtype=torch.bool))
+
+    def terms_in(
+        self, context: StepContext, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced
+    ) -> dict[str, Tensor]:
+        return self.terms(outputs, y, context.memory["margin"] < 1)
+
+    def terms(self, outputs: Outputs, y: Tensor, near: Tensor) -> dict[str, Tensor]:
+        """The terms; near: which images are closer to the boundary than d_max."""
+        assert outputs.logits is not None, "needs() asks for the logits at x"
+        clean, margin = ce(outputs.logits, y).mean(), (near * ce(outputs.logits_adv, y)).mean()
+        return {"clean": self.clean_weight * clean, "margin": (1 - self.clean_weight) * margin}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundaryPGD:
+    """AN-PGD: a direction by PGD in a ball of each image's own radius, then bisection along it for the boundary.
+
+    The boundary is where the soft logit margin is 0. Images beyond it already stay where they are.
+    """
+
+    threat: Threat  # its norm
+    steps: int  # K
+    search_steps: int
+    start: float  # the least radius of PGD's ball
+    d_max: float
+    memory: Memory  # "margin": the distance that was found, over d_max
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        x, y = check_batch(x, y)
+        draws, radius = streams(generator, x), (self.d_max * self.memory["margin"].to(x.dtype)).clamp_min(self.start)
+        x_adv, found = x.clone(), torch.zeros_like(radius)
+        with attack_mode(model):
+            with torch.no_grad():
+                right = soft_margin(logits_of(model, x), y) < 0
+            if bool(right.any()):
+                some = x[right], y[right], radius[right].view(-1, *[1] * (x.ndim - 1))
+                x_adv[right], found[right] = self.search(model, *some, draws[right])
+        self.memory["margin"] = found / self.d_max
+        return x_adv
+
+    def search(
+        self, model: nn.Module, x: Tensor, y: Tensor, radius: Tensor, draws: ImageStreams
+    ) -> tuple[Tensor, Tensor]:
+        """The points where the boundary is crossed, and their distances, before they are clipped to [0, 1]."""
+        x_adv = self.climb(model, x, y, radius, draws)
+        with torch.no_grad():
+            unit = (x_adv - x) / self.threat.distance(x_adv, x).clamp_min(1e-12).view_as(radius)
+            low, high, middle = torch.zeros_like(radius), torch.full_like(radius, REACH * self.d_max), radius
+            for _ in range(self.search_steps):
+                right = soft_margin(logits_of(model, (x + middle * unit).clamp(0, 1)), y).view_as(radius) < 0
+                low, high = torch.where(right, middle, low), torch.where(right, high, middle)
+                middle = (low + high) / 2
+            return (x + middle * unit).clamp(0, 1), middle.flatten()
+
+    def climb(self, model: nn.Module, x: Tensor, y: Tensor, radius: Tensor, draws: ImageStreams) -> Tensor:
+        """PGD on the soft logit margin, each image in a ball of its own radius."""
+        x_adv = self.threat.random_start(x, draws, radius)
+        for _ in range(self.steps):
+            x_adv = x_adv.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(soft_margin(logits_of(model, x_adv), y).sum(), x_adv)
+            moved = self.threat.ascend(x_adv.detach(), gradient, STEP / self.steps * radius)
+            x_adv = self.threat.project(moved, x, radius)
+        return x_adv.detach()
+
+
+def soft_margin(logits: Tensor, y: Tensor) -> Tensor:
+    """The soft logit margin log sum_{k != y} exp z_k - z_y (Ding et al. 2020): below 0 exactly where p_y > 1/2."""
+    others = logits.scatter(1, y[:, None], float("-inf"))
+    return others.logsumexp(1) - logits.gather(1, y[:, None]).squeeze(1)
+
+
+METHOD = Method(name="mma", objective=MMA(), attack=PGD(loss="ce", start="uniform"), paper="Ding et al. 2020")

@@ -1,0 +1,59 @@
+"""N-FGSM (de Jorge et al. 2022): AT with one step from strong noise, which is not projected."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import PGD, Attack
+from rattle.attacks.base import check_batch, logits_of
+from rattle.attacks.batchnorm import attack_mode
+from rattle.errors import RattleError
+from rattle.losses import ce
+from rattle.objectives.at import AT
+from rattle.objectives.base import ONE_STEP, Method, StepContext
+from rattle.randomness import Randomness, streams
+from rattle.threat import Threat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoisyStep:
+    """x' = clip(x~ + alpha epsilon sign(grad CE(f(x~), y))), x~ = clip(x + noise) drawn from k times the ball.
+
+    x' stays in [0, 1] but leaves the ball, to at most (k + alpha) epsilon: it is for training, not for evaluation.
+    """
+
+    threat: Threat
+    noise: float = 2.0  # k
+    step: float = 1.0  # alpha
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        x, y = check_batch(x, y, soft=True)
+        threat, epsilon = self.threat, self.threat.epsilon
+        start = replace(threat, epsilon=self.noise * epsilon).random_start(x, streams(generator, x)).requires_grad_()
+        with attack_mode(model):
+            (gradient,) = torch.autograd.grad(ce(logits_of(model, start), y).sum(), start)
+        return threat.ascend(start.detach(), gradient, self.step * epsilon).clamp(0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NFGSM(AT):
+    """CE(f(x'), y) + Taylor terms, x' of one noisy step."""
+
+    title: ClassVar[str] = "N-FGSM"
+    unused: ClassVar[tuple[str, ...]] = ONE_STEP
+    noise: float = 2.0  # k, radius of the uniform noise, over epsilon
+    step: float = 1.0  # alpha, length of the step, over epsilon
+
+    def __post_init__(self) -> None:
+        if not self.noise >= 0:
+            raise RattleError(f"objective.noise must be >= 0, got {self.noise}")
+        if not self.step > 0:
+            raise RattleError(f"objective.step must be > 0, got {self.step}")
+
+    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
+        return NoisyStep(threat=attack.threat, noise=self.noise, step=self.step)
+
+
+METHOD = Method(name="n-fgsm", objective=NFGSM(), attack=PGD(), paper="de Jorge et al. 2022")

@@ -1,0 +1,54 @@
+"""What a step begins with: the images of a minibatch as the epoch sees them, and the inner attack of the epoch."""
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from rattle.attacks import PGD
+from rattle.data import Images
+from rattle.objectives.base import Memory, Moment, StepContext
+from rattle.randomness import ImageStreams, derive_seed
+from rattle.recipes.recipe import Recipe
+from rattle.training.state import ATTACK, PARTNERS, PIXELS, TrainState
+
+
+def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The images of an index as this epoch sees them, and their labels: soft ones where images are mixed.
+
+    The other image is any of the training images, so that mixing does not depend on the batch or rank either.
+    """
+    seed, epoch, augment = state.recipe.seed, state.progress.epoch, state.recipe.data.augment
+
+    def seen(rows: Tensor) -> tuple[Tensor, Tensor]:
+        batch = images[rows.to(images.y.device)].to(state.device)
+        return state.floats(augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), rows))), batch.y
+
+    x, y = seen(index)
+    if augment.mix == "none":
+        return x, y
+    draws = ImageStreams(derive_seed(seed, PARTNERS, epoch), index)
+    other, y_other = seen(draws.integers(len(images), 1)[:, 0])
+    x, share = augment.mixed(x, other, draws)
+    hard, hard_other = (nn.functional.one_hot(labels, len(state.data.classes)).to(x.dtype) for labels in (y, y_other))
+    return x, share * hard + (1 - share) * hard_other
+
+
+def context_of(state: TrainState, index: Tensor) -> StepContext:
+    """What a step on the images of an index knows besides them."""
+    recipe, progress = state.recipe, state.progress
+    return StepContext(
+        moment=Moment(epoch=progress.epoch, epochs=recipe.epochs, step=progress.step),
+        draws=ImageStreams(derive_seed(recipe.seed, ATTACK, progress.epoch), index),
+        memory=Memory(state.memory, index),
+        classes=len(state.data.classes),
+        teachers=state.teachers,
+    )
+
+
+def grown(recipe: Recipe, epoch: int) -> PGD:
+    """The inner attack in an epoch, counted from 0: the recipe's, or a smaller one on the ramp."""
+    attack, share = recipe.attack, (epoch + 1) / (recipe.ramp * recipe.epochs) if recipe.ramp else 1.0
+    if share >= 1:
+        return attack
+    threat = replace(attack.threat, epsilon=share * attack.threat.epsilon)
+    return replace(attack, threat=threat, step_size=share * attack.step_size)

@@ -1,0 +1,65 @@
+"""AVMixup beside a plain twin that mixes one image after the other."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rattle.attacks import PGD
+from rattle.errors import RattleError
+from rattle.objectives.avmixup import AVMixup, smoothed
+from rattle.threat import Threat
+from support.inner_attacks import assert_same_step, assert_trains_and_resumes, draws, our_step, problem
+
+PGD_3 = PGD(threat=Threat(epsilon=0.1), steps=3, step_size=0.04)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("classes", [3, 10, 100])
+def test_loss_gradient_and_images_are_those_of_the_twin(classes: int) -> None:
+    given, random = problem(classes), draws(14)
+    twin, images, labels = copy.deepcopy(given.model), [], []
+    x_adv = PGD_3(twin, given.x, given.y, generator=random)
+    for x, moved, y, a in zip(given.x, x_adv, given.y, random.uniform(1).double(), strict=True):
+        vertex = torch.clip(x + 2.0 * (moved - x), 0, 1)
+        images.append(a * x + (1 - a) * vertex)
+        one_hot = F.one_hot(y, classes).double()
+        at_x = 1.0 * one_hot
+        at_vertex = 0.1 * one_hot + (1 - one_hot) * 0.9 / (classes - 1)
+        labels.append(a * at_x + (1 - a) * at_vertex)
+    logits = twin(torch.stack(images))
+    loss = -(torch.stack(labels) * logits.log_softmax(1)).sum() / 14
+    ours = our_step(AVMixup(), PGD_3, given)
+    assert_same_step(ours, loss, twin, torch.stack(images))
+    torch.testing.assert_close(ours.batch.y, torch.stack(labels))
+
+
+def test_the_published_mass_at_the_vertex_is_uniform_over_ten_classes() -> None:
+    rows = smoothed(torch.arange(10), AVMixup().lambda2, 10, torch.float32)
+    torch.testing.assert_close(rows, torch.full((10, 10), 0.1))
+
+
+@pytest.mark.parametrize(("mass", "classes"), [(1.0, 2), (0.1, 3), (0.7, 100)])
+def test_soft_labels_sum_to_one(mass: float, classes: int) -> None:
+    rows = smoothed(torch.tensor([0, 1, classes - 1]), mass, classes, torch.float64)
+    torch.testing.assert_close(rows.sum(1), torch.ones(3, dtype=torch.float64))
+    assert float(rows[2, -1]) == mass
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"gamma": 0.5}, "objective.gamma must be >= 1, got 0.5"),
+        ({"lambda1": 1.5}, "objective.lambda1 is a probability, from 0 to 1, got 1.5"),
+        ({"lambda2": -0.1}, "objective.lambda2 is a probability, from 0 to 1, got -0.1"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
+    with pytest.raises(RattleError, match=f"^{sentence}$"):
+        AVMixup(**setting)
+
+
+def test_a_recipe_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    assert_trains_and_resumes("avmixup", tmp_path)

@@ -1,0 +1,118 @@
+"""DKL beside a twin written from the formula, pair by pair; its class means are those of the epoch before."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import PGD
+from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
+from rattle.forward import Outputs
+from rattle.objectives.base import Memory, Moment, StepContext, now, total
+from rattle.objectives.dkl import DKL
+from rattle.randomness import ImageStreams
+from rattle.recipes.catalog import get_recipe
+from rattle.runs.checkpoint import read
+from rattle.runs.load import load
+from rattle.training.loop import fit
+from rattle.weights import AWP
+from support.training import Interrupting, Stop, content, tiny
+
+N = 6
+
+
+def context(memory: dict[str, Tensor], epoch: int) -> StepContext:
+    index = torch.arange(N)
+    return StepContext(moment=Moment(epoch=epoch, epochs=9), draws=ImageStreams(0, index), memory=Memory(memory, index))
+
+
+def twin(z: Tensor, z_adv: Tensor, y: Tensor, means: Tensor, objective: DKL) -> Tensor:
+    """The loss with a loop over images and pairs of classes."""
+    classes, pairs, weights = z.shape[1], torch.zeros((), dtype=z.dtype), 0.0
+    clean, soft = torch.zeros_like(pairs), torch.zeros_like(pairs)
+    for i in range(len(z)):
+        w = means[y[i]] ** objective.gamma
+        clean = clean - z[i].log_softmax(0)[y[i]] / len(z)
+        soft = soft - (z[i].detach().softmax(0) * z_adv[i].log_softmax(0)).sum() / len(z)
+        for j in range(classes):
+            difference = (z[i, j] - z[i]) - (z_adv[i, j] - z_adv[i])
+            pairs = pairs + (w[j] * w * difference**2).sum() / 4
+            weights += float((w[j] * w).sum())
+    return clean + objective.beta * pairs / weights + objective.alpha * soft
+
+
+@pytest.mark.parametrize(
+    ("classes", "settings"),
+    [(3, {}), (10, {}), (100, {}), (10, {"gamma": 0.2, "temperature": 1.0}), (3, {"alpha": 1.0, "beta": 2.0})],
+)
+def test_loss_and_gradient_are_those_of_the_twin(classes: int, settings: dict) -> None:
+    torch.manual_seed(classes)
+    model, objective = nn.Linear(5, classes).double(), DKL(**settings)
+    x, x_adv = torch.randn(2, N, 5, dtype=torch.float64)
+    y, weights = torch.arange(N) % classes, list(model.parameters())
+    sums = torch.rand(classes, classes, dtype=torch.float64)
+    sums[1] = 0  # a class that was not seen
+    memory = {"sums": torch.stack([sums, 7 * sums.flip(0)]), "epoch": torch.tensor([2.0])}
+    terms_of, _, _ = now(objective, PGD(), context(memory, epoch=3))
+    loss = total(terms_of(Outputs(model(x), model(x_adv)), y))
+    means = sums / sums.sum(1, keepdim=True)
+    means[1] = 1 / classes
+    wanted = twin(model(x), model(x_adv), y, means, objective)
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-6)
+    for mine, theirs in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(wanted, weights), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+
+
+def test_the_classes_are_summed_over_an_epoch_and_used_in_the_next() -> None:
+    torch.manual_seed(0)
+    objective = DKL(temperature=4.0)
+    memory = {name: value.double() for name, value in objective.initial_class_memory(3).items()}
+    wanted: dict[int, Tensor] = {}
+    for epoch in range(3):
+        wanted[epoch] = torch.zeros(3, 3, dtype=torch.float64)
+        for _ in range(2):
+            z, z_adv = torch.randn(2, N, 3, dtype=torch.float64)
+            y = (torch.arange(N) + epoch) % 3
+            terms_of, _, _ = now(objective, PGD(), context(memory, epoch))
+            terms_of(Outputs(-3 * z, z_adv), y)  # a first look, as AWP takes, leaves no trace
+            terms = terms_of(Outputs(z, z_adv), y)
+            before = wanted[epoch - 1] if epoch else torch.ones(3, 3, dtype=torch.float64)
+            means = before / before.sum(1, keepdim=True)
+            assert float(total(terms)) == pytest.approx(float(twin(z, z_adv, y, means, objective)))
+            terms_of.remember()
+            for i in range(N):
+                wanted[epoch][y[i]] += (z[i] / 4).softmax(0) / N
+    torch.testing.assert_close(memory["sums"][0], wanted[2])
+    torch.testing.assert_close(memory["sums"][1], wanted[1])
+
+
+def test_a_stopped_run_resumes_bit_for_bit_and_is_evaluated(tmp_path: Path) -> None:
+    recipe = tiny("dkl-awp-2nd", awp=AWP(warmup=1))
+    recipe = replace(recipe, attack=replace(recipe.attack, steps=2), val_attack=replace(recipe.val_attack, steps=2))
+    whole = fit(recipe, tmp_path / "whole", log="none")
+    sums = read(whole.checkpoint("last")).tensors["memory.sums"]
+    assert float(sums[0].sum()) == pytest.approx(3, rel=1e-4)  # each of an epoch's three batches once
+    assert float(sums[1].sum()) == pytest.approx(3, rel=1e-4)
+    saved = replace(recipe, save_minutes=0)  # after every step
+    with pytest.raises(Stop):  # inside the second epoch
+        fit(saved, tmp_path / "cut", log="none", console=Interrupting(steps=4))
+    one, two = content(whole), content(fit(saved, tmp_path / "cut", log="none", resume=True))
+    assert one["last"] == two["last"]
+    assert one["metrics.jsonl"] == two["metrics.jsonl"]
+    data = recipe.data.load()
+    result = evaluate(load(whole.folder), data.test.x[:20], data.test.y[:20], {"pgd": PGD(steps=2)})
+    assert 0 <= result.robust_accuracy <= result.clean_accuracy <= 1
+
+
+def test_the_recipe_grows_its_attack_over_the_whole_run() -> None:
+    recipe = get_recipe("cifar10-linf-wrn34-10-dkl-awp")
+    assert (recipe.ramp, recipe.awp, recipe.attack.loss) == (1.0, AWP(gamma=0.005, warmup=10), "kl")
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta", "gamma", "temperature"])
+def test_settings_that_mean_nothing_are_refused(name: str) -> None:
+    with pytest.raises(RattleError, match=rf"^objective\.{name} must be >=? 0, got -1\.0$"):
+        DKL(**{name: -1.0})

@@ -1,0 +1,140 @@
+"""FAT and FAT-TRADES beside a plain twin that attacks one image after the other."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rattle.attacks import PGD
+from rattle.errors import RattleError
+from rattle.objectives import Taylor
+from rattle.objectives.base import Moment
+from rattle.objectives.fat import FAT, EarlyStop, EarlyStoppedPGD
+from rattle.objectives.fat_trades import FATTrades
+from rattle.threat import Threat
+from support.inner_attacks import SEED, ImageStreams, assert_same_step, assert_trains_and_resumes, our_step, problem
+
+THREAT = Threat(epsilon=0.1)
+BASES = {
+    "fat": (FAT(), PGD(threat=THREAT, steps=8, step_size=0.02)),
+    "fat-trades": (FATTrades(), PGD(threat=THREAT, steps=8, step_size=0.02, loss="kl", start="gaussian")),
+}
+
+
+def friendly(model: nn.Module, x: Tensor, y: Tensor, i: int, pgd: PGD, *, tau: int, omega: float) -> tuple[Tensor, int]:
+    """Algorithm 1 of the paper for image i (l_inf), and the steps it made."""
+    random, shape, epsilon = ImageStreams(SEED, torch.tensor([i])), x.shape[1:], pgd.threat.epsilon
+    x, y = x[i : i + 1], y[i : i + 1]
+    if pgd.start == "uniform":
+        x_adv = x + epsilon * (2 * random.uniform(*shape).double() - 1)
+    else:
+        x_adv = x + 0.001 * random.normal(*shape).double()
+    x_adv = x_adv.clamp(0, 1)
+    for k in range(pgd.steps):
+        x_adv = x_adv.detach().requires_grad_()
+        z = model(x_adv)
+        if int(z.argmax()) != int(y):
+            if tau == 0:
+                return x_adv.detach(), k
+            tau -= 1
+        if pgd.loss == "ce":
+            loss = F.cross_entropy(z, y)
+        else:
+            loss = F.kl_div(z.log_softmax(1), model(x).detach().softmax(1), reduction="sum")
+        (gradient,) = torch.autograd.grad(loss, x_adv)
+        x_adv = x_adv.detach() + pgd.step_size * gradient.sign()
+        if omega:
+            x_adv = x_adv + omega * random.normal(*shape).double()
+        x_adv = torch.min(torch.max(x_adv, x - epsilon), x + epsilon).clamp(0, 1)
+    return x_adv.detach(), pgd.steps
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("classes", [3, 10, 100])
+@pytest.mark.parametrize("tau", [0, 2])
+@pytest.mark.parametrize("base", BASES)
+def test_loss_gradient_and_images_are_those_of_the_twin(base: str, tau: int, classes: int) -> None:
+    given, (objective, pgd) = problem(classes), BASES[base]
+    objective = replace(objective, stop=replace(objective.stop, tau=tau))
+    twin = copy.deepcopy(given.model).eval()
+    rows = range(len(given.x))
+    found = [friendly(twin, given.x, given.y, i, pgd, tau=tau, omega=objective.stop.omega) for i in rows]
+    assert len({steps for _, steps in found}) > 2  # they stop at different steps
+    x_adv = torch.cat([image for image, _ in found])
+    twin.train()
+    if base == "fat":
+        loss = F.cross_entropy(twin(x_adv), given.y)
+    else:
+        z, z_adv = twin(given.x), twin(x_adv)
+        loss = F.cross_entropy(z, given.y) + 6 * F.kl_div(z_adv.log_softmax(1), z.softmax(1), reduction="batchmean")
+    assert_same_step(our_step(objective, pgd, given), loss, twin, x_adv)
+
+
+@pytest.mark.parametrize(
+    ("objective", "epochs", "rises"), [(FAT(), 120, [50, 90]), (FAT(), 12, [5, 9]), (FATTrades(), 85, [30, 50, 70])]
+)
+def test_tau_grows_at_the_published_epochs(objective: FAT, epochs: int, rises: list[int]) -> None:
+    for epoch in range(epochs):
+        current = objective.at(Moment(epoch=epoch, epochs=epochs))
+        assert current.stop.tau == sum(epoch >= rise for rise in rises)
+
+
+def test_images_that_stopped_are_not_looked_at_again() -> None:
+    given, looked = problem(10, n=60), []
+    given.model.register_forward_hook(lambda _, args, __: looked.append(len(args[0])))
+    pgd = PGD(threat=THREAT, steps=8, step_size=0.02)
+    EarlyStoppedPGD(pgd=pgd, stop=EarlyStop())(given.model, given.x, given.y)
+    assert looked[0] == 60
+    assert looked == sorted(looked, reverse=True)
+    assert sum(looked) < 0.8 * 60 * pgd.steps
+
+
+def test_a_large_tau_without_noise_is_pgd() -> None:
+    given, pgd = problem(10), PGD(threat=THREAT, steps=5, step_size=0.03)
+    attack = EarlyStoppedPGD(pgd=pgd, stop=EarlyStop(tau=5, omega=0.0))
+    x_adv, wanted = (
+        a(given.model, given.x, given.y, generator=ImageStreams(0, torch.arange(14))) for a in (attack, pgd)
+    )
+    assert torch.equal(x_adv, wanted)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_points_lie_in_the_ball(norm: str) -> None:
+    given, threat = problem(10), Threat(norm=norm, epsilon=0.1)
+    attack = EarlyStoppedPGD(pgd=PGD(threat=threat, steps=3, step_size=0.08), stop=EarlyStop(omega=0.1))
+    assert bool(threat.contains(attack(given.model, given.x, given.y), given.x).all())
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"tau": -1}, "objective.stop.tau must be >= 0, got -1"),
+        ({"raise_at": (0.5, 1.5)}, r"objective.stop.raise_at are fractions between 0 and 1, got \[0.5, 1.5\]"),
+        ({"omega": -0.1}, "objective.stop.omega must be >= 0, got -0.1"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
+    with pytest.raises(RattleError, match=f"^{sentence}$"):
+        EarlyStop(**setting)
+
+
+def test_a_negative_weight_is_refused() -> None:
+    with pytest.raises(RattleError, match=r"^objective.inv_lambda must be >= 0, got -6.0$"):
+        FATTrades(inv_lambda=-6.0)
+
+
+@pytest.mark.parametrize("base", [FAT, FATTrades])
+def test_the_taylor_terms_are_added(base: type) -> None:
+    given, pgd = problem(4), PGD(threat=THREAT, steps=2)
+    plain, second = (our_step(base(taylor=Taylor(order=order)), pgd, given) for order in (0, 2))
+    assert torch.equal(plain.batch.x_adv, second.batch.x_adv)
+    assert second.loss > plain.loss
+
+
+@pytest.mark.parametrize("method", ["fat-trades-2nd", pytest.param("fat", marks=pytest.mark.slow)])
+def test_a_recipe_trains_and_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
+    assert_trains_and_resumes(method, tmp_path)

@@ -1,0 +1,111 @@
+"""GAT and GAT-TRADES beside a plain twin."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rattle.attacks import PGD
+from rattle.errors import RattleError
+from rattle.objectives import Taylor
+from rattle.objectives.base import Moment
+from rattle.objectives.gat import GAT, Guide, GuidedStep
+from rattle.objectives.gat_trades import GATTrades
+from rattle.threat import Threat
+from support.inner_attacks import Problem, assert_same_step, assert_trains_and_resumes, draws, our_step, problem
+
+EPSILON = 0.1
+ATTACK = PGD(threat=Threat(epsilon=EPSILON))
+
+
+def guided(model: nn.Module, given: Problem, *, weight: float) -> Tensor:
+    """The published attack (l_inf), in evaluation mode."""
+    model.eval()
+    x, y = given.x, given.y
+    start = (x + EPSILON / 2 * draws(len(x)).normal(*x.shape[1:]).double().sign()).clamp(0, 1).requires_grad_()
+    p, z = model(x).detach().softmax(1), model(start)
+    loss = F.cross_entropy(z, y) + weight * ((p - z.softmax(1)) ** 2).sum(1).mean()
+    (gradient,) = torch.autograd.grad(loss, start)
+    x_adv = (start.detach() + EPSILON * gradient.sign()).clamp(0, 1)
+    model.train()
+    return (x + (x_adv - x).clamp(-EPSILON, EPSILON)).clamp(0, 1)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("classes", [3, 10, 100])
+@pytest.mark.parametrize(("epoch", "number", "weight"), [(0, 0, 10), (0, 7, 10), (86, 7, 40)])
+@pytest.mark.parametrize("base", [GAT, GATTrades])
+def test_loss_gradient_and_images_are_those_of_the_twin(
+    base: type, epoch: int, number: int, weight: float, classes: int
+) -> None:
+    given = problem(classes)
+    twin = copy.deepcopy(given.model)
+    x_adv = guided(twin, given, weight=weight * (number % 2))
+    z, z_adv = twin(given.x), twin(x_adv)
+    if base is GAT:
+        between = weight * ((z.softmax(1) - z_adv.softmax(1)) ** 2).sum(1).mean()
+    else:
+        between = 6 * F.kl_div(z_adv.log_softmax(1), z.softmax(1), reduction="batchmean")
+    ours = our_step(base(), ATTACK, given, moment=Moment(epoch=epoch, epochs=100, step=number))
+    assert_same_step(ours, F.cross_entropy(z, given.y) + between, twin, x_adv)
+
+
+def test_the_guide_changes_the_step() -> None:
+    given = problem(10)
+    first, second = (
+        GuidedStep(threat=ATTACK.threat, weight=weight)(given.model, given.x, given.y, generator=draws(14))
+        for weight in (0.0, 10.0)
+    )
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("step", "passes"), [(0, 1), (1, 2)])
+def test_no_pass_is_made_that_the_step_does_not_need(step: int, passes: int) -> None:
+    given, calls = problem(10), []
+    given.model.register_forward_hook(lambda *_: calls.append(1))
+    Guide().attack(ATTACK.threat, Moment(step=step))(given.model, given.x, given.y)
+    assert len(calls) == passes
+
+
+def test_the_weight_grows_after_86_of_100_epochs() -> None:
+    weights = [GAT().at(Moment(epoch=epoch, epochs=100)).guide.weight for epoch in range(100)]
+    assert weights == [10.0] * 86 + [40.0] * 14
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_points_lie_in_the_ball(norm: str) -> None:
+    given, threat = problem(10), Threat(norm=norm, epsilon=0.3)
+    x_adv = GuidedStep(threat=threat)(given.model, given.x, given.y)
+    assert bool(threat.contains(x_adv, given.x).all())
+    assert float(threat.distance(x_adv, given.x).min()) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"weight": -1.0}, "objective.guide.weight must be >= 0, got -1.0"),
+        ({"noise": -1.0}, "objective.guide.noise must be >= 0, got -1.0"),
+        ({"late_factor": -1.0}, "objective.guide.late_factor must be >= 0, got -1.0"),
+        ({"late_from": 85.0}, "objective.guide.late_from is a fraction from 0 to 1, got 85.0"),
+        ({"step": 0.0}, "objective.guide.step must be > 0, got 0.0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
+    with pytest.raises(RattleError, match=f"^{sentence}$"):
+        Guide(**setting)
+
+
+@pytest.mark.parametrize("base", [GAT, GATTrades])
+def test_the_taylor_terms_are_added(base: type) -> None:
+    given = problem(4)
+    plain, second = (our_step(base(taylor=Taylor(order=order)), ATTACK, given) for order in (0, 2))
+    assert torch.equal(plain.batch.x_adv, second.batch.x_adv)
+    assert second.loss > plain.loss
+
+
+@pytest.mark.parametrize("method", ["gat", pytest.param("gat-trades-2nd", marks=pytest.mark.slow)])
+def test_a_recipe_trains_and_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
+    assert_trains_and_resumes(method, tmp_path)

@@ -1,0 +1,43 @@
+"""HAT beside a literal twin: the helper point and its label."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from rattle.errors import RattleError
+from rattle.objectives.base import Batch, Memory, Moment, StepContext
+from rattle.objectives.hat import HAT
+from support.twins import CLASSES, N, Networks, assert_same, images, networks, streams
+
+
+@pytest.mark.parametrize("classes", CLASSES)
+def test_the_loss_is_the_formula(classes: int) -> None:
+    h, beta, gamma = 2.0, 2.5, 0.5
+
+    def twin(found: Networks, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+        z, z_adv, z_helper = found["model"](x), found["model"](x_adv), found["model"](x + h * (x_adv - x))
+        loss = 0.0
+        for i in range(N):
+            p, q = z[i].softmax(0), z_adv[i].softmax(0)
+            label = int(found["standard"](x_adv)[i].argmax())
+            loss = loss - p[y[i]].log() / N
+            loss = loss + beta * (p * (p.log() - q.log())).sum() / N
+            loss = loss - gamma * z_helper[i].softmax(0)[label].log() / N
+        return loss
+
+    found = networks(classes, frozen=("standard",))
+    assert_same(HAT(), twin, found, classes)
+    assert any(found["standard"](images(classes)[1]).argmax(1) != images(classes)[2])  # the helper's labels matter
+
+
+def test_the_helper_may_leave_the_range_of_images() -> None:
+    x, x_adv = torch.tensor([[0.9]]), torch.tensor([[1.0]])
+    context = StepContext(moment=Moment(), draws=streams(), memory=Memory({}, torch.arange(1)))
+    batch = HAT(h=3).prepare(Batch(x=x, x_adv=x_adv, y=torch.tensor([0])), context)
+    torch.testing.assert_close(batch.extra, torch.tensor([[1.2]]))
+
+
+@pytest.mark.parametrize("wrong", [{"beta": -1}, {"gamma": float("nan")}, {"h": 1}])
+def test_settings_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(RattleError, match=rf"objective\.{next(iter(wrong))} must be"):
+        HAT(**wrong)

@@ -1,0 +1,45 @@
+"""KD from two teachers beside a literal twin, and SWA as part of its recipes."""
+
+import pytest
+from torch import Tensor
+
+from rattle.errors import RattleError
+from rattle.objectives.kd_swa import KD
+from rattle.recipes.catalog import get_recipe
+from rattle.recipes.schedules import OneCycle
+from rattle.weights import EMA, SWA
+from support.twins import CLASSES, N, Networks, assert_same, networks
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("classes", CLASSES)
+def test_the_loss_is_the_formula(classes: int, smoothing: float) -> None:
+    weights, t = {"standard": 0.1, "robust": 0.6}, 2.0
+
+    def twin(found: Networks, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
+        z, loss = found["model"](x_adv), 0.0
+        taught = {name: found[name](x_adv) for name in weights}
+        for i in range(N):
+            for k in range(classes):
+                label = (1 - smoothing) * float(k == int(y[i])) + smoothing / classes
+                loss = loss - 0.3 * label * z[i].softmax(0)[k].log() / N
+            for name, weight in weights.items():
+                target, mine = (taught[name][i] / t).softmax(0), (z[i] / t).softmax(0)
+                loss = loss - weight * t**2 * (target * mine.log()).sum() / N
+        return loss
+
+    assert_same(KD(smoothing=smoothing), twin, networks(classes, frozen=("standard", "robust")), classes)
+
+
+def test_its_recipes_average_the_weights_after_the_first_drop() -> None:
+    recipe = get_recipe("cifar10-linf-preact18-kd-swa")
+    assert recipe.average == SWA(start=55 / 200)
+    assert [round(200 * drop) for drop in recipe.schedule.drops] == [50, 150]
+    fast = get_recipe("cifar10-linf-preact18-kd-swa-fast")
+    assert (type(fast.average), type(fast.schedule)) == (EMA, OneCycle)
+
+
+@pytest.mark.parametrize("wrong", [{"robust_weight": -1}, {"temperature": 0}, {"smoothing": 1}])
+def test_settings_that_mean_nothing_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(RattleError, match=rf"objective\.{next(iter(wrong))} "):
+        KD(**wrong)

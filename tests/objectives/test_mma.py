@@ -1,0 +1,193 @@
+"""MMA beside a twin written from the formula; its memory is saved, resumed and the same on two ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import PGD
+from rattle.data import Augment
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
+from rattle.forward import Outputs
+from rattle.objectives.base import Memory, Moment, StepContext, now, total
+from rattle.objectives.loss import compute_loss
+from rattle.objectives.mma import MMA
+from rattle.randomness import ImageStreams
+from rattle.recipes.catalog import make_recipe
+from rattle.recipes.idle import idle_settings
+from rattle.recipes.recipe import Recipe
+from rattle.runs.checkpoint import read
+from rattle.runs.load import load
+from rattle.runs.paths import Run
+from rattle.threat import Threat
+from rattle.training.loop import fit
+from support.training import Interrupting, Stop, content, tiny
+
+N, SHAPE = 12, (1, 3, 3)
+
+
+def network(classes: int) -> nn.Module:
+    torch.manual_seed(classes)
+    sharp = nn.Linear(8, classes)
+    nn.init.normal_(sharp.weight, std=8.0)  # p_y > 1/2 somewhere, also among 100 classes
+    return nn.Sequential(nn.Flatten(), nn.Linear(9, 8), nn.Tanh(), sharp).double()
+
+
+def images(model: nn.Module) -> tuple[Tensor, Tensor]:
+    """Random images, labelled as the model sees them; every fourth is mislabelled."""
+    x = torch.rand(N, *SHAPE, dtype=torch.float64)
+    y = model(x).argmax(1)
+    return x, torch.where(torch.arange(N) % 4 == 0, (y + 1) % 3, y)
+
+
+def context(margin: Tensor) -> StepContext:
+    draws = ImageStreams(3, torch.arange(N))
+    return StepContext(moment=Moment(), draws=draws, memory=Memory({"margin": margin}, torch.arange(N)))
+
+
+def loss_of_one(model: nn.Module, x: Tensor, y: int) -> Tensor:
+    """SLM: log sum_{k != y} exp f_k(x) - f_y(x), of one image."""
+    z = model(x[None])[0]
+    return torch.log(sum(torch.exp(z[k] - z[y]) for k in range(len(z)) if k != y))
+
+
+def boundary_twin(
+    model: nn.Module, x: Tensor, y: int, noise: Tensor, settings: tuple[float, float, float, str], steps: int = 5
+) -> tuple[Tensor, float]:
+    """AN-PGD of one image, plain: PGD of length eps, then ten halvings of [0, 1.05 d_max] along its direction."""
+    eps, d_max, epsilon_min, norm = settings
+    if loss_of_one(model, x, y) >= 0:
+        return x, 0.0
+    eps = max(eps, epsilon_min)
+    point = (x + eps * noise).clamp(0, 1)
+    for _ in range(steps):
+        leaf = point.clone().requires_grad_()
+        (g,) = torch.autograd.grad(loss_of_one(model, leaf, y), leaf)
+        point = point + 2.5 * eps / steps * (g.sign() if norm == "linf" else g / g.norm())
+        delta = point - x
+        delta = delta.clamp(-eps, eps) if norm == "linf" else delta * min(1.0, eps / float(delta.norm()))
+        point = (x + delta).clamp(0, 1)
+    delta = point - x
+    unit = delta / (delta.abs().max() if norm == "linf" else delta.norm())
+    low, high, d = 0.0, 1.05 * d_max, eps
+    for _ in range(10):
+        inside = loss_of_one(model, (x + d * unit).clamp(0, 1), y) < 0
+        low, high = (d, high) if inside else (low, d)
+        d = (low + high) / 2
+    return (x + d * unit).clamp(0, 1), d
+
+
+def starts(norm: str) -> Tensor:
+    """The noise of the uniform start, in units of the radius."""
+    draws = ImageStreams(3, torch.arange(N))
+    if norm == "linf":
+        return 2 * draws.uniform(*SHAPE).double() - 1
+    direction = draws.normal(*SHAPE).double()
+    radius = draws.uniform(1, 1, 1).double() ** (1 / 9)
+    return radius * direction / direction.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("classes", "norm"), [(3, "linf"), (10, "linf"), (100, "linf"), (10, "l2")])
+def test_points_margins_loss_and_gradient_are_those_of_the_twin(classes: int, norm: str) -> None:
+    model = network(classes)
+    (x, y), margin = images(model), torch.linspace(0, 1, N, dtype=torch.float64)
+    epsilon, objective = (0.05, MMA(d_max=2.0)) if norm == "linf" else (0.1, MMA(d_max=2.0))
+    d_max, before = 2 * epsilon, margin.clone()
+    step = context(margin)
+    terms_of, attack, _ = now(objective, PGD(threat=Threat(norm=norm, epsilon=epsilon), steps=5), step)  # type: ignore[arg-type]
+    x_adv = attack(model, x, y, generator=step.draws)
+    noise, twin = starts(norm), []
+    for i in range(N):
+        settings = (float(before[i]) * d_max, d_max, 0.16 * epsilon, norm)
+        twin.append(boundary_twin(model, x[i], int(y[i]), noise[i], settings))
+    torch.testing.assert_close(x_adv, torch.stack([point for point, _ in twin]), atol=1e-6, rtol=0)
+    distances = torch.tensor([d for _, d in twin], dtype=torch.float64)
+    torch.testing.assert_close(margin * d_max, distances, atol=1e-6, rtol=0)
+    assert (distances == 0).any()  # some were misclassified
+    assert ((distances > 0) & (distances < d_max)).any()  # some were brought to their boundary
+    assert classes != 10 or norm != "linf" or (distances > d_max).any()  # and some lie beyond d_max
+
+    weights = list(model.parameters())
+    loss = total(terms_of(Outputs(model(x), model(x_adv)), y))
+    wanted = torch.zeros((), dtype=torch.float64)
+    for i in range(N):
+        clean, pushed = (-model(p[None]).log_softmax(1)[0, y[i]] for p in (x[i], x_adv[i]))
+        wanted = wanted + clean / 3 / N + (2 / 3 * pushed / N if distances[i] < d_max else 0)
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-6)
+    for mine, theirs in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(wanted, weights), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+
+
+def test_the_found_points_lie_on_the_boundary() -> None:
+    model = network(10)
+    (x, y), margin = images(model), torch.zeros(N, dtype=torch.float64)
+    step = context(margin)
+    _, attack, _ = now(MMA(d_max=8.0, search_steps=40), PGD(threat=Threat(epsilon=0.1)), step)
+    x_adv = attack(model, x, y, generator=step.draws)
+    p_y = model(x_adv).softmax(1).gather(1, y[:, None]).squeeze(1).detach()
+    found = (margin > 0) & (margin < 1)
+    assert int(found.sum()) >= 4
+    torch.testing.assert_close(p_y[found], torch.full_like(p_y[found], 0.5), atol=1e-5, rtol=0)
+
+
+def confident() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """A network that is sure of its images, so that the memory holds margins from the first step on."""
+    model = network(10).float()
+    x = torch.rand(48, *SHAPE)
+    return model, (x, model(x).argmax(1))
+
+
+def small(**changes: Any) -> Recipe:
+    data = Data(name="memory", val_size=8, augment=Augment(pad=0, flip=False))
+    return make_recipe("mma", data=data, epsilon=0.05, epochs=2, batch_size=10, threads=1, **changes)
+
+
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    def run(name: str, recipe: Recipe, **how: Any) -> Run:
+        model, data = confident()
+        return fit(recipe, tmp_path / name, model=model, data=data, log="none", **how)
+
+    whole, saved = run("whole", small()), small(save_minutes=0)  # after every step
+    margins = read(whole.checkpoint("last")).tensors["memory.margin"]
+    assert len(margins) == 40
+    assert len(set(margins.tolist())) > 5
+    with pytest.raises(Stop):
+        run("cut", saved, console=Interrupting(steps=6))  # inside the second epoch
+    one, two = content(whole), content(run("cut", saved, resume=True))
+    assert one["last"] == two["last"]
+    assert one["metrics.jsonl"] == two["metrics.jsonl"]
+
+
+def test_a_recipe_by_name_is_trained_and_evaluated(tmp_path: Path) -> None:
+    recipe = tiny("mma", epochs=1)
+    model, data = load(fit(recipe, tmp_path / "run", log="none").folder), recipe.data.load()
+    result = evaluate(model, data.test.x[:20], data.test.y[:20], {"pgd": PGD(steps=2)})
+    assert 0 <= result.robust_accuracy <= result.clean_accuracy <= 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"start": 0.0}, r"objective\.start must be > 0 and at most d_max 4, got 0\.0"),
+        ({"d_max": 0.1}, r"objective\.start must be > 0 and at most d_max 0\.1, got 0\.16"),
+        ({"search_steps": 0}, r"objective\.search_steps must be >= 1, got 0"),
+        ({"clean_weight": 1.0}, r"objective\.clean_weight must be from 0 to below 1, got 1\.0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
+    with pytest.raises(RattleError, match=f"^{sentence}$"):
+        MMA(**setting)
+
+
+def test_the_settings_it_leaves_aside_are_listed() -> None:
+    assert idle_settings(tiny("mma"))["attack.step-size"] == "MMA has an inner attack of its own"
+
+
+def test_a_loop_of_ones_own_is_told_that_it_has_no_memory() -> None:
+    x = torch.rand(2, *SHAPE)
+    with pytest.raises(RattleError, match=r"MMA needs .*a memory.*: train it with rattle\.fit"):
+        compute_loss(MMA(), nn.Flatten(), x, x, torch.zeros(2).long())

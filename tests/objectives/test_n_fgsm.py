@@ -1,0 +1,55 @@
+"""N-FGSM beside a plain twin."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rattle.attacks import PGD
+from rattle.errors import RattleError
+from rattle.objectives.n_fgsm import NFGSM, NoisyStep
+from rattle.threat import Threat
+from support.inner_attacks import assert_same_step, assert_trains_and_resumes, draws, our_step, problem
+
+EPSILON = 0.1
+ATTACK = PGD(threat=Threat(epsilon=EPSILON))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("classes", [3, 10, 100])
+def test_loss_gradient_and_images_are_those_of_the_twin(classes: int) -> None:
+    given = problem(classes)
+    twin, x, y = copy.deepcopy(given.model).eval(), given.x, given.y
+    noise = (2 * draws(14).uniform(*x.shape[1:]).double() - 1) * 2 * EPSILON
+    start = (x + noise).clamp(0, 1).requires_grad_()
+    (gradient,) = torch.autograd.grad(F.cross_entropy(twin(start), y), start)
+    x_adv = (start.detach() + EPSILON * gradient.sign()).clamp(0, 1)
+    assert float((x_adv - x).abs().max()) > 2 * EPSILON  # not projected
+    twin.train()
+    assert_same_step(our_step(NFGSM(), ATTACK, given), F.cross_entropy(twin(x_adv), y), twin, x_adv)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_points_lie_in_three_times_the_ball(norm: str) -> None:
+    given, threat = problem(10), Threat(norm=norm, epsilon=0.05)
+    x_adv = NoisyStep(threat=threat)(given.model, given.x, given.y)
+    assert bool(Threat(norm=norm, epsilon=0.15).contains(x_adv, given.x).all())
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"noise": -1.0}, "objective.noise must be >= 0, got -1.0"),
+        ({"step": 0.0}, "objective.step must be > 0, got 0.0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
+    with pytest.raises(RattleError, match=f"^{sentence}$"):
+        NFGSM(**setting)
+
+
+@pytest.mark.parametrize("method", ["n-fgsm-2nd", pytest.param("n-fgsm", marks=pytest.mark.slow)])
+def test_a_recipe_trains_and_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
+    assert_trains_and_resumes(method, tmp_path)

@@ -1,0 +1,111 @@
+"""ReBAT beside a twin written from the formula; its teacher is the average of the run's own weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from rattle.attacks import PGD
+from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
+from rattle.forward import PairedForward
+from rattle.objectives.base import total
+from rattle.objectives.rebat import ReBAT
+from rattle.objectives.taylor_terms import Taylor
+from rattle.recipes.catalog import get_recipe
+from rattle.recipes.schedules import Piecewise
+from rattle.runs.checkpoint import read
+from rattle.runs.io import read_jsonl
+from rattle.runs.load import load
+from rattle.training.loop import fit
+from rattle.weights import EMA
+from support.training import Interrupting, Stop, content, tiny
+
+
+def network(classes: int, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(9, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, classes)).double()
+
+
+def average_of(model: nn.Module, *others: nn.Module) -> AveragedModel:
+    average = EMA(decay=0.5).averaged(model)
+    for each in (model, *others):
+        average.update_parameters(each)
+    return average
+
+
+@pytest.mark.parametrize("classes", [3, 10, 100])
+def test_loss_and_gradient_are_those_of_the_twin(classes: int) -> None:
+    model, average = network(classes, 1), average_of(network(classes, 2), network(classes, 3))
+    x, y = torch.rand(7, 1, 3, 3, dtype=torch.float64), torch.arange(7) % classes
+    objective = ReBAT(weight=1.7)
+    outputs = PairedForward(model, objective.needs, average=average)(x, x)
+    loss, weights = total(objective(outputs, y)), list(model.parameters())
+    mean = {name: value.detach() for name, value in average.module.state_dict().items()}
+    wanted = torch.zeros((), dtype=torch.float64)
+    q, p = twin_softmax(mean, x), model(x).softmax(1)
+    for i in range(7):
+        wanted = wanted - p[i, y[i]].log() / 7
+        for k in range(classes):
+            wanted = wanted + 1.7 / 7 * q[i, k] * (q[i, k].log() - p[i, k].log())
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-6)
+    for mine, theirs in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(wanted, weights), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    assert all(p.grad is None for p in average.parameters())
+
+
+def twin_softmax(w: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The average network's probabilities by its own running statistics, written out."""
+    h = x.flatten(1) @ w["1.weight"].T + w["1.bias"]
+    h = (h - w["2.running_mean"]) / (w["2.running_var"] + 1e-5).sqrt() * w["2.weight"] + w["2.bias"]
+    return (h.tanh() @ w["4.weight"].T + w["4.bias"]).softmax(1)
+
+
+def test_it_is_at_until_the_average_begins() -> None:
+    model, objective = network(3, 1), ReBAT()
+    x, y = torch.rand(4, 1, 3, 3, dtype=torch.float64), torch.arange(4) % 3
+    outputs = PairedForward(model, objective.needs, average=EMA().averaged(model))(x, x)
+    assert not outputs.taught_adv
+    terms = {name: float(value.detach()) for name, value in objective(outputs, y).items()}
+    assert terms["average"] == 0
+    assert terms["zeroth"] == pytest.approx(float(nn.functional.cross_entropy(model(x), y).detach()))
+
+
+def test_the_recipe_is_that_of_the_paper() -> None:
+    recipe = get_recipe("cifar10-linf-preact18-rebat")
+    assert recipe.average == EMA(decay=0.999, start=105 / 200)
+    assert recipe.schedule == Piecewise(drops=(0.5, 0.75), factor=1 / 1.5)
+    short = get_recipe("digits-linf-cnn-rebat").average
+    assert isinstance(short, EMA)
+    assert (short.decay, short.start) == (pytest.approx(0.9), 0.525)
+    second = get_recipe("cifar10-linf-preact18-rebat-2nd").objective
+    assert isinstance(second, ReBAT)
+    assert second.taylor == Taylor(order=2, eta=0.2)
+
+
+def test_a_run_begins_late_resumes_bit_for_bit_and_is_evaluated(tmp_path: Path) -> None:
+    recipe = tiny("rebat", average=EMA(decay=0.5, start=0.34))
+    recipe = replace(recipe, attack=replace(recipe.attack, steps=2), val_attack=replace(recipe.val_attack, steps=2))
+    whole = fit(recipe, tmp_path / "whole", log="none")
+    first, second = read_jsonl(whole.metrics, [])
+    assert 0 < first["average"] < second["average"]  # from the third step on
+    assert int(read(whole.checkpoint("last")).tensors["average.n_averaged"]) == 5
+    saved = replace(recipe, save_minutes=0)  # after every step
+    with pytest.raises(Stop):
+        fit(saved, tmp_path / "cut", log="none", console=Interrupting(steps=4))
+    one, two = content(whole), content(fit(saved, tmp_path / "cut", log="none", resume=True))
+    assert one["last"] == two["last"]
+    assert one["metrics.jsonl"] == two["metrics.jsonl"]
+    data = recipe.data.load()
+    result = evaluate(load(whole.folder), data.test.x[:20], data.test.y[:20], {"pgd": PGD(steps=2)})
+    assert 0 <= result.robust_accuracy <= result.clean_accuracy <= 1
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(RattleError, match=r"^objective\.weight must be >= 0, got -1\.0$"):
+        ReBAT(weight=-1.0)
+    with pytest.raises(RattleError, match=r"^ReBAT learns from the average of the run's own weights: set --average"):
+        tiny("rebat", average=None)

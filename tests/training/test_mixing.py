@@ -1,0 +1,110 @@
+"""CutMix and mixup: shares and labels by hand, whatever the batch, up the loss to the mixed label."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from rattle.attacks import PGD
+from rattle.data import Augment
+from rattle.errors import RattleError
+from rattle.objectives import AT, Trades
+from rattle.objectives.gat import GAT
+from rattle.objectives.n_fgsm import NFGSM
+from rattle.randomness import ImageStreams
+from rattle.recipes.catalog import get_recipe
+from rattle.threat import Threat
+from rattle.training.loop import augmented, fit
+from rattle.training.state import init_state
+from support.inner_attacks import our_step, problem
+from support.training import Interrupting, Stop, content, tiny
+
+KINDS = ["cutmix", "mixup"]
+SMALL = PGD(threat=Threat(epsilon=0.1), steps=2, step_size=0.1)
+
+
+def mixing(kind: str, method: str = "trades") -> dict:
+    recipe = get_recipe(f"digits-linf-cnn-{method}")
+    return {"data": replace(recipe.data, augment=Augment(pad=1, mix=kind), train_size=80, val_size=20)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_image_holds_its_share_of_both(kind: str) -> None:
+    black, white = torch.zeros(300, 3, 8, 10), torch.ones(300, 3, 8, 10)
+    x, share = Augment(mix=kind).mixed(black, white, ImageStreams(0, torch.arange(300)))
+    torch.testing.assert_close(1 - x.mean((1, 2, 3)), share[:, 0])
+    assert share.min() < 0.3  # a large rectangle is clipped at the edge, as published
+    assert share.max() > 0.9
+    values = x.unique()
+    assert (len(values) == 2) == (kind == "cutmix")  # pixels of one or the other, or of both
+    if kind == "cutmix":
+        rectangle = x[:, 0].amax(2)[:, :, None] * x[:, 0].amax(1)[:, None, :]
+        assert torch.equal(rectangle, x[:, 0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_and_labels_do_not_depend_on_the_batch(kind: str) -> None:
+    recipe = tiny("trades", **mixing(kind))
+    state = init_state(recipe, recipe.data.load())
+    index = torch.arange(12)
+    x, y = augmented(state, state.data.train, index)
+    assert y.shape == (12, 10)
+    torch.testing.assert_close(y.sum(1), torch.ones(12))
+    assert bool(((y > 0).sum(1) <= 2).all())
+    assert bool(((y > 0).sum(1) == 2).any())
+    parts = [augmented(state, state.data.train, part) for part in index.split(5)]
+    assert torch.equal(torch.cat([part for part, _ in parts]), x)
+    assert torch.equal(torch.cat([part for _, part in parts]), y)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("objective", [AT(), Trades(), GAT(), NFGSM()], ids=lambda objective: objective.title)
+def test_one_hot_rows_are_the_labels_they_stand_for(objective: AT) -> None:
+    given = problem(10)
+    soft = replace(given, y=F.one_hot(given.y, 10).double())
+    hard, rows = our_step(objective, SMALL, given), our_step(objective, SMALL, soft)
+    assert rows.loss == pytest.approx(hard.loss, rel=1e-9)
+    torch.testing.assert_close(rows.batch.x_adv, hard.batch.x_adv)
+    torch.testing.assert_close(rows.gradients, hard.gradients)
+
+
+@pytest.mark.usefixtures("double")
+def test_the_adversary_climbs_the_loss_to_the_mixed_label() -> None:
+    given = problem(10)
+    y = 0.6 * F.one_hot(given.y, 10).double() + 0.4 * F.one_hot((given.y + 1) % 10, 10).double()
+    twin, attack = copy.deepcopy(given.model).eval(), replace(SMALL, start="none", steps=1)
+    x = given.x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(-(y * twin(x).log_softmax(1)).sum(), x)
+    x_adv = (given.x + 0.1 * gradient.sign()).clamp(0, 1)
+    torch.testing.assert_close(attack(twin, given.x, y), x_adv)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixed_run_is_resumed_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    recipe = tiny("at", batch_size=40, save_minutes=0, **mixing(kind, "at"))
+    recipe = replace(recipe, attack=replace(recipe.attack, steps=2), val_attack=replace(recipe.val_attack, steps=1))
+    whole = fit(recipe, tmp_path / "whole", log="none")
+    with pytest.raises(Stop):
+        fit(recipe, tmp_path / "parts", log="none", console=Interrupting(steps=3))
+    assert content(fit(recipe, tmp_path / "parts", log="none", resume=True)) == content(whole)
+
+
+@pytest.mark.parametrize(
+    ("method", "taker"), [("trades-2nd", r"TRADES \+ 1st \+ 2nd"), ("avmixup", "AVMixup"), ("fat", "FAT")]
+)
+def test_a_method_that_needs_whole_labels_refuses_to_mix(method: str, taker: str) -> None:
+    with pytest.raises(RattleError, match=f"^data.augment.mix cutmix makes soft labels, which {taker} cannot take$"):
+        replace(get_recipe(f"digits-linf-cnn-{method}"), **mixing("cutmix"))
+
+
+def test_the_margin_loss_refuses_to_mix() -> None:
+    with pytest.raises(RattleError, match=r"makes soft labels, which attack.loss cw cannot take$"):
+        replace(get_recipe("digits-linf-cnn-at"), attack=PGD(loss="cw"), **mixing("mixup"))
+
+
+def test_an_unknown_way_to_mix_is_refused() -> None:
+    with pytest.raises(RattleError, match=r"augment.mix must be one of none, cutmix, mixup, got 'cut'"):
+        Augment(mix="cut")  # type: ignore[arg-type]

@@ -1,0 +1,96 @@
+"""An attack that grows, an average that begins late and warms up, and the momentum of BatchNorm's statistics."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rattle.errors import RattleError
+from rattle.recipes.idle import refuse_idle
+from rattle.runs.checkpoint import read
+from rattle.training import loop
+from rattle.training.loop import fit, grown
+from rattle.training.state import init_state
+from rattle.weights import EMA
+from support.training import tiny
+
+
+def test_the_attack_grows_by_whole_epochs_and_then_stays() -> None:
+    recipe = tiny("at", epochs=8, ramp=0.5)
+    shares = [grown(recipe, epoch).threat.epsilon / 0.2 for epoch in range(8)]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
+    steps = [grown(recipe, epoch).step_size / 0.05 for epoch in range(8)]
+    assert steps == pytest.approx(shares)
+    assert grown(replace(recipe, ramp=0.0), 0) == recipe.attack
+
+
+def test_training_uses_the_attack_of_its_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, real = [], loop.step
+
+    def spy(*args: object, **settings: object) -> object:
+        seen.append(settings["attack"].threat.epsilon)
+        return real(*args, **settings)
+
+    monkeypatch.setattr(loop, "step", spy)
+    fit(tiny("at", ramp=1.0), tmp_path / "run", log="none")
+    assert seen == pytest.approx([0.1] * 3 + [0.2] * 3)
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_an_average_begins_as_a_copy_and_keeps_more_and_more(
+    warmup: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, weights, real = EMA(decay=0.3, start=0.34, warmup=warmup), [], loop.follow
+
+    def spy(state: object, **how: bool) -> None:
+        weights.append(state.model.head.weight.detach().clone())
+        real(state, **how)
+
+    monkeypatch.setattr(loop, "follow", spy)
+    recipe = tiny("at", average=settings)
+    saved = read(fit(recipe, tmp_path / "run", log="none").checkpoint("last")).tensors
+    assert int(saved["average.n_averaged"]) == 5  # of six steps: begun when a third of the run was done
+    average = weights[1]
+    for t, w in enumerate(weights[2:]):
+        keep = min(0.3, (1 + t) / (10 + t)) if warmup else 0.3
+        average = keep * average + (1 - keep) * w
+    torch.testing.assert_close(saved["average.module.head.weight"], average)
+
+
+def test_until_it_begins_the_model_itself_counts(tmp_path: Path) -> None:
+    run = fit(tiny("at", average=EMA(start=0.9)), tmp_path / "run", log="none")
+    first, second = run.metrics.read_text().splitlines()
+    assert "val_robust_average" not in first
+    assert "val_robust_average" in second
+
+
+def test_batchnorm_takes_the_momentum_of_the_recipe() -> None:
+    recipe = tiny("at")
+    for momentum, wanted in ((None, 0.1), (0.01, 0.01)):
+        state = init_state(replace(recipe, batch_norm_momentum=momentum), recipe.data.load())
+        norms = [module for module in state.model.modules() if isinstance(module, nn.BatchNorm2d)]
+        assert {module.momentum for module in norms} == {wanted}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"ramp": 1.5}, r"ramp is a fraction of the run, from 0 to 1, got 1\.5"),
+        ({"batch_norm_momentum": 0.0}, r"batch-norm-momentum must be > 0 and at most 1, got 0\.0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(changes: dict, sentence: str) -> None:
+    with pytest.raises(RattleError, match=f"^{sentence}$"):
+        tiny("at", **changes)
+
+
+def test_momentum_without_statistics_that_move_is_refused() -> None:
+    with pytest.raises(RattleError, match="batch-norm-momentum does nothing with batch-norm held"):
+        refuse_idle(tiny("at", batch_norm_momentum=0.01, batch_norm="held"))
+    recipe = tiny("at", model="cnn-plain", batch_norm_momentum=0.01)
+    with pytest.raises(RattleError, match="the network has no BatchNorm layer"):
+        init_state(recipe, recipe.data.load())
+    with pytest.raises(RattleError, match=r"average\.start is a fraction of the run, from 0 to below 1, got 1\.0"):
+        EMA(start=1.0)

@@ -1,0 +1,203 @@
+"""Teachers of a run: trained first or along, stopped and resumed with it, reused, and refused in one sentence."""
+
+import re
+import shutil
+import signal
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from rattle.cli import main
+from rattle.errors import RattleError
+from rattle.models.registry import create_model
+from rattle.objectives.base import Teacher
+from rattle.objectives.hat import HAT
+from rattle.paper.step_cost import step_cost
+from rattle.recipes.catalog import MEMORY
+from rattle.recipes.recipe import Recipe
+from rattle.runs.checkpoint import read
+from rattle.runs.paths import Run
+from rattle.runs.progress import NullConsole
+from rattle.training import loop
+from rattle.training.loop import fit as fit_with_events
+from rattle.training.signals import StoppedBySignal
+from rattle.training.state import init_state
+from rattle.weights import AWP
+from support.training import Interrupting, Stop, content, dies_at, killed, recipe_of, tiny
+
+ZOO = "zoo:digits-linf-cnn-trades"
+METHODS = ("lbgat", "hat", "kd-swa", "rslad")
+fit = partial(fit_with_events, log="none")
+SIZES = ["--width", "4", "--data.train-size", "128", "--batch-size", "64", "--threads", "1", "--epochs", "1"]
+
+
+def short(method: str, **changes: object) -> Recipe:
+    """Two epochs of three steps, with one step of attack."""
+    recipe = tiny(method)
+    attacks = {name: replace(getattr(recipe, name), steps=1) for name in ("attack", "val_attack")}
+    return replace(recipe, **{"save_minutes": 0.0, **attacks, **changes})
+
+
+class Wholes(dict[str, Run]):
+    """A run of each method that was never stopped, trained when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, method: str) -> Run:
+        self[method] = fit(short(method), self.folder / method)
+        return self[method]
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
+    return Wholes(tmp_path_factory.mktemp("runs"))
+
+
+SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("kd-swa", "rslad")]
+
+
+@pytest.mark.parametrize("method", ["lbgat", "hat", *SLOW])
+@pytest.mark.parametrize("steps", [2, 10])
+def test_a_run_stopped_in_its_teacher_or_itself_goes_on_bit_for_bit(
+    wholes: Wholes, method: str, steps: int, tmp_path: Path
+) -> None:
+    run = tmp_path / method
+    if steps == 10 and method == "lbgat":
+        steps = 4  # nothing comes before it
+    with pytest.raises(Stop):
+        fit(short(method), run, console=Interrupting(steps=steps))
+    again = fit(short(method), run, resume=True)
+    assert content(again) == content(wholes[method])
+    for name in ("standard", "robust"):
+        teacher, other = (Run(Path(f"{each.folder}-teacher-{name}")) for each in (again, wholes[method]))
+        assert teacher.exists() == other.exists()
+        assert not teacher.exists() or content(teacher) == content(other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_run_that_was_killed_goes_on_bit_for_bit(wholes: Wholes, method: str, count: int, tmp_path: Path) -> None:
+    killed(short(method), tmp_path / method, dies_at((loop, "train_step"), count))
+    assert content(fit(short(method), tmp_path / method, resume=True)) == content(wholes[method])
+
+
+def test_a_teacher_trained_along_learns_and_is_saved_with_every_checkpoint(wholes: Wholes) -> None:
+    recipe = short("lbgat")
+    begun = init_state(recipe, recipe.data.load()).along.state_dict()
+    for name in ("best", "last"):
+        saved = read(wholes["lbgat"].checkpoint(name)).part("teachers")
+        assert saved.keys() == begun.keys()
+        assert not torch.equal(saved["natural.head.weight"], begun["natural.head.weight"])
+
+
+def test_awp_moves_the_statistics_of_a_teacher_once_a_step(tmp_path: Path) -> None:
+    run = fit(short("lbgat", awp=AWP(warmup=0)), tmp_path / "awp")
+    saved = read(run.checkpoint("last")).part("teachers")
+    assert int(saved["natural.body.1.num_batches_tracked"]) == 6  # two epochs of three steps
+
+
+def test_the_command_trains_the_teacher_first_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "run")
+    command = ["train", "digits-linf-cnn-hat", *SIZES, "--attack.steps", "1", "--out", run]
+    assert main(command) == 0
+    said = capsys.readouterr().err
+    assert f"the teacher 'standard' comes first: Standard into {run}-teacher-standard" in said
+    assert f"now the run itself: HAT into {run}" in said
+    assert main(["evaluate", run, "--attacks", "pgd5", "--n", "40"]) == 0
+    # Given, the same teacher makes the same run: neither the command's estimate nor where it comes from matters.
+    weights = f"{run}-teacher-standard/checkpoints/last.safetensors"
+    assert main([*command[:-1], str(tmp_path / "given"), "--objective.teacher.weights", weights]) == 0
+    assert not (tmp_path / "given-teacher-standard").exists()
+    one, two = (read(Run(tmp_path / name).checkpoint("last")).part("model") for name in ("run", "given"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_estimate_of_the_time_does_not_move_a_teacher_trained_along(wholes: Wholes, tmp_path: Path) -> None:
+    from rattle.cli.train import TrainConsole
+
+    run = fit(short("lbgat"), tmp_path / "run", console=TrainConsole())
+    assert content(run) == content(wholes["lbgat"])
+
+
+def test_a_signal_while_the_teacher_trains_names_the_run_to_resume(tmp_path: Path) -> None:
+    class Signalling(NullConsole):
+        def log(self, line: str) -> None:
+            if line.startswith("epoch"):
+                signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(StoppedBySignal, match=rf"everything is saved in {tmp_path}/run$"):
+        fit(short("hat"), tmp_path / "run", console=Signalling())
+    assert recipe_of(Run(tmp_path / "run")).method == "HAT"  # so that `rattle train RUN --resume` knows what to do
+    assert read(Run(tmp_path / "run-teacher-standard").checkpoint("last")).progress["epoch"] == 1
+    assert fit(recipe_of(Run(tmp_path / "run")), tmp_path / "run", resume=True).checkpoint("best").exists()
+
+
+def test_a_run_made_longer_keeps_its_teacher(tmp_path: Path) -> None:
+    run = fit(short("hat", epochs=1), tmp_path / "run")
+    teacher = Run(tmp_path / "run-teacher-standard")
+    before = content(teacher)
+    fit(short("hat"), run.folder, resume=True)
+    assert content(teacher) == before
+
+
+def test_a_teacher_of_other_settings_is_replaced_only_with_the_run(tmp_path: Path) -> None:
+    run, teacher = fit(short("hat", epochs=1), tmp_path / "run"), Run(tmp_path / "run-teacher-standard")
+    wider = short("hat", epochs=1, width=6)
+    shutil.copytree(teacher.folder, tmp_path / "new-teacher-standard")
+    with pytest.raises(RattleError, match=r"the teacher 'standard' belongs into .* holds a run of another recipe"):
+        fit(wider, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    fit(wider, run.folder, overwrite=True)
+    assert recipe_of(teacher).width == 6
+
+
+def pictures(classes: int = 10, channels: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.rand(80, channels, 8, 8), torch.arange(80) % classes
+
+
+@pytest.mark.parametrize(
+    ("teacher", "data", "words"),
+    [
+        ({"weights": "nowhere"}, pictures(), " (nowhere): there is no run or checkpoint nowhere"),
+        ({"weights": ZOO}, pictures(classes=3), f" ({ZOO}): the model tells 10 classes apart, but the data have 3"),
+        ({"weights": ZOO}, pictures(channels=3), f" ({ZOO}): the model does not take images of shape [3, 8, 8]"),
+        ({"model": "cnnn"}, pictures(), ": unknown model 'cnnn'; did you mean 'cnn'"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused_before_anything_is_written(
+    teacher: dict[str, str], data: tuple[torch.Tensor, torch.Tensor], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RattleError, match=re.escape(f"the teacher 'standard'{words}")):
+        fit(short("hat", objective=HAT(teacher=Teacher(**teacher)), data=MEMORY), tmp_path / "run", data=data)
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_of_a_teacher_that_would_do_nothing_are_refused() -> None:
+    with pytest.raises(RattleError, match="a teacher's width 4 does nothing without its model"):
+        Teacher(width=4)
+    with pytest.raises(RattleError, match=f"a teacher's model cnn does nothing: its weights {ZOO} say which it is"):
+        Teacher(model="cnn", weights=ZOO)
+
+
+def test_images_and_a_module_given_in_python_may_have_a_teacher(tmp_path: Path) -> None:
+    data, module = pictures(), create_model("cnn", classes=10, channels=1, width=4)
+    named = {"epochs": 1, "data": MEMORY}
+    with pytest.raises(RattleError, match="'standard': it would have the network of the module given in Python"):
+        fit(short("hat", **named), tmp_path / "run", model=module, data=data)
+    assert not list(tmp_path.iterdir())
+    recipe = short("hat", objective=HAT(teacher=Teacher(model="cnn", width=4)), **named)
+    fit(recipe, tmp_path / "run", model=module, data=data)
+    assert recipe_of(Run(tmp_path / "run-teacher-standard")).model == "cnn"
+    fit(recipe, tmp_path / "run", model=module, data=data, resume=True)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_cost_of_a_step_is_measured_before_there_are_teachers(method: str) -> None:
+    recipe = short(method, batch_size=8)
+    assert step_cost(recipe, recipe.data.load()).step > 0
