@@ -147,7 +147,7 @@ class Noise:
             return {}
         device = generator.device if generator is not None else "cpu"
         u = {
-            name: (self.sigma * torch.randn(p.shape, generator=generator, device=device)).to(p)
+            name: torch.randn(p.shape, generator=generator, device=device).mul_(self.sigma).to(p)  # one tensor, not two
             for name, p in model.named_parameters()
             if self.moves(name, p)
         }

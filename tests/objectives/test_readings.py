@@ -288,3 +288,12 @@ def test_the_loss_in_a_loop_of_ones_own_is_mixed_too() -> None:
     plain = float(compute_loss(Trades(), model, x, x_adv, y).detach())
     assert losses[0.25] == pytest.approx(0.25 * losses[1.0] + 0.75 * plain)
     assert not math.isclose(losses[1.0], plain, rel_tol=1e-3)
+
+
+def test_smoothing_takes_mixed_images() -> None:
+    """Their labels are rows of probabilities: the soft labels of their classes in the same proportion."""
+    model, (x, x_adv, y) = network(3), images(3)
+    taylor = Taylor(order=1, mode="smoothing")
+    hard = library(model, taylor, Noise(sigma=0), 1, (x, x_adv, y))
+    soft = library(model, taylor, Noise(sigma=0), 1, (x, x_adv, F.one_hot(y, 3).double()))
+    assert torch.allclose(hard["first"], soft["first"])

@@ -134,7 +134,8 @@ class Taylor:
             if self.mode == "released" and order == 2:
                 plus = minus  # the release's slip: its second-order target for x' comes from the (adv - clean) gap too
             assert outputs.logits is not None
-            to_adv, to_clean = kl_to_target(plus[y], outputs.logits_adv), kl_to_target(minus[y], outputs.logits)
+            plus, minus = (rows[y] if y.ndim == 1 else y @ rows for rows in (plus, minus))  # soft labels are weights
+            to_adv, to_clean = kl_to_target(plus, outputs.logits_adv), kl_to_target(minus, outputs.logits)
             terms.append(0.5 * (to_adv + to_clean).mean())
         return terms
 
