@@ -18,13 +18,25 @@ import torch
 from rattle.attacks.registry import get_attack
 from rattle.evaluation.evaluate import evaluate
 from rattle.recipes.catalog import get_recipe
+from rattle.recipes.recipe import Recipe
 from rattle.runs.load import load
 from rattle.stats import summarise
 from rattle.training.loop import fit
+from rattle.weights import Noise
 
 SUFFIXES = ("", "-1st", "-2nd", "-1st-released", "-2nd-released")
 METHODS = [f"{base}{suffix}" for base in ("trades", "trades-awp") for suffix in SUFFIXES]
 ATTACKS = ("pgd20", "cw20")
+
+
+def recipe_of(method: str, seed: int) -> Recipe:
+    """A named recipe; those that end in -released take the release's loss and noise, and nothing else of it."""
+    recipe = replace(get_recipe(f"digits-linf-cnn-{method.removesuffix('-released')}"), seed=seed)
+    if not method.endswith("-released"):
+        return recipe
+    taylor = replace(recipe.objective.taylor, mode="released")
+    objective = replace(recipe.objective, taylor=taylor, clean_weight="one-minus-eta")
+    return replace(recipe, objective=objective, noise=Noise(sigma=0 if recipe.awp else 1e-4, where="convolutions"))
 
 
 def accuracies(method: str, seed: int, folder: Path) -> dict[str, float]:
@@ -32,7 +44,7 @@ def accuracies(method: str, seed: int, folder: Path) -> dict[str, float]:
     stored = folder / "study.json"
     if stored.exists():
         return json.loads(stored.read_text())
-    recipe = replace(get_recipe(f"digits-linf-cnn-{method}"), seed=seed)
+    recipe = recipe_of(method, seed)
     run = fit(recipe, folder, resume=(folder / "recipe.yaml").exists())
     test = recipe.data.load().test
     attacks = {name: get_attack(name, recipe.attack.threat) for name in ATTACKS}

@@ -1,8 +1,9 @@
 """The forward passes that an objective is computed from: at x and at x', with what the Taylor terms need of each."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,9 @@ from torch.optim.swa_utils import AveragedModel
 from rattle.errors import RattleError
 from rattle.losses import logits_in
 from rattle.taylor import directional
-from rattle.weights import eval_mode, frozen_bn_stats
+from rattle.weights import Noise, eval_mode, frozen_bn_stats, repeated_bn_updates
 
+Statistics = Literal["ca", "caacacac"]
 Pairs = tuple[tuple[Tensor, Tensor], ...]  # (at x, at x'), each [n, C]
 
 
@@ -23,8 +25,12 @@ class ForwardSpec:
 
     clean: bool = True  # the logits at x
     features: bool = False  # the inputs of the linear head (readings head and released)
-    derivatives: int = 0  # directional derivatives of the logits along u, up to this order (reading exact)
+    derivatives: int = 0  # directional derivatives of the logits along u, up to this order (readings exact and trace)
     sampled: bool = False  # the logits at w + u (reading sampled)
+    antithetic: bool = False  # and at w - u
+    share: float = 1.0  # of the loss at w + u; the rest is at w (reading sampled)
+    statistics: Statistics = "ca"  # the moves of BatchNorm's running statistics: c towards those of x, a towards x'
+    head_noise: bool = False  # how large u is on the head (reading head-noise)
     taught_clean: tuple[str, ...] = ()  # the teachers whose logits at x it needs
     taught_adv: tuple[str, ...] = ()  # and at x'
 
@@ -42,11 +48,12 @@ class Outputs:
     logits_adv: Tensor  # [n, C]
     features: Tensor | None = None  # [n, d], the input of the head
     features_adv: Tensor | None = None
-    derivatives: Pairs = ()  # g'^T u and u^T g'' u, up to the order asked for
+    derivatives: Pairs = ()  # g'^T u and u^T g'' u, up to the order asked for, those of all draws stacked: [draws n, C]
     sampled: Pairs = ()  # logits at w + u, one pair for each draw of u
     extra: Tensor | None = None  # [m, C], of the further images that the objective prepared
     taught_clean: Mapping[str, Tensor] = field(default_factory=dict)  # a teacher's logits at x, [n, C]
     taught_adv: Mapping[str, Tensor] = field(default_factory=dict)  # and at x'
+    head_variance: Tensor | None = None  # of u on each row of the head, [C]
 
     @property
     def pairs(self) -> Pairs:
@@ -83,17 +90,21 @@ class PairedForward(nn.Module):
     def forward(
         self, x: Tensor, x_adv: Tensor, u: tuple[Mapping[str, Tensor], ...] = (), extra: Tensor | None = None
     ) -> Outputs:
-        """`u` are draws of the weight noise, for the readings that average over it in the outer step; `extra` images
-        are looked at too."""
+        """`u` are draws of the weight noise, for the readings that average over it in the outer step, or its deviation
+        in the place of a draw (head-noise); `extra` images are looked at too."""
         spec = self.spec
-        features, logits = self.features_and_logits(x) if spec.clean else (None, None)
-        features_adv, logits_adv = self.features_and_logits(x_adv)
+        with nullcontext() if spec.statistics == "ca" else repeated_bn_updates(self.model, spec.statistics):
+            features, logits = self.features_and_logits(x) if spec.clean else (None, None)
+            features_adv, logits_adv = self.features_and_logits(x_adv)
         derivatives, sampled = (), ()
         if spec.derivatives:
-            at_x, at_x_adv = (directional(self.model, part, u[0], spec.derivatives) for part in (x, x_adv))
+            at_x, at_x_adv = (self.derivatives_at(part, u) for part in (x, x_adv))
             derivatives = tuple(zip(at_x, at_x_adv, strict=True))
         if spec.sampled:
-            sampled = tuple((self.logits_at(x, draw), self.logits_at(x_adv, draw)) for draw in u)
+            points = [
+                {name: sign * d for name, d in draw.items()} for draw in u for sign in (1, -1)[: 1 + spec.antithetic]
+            ]
+            sampled = tuple((self.logits_at(x, point), self.logits_at(x_adv, point)) for point in points)
         return Outputs(
             logits,
             logits_adv,
@@ -104,6 +115,7 @@ class PairedForward(nn.Module):
             None if extra is None else self.features_and_logits(extra)[1],
             self.taught(spec.taught_clean, x),
             self.taught(spec.taught_adv, x_adv),
+            head_variance=self.head_variance(u[0]) if spec.head_noise else None,
         )
 
     def taught(self, names: tuple[str, ...], x: Tensor) -> dict[str, Tensor]:
@@ -114,6 +126,25 @@ class PairedForward(nn.Module):
             with torch.no_grad(), eval_mode(average):
                 found["average"] = at_least_float32(logits_in(average(x)))
         return found
+
+    def draws(self, noise: Noise, samples: int, *, generator: torch.Generator) -> tuple[dict[str, Tensor], ...]:
+        """The `u` of a forward pass: fresh draws, the same for x and x'; the deviation of the noise for head-noise."""
+        if self.spec.head_noise:
+            return (noise.deviations(self.model),)
+        return tuple(noise(self.model, generator=generator) for _ in range(samples if self.spec.noise else 0))
+
+    def derivatives_at(self, x: Tensor, u: tuple[Mapping[str, Tensor], ...]) -> list[Tensor]:
+        """The directional derivatives of each order along every draw, [draws n, C]."""
+        orders = zip(*(directional(self.model, x, draw, self.spec.derivatives) for draw in u), strict=True)
+        return [at_least_float32(torch.cat(draws)) for draws in orders]
+
+    def head_variance(self, deviations: Mapping[str, Tensor]) -> Tensor:
+        """The variance of the noise on each row of the head, [C]."""
+        head = self.head[0]
+        (name,) = (name for name, p in self.model.named_parameters() if head is not None and p is head.weight)
+        if name not in deviations:
+            raise RattleError(f"objective.taylor.mode head-noise needs noise on {name}: set noise.where matrices")
+        return deviations[name].flatten().square()
 
     def features_and_logits(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """The head's input (None unless the objective needs it) and the logits."""

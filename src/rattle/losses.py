@@ -1,5 +1,6 @@
 """Per-sample losses on logits, [n] each: what attacks maximise and objectives average; logits in a model's output."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,23 @@ def kl(logits: Tensor, logits_adv: Tensor) -> Tensor:
     """KL(p || p') between the softmax of two logits; in log space, so that no p = 0 turns a gradient into NaN."""
     log_p, log_q = logits.log_softmax(1), logits_adv.log_softmax(1)
     return (log_p.exp() * (log_p - log_q)).sum(1)
+
+
+def kl_of_small(a: Tensor, b: Tensor) -> Tensor:
+    """KL(softmax(a) || softmax(b)) to the last digits also where a and b are nearly zero, where `kl` is all rounding.
+
+    With d = log p - log q it is sum p (e^-d - 1 + d), whose terms are all >= 0: the d that would cancel are gone.
+    """
+    gap, q = a - b, b.softmax(1)
+    near = gap.abs().amax(1, keepdim=True) < 0.25
+    held = torch.where(near, gap, 0)  # neither side of a `where` may be infinite: gradients flow through both
+    shift = torch.log1p((q * torch.expm1(held)).sum(1, keepdim=True))  # logsumexp(a) - logsumexp(b)
+    d, far = held - shift, a.log_softmax(1) - b.log_softmax(1)
+    series = torch.zeros_like(d)
+    for k in range(12, 1, -1):  # d^2/2! - d^3/3! + ...: |d| < 1/2, so that twelve are enough in double precision
+        series = series * d + (-1) ** k / math.factorial(k)
+    p = a.log_softmax(1).exp()
+    return torch.where(near, p * series * d * d, p * far).sum(1)
 
 
 def kl_to_target(target: Tensor, logits: Tensor) -> Tensor:

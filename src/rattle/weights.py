@@ -6,7 +6,7 @@ bit, also after an exception: from copies, because adding and then subtracting r
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -66,29 +66,95 @@ def frozen_bn_stats(model: nn.Module) -> Iterator[None]:
             module.running_mean, module.running_var, module.num_batches_tracked = mean, var, count
 
 
+@contextmanager
+def repeated_bn_updates(model: nn.Module, order: str) -> Iterator[None]:
+    """Of a body that runs the model at x and then at x': BatchNorm's running statistics move as if it had done so in
+    the given order, such as "caacacac" (c: at x, a: at x'). The weights being the same, each move interpolates."""
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.training and m.running_mean is not None]
+    kept = [(m, m.momentum, dict(m.named_buffers())) for m in norms]
+    seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = {m: [] for m in norms}
+    hooks = [m.register_forward_hook(lambda m, *_: seen[m].append(copies_of(m))) for m in norms]
+    for module, _, buffers in kept:  # autograd keeps what the forward passes saw: the buffers themselves move later
+        module.momentum = 1.0  # statistics become those of the batch itself
+        for name, buffer in buffers.items():
+            setattr(module, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for (module, momentum, buffers), hook in zip(kept, hooks, strict=True):
+            hook.remove()
+            module.momentum = momentum
+            for name, buffer in buffers.items():
+                setattr(module, name, buffer)
+    for module, momentum, buffers in kept:
+        half = len(seen[module]) // 2  # more than one, if a network uses a layer more than once
+        batches = {"c": seen[module][:half], "a": seen[module][half:]}
+        for mean, var in (each for which in order for each in batches[which]):
+            buffers["num_batches_tracked"] += 1
+            factor = 1 / float(buffers["num_batches_tracked"]) if momentum is None else momentum
+            buffers["running_mean"].copy_(factor * mean + (1 - factor) * buffers["running_mean"])
+            buffers["running_var"].copy_(factor * var + (1 - factor) * buffers["running_var"])
+
+
+def copies_of(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """A BatchNorm layer's running mean and variance."""
+    return norm.get_buffer("running_mean").clone(), norm.get_buffer("running_var").clone()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
     """u ~ N(0, sigma^2) on the weights (paper, Section 4)."""
 
     sigma: float = 0.01  # standard deviation of u: 0.01 in the paper, 1e-4 in the authors' release, 0 for none
-    where: Literal["matrices", "convolutions"] = "matrices"  # which weights get it: all with ndim > 1 | only ndim 4
+    where: Literal["matrices", "convolutions", "conv-names"] = "matrices"  # all with ndim > 1 | ndim 4 | *conv*.weight
+    scale: Literal["absolute", "filter"] = "absolute"  # sigma itself | sigma times the rms of each filter's weights
+    inner: float | None = None  # sigma of the inner step alone
+    outer: float | None = None  # sigma of the outer step alone, in the readings that draw u there
 
     def __post_init__(self) -> None:
         check_choices(self, "noise")
-        if not self.sigma >= 0:
-            raise RattleError(f"noise.sigma must be >= 0, got {self.sigma}")
+        for name in ("sigma", "inner", "outer"):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise RattleError(f"noise.{name} must be >= 0, got {value}")
+
+    def at(self, step: Literal["inner", "outer"]) -> "Noise":
+        """The noise of one of the two steps.
+
+        >>> Noise(sigma=0.01, inner=0.0).at("inner").sigma, Noise(sigma=0.01, inner=0.0).at("outer").sigma
+        (0.0, 0.01)
+        """
+        own = self.inner if step == "inner" else self.outer
+        return replace(self, sigma=self.sigma if own is None else own, inner=None, outer=None)
+
+    def moves(self, name: str, weight: Tensor) -> bool:
+        """Whether a parameter gets noise; biases and normalisation layers never do."""
+        if self.where == "conv-names":
+            return "conv" in name and weight.ndim > 1
+        return weight.ndim >= (2 if self.where == "matrices" else 4)
+
+    def deviations(self, model: nn.Module) -> dict[str, Tensor]:
+        """The standard deviation of u for each filter (each row of a matrix), [out, 1, ...], by parameter name."""
+        found = {}
+        for name, p in model.named_parameters():
+            if self.sigma and self.moves(name, p):
+                size = p.detach().flatten(1).square().mean(1).sqrt() if self.scale == "filter" else p.new_ones(len(p))
+                found[name] = self.sigma * size.view(-1, *[1] * (p.ndim - 1))
+        return found
 
     def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """One draw of u by parameter name, on the generator's device; biases and normalisation layers get none."""
         if self.sigma == 0:
             return {}
-        ndim = 2 if self.where == "matrices" else 4
         device = generator.device if generator is not None else "cpu"
-        return {
-            name: (self.sigma * torch.randn(p.shape, generator=generator, device=device)).to(p)
+        u = {
+            name: torch.randn(p.shape, generator=generator, device=device).mul_(self.sigma).to(p)  # one tensor, not two
             for name, p in model.named_parameters()
-            if p.ndim >= ndim
+            if self.moves(name, p)
         }
+        if self.scale == "absolute":
+            return u
+        unit = replace(self, sigma=1.0).deviations(model)
+        return {name: delta * unit[name] for name, delta in u.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +167,14 @@ class AWP:
     holds_statistics: ClassVar[bool] = False  # BatchNorm's running statistics are those of w + v
     gamma: float = 0.005  # gamma: ||v|| over ||w||; 0.005 on TRADES, 0.01 on AT
     warmup: int = 10  # epochs before it starts; 10 on TRADES, 0 on AT
+    climbs: Literal["loss", "plain"] = "loss"  # the whole loss | without Taylor terms, clean weight 1: the release
+    decay: float = 0.0  # weight decay of v, added to the gradient; the optimizer's makes it that of w + v: the release
 
     def __post_init__(self) -> None:
+        check_choices(self, "awp")
         check_perturbation("gamma", self.gamma, self.warmup)
+        if not self.decay >= 0:
+            raise RattleError(f"awp.decay must be >= 0, got {self.decay}")
 
     def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
         """d, for every tensor with ndim > 1 that the loss depends on."""
@@ -161,6 +232,14 @@ class ASAM:
         t = {name: weights[name].abs() + self.eta if name in weights else 1.0 for name in gradients}
         scale = self.rho / (get_total_norm([t[name] * d for name, d in gradients.items()]) + 1e-12)
         return {name: t[name] * t[name] * d * scale for name, d in gradients.items()}
+
+
+def add_decay(model: nn.Module, v: Delta, decay: float) -> None:
+    """Add decay times v to the gradients."""
+    for name, delta in v.items() if decay else ():
+        gradient = model.get_parameter(name).grad
+        assert gradient is not None, "v comes from gradients"
+        gradient.add_(delta, alpha=decay)
 
 
 def check_perturbation(name: str, size: float, warmup: int) -> None:

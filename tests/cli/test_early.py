@@ -66,7 +66,7 @@ def test_names_read_from_the_source_are_those_of_the_registries() -> None:
     listed = [name for name in list_recipes() if names.is_recipe(name)]
     assert len(listed) >= 4 * len(own)
     assert {*listed} <= {*names.recipes()}
-    assert names.is_recipe("cifar10-l2-wrn16-4-at-1st-released-fast")
+    assert names.is_recipe("cifar10-l2-wrn16-4-trades-2nd-released-fast")
     assert not any(map(names.is_recipe, ["digits-linf-cnn-trade", "digit-linf-cnn-at", "digits-l3-cnn-at"]))
 
 
@@ -79,7 +79,7 @@ def leaves(settings: dict[str, Any], prefix: str = "--") -> list[str]:
     return [option for option in found if option != "--objective.kind"]  # written into YAML only
 
 
-@pytest.mark.parametrize("recipe", ["digits-linf-cnn-trades-awp-2nd-fast", "cifar10-l2-vgg16-at-1st-released"])
+@pytest.mark.parametrize("recipe", ["digits-linf-cnn-trades-awp-2nd-fast", "cifar10-l2-vgg16-trades-2nd-released"])
 def test_no_setting_of_a_recipe_is_refused(recipe: str) -> None:
     early.look("train", [recipe, *leaves(to_plain(get_recipe(recipe)))])
     early.look("sweep", [recipe, *leaves(to_plain(get_recipe(recipe))), "--seeds", "--slurm.gpus"])

@@ -68,7 +68,7 @@ def test_recipes_list_and_refuse_what_the_method_has(smoothed: Method) -> None:
     for suffix in ("-awp", "-2nd"):
         with pytest.raises(RattleError, match=f"smooth has no {suffix} variant"):
             get_recipe(f"digits-linf-cnn-smooth{suffix}")
-    with pytest.raises(RattleError, match="the authors released AT and TRADES"):
+    with pytest.raises(RattleError, match="the authors released trades-2nd and trades-awp-2nd"):
         get_recipe("digits-linf-cnn-smooth-released")
 
 

@@ -140,6 +140,40 @@ def test_directional_normalises_as_the_mode_says_and_holds_the_statistics(traini
     assert torch.allclose(first, wanted, rtol=1e-4, atol=1e-6)
 
 
+NORMS = {
+    "batch, images": [nn.BatchNorm2d(4), nn.Flatten()],
+    "batch, rows": [nn.Flatten(), nn.BatchNorm1d(36)],
+    "batch, without weights": [nn.BatchNorm2d(4, affine=False), nn.Flatten()],
+    "layer": [nn.LayerNorm([4, 3, 3]), nn.Flatten()],
+    "layer, without weights": [nn.Flatten(), nn.LayerNorm(36, elementwise_affine=False)],
+    "group": [nn.GroupNorm(2, 4), nn.Flatten()],
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_derivatives_through_normalisation_by_the_batch_equal_finite_differences(name: str) -> None:
+    """torch's own rules hold the mean and deviation for constants, see `ElementaryNorms`."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 2), *copy.deepcopy(NORMS[name]), nn.Linear(36, 3)).double().train()
+    for p in model.parameters():
+        nn.init.normal_(p)
+    x = torch.rand(5, 1, 4, 4, dtype=torch.double)
+    u = Noise(sigma=0.1)(model)
+    first, second = directional(model, x, u, 2)
+    h, twin = 1e-3, copy.deepcopy(model)
+    above, at, below = (logits_at(twin, x, u, t) for t in (h, 0, -h))
+    assert torch.allclose(first, (above - below) / (2 * h), rtol=1e-3, atol=1e-4)
+    assert torch.allclose(second, (above - 2 * at + below) / h**2, rtol=1e-3, atol=1e-3)
+    probe = torch.randn_like(first)
+    (gradient,) = torch.autograd.grad((first * probe).sum(), model[0].weight)
+    values = []
+    for sign in (1, -1):
+        moved = copy.deepcopy(model)
+        with torch.no_grad():
+            moved[0].weight.add_(sign * 1e-5 * u["0.weight"])
+        values.append(float((directional(moved, x, u, 1)[0] * probe).sum().detach()))
+    assert float((gradient * u["0.weight"]).sum()) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-4)
+
+
 class Untraceable(nn.Module):
     """Leaves torch in the middle of its forward pass."""
 
@@ -176,6 +210,6 @@ def test_a_model_torch_func_cannot_trace_gets_one_sentence(kind: type[nn.Module]
     with pytest.raises(RattleError) as caught:
         directional(model, torch.rand(2, 1, 2, 2), Noise()(model), order)
     sentence = str(caught.value)
-    assert sentence.startswith("objective.taylor.mode exact: torch.func cannot differentiate this model (")
-    assert sentence.endswith("use mode head")
+    assert sentence.startswith("this reading of the Taylor terms needs torch.func, which cannot differentiate this ")
+    assert sentence.endswith("set objective.taylor.mode head or sampled")
     assert "\n" not in sentence

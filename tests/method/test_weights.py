@@ -225,7 +225,11 @@ def test_ema_is_the_moving_average_and_swa_the_mean() -> None:
     [
         (lambda: Noise(sigma=-1), "noise.sigma must be >= 0, got -1"),
         (lambda: Noise(sigma=math.nan), "noise.sigma must be >= 0, got nan"),
-        (lambda: Noise(where="biases"), "noise.where must be one of matrices, convolutions, got 'biases'"),
+        (
+            lambda: Noise(where="biases"),
+            "noise.where must be one of matrices, convolutions, conv-names, got 'biases'",
+        ),
+        (lambda: Noise(outer=-1.0), "noise.outer must be >= 0, got -1.0"),
         (lambda: AWP(gamma=0), "awp.gamma must be > 0, got 0; leave awp out to train without it"),
         (lambda: AWP(warmup=-1), "awp.warmup must be >= 0, got -1"),
         (lambda: SWA(start=1.0), "average.start is a fraction of the run, from 0 to below 1, got 1.0"),
@@ -235,3 +239,33 @@ def test_ema_is_the_moving_average_and_swa_the_mean() -> None:
 def test_settings_that_mean_nothing_are_refused(make, sentence: str) -> None:
     with pytest.raises(RattleError, match=f"^{sentence}$"):
         make()
+
+
+def test_noise_in_proportion_to_filters_is_as_long_as_sigma_times_each() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 6, 5), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(600, 4))
+    with torch.no_grad():
+        model[0].weight[2] *= 100
+        model[3].weight[1] = 0
+    u = Noise(sigma=0.1, scale="filter")(model, generator=torch.Generator().manual_seed(1))
+    assert set(u) == {"0.weight", "3.weight"}
+    for name, delta in u.items():
+        lengths = model.get_parameter(name).detach().flatten(1).norm(dim=1)
+        assert torch.allclose(delta.flatten(1).norm(dim=1), 0.1 * lengths, rtol=0.2)
+    deviations = Noise(sigma=0.1, scale="filter").deviations(model)
+    assert torch.equal(deviations["3.weight"][1], torch.zeros(1))
+    absolute = Noise(sigma=0.1).deviations(model)["0.weight"]
+    assert torch.equal(absolute, torch.full((6, 1, 1, 1), 0.1))
+
+
+def test_the_two_steps_may_have_a_sigma_each() -> None:
+    noise = Noise(sigma=0.01, where="convolutions", outer=0.5)
+    assert noise.at("inner") == Noise(sigma=0.01, where="convolutions")
+    assert noise.at("outer") == Noise(sigma=0.5, where="convolutions")
+    assert Noise(inner=0.0).at("inner")(small()) == {}
+
+
+def test_noise_by_name_leaves_out_convolutions_that_are_called_otherwise() -> None:
+    model = nn.ModuleDict({"conv1": nn.Conv2d(1, 2, 1), "shortcut": nn.Conv2d(1, 2, 1), "head": nn.Linear(2, 2)})
+    assert set(Noise(where="conv-names")(model)) == {"conv1.weight"}
+    assert set(Noise(where="convolutions")(model)) == {"conv1.weight", "shortcut.weight"}

@@ -316,7 +316,7 @@ def test_sharpness_is_chosen_on_the_command_line_by_its_kind(tmp_path: Path) -> 
         (lambda: get_recipe("digits-linf-cnn-alp-awp"), "alp has no -awp variant, got 'alp-awp'"),
         (
             lambda: get_recipe("digits-linf-cnn-at-sam-2nd-released"),
-            r"the authors released AT and TRADES, not AT-SAM \+ 1st \+ 2nd: leave out -released",
+            r"the authors released trades-2nd and trades-awp-2nd, not AT-SAM \+ 1st \+ 2nd: leave out -released",
         ),
         (
             lambda: S2OAT()(Outputs(torch.randn(2, 2), torch.randn(2, 2)), torch.tensor([0, 1])),

@@ -260,12 +260,40 @@ def test_taylor_terms_without_features_are_refused() -> None:
         ({"order": -1}, "objective.taylor.order must be 0, 1 or 2, got -1"),
         ({"order": 1, "eta": -0.1}, "objective.taylor.eta must be >= 0, got -0.1"),
         ({"order": 1, "eta": math.nan}, "objective.taylor.eta must be >= 0, got nan"),
-        ({"mode": "literal"}, "objective.taylor.mode must be one of head, released, exact, sampled, got 'literal'"),
+        (
+            {"mode": "literal"},
+            "objective.taylor.mode must be one of head, released, smoothing, exact, trace, head-noise, sampled, "
+            "got 'literal'",
+        ),
         ({"second_factor": -1.0}, "objective.taylor.second_factor must be >= 0, got -1.0"),
         ({"eta": 0.3}, "objective.taylor.eta 0.3 does nothing at order 0: set objective.taylor.order to 1 or 2"),
         (
             {"mode": "exact"},
             "objective.taylor.mode exact does nothing at order 0: set objective.taylor.order to 1 or 2",
+        ),
+        (
+            {"mode": "trace", "order": 1},
+            "objective.taylor.mode trace is a second-order term: set objective.taylor.order 2",
+        ),
+        (
+            {"temperature": 0.1, "order": 1},
+            "objective.taylor.temperature 0.1 does nothing in mode head of order 1: it is for exact",
+        ),
+        (
+            {"antithetic": True, "order": 2, "mode": "trace"},
+            "objective.taylor.antithetic True does nothing in mode trace of order 2: it is for exact and sampled",
+        ),
+        (
+            {"second_value": "derivative"},
+            "objective.taylor.second_value derivative does nothing in mode head of order 0: it is for head",
+        ),
+        (
+            {"temperature": 0.0, "order": 1, "mode": "exact"},
+            "objective.taylor.temperature must be > 0, got 0.0",
+        ),
+        (
+            {"share": 0.0, "order": 1, "mode": "sampled"},
+            "objective.taylor.share must be above 0 and at most 1, got 0.0",
         ),
     ],
 )

@@ -26,6 +26,7 @@ def test_a_recipe_made_for_a_known_dataset_is_the_named_one(dataset: str, method
 def test_images_that_nobody_knows_get_the_settings_of_cifar10(method: str) -> None:
     data = Data(name="pictures/my.npz")
     made, published = make_recipe(method, data=data, model="preact18"), get_recipe(f"cifar10-linf-preact18-{method}")
+    data = replace(data, val_size=0) if method.endswith("released") else data  # the release holds no images out
     assert made == replace(published, data=data, name=f"my-linf-preact18-{method}")
 
 

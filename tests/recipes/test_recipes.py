@@ -125,7 +125,7 @@ def edited(**changes: object) -> str:
         ({"objective__taylor__eta": "much"}, "taylor.eta must be a number such as 0.03 or 8/255, got 'much'"),
         ({"objective__taylor__eta": True}, "objective.taylor.eta must be float or null, got True"),
         ({"objective__inv_lambda": None}, "objective.inv_lambda must be float, got None"),
-        ({"objective__taylor__mode": "x"}, "taylor.mode must be one of head, released, exact, sampled, got 'x'"),
+        ({"objective__taylor__mode": "x"}, "taylor.mode must be one of head, released, smoothing, exact, trace"),
         ({"attack": 3}, "attack: expected settings, got 3"),
         ({"schedule": "Cosine"}, "schedule: expected settings, got 'Cosine'"),
         ({"schedule__drops": ["early"]}, "schedule.drops[0] must be a number such as 0.03 or 8/255, got 'early'"),
@@ -133,7 +133,7 @@ def edited(**changes: object) -> str:
         ({"objective__taylor__order": 7}, "objective.taylor.order must be 0, 1 or 2, got 7"),
         ({"objective__taylor__order": 0}, "objective.taylor.eta 0.3 does nothing at order 0"),
         ({"epochs": 0}, "epochs must be >= 1, got 0"),
-        ({"noise_samples": 2}, "noise-samples > 1 does nothing without objective.taylor.mode sampled"),
+        ({"noise_samples": 2}, "noise-samples > 1 does nothing without objective.taylor.mode exact, trace"),
         ({"optimizer__lr": 0}, "optimizer.lr must be > 0, got 0"),
         ({"optimizer__kind": "Adam"}, "unknown optimizer.kind 'Adam'; did you mean 'AdamW'?"),
         ({"optimizer__betas": [0.9, 0.99]}, "unknown setting 'optimizer.betas'"),
@@ -291,7 +291,7 @@ def test_a_recipe_file_that_is_missing_or_wrong_is_named(tmp_path) -> None:
 
 @pytest.mark.parametrize("mode", ["exact", "sampled"])
 def test_readings_that_are_taken_along_u_need_noise(mode: str) -> None:
-    with pytest.raises(RattleError, match=r"are taken along u: they need noise.sigma > 0"):
+    with pytest.raises(RattleError, match=r"are taken along u: they need noise.sigma or noise.outer > 0"):
         Recipe(objective=Trades(taylor=Taylor(order=1, mode=mode)), noise=Noise(sigma=0))
     assert Recipe(objective=Trades(taylor=Taylor(order=1, mode=mode)), noise=Noise(sigma=0.1)).noise.sigma == 0.1
 

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rattle.analysis import plots
+from rattle.analysis.term_gradients import measure_terms
 from rattle.attacks.base import logits_of
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
@@ -91,11 +92,13 @@ def measure_checkpoint(
     draws: int = 4,
     n: int = 100,
     seed: int = 0,
+    batches: int = 8,
     batch_statistics: bool = False,
     out: Path | str | None = None,
     console: Console | None = None,
 ) -> tuple[dict[str, Any], list[Path]]:
-    """Measure a run folder's or checkpoint's remainders on n test images; writes fidelity.json, .png and .svg.
+    """Measure a run folder's or checkpoint's remainders on n test images, and what its Taylor terms add to the gradient
+    on `batches` minibatches of them; writes fidelity.json, .png and .svg.
 
     Adversarial images come from the attack the model was trained with. Files go to the folder `out`, or else to the
     run's results; the other parameters are those of `remainders`. Returns what the JSON file holds, and the pictures.
@@ -110,8 +113,10 @@ def measure_checkpoint(
         of = partial(remainders, target.model, **settings, seed=seed, progress=advance)
         found = {"clean": of(x), "adversarial": of(x_adv)}
     folder = Path(out) if out else target.results
+    measured = measure_terms(target, recipe, batches=batches, seed=seed)
     rows = {name: [asdict(row) for row in rows] for name, rows in found.items()}
     plain = target.metadata | {"name": target.name, "seed": seed, "n": len(y), "draws": draws, "remainders": rows}
+    plain |= measured
     write_atomically(folder / "fidelity.json", json.dumps(plain).encode())
     return plain, plots.save(plot(found, recipe.noise.sigma, target.name), folder / "fidelity", dpi=160)
 

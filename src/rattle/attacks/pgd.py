@@ -30,6 +30,7 @@ class PGD:
     step_size: float = 2 / 255  # eta_s
     loss: Literal["ce", "kl", "cw"] = "ce"  # maximised: cross-entropy | KL(p(x) || p(x')), as TRADES | CW margin
     start: Literal["gaussian", "uniform", "none"] = "uniform"  # x + 0.001 N(0, I) | uniform in the ball | x itself
+    box_first: bool = False  # clip to [0, 1] before the projection to the l_2 ball too, as the authors' release
     restarts: int = 1  # independent starts; the point of highest loss of each image is returned
 
     def __post_init__(self) -> None:
@@ -55,9 +56,9 @@ class PGD:
         x_adv = self.start_point(x, draws)
         for _ in range(self.steps):
             x_adv = x_adv.detach().requires_grad_()
-            loss = self.sample_losses(logits_of(model, x_adv), reference).sum()
-            (gradient,) = torch.autograd.grad(loss, x_adv)
-            x_adv = self.threat.project(self.threat.ascend(x_adv.detach(), gradient, self.step_size), x)
+            (gradient,) = torch.autograd.grad(self.sample_losses(logits_of(model, x_adv), reference).sum(), x_adv)
+            x_adv = self.threat.ascend(x_adv.detach(), gradient, self.step_size)
+            x_adv = self.threat.project(x_adv.clamp_(0, 1) if self.box_first else x_adv, x)
         return x_adv.detach()
 
     def start_point(self, x: Tensor, draws: ImageStreams) -> Tensor:

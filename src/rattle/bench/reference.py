@@ -85,8 +85,8 @@ def released_loss(
     def kl(images: Tensor, targets: Tensor) -> Tensor:
         return kl_batchmean(F.log_softmax(model(images), 1), targets)
 
-    clean = model(x)
-    zeroth = kl(x_adv, F.softmax(clean, 1))
+    log_adv, clean = F.log_softmax(model(x_adv), 1), model(x)  # in this order: BatchNorm's statistics move with each
+    zeroth = kl_batchmean(log_adv, F.softmax(clean, 1))
     first = 0.5 * (kl(x_adv, first_adv[y]) + kl(x, first_clean[y]))
     second = 0.5 * (kl(x_adv, second[y]) + kl(x, second[y]))
     return (1 - eta) * F.cross_entropy(clean, y) + inv_lambda * zeroth + eta * first + eta / 2 * second

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -115,15 +115,20 @@ def recipe_of(setup: Setup, method: str, *, steps: int | None = None) -> Recipe:
     return replace(recipe, attack=replace(recipe.attack, steps=steps or setup.steps), optimizer=optimizer)
 
 
-def library_step(subject: Subject, method: str, *, steps: int | None = None) -> Callable[[], dict[str, Tensor]]:
-    """A whole step of a recipe: attack, terms, gradient, optimizer. A profiler finds its parts by name."""
-    recipe, model = recipe_of(subject.setup, method, steps=steps), subject.fast.train()
+def library_step(
+    subject: Subject, method: str, *, steps: int | None = None, **changes: Any
+) -> Callable[[], dict[str, Tensor]]:
+    """A whole step of a recipe: attack, terms, gradient, optimizer. A profiler finds its parts by name.
+
+    steps: K, when it is not the setup's; changes: other fields of the recipe.
+    """
+    recipe, model = replace(recipe_of(subject.setup, method, steps=steps), **changes), subject.fast.train()
     optimizer, needs = make_optimizer(recipe, model), recipe.objective.needs
     forward = PairedForward(model, needs, find_head(model) if needs.features else None)
     if subject.setup.compile:
         model.compile()
         forward.compile()
-    parts = {"noise": recipe.noise, "objective": recipe.objective, "awp": recipe.awp}
+    parts: dict[str, Any] = {name: getattr(recipe, name) for name in ("noise", "objective", "awp", "noise_samples")}
     parts["attack"] = record_function("rattle: inner maximisation")(recipe.attack)
     parts["ddp_forward"] = record_function("rattle: outer forwards at x and x'")(forward)
     x, y = subject.x, subject.y

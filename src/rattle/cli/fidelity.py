@@ -15,12 +15,14 @@ from rattle.data.dataset import check_count
 @dataclass(frozen=True)
 class Options:
     """Measure the remainder of the expansion of g(w + u) after each order, against sigma, on clean and adversarial
-    images: a table, results/fidelity.json and a plot. Above 1, an order is worse than g(w) alone."""
+    images: a table, results/fidelity.json and a plot. Above 1, an order is worse than g(w) alone. Then whether the
+    run's Taylor terms do something of their own: their gradients beside the zeroth term's and label smoothing's."""
 
     path: Annotated[str, tyro.conf.Positional]  # a run folder or a checkpoint file
     sigmas: tuple[float, ...] = SIGMAS  # standard deviations of u to try
     draws: int = 4  # samples of u to average over
-    n: int = 100  # test images
+    n: int = 100  # test images, for the remainders
+    batches: int = 8  # minibatches of test images, for the gradients of the Taylor terms
     batch_statistics: bool = False  # BatchNorm by the batch, as in training; as deployed when not given
     seed: int = 0
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
@@ -50,4 +52,21 @@ def main(args: list[str]) -> None:
     columns = ["images", "sigma", "change of g", "after 1st", "after 2nd"]
     print_table(columns, rows, title=f"{found['name']}: remainders")
     print("change = |g(w+u) - g(w)| / |g(w)|; remainders are relative to that change: 1 is g(w) alone, less is better.")
+    if found["terms"]:
+        columns = [
+            "gradient of",
+            "over zeroth",
+            "cosine to it",
+            "to smoothing",
+            "its own",
+            "repeats",
+            "lasts",
+            "gaps repeat",
+        ]
+        names = ("over_zeroth", "to_zeroth", "to_smoothing", "own", "repeats", "lasts", "gaps_repeat")
+        rows = [[row["name"], *("" if row[n] is None else f"{row[n]:.3g}" for n in names)] for row in found["terms"]]
+        print_table(columns, rows, title=f"{found['recipe']}: what the Taylor terms add")
+        print("its own: the part that neither zeroth nor smoothing explains; repeats: its cosine from batch to batch;")
+        print("lasts: what is left of it on average over batches, over what is left of the zeroth's gradient.")
     print(f"plot: {pictures[0]}")
+    print(found["answer"])

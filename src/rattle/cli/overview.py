@@ -34,7 +34,7 @@ def overview(state: TrainState) -> str:
         "held out": f"{len(data.val):,} images, to choose the best checkpoint by" if data.val else NONE_HELD_OUT,
         "network": f"{recipe.model}, {weights:,} parameters",
         "method": recipe.with_seed(f"{recipe.method} against {written(recipe.attack.threat)}"),
-        "epochs": f"{length}, each {n // batch} steps of {batch} images; "
+        "epochs": f"{length}, each {recipe.steps(n)} steps of {batch} images; "
         f"learning rate {recipe.optimizer.lr:g}, {type(recipe.schedule).__name__}",
     }
     if left and not distributed.active():  # a step on one rank would wait for the others

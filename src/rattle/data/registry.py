@@ -130,13 +130,13 @@ class Data:
         raise unknown("dataset", self.name, [*SOURCES, "FILE.npz", "FOLDER", "hub:OWNER/NAME"])
 
 
-def batches(n: int, batch_size: int, *, seed: int, epoch: int) -> Iterator[Tensor]:
+def batches(n: int, batch_size: int, *, seed: int, epoch: int, drop_last: bool = True) -> Iterator[Tensor]:
     """The shuffled batches of one epoch, as indices below n; the same for the same (seed, epoch).
 
-    A last batch of fewer than batch_size images is left out.
+    A last batch of fewer than batch_size images is left out unless `drop_last` is False.
     """
     if n < 1:
         raise RattleError("there are no training images to draw batches from")
     order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, epoch)))
     size = min(batch_size, n)
-    yield from (order[i : i + size] for i in range(0, n - size + 1, size))
+    yield from (order[i : i + size] for i in range(0, n - size + 1 if drop_last else n, size))

@@ -10,7 +10,7 @@ objective may have besides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -40,6 +40,26 @@ def averaged(terms_at: Callable[[Tensor, Tensor], dict[str, Tensor]], pairs: Pai
     """Each term's mean over pairs of logits: over draws of u, see `Outputs.pairs`."""
     draws = [terms_at(z, z_adv) for z, z_adv in pairs]
     return {name: torch.stack([terms[name] for terms in draws]).mean() for name in draws[0]}
+
+
+def mixed_terms(
+    objective: Callable[..., dict[str, Tensor]],
+    outputs: Outputs,
+    y: Tensor,
+    *,
+    share: float,
+    reduce: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict,
+) -> dict[str, Tensor]:
+    """An objective's terms, of which the `share` is taken at w + u and the rest at w (m-RWP, Li et al. 2024).
+
+    `reduce` averages tensors over ranks.
+    """
+    terms_of = partial(objective, y=y, reduce=lambda rows: reduce({"rows": rows})["rows"])
+    terms = terms_of(outputs)
+    if share == 1:
+        return terms
+    at_w = terms_of(replace(outputs, sampled=()))
+    return {name: share * value + (1 - share) * at_w[name] for name, value in terms.items()}
 
 
 def check_weights(objective: object, *names: str) -> None:

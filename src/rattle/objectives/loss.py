@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import find_head
-from rattle.objectives.base import HasTeachers, Objective, Prepares, UsesContext, total
+from rattle.objectives.base import HasTeachers, Objective, Prepares, UsesContext, mixed_terms, total
 
 
 def compute_loss(
@@ -18,7 +18,9 @@ def compute_loss(
     y: Tensor,  # labels
     *,
     head: str | None = None,  # the name of the head, if it is not the last linear layer
-    u: tuple[Mapping[str, Tensor], ...] = (),  # draws of Noise, for the readings exact and sampled
+    u: tuple[
+        Mapping[str, Tensor], ...
+    ] = (),  # draws of Noise, for exact, trace and sampled; its deviations for head-noise
 ) -> Tensor:
     """The loss, a scalar to call `.backward()` on.
 
@@ -33,4 +35,4 @@ def compute_loss(
         )
     needs = objective.needs
     forward = PairedForward(model, needs, find_head(model, head) if needs.features else None)
-    return total(objective(forward(x, x_adv, u), y))
+    return total(mixed_terms(objective, forward(x, x_adv, u), y, share=needs.share))

@@ -5,7 +5,9 @@ Not checked by Recipe itself, so that runs which were trained with one still ope
 
 from rattle.attacks import PGD
 from rattle.errors import RattleError
+from rattle.objectives.taylor_terms import PUBLISHED_ETA, USED_BY
 from rattle.recipes.recipe import Recipe
+from rattle.weights import AWP
 
 
 def idle_settings(recipe: Recipe) -> dict[str, str]:
@@ -22,12 +24,27 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
     found |= dict.fromkeys((f"attack.{name}".replace("_", "-") for name in unused(recipe)), own)
     if not needs.features:
         found["head"] = "only the Taylor terms' readings head and released look at the network's head"
-    if not needs.sampled:
-        found["noise-samples"] = "only objective.taylor.mode sampled draws u again in the outer step"
-    if recipe.noise.sigma == 0:
-        found["noise.where"] = "noise.sigma is 0"
+    if taylor is not None and taylor.order:
+        found |= {
+            f"objective.taylor.{name}": f"only for mode {' and '.join(modes)}"
+            for name, modes in USED_BY.items()
+            if taylor.mode not in modes
+        }
+    if taylor is not None and taylor.mode == "sampled":
+        found["objective.taylor.eta"] = "mode sampled averages the method's own terms over u and adds none"
+    if not needs.noise:
+        found["noise-samples"] = "only objective.taylor.mode exact, trace and sampled draw u again in the outer step"
+    if not needs.noise and not needs.head_noise:
+        found["noise.outer"] = "no u enters the outer step of this recipe"
+    if recipe.noise.sigma == 0 and not recipe.noise.inner and not recipe.noise.outer:
+        found |= dict.fromkeys(("noise.where", "noise.scale"), "noise.sigma is 0")
     if recipe.awp is None:
         found["awp.*"] = "this recipe moves no weights; --awp.kind AWP, SAM or ASAM does"
+    taylor_less = taylor is None or taylor.order == 0
+    if isinstance(recipe.awp, AWP) and taylor_less:
+        found["awp.climbs"] = "without Taylor terms, both are the whole loss"
+    if recipe.attack.threat.norm != "l2":
+        found["attack.box-first"] = "only in the l_2 ball does the order of the projections matter"
     if recipe.average is None:
         found["average.*"] = "weights are not averaged; --average.kind EMA or SWA does it"
     if recipe.data.val_size == 0:
@@ -42,8 +59,22 @@ def unused(recipe: Recipe) -> tuple[str, ...]:
 
 def refuse_idle(recipe: Recipe) -> Recipe:
     """The recipe; raises RattleError for a setting that was changed and does nothing."""
-    if recipe.head is not None and "head" in (idle := idle_settings(recipe)):
-        raise RattleError(f"head {recipe.head} does nothing: {idle['head']}")
+    idle, noise, taylor = idle_settings(recipe), recipe.noise, getattr(recipe.objective, "taylor", None)
+    eta = None if taylor is None or taylor.eta == PUBLISHED_ETA.get(taylor.order) else taylor.eta  # that of its name
+    scale = None if noise.scale == "absolute" else noise.scale
+    climbs = None if getattr(recipe.awp, "climbs", "loss") == "loss" else "plain"
+    box_first = recipe.attack.box_first or None
+    set_ones = {
+        "awp.climbs": climbs,
+        "attack.box-first": box_first,
+        "head": recipe.head,
+        "noise.outer": noise.outer,
+        "noise.scale": scale,
+        "objective.taylor.eta": eta,
+    }
+    for name, value in set_ones.items():
+        if value is not None and name in idle:
+            raise RattleError(f"{name} {value} does nothing: {idle[name]}")
     usual = PGD()
     for name in {"loss", "start", "restarts"} & set(unused(recipe)):  # the others follow from the dataset and -fast
         if (value := getattr(recipe.attack, name)) != getattr(usual, name):

@@ -83,9 +83,11 @@ class Recipe:
     init: str | None = None  # weights, a checkpoint or a run to start from; a head for other classes is left fresh
     head: str | None = None  # name of the linear head; the linear layer whose output are the logits when not given
     attack: PGD = field(default_factory=PGD)  # the inner maximisation
-    noise: Noise = field(default_factory=Noise)  # u on the weights during the inner maximisation
+    noise: Noise = field(
+        default_factory=Noise
+    )  # u on the weights: in the inner maximisation, and in readings that draw it in the outer step
     objective: Objective = field(default_factory=Trades)  # the outer minimisation
-    noise_samples: int = 1  # samples of u in the outer step (reading sampled)
+    noise_samples: int = 1  # samples of u in the outer step (readings exact, trace and sampled)
     awp: AWP | SAM | ASAM | None = None  # weights moved to where the loss is worse: AWP, or SAM or ASAM in its place
     average: SWA | EMA | None = None  # weight averaging
     ramp: float = 0.0  # fraction of the run in which the inner attack grows, by whole epochs, to its epsilon and step
@@ -93,6 +95,7 @@ class Recipe:
     schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)
     epochs: int = 200
     batch_size: int = 128  # n, images in a minibatch
+    drop_last: bool = True  # leave out an epoch's last images where they fill no minibatch; kept in the release
     seed: int = 0  # decides initial weights, order of images, augmentation, u and attack noise
     evaluate_every: int = 1  # epochs between evaluations on the held-out images
     val_attack: PGD = field(default_factory=PGD)  # the short attack that chooses the best checkpoint
@@ -122,10 +125,16 @@ class Recipe:
             raise RattleError(
                 f"{self.objective.title} learns from the average of the run's own weights: set --average.kind EMA"
             )
-        if self.noise_samples > 1 and not self.objective.needs.sampled:
-            raise RattleError("noise-samples > 1 does nothing without objective.taylor.mode sampled")
-        if self.objective.needs.noise and self.noise.sigma == 0:
-            raise RattleError("objective.taylor.mode exact and sampled are taken along u: they need noise.sigma > 0")
+        needs = self.objective.needs
+        if self.noise_samples > 1 and not needs.noise:
+            raise RattleError("noise-samples > 1 does nothing without objective.taylor.mode exact, trace or sampled")
+        if (needs.noise or needs.head_noise) and self.noise.at("outer").sigma == 0:
+            raise RattleError(
+                "objective.taylor.mode exact, trace, head-noise and sampled are taken along u: "
+                "they need noise.sigma or noise.outer > 0"
+            )
+        if needs.head_noise and self.noise.where != "matrices":
+            raise RattleError(f"objective.taylor.mode head-noise: noise.where {self.noise.where} leaves out the head")
         soft = getattr(self.objective, "soft_labels", False) and not self.objective.needs.features
         if self.data.augment.mix != "none" and (not soft or self.attack.loss == "cw"):
             taker = self.method if not soft else "attack.loss cw"
@@ -142,6 +151,15 @@ class Recipe:
     def with_seed(self, name: str) -> str:
         """What one run of the recipe is called, by a name that its seeds share."""
         return f"{name}, seed {self.seed}" if self.seed else name
+
+    def steps(self, images: int) -> int:
+        """Minibatches of an epoch over that many images.
+
+        >>> Recipe().steps(50_000), Recipe(drop_last=False).steps(50_000)
+        (390, 391)
+        """
+        size = min(self.batch_size, images)
+        return images // size if self.drop_last else -(-images // size)
 
     def to_yaml(self) -> str:
         plain = to_plain(self)

@@ -51,6 +51,7 @@ from rattle.training.state import (
 )
 from rattle.training.step import step
 from rattle.training.teachers import train_teachers
+from rattle.training.term_weights import climbed, weighed
 from rattle.weights import EMA, SWA
 
 MOST_ROLLBACKS = 5
@@ -101,7 +102,10 @@ def fit(
 def check_start(state: TrainState, log: LogTarget) -> None:
     """Refuse what would stop training at its first step, before anything is written or replaced."""
     check_log(log)
-    shard(torch.arange(min(state.recipe.batch_size, len(state.data.train))))
+    recipe, images = state.recipe, len(state.data.train)
+    shard(torch.arange(min(recipe.batch_size, images)))
+    if not recipe.drop_last:
+        shard(torch.arange(images % recipe.batch_size))
 
 
 def train_or_roll_back(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
@@ -122,7 +126,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     """Train the epochs that are left."""
     recipe, progress = state.recipe, state.progress
     images = on_device(state.data.train, state.device)
-    steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
+    steps = recipe.steps(len(images))
     example = state.floats(images[torch.arange(1)].x.to(state.device))
     forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers, state.average)
     with (
@@ -163,7 +167,8 @@ def train_epoch(
 ) -> None:
     """The steps of one epoch, from where the last one stopped."""
     recipe, progress, meter = state.recipe, state.progress, LossMeter(state.progress.sums, state.device)
-    order = batches(len(images), recipe.batch_size, seed=derive_seed(recipe.seed, ORDER), epoch=progress.epoch)
+    settings = {"seed": derive_seed(recipe.seed, ORDER), "epoch": progress.epoch, "drop_last": recipe.drop_last}
+    order = batches(len(images), recipe.batch_size, **settings)
     shown = progress.step
     state.train_mode()
     for index in list(order)[progress.batch :]:
@@ -228,8 +233,9 @@ def train_step(
                 y,
                 attack=attack,
                 noise=recipe.noise,
-                objective=objective,
+                objective=weighed(objective, forward.model, state),
                 awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
+                awp_objective=climbed(objective, recipe.awp),
                 shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
                 private=context.draws,
                 prepare=prepare,
@@ -306,6 +312,7 @@ def epoch_metrics(state: TrainState, steps: int, request: Request) -> dict[str, 
         "lr": learning_rate(state, progress.step - 1, steps),
         "loss": sum(progress.sums.values()) / steps,
         **{name: value / steps for name, value in progress.sums.items()},
+        **progress.term_weights,
     }
     due = metrics["epoch"] % recipe.evaluate_every == 0 or metrics["epoch"] == recipe.epochs
     if due and state.data.val is not None:

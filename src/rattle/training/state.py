@@ -37,6 +37,7 @@ class Progress:
     batch: int = 0  # batches completed of the next one
     step: int = 0  # optimizer steps completed
     sums: dict[str, float] = field(default_factory=dict)  # of the terms over the batches of the epoch begun
+    term_weights: dict[str, float] = field(default_factory=dict)  # of the Taylor terms, at the epoch's first step
     best: float = -1.0  # highest robust accuracy on the held-out images
     best_epoch: int = 0
     metrics_size: int = 0  # bytes of metrics.jsonl that this progress includes

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.forward import Outputs, PairedForward
-from rattle.objectives.base import Batch, same, total
+from rattle.objectives.base import Batch, mixed_terms, same, total
 from rattle.randomness import ImageStreams
-from rattle.weights import ASAM, AWP, SAM, Noise, frozen_bn_stats, perturbed
+from rattle.weights import ASAM, AWP, SAM, Noise, add_decay, frozen_bn_stats, perturbed
 
 
 def step(
@@ -26,6 +26,7 @@ def step(
     noise: Noise,
     objective: Callable[..., dict[str, Tensor]],
     awp: AWP | SAM | ASAM | None,
+    awp_objective: Callable[..., dict[str, Tensor]] | None = None,
     shared: torch.Generator,
     private: ImageStreams,
     prepare: Callable[[Batch], Batch] = same,
@@ -37,26 +38,33 @@ def step(
     """Compute the gradient of one minibatch: returns the named terms, adds their sum's gradient to every `.grad`.
 
     forward: the model as the objective needs it; x [n, C, H, W] in [0, 1], y [n]: the minibatch. attack, noise,
-    objective, awp: the parts of the method. shared: draws u, the same on every rank. private: draws for each image.
+    objective, awp: the parts of the method, awp_objective: what AWP climbs, if it is not the objective.
+    shared: draws u, the same on every rank. private: draws for each image.
     prepare: what the objective does to the images before it looks at them. noise_samples: draws of u in the outer step.
     weight: a micro-batch's share. ddp_forward: `forward`, averaging gradients over ranks, as `reduce` does tensors.
     """
     model = forward.model
     # Sample u ~ N(0, sigma^2) and generate the adversarial examples at w + u.
-    with perturbed(model, noise(model, generator=shared)):
+    with perturbed(model, noise.at("inner")(model, generator=shared)):
         x_adv = attack(model, x, y, generator=private)
     batch = prepare(Batch(x=x, x_adv=x_adv, y=y))
-    # The readings with u in the outer step draw it afresh, the same for x and x'.
-    u = tuple(noise(model, generator=shared) for _ in range(noise_samples)) if forward.spec.noise else ()
-    terms_of = partial(objective, y=batch.y, reduce=lambda rows: reduce({"rows": rows})["rows"])
-    images = batch.x, batch.x_adv, u, batch.extra
+    images = batch.x, batch.x_adv, forward.draws(noise.at("outer"), noise_samples, generator=shared), batch.extra
+    terms_of = partial(mixed_terms, y=batch.y, share=forward.spec.share, reduce=reduce)
     # Optimise at w or, with AWP or SAM, at the worst w + v nearby; w is restored before the optimizer steps.
-    with statistics_held(forward.teachers, awp, at_w=True):
-        v = awp(model, reduce(awp.gradients(model, lambda: total(terms_of(forward(*images)))))) if awp else {}
+    v = climb(awp, forward, lambda: total(terms_of(awp_objective or objective, forward(*images))), reduce)
     with perturbed(model, v), statistics_held(forward, awp, at_w=False):
-        terms = terms_of((ddp_forward or forward)(*images))
+        terms = terms_of(objective, (ddp_forward or forward)(*images))
         (weight * total(terms)).backward()
+    add_decay(model, v, weight * awp.decay if isinstance(awp, AWP) else 0.0)
     return {name: value.detach() for name, value in terms.items()}
+
+
+def climb(
+    awp: AWP | SAM | ASAM | None, forward: PairedForward, loss: Callable[[], Tensor], reduce: Callable
+) -> dict[str, Tensor]:
+    """v, the move to where the loss is worse; none without AWP, SAM or ASAM."""
+    with statistics_held(forward.teachers, awp, at_w=True):
+        return awp(forward.model, reduce(awp.gradients(forward.model, loss))) if awp else {}
 
 
 def statistics_held(module: nn.Module, awp: AWP | SAM | ASAM | None, *, at_w: bool) -> AbstractContextManager[None]:

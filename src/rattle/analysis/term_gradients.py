@@ -1,0 +1,159 @@
+"""Do the Taylor terms do something of their own? Their weight gradients beside the zeroth term's and label smoothing's.
+
+What a reading adds is the gradient of the loss less that of the same loss without the paper's terms, so that readings
+without terms of their own (sampled) are measured too. Train-mode BatchNorm, statistics held, in double precision.
+"""
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rattle.data import Images
+from rattle.errors import RattleError
+from rattle.evaluation.inputs import floats_for
+from rattle.evaluation.target import Target
+from rattle.forward import PairedForward
+from rattle.models import find_head
+from rattle.objectives import Taylor
+from rattle.objectives.base import mixed_terms, total, unreduced
+from rattle.objectives.taylor_terms import without_taylor
+from rattle.randomness import ImageStreams
+from rattle.recipes.recipe import Recipe
+from rattle.training.term_weights import term_gradients
+from rattle.weights import frozen_bn_stats, perturbed
+
+WHOLE = "all they add"
+LASTS = 0.05  # of the zeroth term's lasting gradient: what is below it is nothing of their own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermRow:
+    """The gradient of a Taylor term, or of all; means over minibatches."""
+
+    name: str
+    over_zeroth: float  # its length over that of the zeroth term's gradient
+    to_zeroth: float  # cosine to that
+    to_smoothing: float  # cosine to the gradient of constant soft labels
+    own: float  # the part of its length that no combination of these two explains
+    repeats: float  # the cosine of that part between two minibatches
+    lasts: float  # what is left of that part on average over minibatches, over what is left of the zeroth's gradient
+    gaps_repeat: float | None  # the correlation of the gaps between classes between two minibatches (head, released)
+
+
+@dataclass(slots=True)
+class Directions:
+    """The mean cosine of many vectors, two by two, without keeping them."""
+
+    count: int = 0
+    total: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    def add(self, vector: Tensor) -> None:
+        self.count += 1
+        self.total = self.total + vector / vector.norm().clamp_min(1e-300)
+
+    @property
+    def agreement(self) -> float:
+        return (float(self.total.square().sum()) - self.count) / (self.count * (self.count - 1))
+
+
+def lasting(directions: Directions) -> float:
+    """The length of the mean of many unit vectors, without what chance adds to it."""
+    return math.sqrt(max(directions.agreement, 0.0))
+
+
+def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) -> dict[str, Any]:
+    """The rows and the answer, as fidelity.json holds them, on `batches` minibatches of test images."""
+    taylor = getattr(recipe.objective, "taylor", None)
+    if taylor is None or taylor.order == 0:
+        return {"terms": [], "answer": "This run has no Taylor terms."}
+    if batches < 2:
+        raise RattleError(f"batches must be >= 2, to compare one with another, got {batches}")
+    size = min(recipe.batch_size, len(target.test) // batches)
+    order = torch.randperm(
+        len(target.test), generator=torch.Generator().manual_seed(seed)
+    )  # they may be sorted by class
+    parts = [target.images(order[i * size : (i + 1) * size]) for i in range(batches)]
+    rows = term_rows(target.model, recipe, parts, seed)
+    return {"terms": [asdict(row) for row in rows], "answer": answer(rows)}
+
+
+def term_rows(model: nn.Module, recipe: Recipe, parts: list[Images], seed: int) -> list[TermRow]:
+    """A row for each term and one for all they add, over the minibatches `parts`."""
+    given, model = model, copy.deepcopy(model).double().train()
+    values: dict[str, list[list[float]]] = {}
+    own: dict[str, Directions] = {}
+    gaps: dict[str, Directions] = {}
+    base = Directions()
+    for number, part in enumerate(parts):
+        x = floats_for(given, part.x).double()
+        shared = torch.Generator().manual_seed(seed + number)
+        streams = ImageStreams(seed, torch.arange(len(x), device=x.device) + number * len(x))
+        with perturbed(model, recipe.noise.at("inner")(model, generator=shared)):
+            x_adv = recipe.attack(model, x, part.y, generator=streams)
+        found, between = gradients(model, recipe, x, x_adv, part.y, shared)
+        zeroth, smoothing = found.pop("zeroth"), found.pop("smoothing")
+        base.add(zeroth)
+        basis = torch.linalg.qr(torch.stack([zeroth, smoothing], 1)).Q
+        for name, d in found.items():
+            rest = d - basis @ (basis.T @ d)
+            row = [d.norm() / zeroth.norm(), cosine(d, zeroth), cosine(d, smoothing), rest.norm() / d.norm()]
+            values.setdefault(name, []).append([float(value) for value in row])
+            own.setdefault(name, Directions()).add(rest)
+        for name, gap in between.items():
+            gaps.setdefault(name, Directions()).add(gap - gap.mean())
+    names = ("over_zeroth", "to_zeroth", "to_smoothing", "own")
+    means = {name: torch.tensor(rows).mean(0).tolist() for name, rows in values.items()}
+    return [
+        TermRow(
+            name=name,
+            **dict(zip(names, means[name], strict=True)),
+            repeats=own[name].agreement,
+            lasts=means[name][0] * means[name][3] * lasting(own[name]) / max(lasting(base), 1e-300),
+            gaps_repeat=gaps[name].agreement if name in gaps else None,
+        )
+        for name in means
+    ]
+
+
+def gradients(
+    model: nn.Module, recipe: Recipe, x: Tensor, x_adv: Tensor, y: Tensor, shared: torch.Generator
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The gradients of the zeroth term, of smoothing, of each Taylor term and of all; the gaps between classes."""
+    objective: Any = recipe.objective
+    plain = without_taylor(objective)
+    smooth = replace(plain, taylor=Taylor(order=1, eta=1.0, mode="smoothing"))
+    needs = objective.needs
+    forward = PairedForward(model, needs, find_head(model, recipe.head) if needs.features else None)
+    with frozen_bn_stats(model):
+        draws = forward.draws(recipe.noise.at("outer"), recipe.noise_samples, generator=shared)
+        outputs = forward(x, x_adv, draws)
+        terms = mixed_terms(objective, outputs, y, share=needs.share)
+        base = smooth(PairedForward(model, smooth.needs)(x, x_adv), y)
+    named: Mapping[str, Tensor] = {name: terms[name] for name in ("first", "second") if name in terms}
+    smoothing = base.pop("first")
+    measured = {"zeroth": base["zeroth"], "smoothing": smoothing, **named, WHOLE: total(terms) - total(base)}
+    head = objective.taylor.mode in ("head", "released")
+    between = objective.taylor.gaps(outputs, y, unreduced) if head else []
+    return term_gradients(model, measured), dict(zip(("first", "second"), between, strict=False))
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b / (a.norm() * b.norm()).clamp_min(1e-300)
+
+
+def answer(rows: list[TermRow]) -> str:
+    """One sentence: whether the terms do something of their own."""
+    row = rows[-1]
+    verdict = "nothing" if row.lasts < LASTS else "something"
+    gaps = [each.gaps_repeat for each in rows if each.gaps_repeat is not None]
+    labels = f"; the gaps between classes repeat with correlation {gaps[0]:.2f}" if gaps else ""
+    return (
+        f"The Taylor terms do {verdict} of their own: their gradient is {row.over_zeroth:.2g} of the zeroth term's, "
+        f"with cosine {row.to_smoothing:.2f} to label smoothing's and {row.to_zeroth:.2f} to the zeroth's; of the rest "
+        f"what lasts from minibatch to minibatch is {row.lasts:.2g} of the zeroth's{labels}."
+    )

@@ -1,0 +1,88 @@
+"""What the Taylor terms add to the gradient, on networks and readings of which it is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rattle.analysis.term_gradients import WHOLE, Directions, TermRow, answer, term_rows
+from rattle.attacks import PGD
+from rattle.data import Images
+from rattle.objectives import AT, Taylor, Trades
+from rattle.recipes.recipe import Recipe
+from rattle.threat import Threat
+from rattle.weights import Noise
+
+ATTACK = PGD(threat=Threat(epsilon=0.1), steps=2, step_size=0.05, loss="kl", start="gaussian")
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 4))
+
+
+def parts(batches: int = 4) -> list[Images]:
+    images = (torch.rand(batches, 24, 1, 4, 4) * 255).to(torch.uint8)
+    return [Images(x, torch.arange(24) % 4) for x in images]
+
+
+def rows_of(taylor: Taylor, *, base: type = Trades, **changes) -> dict[str, TermRow]:
+    recipe = Recipe(objective=base(taylor=taylor), attack=ATTACK, noise=Noise(sigma=0.01), **changes)
+    return {row.name: row for row in term_rows(network(), recipe, parts(), seed=0)}
+
+
+def test_smoothing_is_all_smoothing() -> None:
+    rows = rows_of(Taylor(order=2, mode="smoothing"))
+    for row in rows.values():
+        assert row.to_smoothing == pytest.approx(1)
+        assert row.own < 1e-6
+        assert row.lasts < 1e-6
+    assert rows["first"].over_zeroth == pytest.approx(2 * rows["second"].over_zeroth)
+    assert rows[WHOLE].over_zeroth == pytest.approx(3 * rows["second"].over_zeroth)
+    assert answer(list(rows.values())).startswith("The Taylor terms do nothing of their own")
+
+
+def test_exact_has_no_say_at_a_small_sigma_and_is_not_smoothing() -> None:
+    rows = rows_of(Taylor(order=1, mode="exact"))
+    assert rows[WHOLE].over_zeroth < 0.01
+    assert rows[WHOLE].to_smoothing < 0.9
+    assert rows[WHOLE].gaps_repeat is None
+
+
+@pytest.mark.parametrize("base", [AT, Trades])
+def test_head_knows_whether_the_gaps_between_classes_repeat(base: type) -> None:
+    rows = rows_of(Taylor(order=2), base=base)
+    assert list(rows) == ["first", "second", WHOLE]
+    assert -1 <= rows["first"].gaps_repeat <= 1
+    assert "the gaps between classes repeat with correlation" in answer(list(rows.values()))
+
+
+def test_sampled_adds_a_gradient_without_a_term_of_its_own() -> None:
+    rows = rows_of(Taylor(order=1, mode="sampled", share=0.5), noise_samples=2)
+    assert list(rows) == [WHOLE]
+    assert rows[WHOLE].over_zeroth > 0
+
+
+def test_the_clean_weight_of_the_release_is_part_of_what_is_added() -> None:
+    recipe = Recipe(objective=Trades(taylor=Taylor(order=1, mode="smoothing", eta=0.5)), attack=ATTACK)
+    one_minus = replace(recipe, objective=replace(recipe.objective, clean_weight="one-minus-eta"))
+    model, batches = network(), parts(2)
+    plain, less = (term_rows(model, each, batches, seed=0)[-1] for each in (recipe, one_minus))
+    assert plain.to_smoothing == pytest.approx(1)
+    assert less.to_smoothing < 0.999
+
+
+def test_the_agreement_of_directions_by_hand() -> None:
+    def agreement(*vectors: Tensor) -> float:
+        directions = Directions()
+        for vector in vectors:
+            directions.add(vector)
+        return directions.agreement
+
+    a, b = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 5.0])
+    assert agreement(a, 3 * a) == pytest.approx(1)
+    assert agreement(a, b) == pytest.approx(0)
+    assert agreement(a, -a) == pytest.approx(-1)
+    assert agreement(a, a, b) == pytest.approx(1 / 3)
