@@ -3,7 +3,7 @@
 A command that computes has a function `read`: it turns arguments into settings and refuses what needs no model. A
 forked process rehearses it while torch and other heavy packages are blank: they can be imported and subclassed, not
 used. The first use ends the rehearsal undecided, and so does every surprise; then the command itself decides
-(docs/adr/0011-values-are-refused-without-torch.md).
+(docs/adr/0012-values-are-refused-without-torch.md).
 """
 
 import ast
