@@ -65,7 +65,8 @@ def main() -> None:
         print(f"{name:45} {timing['processor'].median:8.3f} s   {timing['processor'] / base} of TRADES")
     if options.out:
         plain = {name: timing["processor"].values for name, timing in seconds.items()}
-        options.out.write_text(json.dumps({**vars(options), "out": str(options.out), "seconds": plain}))
+        settings = {name: value for name, value in vars(options).items() if name != "out"}
+        options.out.write_text(json.dumps(settings | {"seconds": plain}))
 
 
 if __name__ == "__main__":
