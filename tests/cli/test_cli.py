@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from rattle import __version__
+from rattle.cli import names
 from rattle.cli.main import COMMANDS, main
+from rattle.objectives.base import GROUPS
+from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import get_recipe, list_recipes
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import OneCycle
@@ -190,11 +193,27 @@ def test_a_setting_that_means_nothing_is_refused_in_its_own_words(capsys: pytest
 
 
 def test_recipes_lists_every_name_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes"]) == 0
+    assert main(["recipes", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list_recipes()
     assert main(["recipes", "digits-l2"]) == 0
     assert all(line.startswith("digits-l2-") for line in capsys.readouterr().out.splitlines())
+
+
+def test_recipes_alone_has_a_line_and_the_paper_of_every_method_and_how_names_are_built(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    lines = {line.split()[0]: line for line in text.partition("A recipe is named")[0].splitlines() if line[:2] == "  "}
+    assert all(f"{heading}\n  " in text for heading in GROUPS.values())
+    for name in names.methods():
+        method = METHODS[name]
+        assert method.summary
+        assert lines[name] == f"  {name}".ljust(18) + f"{method.summary} ({method.paper})"  # all of it in one line
+    for word in ("digits", "l2", "wrn34-10", "-awp", "-asam", "-2nd", "-released", "-fast", "--all"):
+        assert word in text.partition("A recipe is named")[2]
 
 
 def test_recipes_prints_one_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:

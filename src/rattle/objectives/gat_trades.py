@@ -24,4 +24,11 @@ class GATTrades(Trades):
         return self.guide.attack(attack.threat, context.moment)
 
 
-METHOD = Method(name="gat-trades", objective=GATTrades(), attack=PGD(), paper="Sriramanan et al. 2020")
+METHOD = Method(
+    name="gat-trades",
+    objective=GATTrades(),
+    attack=PGD(),
+    summary="TRADES with GAT's one step",
+    group="rows",
+    paper="Sriramanan et al. 2020",
+)

@@ -62,5 +62,7 @@ METHOD = Method(
     name="hat",
     objective=HAT(),
     attack=PGD(loss="kl", start="gaussian"),
+    summary="TRADES with helper points",
+    group="rows",
     paper="Rade and Moosavi-Dezfooli 2022",
 )

@@ -134,4 +134,11 @@ def soft_margin(logits: Tensor, y: Tensor) -> Tensor:
     return others.logsumexp(1) - logits.gather(1, y[:, None]).squeeze(1)
 
 
-METHOD = Method(name="mma", objective=MMA(), attack=PGD(loss="ce", start="uniform"), paper="Ding et al. 2020")
+METHOD = Method(
+    name="mma",
+    objective=MMA(),
+    attack=PGD(loss="ce", start="uniform"),
+    summary="every image attacked up to its boundary",
+    group="other",
+    paper="Ding et al. 2020",
+)

@@ -56,4 +56,11 @@ class NFGSM(AT):
         return NoisyStep(threat=attack.threat, noise=self.noise, step=self.step)
 
 
-METHOD = Method(name="n-fgsm", objective=NFGSM(), attack=PGD(), paper="de Jorge et al. 2022")
+METHOD = Method(
+    name="n-fgsm",
+    objective=NFGSM(),
+    attack=PGD(),
+    summary="AT with one step from strong noise",
+    group="cheap",
+    paper="de Jorge et al. 2022",
+)

@@ -42,4 +42,11 @@ class NoAttack:
         return x
 
 
-METHOD = Method(name="standard", objective=Standard(), attack=PGD(), paper="no defence")
+METHOD = Method(
+    name="standard",
+    objective=Standard(),
+    attack=PGD(),
+    summary="no adversary: a baseline, and a teacher",
+    group="other",
+    paper="no defence",
+)
