@@ -25,6 +25,7 @@ class ForwardSpec:
     features: bool = False  # the inputs of the linear head (readings head and released)
     derivatives: int = 0  # directional derivatives of the logits along u, up to this order (reading exact)
     sampled: bool = False  # the logits at w + u (reading sampled)
+    further: bool = False  # the logits at further images, which the objective prepares
     taught_clean: tuple[str, ...] = ()  # the teachers whose logits at x it needs
     taught_adv: tuple[str, ...] = ()  # and at x'
 

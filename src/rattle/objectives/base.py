@@ -185,6 +185,15 @@ class HasInnerAttack(Protocol):
 
 
 @runtime_checkable
+class CountsPasses(Protocol):
+    """An objective whose inner attack goes through the network more or less often than the recipe's steps say."""
+
+    def inner_passes(self, steps: int) -> tuple[int, int]:
+        """Forward and backward passes of an inner attack, at most: what estimates of time are made of."""
+        ...
+
+
+@runtime_checkable
 class Prepares(Protocol):
     """An objective that mixes images, softens labels or adds points before the outer minimisation."""
 

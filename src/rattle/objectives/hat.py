@@ -41,7 +41,7 @@ class HAT:
 
     @property
     def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=True), taught_adv=("standard",))
+        return replace(self.taylor.needs(clean=True), further=True, taught_adv=("standard",))
 
     @property
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:

@@ -61,6 +61,9 @@ class MMA:
             memory=context.memory,
         )
 
+    def inner_passes(self, steps: int) -> tuple[int, int]:
+        return 1 + steps + self.search_steps, steps
+
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
         return self.terms(outputs, y, torch.ones(len(y), device=y.device, dtype=torch.bool))
 

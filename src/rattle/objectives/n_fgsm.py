@@ -55,6 +55,9 @@ class NFGSM(AT):
     def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
         return NoisyStep(threat=attack.threat, noise=self.noise, step=self.step)
 
+    def inner_passes(self, steps: int) -> tuple[int, int]:
+        return 1, 1
+
 
 METHOD = Method(
     name="n-fgsm",

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rattle.paper import tables
 from rattle.paper.cells import CellResult, ComparedRow
 from rattle.paper.protocols import Protocol
-from rattle.paper.rows import ARCHITECTURES, DATASETS, STARS, Cell, Row
+from rattle.paper.rows import ARCHITECTURES, DATASETS, Cell, Row
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.report.naming import epsilon_text, p_value, title_of
@@ -128,8 +128,8 @@ def shown_difference(cell: Cell, ours: CellResult) -> str:
 
 def shown_published(cell: Cell, change: float | None) -> str:
     """A published number, with its difference to the paper's baseline; or with its attack, if not the heading's."""
-    if cell.attack in STARS.values():
-        return f"{cell.printed} ({title_of(cell.attack)})"
+    if cell.published_under:
+        return f"{cell.printed} ({title_of(cell.published_under)})"
     return cell.printed if change is None else f"{cell.printed} ({change:+.{PLACES[cell.unit]}f})"
 
 
