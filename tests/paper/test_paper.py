@@ -142,14 +142,15 @@ def test_a_run_stands_once_in_a_block_with_the_rows_it_stands_for(out: Path) -> 
     firsts = [line.split(" | ")[:2] for line in own.splitlines()[2:] if not line.startswith("|  |")]
     assert ["| 8, 16", "TRADES"] in firsts
     assert ["| 13, 21", "TRADES-AWP+1st+2nd"] in firsts
-    others = ["AVMixup", "MART", "AT", "FAT-TRADES", "TRADES", "S2O-TRADES-AWP", "LBGAT"]
+    others = ["AVMixup", "MART", "AT (rice)", "FAT-TRADES", "TRADES (pang)", "S2O-TRADES-AWP", "LBGAT"]
     assert [method for rows, method in firsts if "," not in rows] == others
-    assert len(firsts) == 6 + len(others)
+    assert len(firsts) - len(others) in (6, 7)  # with Gowal et al. (2020) where that method is registered
     assert len(published.splitlines()) == 2 + 21
     assert "| 16 | CIFAR-100 | WRN-34-10 | Zhang et al. (2019) (0th) | 60.22 |" in published
-    assert (
-        "| 7 | CIFAR-10 | WRN-70-16 | Gowal et al. (2020), quoted | 85.29 | 58.22 (PGD-40) | - | 57.20 |" in published
+    gowal = (
+        r"\| 7 \| CIFAR-10 \| WRN-70-16 \| Gowal et al. \(2020\)(, quoted)? \| 85.29 \| 58.22 \(PGD-40\) \| - \| 57.20 "
     )
+    assert re.search(gowal, published)
 
 
 def test_n_and_seeds_stand_in_every_cell_where_they_differ_and_else_in_the_caption(out: Path) -> None:
