@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rattle import __version__
@@ -190,6 +191,17 @@ def test_a_setting_that_means_nothing_is_refused_in_its_own_words(capsys: pytest
         capsys, "train", RECIPE, "--objective.taylor.eta", "-1"
     )
     assert "noise.sigma must be >= 0, got -1.0" in misread(capsys, "train", RECIPE, "--noise.sigma", "-1")
+
+
+def test_a_method_that_needs_three_classes_refuses_two_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = np.zeros((40, 8, 8, 1), np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "two.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = ["--data.name", str(tmp_path / "two.npz"), "--data.val-size", "8", "--batch-size", "16", "--width", "4"]
+    said = mistake(capsys, "train", "digits-linf-cnn-s2o-trades", *data, "--out", str(tmp_path / "run"))
+    assert "S2O needs 3 classes, got 2" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_recipes_lists_every_name_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from rattle.runs.paths import Run
 from rattle.training import loop
 from rattle.training.loop import fit
 from rattle.weights import EMA
-from support.training import content, dies_at, killed, tiny
+from support.training import Wholes, content, dies_at, killed, tiny
 
 TRAINED = {"init": "zoo:digits-linf-cnn-trades", "width": 16}  # sure of its images: they have margins, and stop late
 OWN = {"mma": TRAINED, "fat": TRAINED, "rebat": {"average": EMA(decay=0.5, start=0.5)}}  # from the second epoch on
@@ -40,20 +40,9 @@ CASES = [
 ]
 
 
-class Wholes(dict[str, Run]):
-    """A run of each method that was never stopped, trained when it is first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __missing__(self, method: str) -> Run:
-        self[method] = fit(short(method), self.folder / method, log="none")
-        return self[method]
-
-
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
-    return Wholes(tmp_path_factory.mktemp("runs"))
+    return Wholes(short, tmp_path_factory.mktemp("runs"))
 
 
 def with_teachers(run: Run) -> list[Run]:

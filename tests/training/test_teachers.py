@@ -25,7 +25,7 @@ from rattle.training.loop import fit as fit_with_events
 from rattle.training.signals import StoppedBySignal
 from rattle.training.state import init_state
 from rattle.weights import AWP
-from support.training import Interrupting, Stop, content, recipe_of, tiny
+from support.training import Interrupting, Stop, Wholes, content, recipe_of, tiny
 
 ZOO = "zoo:digits-linf-cnn-trades"
 METHODS = ("lbgat", "hat", "kd-swa", "rslad")
@@ -40,20 +40,9 @@ def short(method: str, **changes: object) -> Recipe:
     return replace(recipe, **{"save_minutes": 0.0, **attacks, **changes})
 
 
-class Wholes(dict[str, Run]):
-    """A run of each method that was never stopped, trained when it is first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __missing__(self, method: str) -> Run:
-        self[method] = fit(short(method), self.folder / method)
-        return self[method]
-
-
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
-    return Wholes(tmp_path_factory.mktemp("runs"))
+    return Wholes(short, tmp_path_factory.mktemp("runs"))
 
 
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("kd-swa", "rslad")]
