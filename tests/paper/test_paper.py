@@ -62,18 +62,19 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("paper")
 
 
-COSTS: dict[Recipe, StepCost] = {}
+COSTS: dict[tuple[str, int | None], StepCost] = {}
 
 
 def measured_once(recipe: Recipe, data: Dataset) -> StepCost:
-    if recipe not in COSTS:
-        COSTS[recipe] = step_cost(recipe, data)
-    return COSTS[recipe]
+    network = recipe.model, recipe.width
+    if network not in COSTS:
+        COSTS[network] = step_cost(recipe, data)
+    return COSTS[network]
 
 
 @pytest.fixture(autouse=True)
 def least() -> Iterator[None]:
-    """The tiny scale as small as it goes; each kind of step is measured once, and not by each command again."""
+    """The tiny scale as small as it goes; one step of each network is measured, and not one of each method."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCALES, "tiny", LEAST)
         patch.setattr("rattle.paper.estimate.step_cost", measured_once)
