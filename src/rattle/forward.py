@@ -31,6 +31,7 @@ class ForwardSpec:
     share: float = 1.0  # of the loss at w + u; the rest is at w (reading sampled)
     statistics: Statistics = "ca"  # the moves of BatchNorm's running statistics: c towards those of x, a towards x'
     head_noise: bool = False  # how large u is on the head (reading head-noise)
+    further: bool = False  # the logits at further images, which the objective prepares
     taught_clean: tuple[str, ...] = ()  # the teachers whose logits at x it needs
     taught_adv: tuple[str, ...] = ()  # and at x'
 

@@ -5,10 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rattle import __version__
+from rattle.cli import names
 from rattle.cli.main import COMMANDS, main
+from rattle.objectives.base import GROUPS
+from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import get_recipe, list_recipes
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import OneCycle
@@ -189,12 +193,40 @@ def test_a_setting_that_means_nothing_is_refused_in_its_own_words(capsys: pytest
     assert "noise.sigma must be >= 0, got -1.0" in misread(capsys, "train", RECIPE, "--noise.sigma", "-1")
 
 
+def test_a_method_that_needs_three_classes_refuses_two_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = np.zeros((40, 8, 8, 1), np.uint8), np.arange(40) % 2
+    np.savez(tmp_path / "two.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    data = ["--data.name", str(tmp_path / "two.npz"), "--data.val-size", "8", "--batch-size", "16", "--width", "4"]
+    said = mistake(capsys, "train", "digits-linf-cnn-s2o-trades", *data, "--out", str(tmp_path / "run"))
+    assert "S2O needs 3 classes, got 2" in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_recipes_lists_every_name_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes"]) == 0
+    assert main(["recipes", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list_recipes()
     assert main(["recipes", "digits-l2"]) == 0
     assert all(line.startswith("digits-l2-") for line in capsys.readouterr().out.splitlines())
+
+
+def test_recipes_alone_has_a_line_and_the_paper_of_every_method_and_how_names_are_built(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["recipes"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    lines = {line.split()[0]: line for line in text.partition("A recipe is named")[0].splitlines() if line[:2] == "  "}
+    assert all(f"{heading}\n  " in text for heading in GROUPS.values())
+    own = names.methods()
+    assert len({METHODS[name].summary for name in own} - {""}) == len(own)  # none left out, or another's by `replace`
+    for name in own:
+        method = METHODS[name]
+        assert lines[name] == f"  {name}".ljust(18) + f"{method.summary} ({method.paper})"  # all of it in one line
+    for word in ("digits", "l2", "wrn34-10", "-awp", "-asam", "-2nd", "-released", "-fast", "--all"):
+        assert word in text.partition("A recipe is named")[2]
 
 
 def test_recipes_prints_one_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,9 @@ from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
 from rattle.objectives import Mart, S2OTrades, Taylor, Trades
+from rattle.objectives.fat_trades import FATTrades
 from rattle.objectives.hat import HAT
+from rattle.objectives.kd_swa import KD
 from rattle.objectives.lbgat import LBGAT
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
@@ -64,6 +66,8 @@ CASES = {
         0, objective=LBGAT(), model="cnn", batch_norm="held", awp=AWP(gamma=0.02, warmup=0)
     ),
     "a teacher first": five_steps(0, objective=HAT()),
+    "two teachers first": five_steps(0, objective=KD()),
+    "an attack that stops early": five_steps(0, objective=FATTrades()),
 }
 
 

@@ -75,6 +75,17 @@ def content(run: Run) -> dict[str, object]:
     return found
 
 
+class Wholes(dict[str, Run]):
+    """A run of each method that was never stopped, trained when it is first asked for."""
+
+    def __init__(self, recipe: Callable[[str], Recipe], folder: Path) -> None:
+        self.recipe, self.folder = recipe, folder
+
+    def __missing__(self, method: str) -> Run:
+        self[method] = fit(self.recipe(method), self.folder / method, log="none")
+        return self[method]
+
+
 def recipe_of(run: Run) -> Recipe:
     return Recipe.from_yaml(run.recipe.read_text())
 

@@ -21,12 +21,11 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
-from rattle.training import loop
 from rattle.training.loop import fit as fit_with_events
 from rattle.training.signals import StoppedBySignal
 from rattle.training.state import init_state
 from rattle.weights import AWP
-from support.training import Interrupting, Stop, content, dies_at, killed, recipe_of, tiny
+from support.training import Interrupting, Stop, Wholes, content, recipe_of, tiny
 
 ZOO = "zoo:digits-linf-cnn-trades"
 METHODS = ("lbgat", "hat", "kd-swa", "rslad")
@@ -41,20 +40,9 @@ def short(method: str, **changes: object) -> Recipe:
     return replace(recipe, **{"save_minutes": 0.0, **attacks, **changes})
 
 
-class Wholes(dict[str, Run]):
-    """A run of each method that was never stopped, trained when it is first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __missing__(self, method: str) -> Run:
-        self[method] = fit(short(method), self.folder / method)
-        return self[method]
-
-
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
-    return Wholes(tmp_path_factory.mktemp("runs"))
+    return Wholes(short, tmp_path_factory.mktemp("runs"))
 
 
 SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("kd-swa", "rslad")]
@@ -76,14 +64,6 @@ def test_a_run_stopped_in_its_teacher_or_itself_goes_on_bit_for_bit(
         teacher, other = (Run(Path(f"{each.folder}-teacher-{name}")) for each in (again, wholes[method]))
         assert teacher.exists() == other.exists()
         assert not teacher.exists() or content(teacher) == content(other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("count", [2, 4])
-def test_a_run_that_was_killed_goes_on_bit_for_bit(wholes: Wholes, method: str, count: int, tmp_path: Path) -> None:
-    killed(short(method), tmp_path / method, dies_at((loop, "train_step"), count))
-    assert content(fit(short(method), tmp_path / method, resume=True)) == content(wholes[method])
 
 
 def test_a_teacher_trained_along_learns_and_is_saved_with_every_checkpoint(wholes: Wholes) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rattle.bench.measure import Rounds, timed
+from rattle.objectives.base import CountsPasses, HasTeachers
 from rattle.recipes.recipe import Recipe
 from rattle.weights import eval_mode
 
@@ -47,11 +48,19 @@ class Passes(NamedTuple):
 def unavoidable_passes(recipe: Recipe) -> Passes:
     """Inner loop: K forwards and K backwards by input, and a forward for a clean target; outer: one of each an image.
 
-    AWP adds a second outer pass, for its ascent.
+    A teacher adds a forward where the objective asks for its logits, and a full pass where it is trained along. AWP
+    doubles the outer passes, for its ascent. An attack that may stop early counts as if no image did.
     """
-    outer = (2 if recipe.objective.needs.clean else 1) * (2 if recipe.awp else 1)
-    steps, clean_target = recipe.attack.steps, recipe.attack.loss == "kl"
-    return Passes(forward=steps + clean_target + outer, by_input=steps, full=outer)
+    objective, needs, times = recipe.objective, recipe.objective.needs, 2 if recipe.awp else 1
+    named = objective.teachers if isinstance(objective, HasTeachers) else {}
+    along = sum(how == "along" and teacher.weights is None for teacher, how in named.values())
+    taught = len(needs.taught_clean) + len(needs.taught_adv)
+    steps = recipe.attack.steps
+    inner, by_input = steps + (recipe.attack.loss == "kl"), steps
+    if isinstance(objective, CountsPasses):
+        inner, by_input = objective.inner_passes(steps)
+    outer = times * (1 + needs.clean + needs.further)
+    return Passes(forward=inner + outer + times * taught, by_input=by_input, full=outer + times * along)
 
 
 class ConvolutionRecorder(TorchDispatchMode):

@@ -34,7 +34,7 @@ def look(command: str, args: list[str]) -> None:
     if command in TRAINS and not first.startswith("-"):
         check_recipe(first)
     if command == "recipes" and args == [first.lstrip("-")] and not is_listed(first):
-        raise RattleError(f"no recipe's name contains {first!r}; `rattle recipes` lists all")
+        raise RattleError(f"no recipe's name contains {first!r}; `rattle recipes --all` lists all")
     if command == "paper" and first.isascii() and first.isdecimal():
         table(int(first))  # raises RattleError if there is none
     if command == "data":

@@ -30,7 +30,7 @@ COMMANDS = {
     "paper": "a table of the paper, trained, attacked, beside the published numbers: rattle paper 1 --scale tiny",
     "watch": "follow a run in the terminal: rattle watch runs/a",
     "bench": "measure speed and memory here, beside plain reference code and the machine's limit: rattle bench --quick",
-    "recipes": "list the named recipes",
+    "recipes": "tell the methods, and list the named recipes",
     "completion": "complete commands, options and names in your shell: rattle completion bash (or zsh, fish)",
     "doctor": "say what rattle runs on here, and whether it works",
 }

@@ -27,6 +27,7 @@ from rattle.paper.scales import SCALES, Scale
 from rattle.paper.tables import table
 from rattle.training.slurm import Slurm, submit
 from rattle.training.sweep import check_jobs
+from rattle.training.teachers import trained_first
 
 GAP = 2  # blanks between the columns of a table
 LONG = 600.0  # seconds; what takes longer is asked about
@@ -138,7 +139,10 @@ def print_plan(planned: Plan, states: States, left: Cost, console: Console) -> N
     for key in dict.fromkeys(key for key, _ in planned.jobs):
         count = Counter(states[key, seed] for seed in planned.seeds)
         state = next(iter(count)) if len(count) == 1 else ", ".join(f"{n} {one}" for one, n in count.items())
-        rows.append([key.removeprefix("recipe="), " ".join(map(str, planned.seeds)), state])
+        job = planned.jobs[key, planned.seeds[0]]
+        first = ", ".join(trained_first(job.recipe, job.run))
+        name = key.removeprefix("recipe=") + (f" (teachers first: {first})" if first else "")
+        rows.append([name, " ".join(map(str, planned.seeds)), state])
     epochs = " or ".join(str(n) for n in sorted({job.recipe.epochs for job in planned.jobs.values()}))
     title = f"Table {planned.number}: the plan, {len(planned.jobs)} runs of {epochs} epochs"
     print_table(["run", "seeds", "state"], rows, title=title, stderr=True, close=True)

@@ -58,4 +58,11 @@ def smoothed(y: Tensor, mass: float, classes: int, dtype: torch.dtype) -> Tensor
     return others.scatter_(1, y[:, None], mass)
 
 
-METHOD = Method(name="avmixup", objective=AVMixup(), attack=PGD(loss="ce", start="uniform"), paper="Lee et al. 2020")
+METHOD = Method(
+    name="avmixup",
+    objective=AVMixup(),
+    attack=PGD(loss="ce", start="uniform"),
+    summary="images and soft labels beyond x'",
+    group="rows",
+    paper="Lee et al. 2020",
+)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,14 @@ from rattle.forward import ForwardSpec, Outputs, Pairs
 from rattle.randomness import ImageStreams
 from rattle.weights import AWP, EMA, SWA
 
+Group = Literal["paper", "rows", "cheap", "taught", "other"]
+GROUPS: dict[Group, str] = {  # group -> its heading in `rattle recipes`
+    "paper": "The paper's bases, on which it puts its Taylor terms",
+    "rows": "The other rows of the paper's tables",
+    "cheap": "Cheap inner loops",
+    "taught": "Distillation",
+    "other": "Further objectives",
+}
 Reduce = Callable[[Tensor], Tensor]  # the average of a tensor over ranks
 
 
@@ -102,6 +110,8 @@ class Method:
     objective: Objective  # with the published settings
     attack: PGD  # the inner maximisation; a recipe sets its threat and step size
     paper: str  # whose method it is
+    summary: str = ""  # what it does, in the line that `rattle recipes` has for it
+    group: Group = "other"  # where that line stands
     awp: AWP | None = None  # the published settings of AWP on this base (recipes NAME-awp); None: there are none
     length: float = 1.0  # epochs over those that are usual for the dataset, 200 for the paper's
     drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the learning rate drops
@@ -192,6 +202,15 @@ class HasInnerAttack(Protocol):
     """
 
     def inner_attack(self, attack: PGD, context: StepContext) -> Attack: ...
+
+
+@runtime_checkable
+class CountsPasses(Protocol):
+    """An objective whose inner attack goes through the network more or less often than the recipe's steps say."""
+
+    def inner_passes(self, steps: int) -> tuple[int, int]:
+        """Forward and backward passes of an inner attack, at most: what estimates of time are made of."""
+        ...
 
 
 @runtime_checkable

@@ -98,6 +98,8 @@ METHOD = Method(
     name="dkl",
     objective=DKL(),
     attack=PGD(loss="kl", start="gaussian"),
+    summary="TRADES' divergence taken apart, reweighted",
+    group="other",
     paper="Cui et al. 2023",
     awp=AWP(gamma=0.005, warmup=10),
     ramp=1.0,

@@ -93,4 +93,11 @@ class FAT(AT):
         return EarlyStoppedPGD(pgd=attack, stop=self.stop)
 
 
-METHOD = Method(name="fat", objective=FAT(), attack=PGD(loss="ce", start="uniform"), paper="Zhang et al. 2020")
+METHOD = Method(
+    name="fat",
+    objective=FAT(),
+    attack=PGD(loss="ce", start="uniform"),
+    summary="AT, each attack stopped when it succeeds",
+    group="rows",
+    paper="Zhang et al. 2020",
+)

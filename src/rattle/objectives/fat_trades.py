@@ -26,5 +26,10 @@ class FATTrades(Trades):
 
 
 METHOD = Method(
-    name="fat-trades", objective=FATTrades(), attack=PGD(loss="kl", start="gaussian"), paper="Zhang et al. 2020"
+    name="fat-trades",
+    objective=FATTrades(),
+    attack=PGD(loss="kl", start="gaussian"),
+    summary="TRADES with FAT's attack",
+    group="rows",
+    paper="Zhang et al. 2020",
 )

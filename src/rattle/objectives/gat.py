@@ -90,9 +90,19 @@ class GAT(PairObjective):
     def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
         return self.guide.attack(attack.threat, context.moment)
 
+    def inner_passes(self, steps: int) -> tuple[int, int]:
+        return 2, 1  # with the guide's forward, which every second step has
+
     def terms_at(self, z: Tensor, z_adv: Tensor, y: Tensor, reduce: Reduce) -> dict[str, Tensor]:
         return {"clean": ce(z, y).mean(), "zeroth": self.guide.weight * squared_distance(z, z_adv).mean()}
 
 
 # The attack of the recipe gives the threat alone, and the attack that chooses the best checkpoint its steps.
-METHOD = Method(name="gat", objective=GAT(), attack=PGD(), paper="Sriramanan et al. 2020")
+METHOD = Method(
+    name="gat",
+    objective=GAT(),
+    attack=PGD(),
+    summary="one step, guided by the clean softmax",
+    group="rows",
+    paper="Sriramanan et al. 2020",
+)

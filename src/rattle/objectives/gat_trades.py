@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from rattle.attacks import PGD, Attack
 from rattle.objectives.base import ONE_STEP, Method, Moment, StepContext
-from rattle.objectives.gat import Guide
+from rattle.objectives.gat import GAT, Guide
 from rattle.objectives.trades import Trades
 
 
@@ -23,5 +23,15 @@ class GATTrades(Trades):
     def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
         return self.guide.attack(attack.threat, context.moment)
 
+    def inner_passes(self, steps: int) -> tuple[int, int]:
+        return GAT().inner_passes(steps)
 
-METHOD = Method(name="gat-trades", objective=GATTrades(), attack=PGD(), paper="Sriramanan et al. 2020")
+
+METHOD = Method(
+    name="gat-trades",
+    objective=GATTrades(),
+    attack=PGD(),
+    summary="TRADES with GAT's one step",
+    group="rows",
+    paper="Sriramanan et al. 2020",
+)

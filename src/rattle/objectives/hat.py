@@ -41,7 +41,7 @@ class HAT:
 
     @property
     def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=True), taught_adv=("standard",))
+        return replace(self.taylor.needs(clean=True), further=True, taught_adv=("standard",))
 
     @property
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
@@ -62,5 +62,7 @@ METHOD = Method(
     name="hat",
     objective=HAT(),
     attack=PGD(loss="kl", start="gaussian"),
+    summary="TRADES with helper points",
+    group="rows",
     paper="Rade and Moosavi-Dezfooli 2022",
 )

@@ -53,4 +53,11 @@ class LBGAT:
         return terms | self.taylor(outputs, y, reduce=reduce)
 
 
-METHOD = Method(name="lbgat", objective=LBGAT(), attack=PGD(loss="kl", start="gaussian"), paper="Cui et al. 2021")
+METHOD = Method(
+    name="lbgat",
+    objective=LBGAT(),
+    attack=PGD(loss="kl", start="gaussian"),
+    summary="guided by a clean network trained along",
+    group="rows",
+    paper="Cui et al. 2021",
+)

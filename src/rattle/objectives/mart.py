@@ -50,6 +50,8 @@ METHOD = Method(
     name="mart",
     objective=Mart(),
     attack=PGD(loss="ce", start="gaussian"),
+    summary="TRADES, harder on misclassified images",
+    group="rows",
     paper="Wang et al. 2020",
     awp=AWP(gamma=0.005, warmup=10),
 )

@@ -61,6 +61,9 @@ class MMA:
             memory=context.memory,
         )
 
+    def inner_passes(self, steps: int) -> tuple[int, int]:
+        return 1 + steps + self.search_steps, steps
+
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
         return self.terms(outputs, y, torch.ones(len(y), device=y.device, dtype=torch.bool))
 
@@ -134,4 +137,11 @@ def soft_margin(logits: Tensor, y: Tensor) -> Tensor:
     return others.logsumexp(1) - logits.gather(1, y[:, None]).squeeze(1)
 
 
-METHOD = Method(name="mma", objective=MMA(), attack=PGD(loss="ce", start="uniform"), paper="Ding et al. 2020")
+METHOD = Method(
+    name="mma",
+    objective=MMA(),
+    attack=PGD(loss="ce", start="uniform"),
+    summary="every image attacked up to its boundary",
+    group="other",
+    paper="Ding et al. 2020",
+)

@@ -55,5 +55,15 @@ class NFGSM(AT):
     def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
         return NoisyStep(threat=attack.threat, noise=self.noise, step=self.step)
 
+    def inner_passes(self, steps: int) -> tuple[int, int]:
+        return 1, 1
 
-METHOD = Method(name="n-fgsm", objective=NFGSM(), attack=PGD(), paper="de Jorge et al. 2022")
+
+METHOD = Method(
+    name="n-fgsm",
+    objective=NFGSM(),
+    attack=PGD(),
+    summary="AT with one step from strong noise",
+    group="cheap",
+    paper="de Jorge et al. 2022",
+)

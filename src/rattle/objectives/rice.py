@@ -4,4 +4,6 @@ from dataclasses import replace
 
 from rattle.objectives import at
 
-METHOD = replace(at.METHOD, name="rice", paper="Rice et al. 2020")
+METHOD = replace(
+    at.METHOD, name="rice", summary="AT, stopped before it overfits", group="rows", paper="Rice et al. 2020"
+)

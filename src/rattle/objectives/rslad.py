@@ -72,4 +72,11 @@ class AwayFrom:
             return self.attack.ascend(model, x, taught, streams(generator, x))
 
 
-METHOD = Method(name="rslad", objective=RSLAD(), attack=PGD(loss="kl", start="gaussian"), paper="Zi et al. 2021")
+METHOD = Method(
+    name="rslad",
+    objective=RSLAD(),
+    attack=PGD(loss="kl", start="gaussian"),
+    summary="a robust teacher's soft labels",
+    group="taught",
+    paper="Zi et al. 2021",
+)

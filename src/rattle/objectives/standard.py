@@ -28,6 +28,9 @@ class Standard:
     def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
         return NoAttack(threat=attack.threat)
 
+    def inner_passes(self, steps: int) -> tuple[int, int]:
+        return 0, 0
+
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
         return {"clean": ce(outputs.logits_adv, y).mean()}
 
@@ -42,4 +45,11 @@ class NoAttack:
         return x
 
 
-METHOD = Method(name="standard", objective=Standard(), attack=PGD(), paper="no defence")
+METHOD = Method(
+    name="standard",
+    objective=Standard(),
+    attack=PGD(),
+    summary="no adversary: a baseline, and a teacher",
+    group="other",
+    paper="no defence",
+)

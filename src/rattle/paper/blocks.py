@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rattle.objectives.registry import METHODS
 from rattle.paper import tables
 from rattle.paper.cells import CellResult, ComparedRow
 from rattle.paper.protocols import Protocol
-from rattle.paper.rows import ARCHITECTURES, DATASETS, STARS, Cell, Row
+from rattle.paper.rows import ARCHITECTURES, DATASETS, Cell, Row, parts_of
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.report.naming import epsilon_text, p_value, title_of
@@ -81,9 +82,12 @@ def network_of(recipe: Recipe) -> str:
 
 
 def method_of(recipe: Recipe, row: Row) -> str:
-    """The method that a recipe trains, with eta where the row sets it."""
-    eta = dict(row.overrides).get("objective.taylor.eta")
-    return recipe.method.replace(" + ", "+") + (f", eta {eta}" if eta else "")
+    """The method that a recipe trains, with eta where the row sets it, and its name where another has its loss."""
+    eta, name = dict(row.overrides).get("objective.taylor.eta"), parts_of(row.recipe)[3] if row.recipe else ""
+    own = METHODS.get(name)
+    first = next((other.name for other in METHODS.values() if own and other.objective == own.objective), name)
+    name = "" if name == first else f" ({name})"  # pang is TRADES in other settings
+    return recipe.method.replace(" + ", "+") + name + (f", eta {eta}" if eta else "")
 
 
 def setting_of(recipe: Recipe) -> str:
@@ -128,8 +132,8 @@ def shown_difference(cell: Cell, ours: CellResult) -> str:
 
 def shown_published(cell: Cell, change: float | None) -> str:
     """A published number, with its difference to the paper's baseline; or with its attack, if not the heading's."""
-    if cell.attack in STARS.values():
-        return f"{cell.printed} ({title_of(cell.attack)})"
+    if cell.published_under:
+        return f"{cell.printed} ({title_of(cell.published_under)})"
     return cell.printed if change is None else f"{cell.printed} ({change:+.{PLACES[cell.unit]}f})"
 
 

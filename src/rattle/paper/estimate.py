@@ -5,6 +5,7 @@ The published networks are not timed where there is no GPU: nobody would train t
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 
@@ -19,6 +20,8 @@ from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import replace_at
 from rattle.runs.distributed import choose_device
 from rattle.runs.progress import Console
+from rattle.training.sweep import Job
+from rattle.training.teachers import trained_first
 
 # Of AutoAttack: steps of apgd-ce and of each target, targets of apgd-t and of fab-t, queries of square.
 PARTS = {"autoattack": (100, 9, 5000), "smoke-ensemble": (10, 3, 100)}
@@ -94,6 +97,26 @@ def attack_passes(attack: str, scale: Scale) -> float:
     return steps * (1 + BACKWARD) * (1 + 2 * targets * scale.robust) + queries * scale.robust
 
 
+def unfinished(job: Job, left: int) -> list[tuple[Job, int]]:
+    """What training a run takes, with the epochs left: the run itself, and its teachers that come first."""
+    if not left:
+        return []
+    teachers = [Job(run.folder, recipe) for run, recipe in trained_first(job.recipe, job.run).values()]
+    return [(job, left), *((each, max(each.recipe.epochs - each.epochs, 0)) for each in teachers)]
+
+
+def kind_of(recipe: Recipe) -> Recipe:
+    """The recipe without what changes the cost of a step as little as its seed."""
+    kind = replace(recipe, name="", seed=0, average=None)
+    return replace_at(kind, "objective.taylor.eta", None) if hasattr(kind.objective, "taylor") else kind
+
+
+def seconds_of_epoch(recipe: Recipe, cost: StepCost, images: Dataset) -> float:
+    """Seconds of an epoch and its validation."""
+    held_out = len(images.val) if images.val is not None else 0
+    return len(images.train) * cost.step + held_out * cost.forward * recipe.val_attack.steps * (1 + BACKWARD)
+
+
 def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console: Console, *, assume: bool) -> Cost:
     """Measure each kind of run that is not finished or not evaluated, and add everything up.
 
@@ -101,8 +124,8 @@ def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console:
     """
     device = choose_device().type
     device = "a100" if device == "cpu" and not plan.scale.models else device
-    costs: dict[Recipe, StepCost] = {}
     seconds, disk, data = 0.0, 0, datasets(plan, console, assume=assume)
+    cost_of = lru_cache(maxsize=None)(a100_cost if device == "a100" else step_cost)
     with console.progress("measuring", len(plan.jobs)) as advance:
         for (key, seed), job in plan.jobs.items():
             advance()
@@ -113,15 +136,12 @@ def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console:
             missing = {one for row in rows for one in missing_results(row, job, plan.scale, protocols)}
             if not left and not missing:
                 continue
-            images, kind = data[job.recipe.data], replace(job.recipe, name="", seed=0, average=None)
-            kind = replace_at(kind, "objective.taylor.eta", None)  # it changes the cost as little as the seed
-            if kind not in costs:
-                costs[kind] = (a100_cost if device == "a100" else step_cost)(kind, images)
-            cost, held_out = costs[kind], len(images.val) if images.val is not None else 0
-            if left:
-                validation = held_out * cost.forward * job.recipe.val_attack.steps * (1 + BACKWARD)
-                seconds += left * (len(images.train) * cost.step + validation)
-                disk += cost.bytes * (len(checkpoints(job.recipe, "paper")) + 4)
+            images = data[job.recipe.data]
+            cost = cost_of(kind_of(job.recipe), images)
+            for each, epochs in unfinished(job, left):
+                own = cost_of(kind_of(each.recipe), images)
+                seconds += epochs * seconds_of_epoch(each.recipe, own, images)
+                disk += own.bytes * (len(checkpoints(each.recipe, "paper")) + 4)
             for _, _, attack in missing:
                 n = min(plan.scale.images(attack) or len(images.test), len(images.test))
                 seconds += n * attack_passes(attack, plan.scale) * cost.forward

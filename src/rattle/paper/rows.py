@@ -23,10 +23,11 @@ class Cell:
     """One published number."""
 
     column: str  # a key of COLUMNS
-    attack: str  # what was run; differs from that of the column only where the paper marks it
+    attack: str  # what is run for it
     printed: str  # the digits as published, "-" where the paper has none
     epsilon: float | None = None  # radius of the attack; None where nothing is attacked
     unit: Unit = "%"
+    published_under: str = ""  # what the published number was measured by, where that is not `attack`
     surrogate: str | None = None  # recipe of the model the attack was made on, for transfer (Table 4)
 
     @property
@@ -39,7 +40,7 @@ class Row:
     """One method on one dataset and network, with its published cells."""
 
     method: str  # the paper's label
-    recipe: str | None  # ours; None for results that the paper quotes from elsewhere
+    recipe: str | None  # ours; None for results that the paper quotes from elsewhere and we cannot train
     architecture: str
     dataset: str
     norm: Norm
@@ -92,12 +93,15 @@ COLUMNS: dict[str, tuple[str, Unit, float | None]] = {
     "seconds": ("cost", "s", None),
     "megabytes": ("cost", "MB", None),
 }
-STARS = {"**": "pgd10", "*": "pgd40"}  # Table 2's footnote
+# Table 2's footnote; the last is ours, for numbers that their authors report as AutoAttack's.
+MARKS = {"**": "pgd10", "*": "pgd40", "+": "autoattack"}
 WHITE_BOX = ("clean", "pgd20", "cw20", "autoattack")
 DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN"}
 ARCHITECTURES = {
     "preact18": "PreAct ResNet-18",
     "wrn34-10": "WRN-34-10",
+    "wrn34-20": "WRN-34-20",
+    "wrn70-16": "WRN-70-16",
     "vgg16": "VGG16",
     "mobilenetv2": "MobileNetV2",
     "resnet18": "ResNet-18",
@@ -105,13 +109,14 @@ ARCHITECTURES = {
 
 
 def read_cell(column: str, text: str, norm: Norm, surrogate: str | None = None) -> Cell:
-    """A cell from its printed text; stars say that another attack was run."""
-    printed = text.rstrip("*")
+    """A cell from its printed text; marks say that the number belongs to another attack."""
+    printed = text.rstrip("*+")
     attack, unit, epsilon = COLUMNS[column]
     return Cell(
         column=column,
-        attack=STARS.get(text.removeprefix(printed), attack),
+        attack=attack,
         printed=printed,
+        published_under=MARKS.get(text.removeprefix(printed), ""),
         epsilon=L2_RADIUS if epsilon and norm == "l2" else epsilon,
         unit=unit,
         surrogate=surrogate if attack != "clean" else None,
@@ -137,10 +142,13 @@ def ours(
     columns: Sequence[str] = WHITE_BOX,
     eta: float = 0,
     transfer: bool = False,
+    overrides: Overrides = (),
+    note: str = "",
 ) -> Row:
     """A row that a recipe reproduces, perhaps at another eta; dataset, norm and network follow from the recipe's name.
 
-    `transfer`: attacks are made on the plain adversarially trained model of the same setting.
+    `transfer`: attacks are made on the plain adversarially trained model of the same setting. `note`: what a reader
+    must know who compares ours with the published row.
     """
     dataset, norm, model, _ = parts_of(recipe)
     surrogate = f"{dataset}-{norm}-{model}-at" if transfer else None
@@ -151,14 +159,17 @@ def ours(
         dataset=dataset,
         norm=norm,
         cells=tuple(read_cell(c, text, norm, surrogate) for c, text in zip(columns, numbers.split(), strict=True)),
-        overrides=(("objective.taylor.eta", eta),) if eta else (),
+        overrides=(("objective.taylor.eta", eta),) if eta else overrides,
+        note=note,
     )
 
 
-def quoted(method: str, architecture: str, numbers: str, *, dataset: str = "cifar10") -> Row:
-    """A row that the paper takes from another work; no recipe reproduces it."""
+def quoted(method: str, architecture: str, numbers: str, *, note: str) -> Row:
+    """A row on CIFAR-10 that the paper takes from another work and no recipe reproduces; `note`: why."""
     cells = tuple(read_cell(c, text, "linf") for c, text in zip(WHITE_BOX, numbers.split(), strict=True))
-    return Row(method=method, recipe=None, architecture=architecture, dataset=dataset, norm="linf", cells=cells)
+    return Row(
+        method=method, recipe=None, architecture=architecture, dataset="cifar10", norm="linf", cells=cells, note=note
+    )
 
 
 def orders(base: str, *numbers: str, columns: Sequence[str] = WHITE_BOX, transfer: bool = False) -> list[Row]:

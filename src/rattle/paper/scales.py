@@ -1,6 +1,6 @@
 """At which size a table of the paper is reproduced: full as published, small on one machine, tiny on the digits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,7 +71,15 @@ class Scale:
         if self.epochs is not None:
             warmup = round(recipe.awp.warmup * self.epochs / recipe.epochs) if recipe.awp else 0
             recipe = replace(recipe, epochs=self.epochs, awp=replace(recipe.awp, warmup=warmup) if recipe.awp else None)
-        return overridden(recipe, overrides)
+        return overridden(recipe, tuple(self.in_scale(overrides)))
+
+    def in_scale(self, overrides: Overrides) -> Iterator[tuple[str, float | str]]:
+        """What a row changes; a network in it is this scale's."""
+        for name, value in overrides:
+            model, width = self.models.get(str(value), (value, None)) if name.endswith(".model") else (value, None)
+            yield name, model
+            if width is not None:
+                yield name.replace(".model", ".width"), width
 
     def attack(self, cell: Cell, recipe: Recipe) -> Attack:
         """The attack of a cell."""
@@ -99,6 +107,7 @@ def overridden(recipe: Recipe, overrides: Overrides) -> Recipe:
 
 
 SMALL = {"preact18": ("cnn-slim", 16), "resnet18": ("cnn-slim", 16), "wrn34-10": ("wrn10-1", 8)}
+SMALL |= dict.fromkeys(("wrn34-20", "wrn70-16"), SMALL["wrn34-10"])
 SMALL |= {"vgg16": ("vgg16", 8), "mobilenetv2": ("mobilenetv2", 8)}
 SCALES = {
     "full": Scale(name="full", description="Full scale: the paper's settings."),

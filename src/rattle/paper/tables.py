@@ -20,6 +20,15 @@ BEST_OF_CHECKPOINTS = (
     "Each attack's value is the highest over the checkpoints of Appendix B, chosen on the test set; clean accuracy is "
     "that of the checkpoint best under PGD-20. So the cells of a row need not belong to one model."
 )
+ONE_FOOTING = (
+    "Rows of other works were published with their authors' own schedules and settings; ours are trained on one "
+    "footing with the other rows (docs/methods.md)."
+)
+FAT_RADIUS = "ours is FAT on TRADES, trained for 8/255; the paper does not say which of its authors' networks it quotes"
+NOT_TRADES_GAT = (
+    "not the published experiment, of which no code was released: ours is TRADES on GAT's single guided step"
+)
+KD_TOO = "the paper's text names SWA alone; ours has its authors' two teachers too (Chen et al. 2021)"
 OWN_RUNS = (UNSTATED_EPSILON, ONE_DECIMAL, BEST_OF_CHECKPOINTS)
 PREACT = "cifar10-linf-preact18-trades"
 WRN, WRN_100 = "cifar10-linf-wrn34-10-trades", "cifar100-linf-wrn34-10-trades"
@@ -52,23 +61,29 @@ TABLE_2 = Table(
     number=2,
     title="WideResNet-34-10 on CIFAR-10 and CIFAR-100, l_inf, beside the state of the art",
     rows=(
-        quoted("Lee et al. (2020)", "WRN-34-10", "92.56 59.75 54.53 39.70"),
-        quoted("Wang et al. (2020)", "WRN-34-10", "83.51 58.31 54.33 51.10"),
-        quoted("Rice et al. (2020)", "WRN-34-20", "85.34 - - 53.42"),
-        quoted("Zhang et al. (2020)", "WRN-34-10", "84.52 - - 53.51"),
-        quoted("Pang et al. (2021)", "WRN-34-20", "86.43 57.91** - 54.39"),
-        quoted("Jin et al. (2022)", "WRN-34-20", "86.01 61.12 57.93 55.90"),
-        quoted("Gowal et al. (2020)", "WRN-70-16", "85.29 58.22* - 57.20"),
+        ours("Lee et al. (2020)", "cifar10-linf-wrn34-10-avmixup", "92.56 59.75 54.53 39.70"),
+        ours("Wang et al. (2020)", "cifar10-linf-wrn34-10-mart", "83.51 58.31 54.33 51.10"),
+        ours("Rice et al. (2020)", "cifar10-linf-wrn34-20-rice", "85.34 - - 53.42"),
+        ours("Zhang et al. (2020)", "cifar10-linf-wrn34-10-fat-trades", "84.52 - - 53.51", note=FAT_RADIUS),
+        ours("Pang et al. (2021)", "cifar10-linf-wrn34-20-pang", "86.43 57.91** - 54.39"),
+        ours("Jin et al. (2022)", "cifar10-linf-wrn34-20-s2o-trades-awp", "86.01 61.12 57.93 55.90"),
+        ours("Gowal et al. (2020)", "cifar10-linf-wrn70-16-gowal", "85.29 58.22* - 57.20"),
         *orders(WRN, "84.65 56.68 54.49 53.0", "85.51 58.34 56.06 54.0", "85.98 58.47 56.13 54.2"),
         *orders(f"{WRN}-awp", "85.17 59.64 57.33 56.2", "86.10 61.47 58.09 57.1", "86.12 61.45 58.22 57.4"),
-        quoted("Cui et al. (2021)", "WRN-34-10", "60.43 35.50 31.50 29.34", dataset="cifar100"),
-        quoted("Gowal et al. (2020)", "WRN-70-16", "60.86 31.47* - 30.03", dataset="cifar100"),
+        ours(
+            "Cui et al. (2021)",
+            "cifar100-linf-wrn34-10-lbgat",
+            "60.43 35.50 31.50 29.34",
+            overrides=(("objective.teacher.model", "resnet18"),),
+        ),
+        ours("Gowal et al. (2020)", "cifar100-linf-wrn70-16-gowal", "60.86 31.47* - 30.03"),
         *orders(WRN_100, "60.22 32.11 28.93 26.9", "63.01 33.26 29.44 28.1", "62.93 33.36 29.61 27.9"),
         *orders(f"{WRN_100}-awp", "60.38 34.09 30.78 28.6", "63.98 35.36 31.63 29.8", "64.71 35.73 31.41 30.2"),
     ),
     notes=(
         "Both results of Gowal et al. (2020) are under PGD-40 and that of Pang et al. (2021) is under PGD-10, though "
         "they stand in the PGD-20 column.",
+        ONE_FOOTING,
         "PGD-20 and CW-20 use epsilon 0.031, AutoAttack 8/255: a little more than 0.031.",
         ONE_DECIMAL,
         BEST_OF_CHECKPOINTS,
@@ -138,13 +153,14 @@ TABLE_8 = Table(
     rows=(
         ours("AT", "cifar10-linf-resnet18-at", "82.41 52.77 50.43 47.1"),
         ours("AT+1st+2nd", "cifar10-linf-resnet18-at-2nd", "83.56 54.23 52.19 48.7"),
-        quoted("GAT", "ResNet-18", "80.49 53.13 - 47.3"),  # Sriramanan et al. (2020)
-        quoted("TRADES+GAT", "ResNet-18", "81.32 53.37 - 49.6"),  # Sriramanan et al. (2020)
-        quoted("HAT", "ResNet-18", "84.90 49.08 - -"),  # Rade and Moosavi-Dezfooli (2022)
-        quoted("HAT(DDPM)", "ResNet-18", "86.86 57.09 - -"),
+        ours("GAT", "cifar10-linf-resnet18-gat", "80.49 53.13 - 47.3"),  # Sriramanan et al. (2020)
+        ours("TRADES+GAT", "cifar10-linf-resnet18-gat-trades", "81.32 53.37 - 49.6", note=NOT_TRADES_GAT),
+        ours("HAT", "cifar10-linf-resnet18-hat", "84.90 49.08+ - -"),  # Rade and Moosavi-Dezfooli (2022)
+        quoted("HAT(DDPM)", "ResNet-18", "86.86 57.09+ - -", note="quoted alone: it needs a million generated images"),
     ),
     notes=(
-        "HAT(DDPM): 57.09 stands under PGD-20, but its authors report that number as AutoAttack accuracy.",
+        "HAT and HAT(DDPM): 49.08 and 57.09 stand under PGD-20, but their authors report both as AutoAttack accuracy.",
+        ONE_FOOTING,
         "The caption says ResNet-18, Appendix B lists only the PreAct variant.",
         *OWN_RUNS,
     ),
@@ -154,7 +170,7 @@ SWA_COMPARISON = Table(
     number=0,
     title="Section 5.3: stochastic weight averaging (Chen et al.) beside the paper's method, CIFAR-10, l_inf",
     rows=(
-        quoted("SWA", "ResNet-18", "- 52.14 - 49.44"),  # Chen et al. (2020)
+        ours("SWA", "cifar10-linf-resnet18-kd-swa", "- 52.14 - 49.44", note=KD_TOO),  # Chen et al. (2020)
         ours("1st+2nd (0.2)", f"{PREACT}-2nd", "- 55.13 - 50.8", eta=0.2),
     ),
     notes=(

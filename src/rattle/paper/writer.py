@@ -47,6 +47,7 @@ def plain_row(line: ComparedRow) -> dict[str, Any]:
     cells = {
         cell.column: {
             "published": cell.value,
+            "published_under": cell.published_under or cell.attack,
             "published_difference": line.published_difference(cell.column),
             "unit": cell.unit,
             "ours": {protocol: plain_result(ours[cell.column]) for protocol, ours in line.ours.items()},

@@ -8,6 +8,7 @@ from rattle.data import Dataset
 from rattle.errors import RattleError
 from rattle.objectives.base import HasTeachers, Objective, Teacher
 from rattle.objectives.registry import get_method
+from rattle.objectives.standard import Standard
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.paths import Run
@@ -44,10 +45,7 @@ def train_teachers(
     recipe into a folder; resume, overwrite: what happens to the run; a longer run keeps the teacher it began with.
     """
     found = {}
-    for name, (teacher, method) in teachers_of(recipe.objective).items():
-        if teacher.weights is not None or method == ALONG:
-            continue
-        wanted, own = teacher_recipe(recipe, name, teacher, method), Run(Path(f"{run.folder}-teacher-{name}"))
+    for name, (own, wanted) in trained_first(recipe, run).items():
         begun = resolve(str(own.folder)) if own.exists() else wanted
         wanted = replace(wanted, epochs=begun.epochs) if resume else wanted
         other = replace(begun, data=wanted.data) != wanted  # images given in Python have another name in every run
@@ -63,10 +61,19 @@ def train_teachers(
         except StoppedBySignal as stop:  # the run goes on with its teacher: that is what to resume
             raise StoppedBySignal(stop.number, str(run.folder)) from stop
         # Held-out images choose by robust accuracy, which says nothing of a network trained without an adversary.
-        found[name] = own.checkpoint("last" if method == "standard" else "best")
+        found[name] = own.checkpoint("last" if isinstance(wanted.objective, Standard) else "best")
     if found:
         console.log(f"now the run itself: {recipe.method} into {run.folder}")
     return found
+
+
+def trained_first(recipe: Recipe, run: Run) -> dict[str, tuple[Run, Recipe]]:
+    """By name, the teachers that must be there before the run and have no weights: their runs and recipes."""
+    return {
+        name: (Run(Path(f"{run.folder}-teacher-{name}")), teacher_recipe(recipe, name, teacher, method))
+        for name, (teacher, method) in teachers_of(recipe.objective).items()
+        if teacher.weights is None and method != ALONG
+    }
 
 
 def teacher_recipe(recipe: Recipe, name: str, teacher: Teacher, method: str) -> Recipe:
