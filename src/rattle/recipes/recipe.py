@@ -11,7 +11,7 @@ from rattle.attacks import PGD
 from rattle.data.registry import Data
 from rattle.errors import RattleError, check_choices
 from rattle.objectives import Objective, Trades
-from rattle.objectives.base import HasTeachers
+from rattle.objectives.base import HasTeachers, Remembers
 from rattle.objectives.registry import objective_kinds
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
@@ -126,10 +126,18 @@ class Recipe:
             raise RattleError("noise-samples > 1 does nothing without objective.taylor.mode sampled")
         if self.objective.needs.noise and self.noise.sigma == 0:
             raise RattleError("objective.taylor.mode exact and sampled are taken along u: they need noise.sigma > 0")
+        if self.data.augment.mix != "none":
+            self.check_soft_labels(f"data.augment.mix {self.data.augment.mix} makes soft labels")
+        if self.data.extra is not None and isinstance(self.objective, Remembers):
+            raise RattleError(
+                f"{self.method} remembers every training image, and extra ones come and go: no data.extra"
+            )
+
+    def check_soft_labels(self, why: str) -> None:
+        """Refuse labels that are rows of probabilities where the objective or its attack needs classes."""
         soft = getattr(self.objective, "soft_labels", False) and not self.objective.needs.features
-        if self.data.augment.mix != "none" and (not soft or self.attack.loss == "cw"):
-            taker = self.method if not soft else "attack.loss cw"
-            raise RattleError(f"data.augment.mix {self.data.augment.mix} makes soft labels, which {taker} cannot take")
+        if not soft or self.attack.loss == "cw":
+            raise RattleError(f"{why}, which {'attack.loss cw' if soft else self.method} cannot take")
 
     @property
     def method(self) -> str:

@@ -31,7 +31,7 @@ from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.runs.source import own_source
-from rattle.training.batches import augmented, context_of, grown
+from rattle.training.batches import augmented, context_of, grown, with_extra
 from rattle.training.given import Given, as_begun, take
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.ranks import average_statistics, shard, sync_with_last, wrap_model
@@ -165,7 +165,7 @@ def train_epoch(
     """The steps of one epoch, from where the last one stopped."""
     recipe, progress, meter = state.recipe, state.progress, LossMeter(state.progress.sums, state.device)
     order = batches(len(images), recipe.batch_size, seed=derive_seed(recipe.seed, ORDER), epoch=progress.epoch)
-    shown = progress.step
+    shown, extra = progress.step, recipe.data.extra_count(min(recipe.batch_size, len(images)))
     state.train_mode()
     for index in list(order)[progress.batch :]:
         for optimizer in state.optimizers:
@@ -173,7 +173,7 @@ def train_epoch(
                 group["lr"] = learning_rate(state, progress.step, steps) * group["lr_scale"]
             optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
-        terms = train_step(state, forward, ddp_forward, images, shard(index))
+        terms = train_step(state, forward, ddp_forward, images, shard(with_extra(index, len(images), extra)))
         meter.add(distributed.mean_of(terms), progress.step + 1)
         if meter.due(progress.step):
             meter.read()  # a loss that is not finite stops here, before it reaches the weights

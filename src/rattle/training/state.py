@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
-from rattle.data import Dataset, to_float
+from rattle.data import Dataset, Images, to_float
 from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
 from rattle.models import check_width, find_head, load_weights
@@ -26,7 +26,8 @@ from rattle.training.optimizers import make_optimizer
 from rattle.training.teachers import along, network_recipe, teachers_of
 from rattle.weights import eval_mode
 
-ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS = range(7)  # what a derived seed is for; LAYERS: dropout etc.
+# What a derived seed is for; LAYERS: dropout etc., EXTRA: which extra images are drawn.
+ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS, EXTRA = range(8)
 
 
 @dataclass(slots=True)
@@ -98,6 +99,7 @@ class TrainState:
     average: AveragedModel | None  # of the weights, when the recipe averages them
     progress: Progress
     layout: torch.memory_format  # of images and weights
+    extra: Images | None = None  # images drawn into every minibatch beside those of the dataset
     initial: Mapping[str, Tensor] | None = None  # the weights that a module given in Python had, for a rollback
     teachers: dict[str, nn.Module] = field(default_factory=dict)  # the networks that the objective learns from
     sources: Mapping[str, Path] = field(default_factory=dict)  # the weights of those that were trained first
@@ -183,7 +185,9 @@ def init_state(
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = with_momentum(model.to(memory_format=layout), recipe.batch_norm_momentum)  # type: ignore[call-overload]
     average = recipe.average.averaged(model) if recipe.average else None
-    state = TrainState(recipe, data, model, make_optimizer(recipe, model), average, Progress(), layout)
+    state = TrainState(
+        recipe, data, model, make_optimizer(recipe, model), average, Progress(), layout, load_extra(recipe, data)
+    )
     add_teachers(state, sources or {})
     if len(state.along):
         state.teacher_optimizer = make_optimizer(recipe, state.along)
@@ -192,6 +196,15 @@ def init_state(
     if module is not None and recipe.on_divergence == "rollback":
         state.initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return state
+
+
+def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
+    """The recipe's extra images, if it has some; refuses those that its method cannot learn from."""
+    recipe.data.extra_count(min(recipe.batch_size, len(data.train)))
+    extra = recipe.data.load_extra(data)
+    if extra is not None and extra.y.ndim == 2:
+        recipe.check_soft_labels(f"{recipe.data.extra} has soft labels")
+    return extra
 
 
 def with_momentum(model: nn.Module, momentum: float | None) -> nn.Module:
