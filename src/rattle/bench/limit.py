@@ -47,10 +47,14 @@ class Passes(NamedTuple):
 def unavoidable_passes(recipe: Recipe) -> Passes:
     """Inner loop: K forwards and K backwards by input, and a forward for a clean target; outer: one of each an image.
 
-    AWP adds a second outer pass, for its ascent.
+    AWP adds a second outer pass, for its ascent. A method with an attack of its own in one step has K = 1; one that
+    replays minibatches has none: its steps are all outer, and counted together.
     """
     outer = (2 if recipe.objective.needs.clean else 1) * (2 if recipe.awp else 1)
-    steps, clean_target = recipe.attack.steps, recipe.attack.loss == "kl"
+    if (replays := getattr(recipe.objective, "replays", 0)) > 0:
+        return Passes(forward=replays * outer, by_input=0, full=replays * outer)
+    steps = 1 if "steps" in getattr(recipe.objective, "unused", ()) else recipe.attack.steps
+    clean_target = recipe.attack.loss == "kl"
     return Passes(forward=steps + clean_target + outer, by_input=steps, full=outer)
 
 

@@ -38,7 +38,7 @@ def overview(state: TrainState) -> str:
         "held out": f"{len(data.val):,} images, to choose the best checkpoint by" if data.val else NONE_HELD_OUT,
         "network": f"{recipe.model}, {weights:,} parameters",
         "method": f"{recipe.method} against {written(recipe.attack.threat)}",
-        "epochs": f"{length}, each {n // batch} steps of {batch} images; "
+        "epochs": f"{length}, each {recipe.steps(n)} steps of {batch} images; "
         f"learning rate {recipe.optimizer.lr:g}, {type(recipe.schedule).__name__}",
     }
     if left and not distributed.active():  # a step on one rank would wait for the others
@@ -91,4 +91,4 @@ def seconds_of_epoch(state: TrainState, batch: int) -> float:
     step = step if step > PATIENCE else seconds(batch)
     forwards = passes.forward + BACKWARD * (passes.by_input + passes.full)
     validation = len(data.val) * recipe.val_attack.steps * (1 + BACKWARD) / recipe.evaluate_every if data.val else 0
-    return step / batch * (len(data.train) + validation / forwards)
+    return step * recipe.replays / batch * (len(data.train) + validation / forwards)

@@ -128,6 +128,7 @@ class StepContext:
     memory: Memory
     classes: int = 0  # C, for soft labels
     teachers: Mapping[str, nn.Module] = field(default_factory=dict)  # for an inner attack that asks them
+    place: int = 0  # of the first image in its minibatch, of which ranks and micro-batches have consecutive parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +201,18 @@ class RemembersClasses(Protocol):
 
     def remember(self, outputs: Outputs, y: Tensor, context: StepContext, *, reduce: Reduce) -> None:
         """Called once a step with what the loss was computed from; `reduce` makes the ranks agree."""
+        ...
+
+
+@runtime_checkable
+class RemembersPlaces(Protocol):
+    """An objective that carries something from step to step for each place of a minibatch; saved and resumed likewise.
+
+    An attribute `replays` says how many steps in a row have the same minibatch.
+    """
+
+    def initial_place_memory(self, batch: torch.Size) -> dict[str, Tensor]:
+        """By name, a tensor with a row for each place; batch: [B, C, H, W] of a minibatch."""
         ...
 
 

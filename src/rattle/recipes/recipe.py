@@ -133,6 +133,15 @@ class Recipe:
                 f"{self.method} remembers every training image, and extra ones come and go: no data.extra"
             )
 
+    @property
+    def replays(self) -> int:
+        """Optimizer steps on each minibatch."""
+        return getattr(self.objective, "replays", 1)
+
+    def steps(self, images: int) -> int:
+        """Optimizer steps of an epoch over so many training images."""
+        return max(images // min(self.batch_size, images), 1) * self.replays
+
     def check_soft_labels(self, why: str) -> None:
         """Refuse labels that are rows of probabilities where the objective or its attack needs classes."""
         soft = getattr(self.objective, "soft_labels", False) and not self.objective.needs.features

@@ -74,8 +74,8 @@ def as_rows(state: TrainState, y: Tensor) -> Tensor:
     return y if y.ndim == 2 else nn.functional.one_hot(y, len(state.data.classes)).to(torch.get_default_dtype())
 
 
-def context_of(state: TrainState, index: Tensor) -> StepContext:
-    """What a step on the images of an index knows besides them."""
+def context_of(state: TrainState, index: Tensor, place: int = 0) -> StepContext:
+    """What a step on the images of an index knows besides them; place: of the first of them in the minibatch."""
     recipe, progress = state.recipe, state.progress
     return StepContext(
         moment=Moment(epoch=progress.epoch, epochs=recipe.epochs, step=progress.step),
@@ -83,6 +83,7 @@ def context_of(state: TrainState, index: Tensor) -> StepContext:
         memory=Memory(state.memory, index),
         classes=len(state.data.classes),
         teachers=state.teachers,
+        place=place,
     )
 
 

@@ -122,7 +122,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     """Train the epochs that are left."""
     recipe, progress = state.recipe, state.progress
     images = on_device(state.data.train, state.device)
-    steps = max(len(images) // min(recipe.batch_size, len(images)), 1)
+    steps = recipe.steps(len(images))
     example = state.floats(images[torch.arange(1)].x.to(state.device))
     forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers, state.average)
     title = f"{recipe.method}, seed {recipe.seed}" if recipe.seed else recipe.method
@@ -167,7 +167,7 @@ def train_epoch(
     order = batches(len(images), recipe.batch_size, seed=derive_seed(recipe.seed, ORDER), epoch=progress.epoch)
     shown, extra = progress.step, recipe.data.extra_count(min(recipe.batch_size, len(images)))
     state.train_mode()
-    for index in list(order)[progress.batch :]:
+    for index in [index for index in order for _ in range(recipe.replays)][progress.batch :]:
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(state, progress.step, steps) * group["lr_scale"]
@@ -220,7 +220,7 @@ def train_step(
         weight, (x, y) = len(part) / len(index), augmented(state, images, part)
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
-        context = context_of(state, part)
+        context = context_of(state, part, distributed.rank() * len(index) + number * len(parts[0]))
         objective, attack, prepare = now(recipe.objective, grown(recipe, epoch), context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(

@@ -14,7 +14,7 @@ from rattle.data import Dataset, Images, to_float
 from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
 from rattle.models import check_width, find_head, load_weights
-from rattle.objectives.base import Objective, Remembers, RemembersClasses
+from rattle.objectives.base import Remembers, RemembersClasses, RemembersPlaces
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, distributed
@@ -191,7 +191,7 @@ def init_state(
     add_teachers(state, sources or {})
     if len(state.along):
         state.teacher_optimizer = make_optimizer(recipe, state.along)
-    state.memory = {name: value.to(device) for name, value in first_memory(recipe.objective, data).items()}
+    state.memory = {name: value.to(device) for name, value in first_memory(recipe, data).items()}
     state.shared = {name: value.clone() for name, value in state.memory.items()}
     if module is not None and recipe.on_divergence == "rollback":
         state.initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
@@ -217,11 +217,17 @@ def with_momentum(model: nn.Module, momentum: float | None) -> nn.Module:
     return model
 
 
-def first_memory(objective: Objective, data: Dataset) -> dict[str, Tensor]:
+def first_memory(recipe: Recipe, data: Dataset) -> dict[str, Tensor]:
     """What the objective remembers before it saw anything."""
-    images = objective.initial_memory(len(data.train)) if isinstance(objective, Remembers) else {}
-    classes = objective.initial_class_memory(len(data.classes)) if isinstance(objective, RemembersClasses) else {}
-    return images | classes
+    objective, found = recipe.objective, {}
+    if isinstance(objective, Remembers):
+        found |= objective.initial_memory(len(data.train))
+    if isinstance(objective, RemembersClasses):
+        found |= objective.initial_class_memory(len(data.classes))
+    if isinstance(objective, RemembersPlaces):
+        size = min(recipe.batch_size, len(data.train))
+        found |= objective.initial_place_memory(torch.Size((size, *data.train.shape[1:])))
+    return found
 
 
 def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:
