@@ -1,6 +1,7 @@
 """The forward passes that an objective is computed from: at x and at x', with what the Taylor terms need of each."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -22,6 +23,7 @@ class ForwardSpec:
     """What an objective needs of the model."""
 
     clean: bool = True  # the logits at x
+    clean_held: bool = False  # at x BatchNorm's running statistics do not move
     features: bool = False  # the inputs of the linear head (readings head and released)
     derivatives: int = 0  # directional derivatives of the logits along u, up to this order (reading exact)
     sampled: bool = False  # the logits at w + u (reading sampled)
@@ -86,7 +88,8 @@ class PairedForward(nn.Module):
         """`u` are draws of the weight noise, for the readings that average over it in the outer step; `extra` images
         are looked at too."""
         spec = self.spec
-        features, logits = self.features_and_logits(x) if spec.clean else (None, None)
+        with frozen_bn_stats(self.model) if spec.clean_held else nullcontext():
+            features, logits = self.features_and_logits(x) if spec.clean else (None, None)
         features_adv, logits_adv = self.features_and_logits(x_adv)
         derivatives, sampled = (), ()
         if spec.derivatives:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,11 @@ class Method:
     rate_factor: float = 0.1  # what the learning rate is multiplied by at each drop
     average: SWA | EMA | None = None  # the average of the weights that belongs to it
     ramp: float = 0.0  # fraction of the run in which the inner attack grows to its epsilon
+    batch_size: int = 128  # images in a minibatch; fewer where the dataset has few, and the learning rate in proportion
+    rate: float = 1.0  # learning rate over the one that is usual for the dataset, 0.1 for the paper's
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # further ones of a recipe, as in its YAML, by dotted name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
