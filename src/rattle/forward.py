@@ -15,7 +15,7 @@ from rattle.losses import logits_in
 from rattle.taylor import directional
 from rattle.weights import Noise, eval_mode, frozen_bn_stats, repeated_bn_updates
 
-Statistics = Literal["ca", "caacacac"]
+Statistics = Literal["ca", "a", "caacacac"]
 Pairs = tuple[tuple[Tensor, Tensor], ...]  # (at x, at x'), each [n, C]
 
 
@@ -94,8 +94,10 @@ class PairedForward(nn.Module):
         """`u` are draws of the weight noise, for the readings that average over it in the outer step, or its deviation
         in the place of a draw (head-noise); `extra` images are looked at too."""
         spec = self.spec
-        with nullcontext() if spec.statistics == "ca" else repeated_bn_updates(self.model, spec.statistics):
-            features, logits = self.features_and_logits(x) if spec.clean else (None, None)
+        moves = spec.statistics
+        with nullcontext() if moves in ("ca", "a") else repeated_bn_updates(self.model, moves):
+            with frozen_bn_stats(self.model) if moves == "a" else nullcontext():
+                features, logits = self.features_and_logits(x) if spec.clean else (None, None)
             features_adv, logits_adv = self.features_and_logits(x_adv)
         derivatives, sampled = (), ()
         if spec.derivatives:

@@ -75,6 +75,15 @@ class Threat:
         shrink = (radius / length(delta).clamp_min(1e-12)).clamp_max(1)
         return (x + delta * shrink).clamp_(0, 1)
 
+    def shorten(self, delta: Tensor) -> Tensor:
+        """The nearest perturbation of the ball, whatever image it is for: [0, 1] does not count."""
+        if self.norm == "linf":
+            return delta.clamp(-self.epsilon, self.epsilon)
+        if self.norm == "l1":
+            flat = delta.flatten(1)
+            return shrink_l1(flat, torch.full_like(flat, torch.inf), self.epsilon).view_as(delta)
+        return delta * (self.epsilon / length(delta).clamp_min(1e-12)).clamp_max(1)
+
     def ascend(self, x_adv: Tensor, gradient: Tensor, step_size: float | Tensor) -> Tensor:
         """One steepest step up: the sign, the normalised gradient, or the sign on the largest few coordinates."""
         if self.norm == "linf":

@@ -167,8 +167,7 @@ def test_the_page_about_training_runs_as_it_stands() -> None:
     images, network = blocks["python"]
     exec(images, {})
     Path("my_net.py").write_text(network)
-    (commands,) = blocks["bash"]
-    for command in commands.splitlines():
+    for command in "".join(blocks["bash"]).splitlines():
         words = [{"120": "2"}.get(word, word) for word in shlex.split(command)[1:]]
         assert main([*words, *(QUICK if "custom" in words else [])]) == 0
     assert recipe_of(NAME).epochs == 2

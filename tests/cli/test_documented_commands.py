@@ -17,9 +17,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 NET = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
 
 
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
 def commands(page: str) -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line.startswith("rattle ")]
+    return [line for block in blocks(page, "bash") for line in block.splitlines() if line.startswith("rattle ")]
 
 
 @pytest.fixture
@@ -29,10 +32,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, seed in (("a", 0), ("b", 1), ("ft", 0)):
         save_run(tmp_path / "runs" / name, seed=seed)
     monkeypatch.chdir(tmp_path)
+    (generated,) = (block for block in blocks("data.md", "python") if "generated.npz" in block)
+    exec(generated)
     return tmp_path
 
 
-@pytest.mark.parametrize(("page", "least"), [("report.md", 5), ("attacks.md", 2), ("methods.md", 5)])
+@pytest.mark.parametrize(("page", "least"), [("report.md", 5), ("attacks.md", 2), ("methods.md", 5), ("data.md", 1)])
 @pytest.mark.usefixtures("place")
 def test_the_commands_of_a_page_run_in_order(page: str, least: int) -> None:
     found = commands(page)
@@ -51,10 +56,16 @@ def test_the_python_line_of_the_attacks_page_makes_the_attack() -> None:
 
 
 def test_the_python_lines_of_the_methods_page_leave_a_gradient() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "methods.md").read_text(encoding="utf-8"), re.DOTALL)
+    block, *_ = blocks("methods.md", "python")
     names: dict = {}
     exec(block, names)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in names["model"].parameters())
+
+
+def test_the_methods_page_says_what_the_state_of_the_art_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (block for block in blocks("methods.md", "python") if "a100_cost" in block)
+    exec(block)
+    assert f"prints `{capsys.readouterr().out.strip()}`" in (DOCS / "methods.md").read_text(encoding="utf-8")
 
 
 def test_the_methods_page_has_a_row_for_every_method() -> None:

@@ -94,6 +94,15 @@ def smoothing_twin(z: Tensor, z_adv: Tensor, y: list[int]) -> Tensor:
     return loss / len(y)
 
 
+def sota_twin(z: Tensor, z_adv: Tensor, y: list[int]) -> Tensor:
+    loss, classes = torch.zeros(()), z.shape[1]
+    for i, k in enumerate(y):
+        log_p = z[i].log_softmax(0)
+        q = [0.1 / classes + (0.9 if j == k else 0) for j in range(classes)]
+        loss = loss - sum(q[j] * log_p[j] for j in range(classes)) + 5 * kl_of(z[i].softmax(0), z_adv[i].softmax(0))
+    return loss / len(y)
+
+
 def standard(z: Tensor, z_adv: Tensor, y: list[int]) -> Tensor:
     """-log p_y at the images it is given as x', which training makes x."""
     return -torch.stack([row.log_softmax(0)[label] for row, label in zip(z_adv, y, strict=True)]).mean()
@@ -109,6 +118,8 @@ TWINS = {
     "label-smoothing": smoothing_twin,
     "rice": at_twin,
     "pang": trades_twin,
+    "gowal": trades_twin,
+    "sota": sota_twin,
     "standard": standard,
 }
 OWN = [name for name, method in METHODS.items() if type(method.objective).__module__.startswith("rattle.")]

@@ -71,7 +71,7 @@ recipes = st.builds(
     ),
     schedule=st.builds(Piecewise, drops=st.lists(fraction, max_size=3).map(tuple), factor=fraction)
     | st.builds(Cosine, floor=fraction, warmup=fraction)
-    | st.builds(OneCycle, peak=fraction, first=fraction, last=fraction),
+    | st.builds(OneCycle, peak=fraction, first=fraction, last=fraction, shape=st.sampled_from(["linear", "cosine"])),
     epochs=counts,
     ramp=fraction,
     batch_norm_momentum=st.none() | fraction,

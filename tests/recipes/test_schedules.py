@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
+import torch
 
 from rattle.errors import RattleError
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
@@ -25,7 +26,20 @@ def test_one_cycle_rises_to_its_peak_and_falls() -> None:
     assert [schedule(t) for t in (0, 0.2, 0.4, 0.7, 1)] == pytest.approx([0.04, 0.52, 1, 0.5005, 0.001])
 
 
-@pytest.mark.parametrize("schedule", [Piecewise(), Cosine(), OneCycle()])
+def test_one_cycle_along_cosines_is_that_of_torch() -> None:
+    steps, last = 40, 39
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.2)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, pct_start=0.25, total_steps=steps)
+    ours = OneCycle(peak=(0.25 * steps - 1) / last, last=4e-6, shape="cosine")  # torch counts from the step before
+    for step in range(steps):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.2 * ours(step / last), rel=1e-6)
+        if step < last:
+            optimizer.step()
+            theirs.step()
+
+
+@pytest.mark.parametrize("schedule", [Piecewise(), Cosine(), OneCycle(), OneCycle(shape="cosine")])
 def test_no_schedule_leaves_the_range_up_to_the_peak(schedule) -> None:
     rates = [schedule(t / 100) for t in range(101)]
     assert max(rates) == pytest.approx(1)
@@ -37,6 +51,7 @@ def test_no_schedule_leaves_the_range_up_to_the_peak(schedule) -> None:
     [
         (lambda: Piecewise(drops=(100, 150)), "schedule.drops are fractions of the run, between 0 and 1"),
         (lambda: OneCycle(peak=1.0), "schedule.peak is a fraction of the run, between 0 and 1, got 1.0"),
+        (lambda: OneCycle(shape="cos"), "schedule.shape must be one of linear, cosine, got 'cos'"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(make, sentence: str) -> None:

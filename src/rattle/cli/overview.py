@@ -29,6 +29,10 @@ def overview(state: TrainState) -> str:
     shape, weights = "x".join(map(str, data.train.shape[1:])), sum(p.numel() for p in state.model.parameters())
     classes, changes = f"{len(data.classes)} classes", augmented(recipe.data.augment)
     length = f"{recipe.epochs}, {left or 'none'} of them left" if done else f"{recipe.epochs}"
+    if state.extra is not None:
+        changes += (
+            f"; {recipe.data.extra_count(batch)} of every {batch} from {recipe.data.extra} ({len(state.extra):,})"
+        )
     rows = {
         "images": f"{n:,} of {shape} from {recipe.data.name}, {classes}; {changes}",
         "held out": f"{len(data.val):,} images, to choose the best checkpoint by" if data.val else NONE_HELD_OUT,
@@ -87,4 +91,4 @@ def seconds_of_epoch(state: TrainState, batch: int) -> float:
     step = step if step > PATIENCE else seconds(batch)
     forwards = passes.forward + BACKWARD * (passes.by_input + passes.full)
     validation = len(data.val) * recipe.val_attack.steps * (1 + BACKWARD) / recipe.evaluate_every if data.val else 0
-    return step / batch * (len(data.train) + validation / forwards)
+    return step * recipe.replays / batch * (len(data.train) + validation / forwards)

@@ -4,6 +4,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,9 +39,7 @@ class Member(NamedTuple):
 
 def npz(path: Path, cache: MmapCache, seed: int) -> Dataset:
     """Images uint8 [n, H, W, C], [n, C, H, W] or [n, H, W]; labels [n]; optional `classes`, their names as text."""
-    errors = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)
-    with readable(path, *errors), zipfile.ZipFile(path) as archive:
-        members = {m.name: m for m in (open_member(path, archive, info) for info in archive.infolist())}
+    with members_of(path) as members:
         parts = [part for part in ("_train", "_test", "") if f"x{part}" in members and f"y{part}" in members]
         if "_test" not in parts and parts != [""]:
             raise RattleError(
@@ -55,6 +54,14 @@ def npz(path: Path, cache: MmapCache, seed: int) -> Dataset:
     test = images["_test"]
     train = images.get("_train", test[torch.arange(0)])
     return Dataset(name=path.stem, train=train, test=test, classes=classes)
+
+
+@contextmanager
+def members_of(path: Path) -> Iterator[dict[str, Member]]:
+    """The arrays of a file by name, to be read while it is open; what is wrong with the file is told in a sentence."""
+    errors = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)
+    with readable(path, *errors), zipfile.ZipFile(path) as archive:
+        yield {m.name: m for m in (open_member(path, archive, info) for info in archive.infolist())}
 
 
 def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Member:

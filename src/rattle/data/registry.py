@@ -14,8 +14,9 @@ from torch import Tensor
 
 from rattle.data.augment import Augment
 from rattle.data.cifar import cifar10, cifar100
-from rattle.data.dataset import Dataset, balanced_indices, hold_out
+from rattle.data.dataset import Dataset, Images, balanced_indices, hold_out
 from rattle.data.digits import digits
+from rattle.data.extra import IN_MEMORY, extra_images
 from rattle.data.files import data_root
 from rattle.data.folder import folder
 from rattle.data.hub import hub
@@ -38,6 +39,7 @@ SOURCES: dict[str, Load] = {
     "fashion-mnist": fashion_mnist,
 }
 BUILT_IN = frozenset(SOURCES)
+EXTRA_FRACTION = 0.7  # of a minibatch (Gowal et al. 2020)
 VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
 
 
@@ -71,12 +73,16 @@ class Data:
     resize: int | None = None  # side to scale the images to, whatever their source
     in_memory_limit: float = 4.0  # gigabytes; a larger part is read from a memory-mapped file in ROOT/cache
     augment: Augment = field(default_factory=Augment)  # random changes of the training images
+    extra: str | None = None  # FILE.npz of extra or generated images (image, label), drawn into every minibatch
+    extra_fraction: float | None = None  # share of a minibatch that they make up; 0.7 when not given
 
     def __post_init__(self) -> None:
         for name, low in (("val_size", 0), ("train_size", 1), ("resize", 1), ("in_memory_limit", 0)):
             value = getattr(self, name)
             if value is not None and not value >= low:
                 raise RattleError(f"data.{name} must be >= {low}, got {value}")
+        if self.extra_fraction is not None and not 0 < self.extra_fraction < 1:
+            raise RattleError(f"data.extra-fraction must lie between 0 and 1, got {self.extra_fraction}")
 
     def load(self) -> Dataset:
         """The dataset with `val` held out of the training images, and train reduced to train_size."""
@@ -103,6 +109,28 @@ class Data:
         chosen = balanced_indices(data.train.y, self.train_size, self.split_seed)
         return replace(data, train=data.train.subset(chosen))
 
+    def load_extra(self, data: Dataset) -> Images | None:
+        """The images of `extra`, to train on beside those of `data`; evaluations do without them."""
+        if self.extra is None:
+            return None
+        cache = replace(self.cache, limit=min(self.cache.limit, IN_MEMORY))
+        return extra_images(Path(self.extra).expanduser(), data, self.resize, cache)
+
+    def extra_count(self, batch: int) -> int:
+        """How many images of a minibatch are extra ones, rounded down; at least one, and one is always original."""
+        if self.extra is None:
+            return 0
+        count = math.floor(batch * (self.extra_fraction or EXTRA_FRACTION) + 1e-9)
+        if not 0 < count < batch:
+            share = f"data.extra-fraction {self.extra_fraction or EXTRA_FRACTION:g} of a minibatch of {batch}"
+            raise RattleError(f"{share} is {count or 'no'} extra image{'s' if count else ''}: change one of the two")
+        return count
+
+    @property
+    def cache(self) -> MmapCache:
+        """Where images that are too many for memory go."""
+        return MmapCache(data_root(self.root) / "cache", int(self.in_memory_limit * 1e9))
+
     def source(self) -> Dataset:
         """The dataset as its source returns it, nothing held out."""
         return self.find()()
@@ -115,7 +143,7 @@ class Data:
                 "rattle.fit(..., data=(x, y)) to train, rattle.evaluate(rattle.load(RUN, model=...), x, y, ...) to test"
             )
         root, path = data_root(self.root), Path(self.name).expanduser()
-        cache = MmapCache(root / "cache", int(self.in_memory_limit * 1e9))
+        cache = self.cache
         if self.name.startswith("hub:"):
             return lambda: hub(self.name.removeprefix("hub:"), cache, self.split_seed, self.resize)
         if self.name not in SOURCES and path.is_dir():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,11 @@ class Method:
     rate_factor: float = 0.1  # what the learning rate is multiplied by at each drop
     average: SWA | EMA | None = None  # the average of the weights that belongs to it
     ramp: float = 0.0  # fraction of the run in which the inner attack grows to its epsilon
+    batch_size: int = 128  # images in a minibatch; fewer where the dataset has few, and the learning rate in proportion
+    rate: float = 1.0  # learning rate over the one that is usual for the dataset, 0.1 for the paper's
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # further ones of a recipe, as in its YAML, by dotted name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +163,7 @@ class StepContext:
     memory: Memory
     classes: int = 0  # C, for soft labels
     teachers: Mapping[str, nn.Module] = field(default_factory=dict)  # for an inner attack that asks them
+    place: int = 0  # of the first image in its minibatch, of which ranks and micro-batches have consecutive parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +245,18 @@ class RemembersClasses(Protocol):
 
     def remember(self, outputs: Outputs, y: Tensor, context: StepContext, *, reduce: Reduce) -> None:
         """Called once a step with what the loss was computed from; `reduce` makes the ranks agree."""
+        ...
+
+
+@runtime_checkable
+class RemembersPlaces(Protocol):
+    """An objective that carries something from step to step for each place of a minibatch; saved and resumed likewise.
+
+    An attribute `replays` says how many steps in a row have the same minibatch.
+    """
+
+    def initial_place_memory(self, batch: torch.Size) -> dict[str, Tensor]:
+        """By name, a tensor with a row for each place; batch: [B, C, H, W] of a minibatch."""
         ...
 
 

@@ -43,9 +43,13 @@ class Trades:
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
         assert outputs.logits is not None, "needs() asks for the logits at x"
-        clean = ce(outputs.logits, y).mean() * (1 if self.clean_weight == "one" else 1 - self.taylor.weight)
+        clean = self.clean_loss(outputs.logits, y) * (1 if self.clean_weight == "one" else 1 - self.taylor.weight)
         zeroth = torch.stack([kl(z, z_adv).mean() for z, z_adv in outputs.pairs]).mean()
         return {"clean": clean, "zeroth": self.inv_lambda * zeroth} | self.taylor(outputs, y, reduce=reduce)
+
+    def clean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The loss at x, a scalar."""
+        return ce(logits, y).mean()
 
 
 METHOD = Method(

@@ -69,7 +69,7 @@ def step_cost(recipe: Recipe, data: Dataset) -> StepCost:
     def seconds_of(size: int) -> float:
         return fastest(lambda: train_step(state, forward, ddp_forward, images, torch.arange(size)))
 
-    whole = seconds_of_batch(most, seconds_of)
+    whole = seconds_of_batch(most, seconds_of) * recipe.replays
     weights = sum(p.numel() * p.element_size() for p in state.model.parameters())
     return StepCost(whole / most, whole / most / forwards(recipe), weights)
 

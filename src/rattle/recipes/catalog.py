@@ -1,12 +1,15 @@
 """Named recipes. A name reads dataset-norm-model-method, such as `cifar10-linf-preact18-trades-2nd`.
 
-The method is one of objectives/registry.py, then `-awp`, `-sam` or `-asam`, then `-1st` or `-2nd` for the paper's
-Taylor terms; with `-released` at its end it is what the authors' release runs, with `-fast` it costs a third.
+A model that ends in `-silu` has SiLU for ReLU. The method is one of objectives/registry.py, then `-awp`, `-sam` or
+`-asam`, then `-1st` or `-2nd` for the paper's Taylor terms; with `-released` at its end it is what the authors' release
+runs, with `-fast` it costs a third.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.recipe import SGD, Recipe
 from rattle.recipes.schedules import CheckpointSchedule, OneCycle, Piecewise
+from rattle.recipes.schema import from_plain, to_plain
 from rattle.threat import Norm, Threat
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
 
@@ -33,6 +37,7 @@ class Setting:
     warmup: int = 10  # AWP's, on TRADES
     weight_decay: float = 5e-4
     width: int | None = None  # of the listed models; the published width when None
+    most_batch: int = 8192  # where few images would leave few steps
     fast_batch: int = 256  # of `-fast` recipes; the rate grows with it
     fast_decay: float = 0.995  # of their weight average: its window is a small part of the run's steps
     window: float = 1.0  # steps that a method's own EMA looks back over those published: fewer where runs are shorter
@@ -54,6 +59,7 @@ SETTINGS = {
         warmup=5,
         models=("cnn",),
         width=16,
+        most_batch=128,
         fast_batch=32,  # 1167 images: a larger batch would leave too few steps
         fast_decay=0.97,
         window=0.01,
@@ -82,7 +88,9 @@ def get_recipe(name: str) -> Recipe:
     if match is None or match[1] not in SETTINGS:
         raise unknown("recipe", name, list_recipes())
     norm: Norm = "linf" if match[2] == "linf" else "l2"
-    return make_recipe(match[4], data=SETTINGS[match[1]].data, model=match[3], norm=norm, name=name)
+    model = match[3].removesuffix("-silu")
+    changes: dict[str, Any] = {"activation": "silu"} if model != match[3] else {}
+    return make_recipe(match[4], data=SETTINGS[match[1]].data, model=model, norm=norm, name=name, **changes)
 
 
 def parts_of(name: str) -> re.Match[str] | None:
@@ -122,10 +130,10 @@ def make_recipe(
         noise=Noise() if suffixes & ORDERS.keys() else Noise(sigma=0),  # the published baseline has no u
         objective=base.objective,
         awp=awp_of(base, setting, suffixes),
-        optimizer=SGD(lr=setting.lr, weight_decay=setting.weight_decay),
         **own_settings(base, setting),
         val_attack=replace(attack, loss="ce", start="uniform"),
     )
+    recipe = with_settings(recipe, base.settings) if base.settings else recipe
     recipe = released(recipe) if "-released" in suffixes else recipe
     return with_changes(fast(recipe, setting) if "-fast" in suffixes else recipe, changes)
 
@@ -200,8 +208,25 @@ def own_settings(method: Method, setting: Setting) -> dict[str, Any]:
     if isinstance(average, EMA) and setting.window != 1:
         average = replace(average, decay=1 - (1 - average.decay) / setting.window)
     schedule = Piecewise(drops=method.drops, factor=method.rate_factor)
-    epochs = round(setting.epochs * method.length)
-    return {"average": average, "schedule": schedule, "epochs": epochs, "ramp": method.ramp}
+    batch = min(method.batch_size, setting.most_batch)
+    return {
+        "average": average,
+        "schedule": schedule,
+        "epochs": round(setting.epochs * method.length),
+        "ramp": method.ramp,
+        "batch_size": batch,
+        "optimizer": SGD(lr=setting.lr * method.rate * (batch / method.batch_size), weight_decay=setting.weight_decay),
+    }
+
+
+def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """The recipe with a method's further settings; a network of the user's keeps its activation and normalisation."""
+    plain, own = to_plain(recipe), recipe.model == "python" or ":" in recipe.model
+    for path, value in settings.items():
+        *parents, last = path.split(".")
+        if not (own and last in ("activation", "normalise")):
+            reduce(getitem, parents, plain)[last] = value
+    return from_plain(Recipe, plain)
 
 
 def fast(recipe: Recipe, setting: Setting) -> Recipe:
@@ -215,7 +240,7 @@ def fast(recipe: Recipe, setting: Setting) -> Recipe:
         attack=replace(attack, steps=attack.steps // 2, step_size=1.6 * attack.step_size),
         awp=replace(recipe.awp, warmup=round(recipe.awp.warmup / 3)) if recipe.awp else None,
         average=EMA(decay=setting.fast_decay),
-        optimizer=replace(recipe.optimizer, lr=2 * recipe.optimizer.lr),
+        optimizer=replace(recipe.optimizer, lr=2 * setting.lr),
         schedule=OneCycle(),
         epochs=round(recipe.epochs / 3),
         batch_size=setting.fast_batch,

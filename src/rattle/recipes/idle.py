@@ -87,6 +87,9 @@ def refuse_idle(recipe: Recipe) -> Recipe:
         )
     if recipe.batch_norm_momentum is not None and recipe.batch_norm == "held":
         raise RattleError("batch-norm-momentum does nothing with batch-norm held: the statistics do not move")
+    if recipe.data.extra is None and recipe.data.extra_fraction is not None:
+        share = f"data.extra-fraction {recipe.data.extra_fraction:g}"
+        raise RattleError(f"{share} needs images to draw, generated or others: give them with --data.extra FILE.npz")
     if recipe.evaluate_every > recipe.epochs:
         raise RattleError(f"evaluate-every {recipe.evaluate_every} does nothing in {recipe.epochs} epochs")
     return recipe

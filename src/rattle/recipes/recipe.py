@@ -11,7 +11,7 @@ from rattle.attacks import PGD
 from rattle.data.registry import Data
 from rattle.errors import RattleError, check_choices
 from rattle.objectives import Objective, Trades
-from rattle.objectives.base import HasTeachers
+from rattle.objectives.base import HasTeachers, Remembers
 from rattle.objectives.registry import objective_kinds
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
@@ -135,10 +135,23 @@ class Recipe:
             )
         if needs.head_noise and self.noise.where != "matrices":
             raise RattleError(f"objective.taylor.mode head-noise: noise.where {self.noise.where} leaves out the head")
+        if self.data.augment.mix != "none":
+            self.check_soft_labels(f"data.augment.mix {self.data.augment.mix} makes soft labels")
+        if self.data.extra is not None and isinstance(self.objective, Remembers):
+            raise RattleError(
+                f"{self.method} remembers every training image, and extra ones come and go: no data.extra"
+            )
+
+    @property
+    def replays(self) -> int:
+        """Optimizer steps on each minibatch."""
+        return getattr(self.objective, "replays", 1)
+
+    def check_soft_labels(self, why: str) -> None:
+        """Refuse labels that are rows of probabilities where the objective or its attack needs classes."""
         soft = getattr(self.objective, "soft_labels", False) and not self.objective.needs.features
-        if self.data.augment.mix != "none" and (not soft or self.attack.loss == "cw"):
-            taker = self.method if not soft else "attack.loss cw"
-            raise RattleError(f"data.augment.mix {self.data.augment.mix} makes soft labels, which {taker} cannot take")
+        if not soft or self.attack.loss == "cw":
+            raise RattleError(f"{why}, which {'attack.loss cw' if soft else self.method} cannot take")
 
     @property
     def method(self) -> str:
@@ -153,13 +166,13 @@ class Recipe:
         return f"{name}, seed {self.seed}" if self.seed else name
 
     def steps(self, images: int) -> int:
-        """Minibatches of an epoch over that many images.
+        """Optimizer steps of an epoch over that many images.
 
         >>> Recipe().steps(50_000), Recipe(drop_last=False).steps(50_000)
         (390, 391)
         """
         size = min(self.batch_size, images)
-        return images // size if self.drop_last else -(-images // size)
+        return (images // size if self.drop_last else -(-images // size)) * self.replays
 
     def to_yaml(self) -> str:
         plain = to_plain(self)

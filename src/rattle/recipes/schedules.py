@@ -5,8 +5,9 @@ Any length of a run keeps their shape.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, check_choices
 
 WARM_START = 0.01  # where a warm-up begins: at 0 the first step would do nothing
 
@@ -62,20 +63,32 @@ class Cosine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneCycle:
-    """Linear from `first` to the peak and down to `last` (Smith and Topin 2018)."""
+    """From `first` to the peak and down to `last` (Smith and Topin 2018), along lines or half cosines.
+
+    torch's OneCycleLR has cosines, a peak at 0.3 and `last` 4e-6.
+
+    >>> [round(OneCycle(peak=0.2, first=0.0, last=0.0, shape="cosine")(t), 3) for t in (0, 0.05, 0.2, 0.4, 1)]
+    [0.0, 0.146, 1.0, 0.854, 0.0]
+    """
 
     peak: float = 0.4  # fraction of the run at which the peak is reached
     first: float = 0.04  # factor at the start
     last: float = 0.001  # factor at the end
+    shape: Literal["linear", "cosine"] = "linear"  # of the way up and the way down
 
     def __post_init__(self) -> None:
+        check_choices(self, "schedule")
         if not 0 < self.peak < 1:
             raise RattleError(f"schedule.peak is a fraction of the run, between 0 and 1, got {self.peak}")
 
     def __call__(self, t: float) -> float:
         if t < self.peak:
-            return self.first + (1 - self.first) * t / self.peak
-        return 1 + (self.last - 1) * (t - self.peak) / (1 - self.peak)
+            return self.first + (1 - self.first) * self.eased(t / self.peak)
+        return 1 + (self.last - 1) * self.eased((t - self.peak) / (1 - self.peak))
+
+    def eased(self, share: float) -> float:
+        """How much of a change is made after a share of its time."""
+        return share if self.shape == "linear" else 0.5 * (1 - math.cos(math.pi * share))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD
-from rattle.data import Images
+from rattle.data import Images, to_float
 from rattle.objectives.base import Memory, Moment, StepContext
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
-from rattle.training.state import ATTACK, PARTNERS, PIXELS, TrainState
+from rattle.training.state import ATTACK, EXTRA, PARTNERS, PIXELS, TrainState
 
 
 def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -20,21 +21,61 @@ def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor,
     seed, epoch, augment = state.recipe.seed, state.progress.epoch, state.recipe.data.augment
 
     def seen(rows: Tensor) -> tuple[Tensor, Tensor]:
-        batch = images[rows.to(images.y.device)].to(state.device)
+        batch = drawn(state, images, rows)
         return state.floats(augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), rows))), batch.y
 
     x, y = seen(index)
     if augment.mix == "none":
         return x, y
     draws = ImageStreams(derive_seed(seed, PARTNERS, epoch), index)
-    other, y_other = seen(draws.integers(len(images), 1)[:, 0])
+    other, y_other = seen(partners(state, len(images), draws))
     x, share = augment.mixed(x, other, draws)
-    hard, hard_other = (nn.functional.one_hot(labels, len(state.data.classes)).to(x.dtype) for labels in (y, y_other))
-    return x, share * hard + (1 - share) * hard_other
+    return x, share * as_rows(state, y) + (1 - share) * as_rows(state, y_other)
 
 
-def context_of(state: TrainState, index: Tensor) -> StepContext:
-    """What a step on the images of an index knows besides them."""
+def partners(state: TrainState, n: int, draws: ImageStreams) -> Tensor:
+    """What each image is mixed with: any of n training images, or as often as in a minibatch an extra one."""
+    rows, size = draws.integers(n, 1)[:, 0], min(state.recipe.batch_size, n)
+    if state.extra is None:
+        return rows
+    return rows + n * (draws.integers(size, 1)[:, 0] < state.recipe.data.extra_count(size))
+
+
+def with_extra(index: Tensor, n: int, count: int) -> Tensor:
+    """The index of a minibatch in which `count` of its places, evenly spread, go to extra images.
+
+    Image i of n gives way to row n + i, so that what is random of an extra image is a function of its row too. Evenly,
+    because ranks and micro-batches get consecutive parts.
+
+    >>> with_extra(torch.tensor([4, 0, 2, 3]), 10, 2)
+    tensor([ 4, 10,  2, 13])
+    """
+    place = torch.arange(len(index))
+    extra = (place + 1) * count // len(index) > place * count // len(index)
+    return torch.where(extra, index + n, index)
+
+
+def drawn(state: TrainState, images: Images, rows: Tensor) -> Images:
+    """The images of these rows; those beyond the training images are extra ones, drawn with replacement."""
+    if state.extra is None:
+        return images[rows.to(images.y.device)].to(state.device)
+    own, device = rows < len(images), state.device
+    seed = derive_seed(state.recipe.seed, EXTRA, state.progress.epoch)
+    chosen = ImageStreams(seed, rows[~own]).integers(len(state.extra), 1)[:, 0]
+    first, second = images[rows[own]].to(device), state.extra[chosen].to(device)
+    x = to_float(second.x, torch.contiguous_format) if first.x.is_floating_point() else second.x
+    labels = as_rows(state, first.y) if second.y.ndim == 2 else first.y
+    place = torch.cat([own.nonzero(), (~own).nonzero()])[:, 0].argsort()  # the order of the rows again
+    return Images(torch.cat([first.x, x])[place], torch.cat([labels, second.y.to(labels.dtype)])[place])
+
+
+def as_rows(state: TrainState, y: Tensor) -> Tensor:
+    """Labels as rows of probabilities; soft ones are that already."""
+    return y if y.ndim == 2 else nn.functional.one_hot(y, len(state.data.classes)).to(torch.get_default_dtype())
+
+
+def context_of(state: TrainState, index: Tensor, place: int = 0) -> StepContext:
+    """What a step on the images of an index knows besides them; place: of the first of them in the minibatch."""
     recipe, progress = state.recipe, state.progress
     return StepContext(
         moment=Moment(epoch=progress.epoch, epochs=recipe.epochs, step=progress.step),
@@ -42,6 +83,7 @@ def context_of(state: TrainState, index: Tensor) -> StepContext:
         memory=Memory(state.memory, index),
         classes=len(state.data.classes),
         teachers=state.teachers,
+        place=place,
     )
 
 

@@ -31,7 +31,7 @@ from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.runs.source import own_source
-from rattle.training.batches import augmented, context_of, grown
+from rattle.training.batches import augmented, context_of, grown, with_extra
 from rattle.training.given import Given, as_begun, take
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.ranks import average_statistics, shard, sync_with_last, wrap_model
@@ -169,15 +169,15 @@ def train_epoch(
     recipe, progress, meter = state.recipe, state.progress, LossMeter(state.progress.sums, state.device)
     settings = {"seed": derive_seed(recipe.seed, ORDER), "epoch": progress.epoch, "drop_last": recipe.drop_last}
     order = batches(len(images), recipe.batch_size, **settings)
-    shown = progress.step
+    shown, extra = progress.step, recipe.data.extra_count(min(recipe.batch_size, len(images)))
     state.train_mode()
-    for index in list(order)[progress.batch :]:
+    for index in [index for index in order for _ in range(recipe.replays)][progress.batch :]:
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(state, progress.step, steps) * group["lr_scale"]
             optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
-        terms = train_step(state, forward, ddp_forward, images, shard(index))
+        terms = train_step(state, forward, ddp_forward, images, shard(with_extra(index, len(images), extra)))
         meter.add(distributed.mean_of(terms), progress.step + 1)
         if meter.due(progress.step):
             meter.read()  # a loss that is not finite stops here, before it reaches the weights
@@ -224,7 +224,7 @@ def train_step(
         weight, (x, y) = len(part) / len(index), augmented(state, images, part)
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
-        context = context_of(state, part)
+        context = context_of(state, part, distributed.rank() * len(index) + number * len(parts[0]))
         objective, attack, prepare = now(recipe.objective, grown(recipe, epoch), context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
-from rattle.data import Dataset, to_float
+from rattle.data import Dataset, Images, to_float
 from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
 from rattle.models import check_width, find_head, load_weights
-from rattle.objectives.base import Objective, Remembers, RemembersClasses
+from rattle.objectives.base import Remembers, RemembersClasses, RemembersPlaces
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, distributed
@@ -26,7 +26,8 @@ from rattle.training.optimizers import make_optimizer
 from rattle.training.teachers import along, network_recipe, teachers_of
 from rattle.weights import eval_mode
 
-ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS = range(7)  # what a derived seed is for; LAYERS: dropout etc.
+# What a derived seed is for; LAYERS: dropout etc., EXTRA: which extra images are drawn.
+ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS, EXTRA = range(8)
 
 
 @dataclass(slots=True)
@@ -99,6 +100,7 @@ class TrainState:
     average: AveragedModel | None  # of the weights, when the recipe averages them
     progress: Progress
     layout: torch.memory_format  # of images and weights
+    extra: Images | None = None  # images drawn into every minibatch beside those of the dataset
     initial: Mapping[str, Tensor] | None = None  # the weights that a module given in Python had, for a rollback
     teachers: dict[str, nn.Module] = field(default_factory=dict)  # the networks that the objective learns from
     sources: Mapping[str, Path] = field(default_factory=dict)  # the weights of those that were trained first
@@ -184,15 +186,26 @@ def init_state(
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = with_momentum(model.to(memory_format=layout), recipe.batch_norm_momentum)  # type: ignore[call-overload]
     average = recipe.average.averaged(model) if recipe.average else None
-    state = TrainState(recipe, data, model, make_optimizer(recipe, model), average, Progress(), layout)
+    state = TrainState(
+        recipe, data, model, make_optimizer(recipe, model), average, Progress(), layout, load_extra(recipe, data)
+    )
     add_teachers(state, sources or {})
     if len(state.along):
         state.teacher_optimizer = make_optimizer(recipe, state.along)
-    state.memory = {name: value.to(device) for name, value in first_memory(recipe.objective, data).items()}
+    state.memory = {name: value.to(device) for name, value in first_memory(recipe, data).items()}
     state.shared = {name: value.clone() for name, value in state.memory.items()}
     if module is not None and recipe.on_divergence == "rollback":
         state.initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return state
+
+
+def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
+    """The recipe's extra images, if it has some; refuses those that its method cannot learn from."""
+    recipe.data.extra_count(min(recipe.batch_size, len(data.train)))
+    extra = recipe.data.load_extra(data)
+    if extra is not None and extra.y.ndim == 2:
+        recipe.check_soft_labels(f"{recipe.data.extra} has soft labels")
+    return extra
 
 
 def with_momentum(model: nn.Module, momentum: float | None) -> nn.Module:
@@ -205,11 +218,17 @@ def with_momentum(model: nn.Module, momentum: float | None) -> nn.Module:
     return model
 
 
-def first_memory(objective: Objective, data: Dataset) -> dict[str, Tensor]:
+def first_memory(recipe: Recipe, data: Dataset) -> dict[str, Tensor]:
     """What the objective remembers before it saw anything."""
-    images = objective.initial_memory(len(data.train)) if isinstance(objective, Remembers) else {}
-    classes = objective.initial_class_memory(len(data.classes)) if isinstance(objective, RemembersClasses) else {}
-    return images | classes
+    objective, found = recipe.objective, {}
+    if isinstance(objective, Remembers):
+        found |= objective.initial_memory(len(data.train))
+    if isinstance(objective, RemembersClasses):
+        found |= objective.initial_class_memory(len(data.classes))
+    if isinstance(objective, RemembersPlaces):
+        size = min(recipe.batch_size, len(data.train))
+        found |= objective.initial_place_memory(torch.Size((size, *data.train.shape[1:])))
+    return found
 
 
 def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:

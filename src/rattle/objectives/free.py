@@ -1,0 +1,76 @@
+"""Free adversarial training (Shafahi et al. 2019): the backward pass of every update also moves the perturbation."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import PGD, Attack
+from rattle.attacks.base import check_batch
+from rattle.errors import RattleError
+from rattle.objectives.at import AT
+from rattle.objectives.base import ONE_STEP, Method, StepContext
+from rattle.randomness import Randomness
+from rattle.threat import Threat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Free(AT):
+    """CE(f(x + delta), y) + Taylor terms; each minibatch is trained on `replays` times in a row.
+
+    delta belongs to the places of a minibatch: it goes on into the next replay, and into the next minibatch.
+    """
+
+    title: ClassVar[str] = "Free AT"
+    unused: ClassVar[tuple[str, ...]] = ONE_STEP
+    replays: int = 8  # m, updates of the weights on each minibatch
+    step: float = 1.0  # length of delta's step in each of them, over epsilon
+
+    def __post_init__(self) -> None:
+        if self.replays < 1:
+            raise RattleError(f"objective.replays must be >= 1, got {self.replays}")
+        if not self.step > 0:
+            raise RattleError(f"objective.step must be > 0, got {self.step}")
+
+    def initial_place_memory(self, batch: torch.Size) -> dict[str, Tensor]:
+        return {"delta": torch.zeros(batch)}
+
+    def inner_passes(self, steps: int) -> tuple[int, int]:
+        return 0, 0  # the gradient by the images is a part of the outer backward pass
+
+    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
+        delta = context.memory.tensors["delta"][context.place :]
+        return Carried(threat=attack.threat, step_size=self.step * attack.threat.epsilon, delta=delta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """clip(x + delta), without a pass through the model: delta moves when the training loss at x' goes backward."""
+
+    threat: Threat
+    step_size: float
+    delta: Tensor  # a row for each image, changed in place
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        x, y = check_batch(x, y, soft=True)
+        rows = self.delta[: len(x)]
+        delta = rows.to(x.dtype, copy=True).requires_grad_()
+
+        def carry(gradient: Tensor) -> None:
+            rows.copy_(self.threat.shorten(self.threat.ascend(delta.detach(), gradient, self.step_size)))
+
+        delta.register_hook(carry)
+        return (x + delta).clamp(0, 1)
+
+
+# The epochs are divided by the replays: as many updates as any other method has.
+METHOD = Method(
+    name="free",
+    objective=Free(),
+    attack=PGD(),
+    paper="Shafahi et al. 2019",
+    summary="AT whose updates move the perturbation too",
+    group="cheap",
+    length=1 / Free().replays,
+)

@@ -1,0 +1,57 @@
+"""TRADES as Gowal et al. (2020) train it: SiLU, an average of the weights, statistics of x' alone; smoothed labels."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from rattle.attacks import PGD
+from rattle.errors import RattleError
+from rattle.forward import ForwardSpec
+from rattle.objectives import trades
+from rattle.objectives.trades import Trades
+from rattle.weights import EMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gowal(Trades):
+    """CE(f(x), q) + (1/lambda) KL(p(x) || p(x')) + Taylor terms: q has smoothing / C on each class, the rest on y."""
+
+    title: ClassVar[str] = "TRADES (Gowal)"
+    smoothing: float = 0.0  # mass spread over all C classes; soft labels are smoothed too
+    hold_clean: bool = True  # x is normalised by its batch, but BatchNorm's running statistics are those of x'
+
+    def __post_init__(self) -> None:
+        Trades.__post_init__(self)
+        if not 0 <= self.smoothing < 1:
+            raise RattleError(f"objective.smoothing must be from 0 to below 1, got {self.smoothing}")
+
+    @property
+    def needs(self) -> ForwardSpec:
+        return replace(self.taylor.needs(clean=True), statistics="a" if self.hold_clean else "ca")
+
+    def clean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits, y, label_smoothing=self.smoothing)
+
+
+METHOD = replace(
+    trades.METHOD,
+    name="gowal",
+    objective=Gowal(),
+    attack=PGD(loss="kl", start="uniform"),
+    paper="Gowal et al. 2020",
+    summary="TRADES with SiLU and an average of the weights",
+    group="rows",
+    drops=(2 / 3,),
+    batch_size=512,
+    rate=2.0,  # 0.1 for 256 images, in proportion
+    average=EMA(decay=0.995, start=0.025, warmup=True),
+    settings={
+        "activation": "silu",
+        "normalise": True,
+        "batch_norm_momentum": 0.01,
+        "optimizer.nesterov": True,
+        "optimizer.decay_norms": False,
+    },
+)

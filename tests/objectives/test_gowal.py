@@ -1,0 +1,105 @@
+"""The settings of Gowal et al. 2020 and of the public state of the art: recipes, statistics, what they ask for."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rattle.errors import RattleError
+from rattle.forward import PairedForward
+from rattle.objectives.gowal import Gowal
+from rattle.recipes.catalog import get_recipe, list_recipes, make_recipe
+from rattle.recipes.recipe import SGD, Recipe
+from rattle.recipes.schedules import OneCycle, Piecewise
+from rattle.runs.load import build_model
+from rattle.training.loop import fit
+from rattle.weights import EMA
+from support.training import Interrupting, Stop, content, tiny
+
+AVERAGE = EMA(decay=0.995, start=0.025, warmup=True)
+
+
+@pytest.mark.parametrize(("hold", "passes"), [(True, 1), (False, 2)])
+def test_running_statistics_are_those_of_the_adversarial_images_alone(hold: bool, passes: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(1, momentum=0.5), nn.Flatten(), nn.Linear(16, 3)).train()
+    x, x_adv, plain = torch.rand(8, 1, 4, 4), torch.rand(8, 1, 4, 4), copy.deepcopy(model)
+    outputs = PairedForward(model, Gowal(hold_clean=hold).needs)(x, x_adv)
+    for images, logits in ((x, outputs.logits), (x_adv, outputs.logits_adv)):
+        assert logits is not None
+        torch.testing.assert_close(logits, plain(images))  # each normalised by its own batch
+    norm = model[0]
+    assert int(norm.num_batches_tracked) == passes
+    assert torch.isclose(norm.running_mean, 0.5 * x_adv.mean()).item() == hold
+
+
+def test_the_recipe_is_what_the_authors_train() -> None:
+    recipe = get_recipe("cifar10-linf-wrn70-16-dm-gowal")
+    assert (recipe.model, recipe.activation, recipe.normalise) == ("wrn70-16-dm", "silu", True)
+    assert (recipe.batch_size, recipe.epochs, recipe.batch_norm_momentum) == (512, 200, 0.01)
+    assert recipe.optimizer == SGD(lr=0.2, momentum=0.9, weight_decay=5e-4, nesterov=True, decay_norms=False)
+    assert recipe.average == AVERAGE
+    assert recipe.schedule == Piecewise(drops=(2 / 3,))
+    assert (recipe.attack.loss, recipe.attack.start, recipe.attack.steps) == ("kl", "uniform", 10)
+    assert recipe.objective == Gowal(inv_lambda=6.0)
+    assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+
+
+def test_the_state_of_the_art_is_spelled_out() -> None:
+    recipe = get_recipe("cifar10-linf-wrn28-10-silu-sota")
+    assert (recipe.model, recipe.activation, recipe.data.extra_fraction) == ("wrn28-10", "silu", 0.7)
+    assert (recipe.batch_size, recipe.epochs, recipe.optimizer.lr) == (512, 400, 0.2)
+    assert recipe.schedule == OneCycle(shape="cosine", peak=0.025, last=4e-6)
+    assert recipe.objective == Gowal(inv_lambda=5.0, smoothing=0.1, hold_clean=False)
+    assert recipe.average == AVERAGE
+    assert replace(get_recipe("cifar10-linf-wrn28-10-sota"), name=recipe.name) == recipe
+    assert "cifar10-linf-wrn34-10-sota-2nd" in list_recipes()
+
+
+def test_a_dataset_of_few_images_has_smaller_batches_and_a_rate_in_proportion() -> None:
+    recipe = get_recipe("digits-linf-cnn-gowal")
+    assert (recipe.batch_size, recipe.optimizer.lr) == (128, 0.025)
+    fast = get_recipe("cifar10-linf-preact18-gowal-fast")
+    assert (fast.batch_size, fast.optimizer.lr, fast.activation) == (256, 0.2, "silu")
+
+
+def test_any_network_that_has_it_is_named_with_silu() -> None:
+    recipe = get_recipe("digits-linf-cnn-silu-at")
+    model = build_model(recipe, classes=10, channels=1)
+    assert any(isinstance(module, nn.SiLU) for module in model.modules())
+    assert not any(isinstance(module, nn.ReLU) for module in model.modules())
+    assert replace(recipe, name="digits-linf-cnn-at", activation="relu") == get_recipe("digits-linf-cnn-at")
+
+
+def test_a_network_of_the_users_keeps_its_activation_and_normalisation() -> None:
+    for model in ("python", "my_net.py:build"):
+        recipe = make_recipe("gowal", model=model)
+        assert (recipe.activation, recipe.normalise, recipe.batch_norm_momentum) == ("relu", False, 0.01)
+
+
+def test_the_state_of_the_art_asks_for_images_and_resumes_bit_for_bit_with_them(tmp_path: Path) -> None:
+    recipe = tiny("sota", save_minutes=0)
+    with pytest.raises(RattleError, match=r"^data.extra-fraction 0.7 needs images to draw, .* --data.extra FILE.npz$"):
+        fit(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    rng = np.random.default_rng(0)
+    image, label = rng.integers(0, 256, (40, 8, 8, 1)).astype(np.uint8), rng.dirichlet(np.ones(10), 40)
+    np.savez(tmp_path / "extra.npz", image=image, label=label)
+    data = replace(recipe.data, extra=str(tmp_path / "extra.npz"))
+    recipe = replace(recipe, data=data, attack=replace(recipe.attack, steps=1))
+    whole = fit(recipe, tmp_path / "whole", log="none")
+    with pytest.raises(Stop):
+        fit(recipe, tmp_path / "parts", log="none", console=Interrupting(steps=2))
+    assert content(fit(recipe, tmp_path / "parts", log="none", resume=True)) == content(whole)
+
+
+@pytest.mark.parametrize("smoothing", [-0.1, 1.0, float("nan")])
+def test_a_smoothing_that_means_nothing_is_refused(smoothing: float) -> None:
+    with pytest.raises(RattleError, match=f"^objective.smoothing must be from 0 to below 1, got {smoothing}$"):
+        Gowal(smoothing=smoothing)

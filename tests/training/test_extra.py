@@ -1,0 +1,153 @@
+"""Training with extra images: which are drawn, whatever the batch, rank or interruption; labels hard and soft."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rattle.cli.overview import overview
+from rattle.data import Augment
+from rattle.data.registry import Data, batches
+from rattle.errors import RattleError
+from rattle.recipes.catalog import make_recipe
+from rattle.recipes.idle import refuse_idle
+from rattle.recipes.recipe import Recipe
+from rattle.runs import distributed
+from rattle.runs.checkpoint import read
+from rattle.runs.paths import Run
+from rattle.training.batches import augmented, with_extra
+from rattle.training.loop import fit
+from rattle.training.state import TrainState, init_state
+from support.precision import in_double
+from support.processes import ranks
+from support.training import Interrupting, Stop, content, tiny
+
+DRAW = np.random.default_rng(0)
+X = DRAW.integers(0, 17, (50, 8, 8, 1), dtype=np.uint8) * 15
+HARD, SOFT = np.arange(50) % 10, DRAW.dirichlet(np.ones(10), 50).astype(np.float32)
+
+
+def recipe_with(tmp_path: Path, labels: np.ndarray = HARD, method: str = "at", **settings: Any) -> Recipe:
+    np.savez(tmp_path / "extra.npz", image=X, label=labels)
+    recipe = tiny(method, save_minutes=0)
+    data = replace(recipe.data, extra=str(tmp_path / "extra.npz"), **settings)
+    return replace(recipe, data=data, attack=replace(recipe.attack, steps=1))
+
+
+def state_of(recipe: Recipe) -> TrainState:
+    return init_state(recipe, recipe.data.load())
+
+
+def test_extra_images_take_places_evenly_spread_and_originals_are_seen_once() -> None:
+    epoch = [with_extra(index, 192, 44) for index in batches(192, 64, seed=3, epoch=1)]
+    extra = [(index >= 192) for index in epoch]
+    assert [int(each.sum()) for each in extra] == [44, 44, 44]
+    assert all(abs(int(part.sum()) - 11) <= 1 for each in extra for part in each.chunk(4))  # for ranks, micro-batches
+    rows = torch.cat(epoch)
+    assert len(rows.unique()) == 192  # no original twice, and each extra place has random numbers of its own
+    assert torch.equal(torch.where(rows < 192, rows, rows - 192).sort().values, torch.arange(192))
+
+
+def test_what_is_drawn_is_a_function_of_seed_epoch_and_row(tmp_path: Path) -> None:
+    state = state_of(recipe_with(tmp_path, augment=Augment(pad=1, flip=True)))
+    rows = torch.tensor([3, 192, 7, 383, 200, 201])
+    x, y = augmented(state, state.data.train, rows)
+    parts = [augmented(state, state.data.train, part) for part in rows.split(2)]
+    assert torch.equal(torch.cat([part for part, _ in parts]), x)
+    assert torch.equal(torch.cat([part for _, part in parts]), y)
+    state.progress.epoch = 1
+    assert not torch.equal(augmented(state, state.data.train, rows)[0], x)
+
+
+def test_every_image_of_the_file_is_drawn_with_its_own_label(tmp_path: Path) -> None:
+    state = state_of(recipe_with(tmp_path))
+    x, y = augmented(state, state.data.train, torch.arange(192, 384))
+    assert not state.recipe.data.augment.pad, "the images come as they are"
+    own, levels = torch.from_numpy(X[..., 0]), (255 * x[:, 0]).round().to(torch.uint8)
+    found = (levels[:, None] == own[None]).flatten(2).all(2)
+    assert found.any(1).all()
+    assert torch.equal(found.float().argmax(1) % 10, y)
+    assert found.any(0).float().mean() > 0.9  # 192 draws with replacement of 50
+    x, y = augmented(state, state.data.train, torch.arange(192))
+    assert torch.equal(y, state.data.train.y)
+    assert torch.equal((255 * x).round().to(torch.uint8), state.data.train.x)
+
+
+def test_soft_labels_turn_the_originals_into_rows(tmp_path: Path) -> None:
+    state = state_of(recipe_with(tmp_path, SOFT))
+    _, y = augmented(state, state.data.train, torch.tensor([5, 197, 6]))
+    assert torch.equal(y[[0, 2]].argmax(1), state.data.train.y[5:7])
+    assert torch.equal(y[[0, 2]].amax(1), torch.ones(2))
+    assert 0 < float(y[1].amax()) < 1
+    torch.testing.assert_close(y.sum(1), torch.ones(3))
+
+
+@pytest.mark.parametrize("mix", ["none", "cutmix"])
+def test_a_run_is_resumed_bit_for_bit(tmp_path: Path, mix: Any) -> None:
+    recipe = recipe_with(tmp_path, SOFT, augment=Augment(pad=1, mix=mix), extra_fraction=0.5)
+    whole = fit(recipe, tmp_path / "whole", log="none")
+    with pytest.raises(Stop):
+        fit(recipe, tmp_path / "parts", log="none", console=Interrupting(steps=2))
+    assert content(fit(recipe, tmp_path / "parts", log="none", resume=True)) == content(whole)
+    assert len(whole.metrics.read_text().splitlines()) == 2
+    assert read(whole.checkpoint("last")).progress["step"] == 6  # an epoch has as many steps as without
+
+
+def test_images_given_in_python_are_joined_by_extra_ones(tmp_path: Path) -> None:
+    recipe = replace(recipe_with(tmp_path), epochs=1)
+    x, y = torch.rand(96, 1, 8, 8), torch.arange(96) % 10
+    data = replace(recipe.data, train_size=None)
+    run = fit(replace(recipe, data=data, batch_size=16), tmp_path / "run", data=(x, y), log="none")
+    assert run.checkpoint("best").exists()
+
+
+def test_the_overview_says_what_is_drawn(tmp_path: Path) -> None:
+    words = overview(state_of(recipe_with(tmp_path)))
+    assert f"; 44 of every 64 from {tmp_path / 'extra.npz'} (50)" in words
+
+
+def test_a_method_that_cannot_learn_from_them_refuses(tmp_path: Path) -> None:
+    with pytest.raises(RattleError, match=r"^MMA remembers every training image, and extra ones come and go: no data"):
+        recipe_with(tmp_path, method="mma")
+    for method, name in {"mart": "MART", "trades-2nd": r"TRADES \+ 1st \+ 2nd"}.items():
+        state_of(recipe_with(tmp_path, method=method))  # whole labels are welcome
+        with pytest.raises(RattleError, match=rf"extra.npz has soft labels, which {name} cannot take$"):
+            fit(recipe_with(tmp_path, SOFT, method), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_fraction_without_images_is_refused() -> None:
+    recipe = tiny("at")
+    with pytest.raises(RattleError, match=r"^data.extra-fraction 0.7 needs images to draw, .* --data.extra FILE.npz$"):
+        refuse_idle(replace(recipe, data=replace(recipe.data, extra_fraction=0.7)))
+
+
+def train(folder: Path, extra: Path) -> Run:
+    data = Data(name="memory", val_size=8, augment=Augment(pad=1, flip=True), extra=str(extra))
+    recipe = make_recipe("trades", data=data, epsilon=0.05, epochs=2, batch_size=10, threads=1)
+    with in_double(), distributed.process_group():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
+        x = torch.rand(48, 1, 8, 8)
+        return fit(recipe, folder, model=model, data=(x, torch.arange(48) % 10), log="none")
+
+
+@pytest.mark.slow
+def test_two_ranks_draw_what_one_process_does(tmp_path: Path) -> None:
+    np.savez(tmp_path / "extra.npz", image=X, label=SOFT)
+
+    def action() -> None:
+        train(tmp_path / "two", tmp_path / "extra.npz")
+
+    children = ranks(2, action, tmp_path / "logs")
+    assert [child.wait() for child in children] == [0, 0], "\n".join(child.words() for child in children)
+    one = read(train(tmp_path / "one", tmp_path / "extra.npz").checkpoint("last")).tensors
+    two = read(Run(tmp_path / "two").checkpoint("last")).tensors
+    for name, value in one.items():
+        torch.testing.assert_close(value, two[name], atol=1e-9, rtol=0, msg=name)
