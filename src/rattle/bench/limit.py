@@ -49,7 +49,8 @@ def unavoidable_passes(recipe: Recipe) -> Passes:
     """Inner loop: K forwards and K backwards by input, and a forward for a clean target; outer: one of each an image.
 
     A teacher adds a forward where the objective asks for its logits, and a full pass where it is trained along. AWP
-    doubles the outer passes, for its ascent. An attack that may stop early counts as if no image did.
+    doubles the outer passes, for its ascent. An attack that may stop early counts as if no image did. A minibatch
+    that is trained on several times counts them together.
     """
     objective, needs, times = recipe.objective, recipe.objective.needs, 2 if recipe.awp else 1
     named = objective.teachers if isinstance(objective, HasTeachers) else {}
@@ -60,7 +61,8 @@ def unavoidable_passes(recipe: Recipe) -> Passes:
     if isinstance(objective, CountsPasses):
         inner, by_input = objective.inner_passes(steps)
     outer = times * (1 + needs.clean + needs.further)
-    return Passes(forward=inner + outer + times * taught, by_input=by_input, full=outer + times * along)
+    passes = Passes(forward=inner + outer + times * taught, by_input=by_input, full=outer + times * along)
+    return Passes(*(recipe.replays * count for count in passes))
 
 
 class ConvolutionRecorder(TorchDispatchMode):
