@@ -85,7 +85,7 @@ def test_the_page_is_of_this_run_alone_and_knows_no_folder_of_this_machine(run: 
 
 
 def test_paths_of_the_machine_are_not_published(tmp_path: Path) -> None:
-    data = Data(name=str(tmp_path / "secret" / "mine.npz"), root=str(tmp_path))
+    data = Data(name=str(tmp_path / "secret" / "mine.npz"), root=str(tmp_path), extra=str(tmp_path / "more.npz"))
     recipe = replace(RECIPE, data=data, init=str(tmp_path / "w.pt"))
     run = save_run(tmp_path / "a", recipe=recipe)
     run_folders.result(run, "pgd20", [1, 0], [1, 1])
@@ -95,7 +95,7 @@ def test_paths_of_the_machine_are_not_published(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert main(["push", str(run), "me/x", "--to", str(out), "--no-page"]) == 0
     assert not [file for file in out.rglob("*") if file.is_file() and str(tmp_path).encode() in file.read_bytes()]
-    assert "mine.npz" in (out / "README.md").read_text(encoding="utf-8")
+    assert "trained on `mine.npz` and extra images, `more.npz`, by" in (out / "README.md").read_text(encoding="utf-8")
     rattle.load(out)
 
 

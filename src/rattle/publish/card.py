@@ -40,12 +40,14 @@ def model_card(
     recipe = config["recipe"]
     plain = yaml.safe_dump(front_matter(name, config, results, license), sort_keys=False, allow_unicode=True)
     method, data = method_of(recipe), recipe["data"]["name"]
+    extra = f" and extra images, `{recipe['data']['extra']}`," if recipe["data"].get("extra") else ""
     width = f", width {recipe['width']}" if recipe["width"] else ""
     parts = [
         f"---\n{plain}---\n",
         f"# {escape_markdown(name.rpartition('/')[2])}\n",
-        f"`{recipe['model']}`{width}, trained on `{data}` by {escape_markdown(method)} to resist adversarial examples "
-        f"({threat_text(recipe)}) with RATTLE {config['rattle']} (Jin et al., CVPR 2023), seed {recipe['seed']}.\n",
+        f"`{recipe['model']}`{width}, trained on `{data}`{extra} by {escape_markdown(method)} "
+        f"to resist adversarial examples ({threat_text(recipe)}) "
+        f"with RATTLE {config['rattle']} (Jin et al., CVPR 2023), seed {recipe['seed']}.\n",
         f"## Results\n\n{results_text(name, results)}",
         f"## Use\n\n{use_text(name, config, results)}",
         f"## Limits\n\n{LIMITS.format(threat=threat_text(recipe), data=data)}\n",

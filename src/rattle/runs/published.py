@@ -58,7 +58,8 @@ def without_folder(name: str) -> str:
 
 def without_paths(recipe: Recipe) -> Recipe:
     """The recipe as it is published, see `without_folder`."""
-    data: Data = replace(recipe.data, name=without_folder(recipe.data.name), root=None)
+    extra = without_folder(recipe.data.extra) if recipe.data.extra else None
+    data: Data = replace(recipe.data, name=without_folder(recipe.data.name), root=None, extra=extra)
     return replace(recipe, data=data, init=without_folder(recipe.init) if recipe.init else None)
 
 
