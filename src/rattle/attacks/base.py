@@ -1,6 +1,8 @@
 """The contract of an attack, (model, x, y, *, generator) -> x_adv, and the input checks that all attacks share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -88,6 +90,19 @@ def check_at_least(attack: object, **lowest: float) -> None:
             raise RattleError(f"attack.{name} must be >= {low}, got {getattr(attack, name)}")
 
 
+CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
+
+
+@contextmanager
+def images_checked() -> Iterator[None]:
+    """In the body attacks do not look for values outside [0, 1], except on a CPU: the host would wait for a GPU."""
+    before = CHECKED.set(True)
+    try:
+        yield
+    finally:
+        CHECKED.reset(before)
+
+
 def check_batch(x: Tensor, y: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor]:
     """The images and int64 labels (soft: also rows of probabilities, as they are); refuses what cannot be attacked."""
     if soft and isinstance(y, Tensor) and y.ndim == 2 and y.is_floating_point():
@@ -106,6 +121,8 @@ def check_batch(x: Tensor, y: Tensor, *, soft: bool = False) -> tuple[Tensor, Te
         raise RattleError(f"labels must be whole numbers, got {y.dtype}")
     if not x.is_floating_point():
         raise RattleError(f"images must be floating point in [0, 1], got {x.dtype}; divide uint8 images by 255")
+    if CHECKED.get() and x.device.type != "cpu":
+        return x, y.long()
     low, high = (float(v) for v in torch.aminmax(x))
     if not (low >= 0 and high <= 1):  # also true for NaN
         raise RattleError(f"images must lie in [0, 1], got [{low:.4g}, {high:.4g}]; normalise inside the model")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
+from rattle.data import to_device
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
 from rattle.evaluation.inputs import (
@@ -48,7 +49,7 @@ def image_batches(
     """(index, images in [0, 1], labels) of each batch in order, on `device`; ranks take turns."""
     device = y.device if device is None else device
     for index in torch.arange(len(x)).split(size)[distributed.rank() :: distributed.world_size()]:
-        images = as_float(x[index.to(x.device)].to(device), channels_last=channels_last)
+        images = as_float(to_device(x[index.to(x.device)], device), channels_last=channels_last)
         yield index.to(device), images, y[index.to(y.device)].to(device)
 
 

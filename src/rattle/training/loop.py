@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import NotANumber
-from rattle.data import Images, on_device
+from rattle.data import Images, on_device, to_device
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
@@ -215,7 +215,7 @@ def train_step(
     """
     recipe, progress, device = state.recipe, state.progress, state.device
     seed, epoch, sums = recipe.seed, progress.epoch, {}
-    parts = index.to(device).chunk(recipe.accumulate)
+    parts = to_device(index, images.y.device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
         weight, (x, y) = len(part) / len(index), augmented(state, images, part)
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
