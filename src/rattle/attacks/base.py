@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
+from rattle.forward import at_least_float32
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
 from rattle.threat import Threat
@@ -137,9 +138,10 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's logits [n, C]; RattleError if it returns something else or its weights are of another dtype."""
+    """The model's logits [n, C], in float32 under autocast too; RattleError if it returns something else, or if its
+    weights are of another dtype."""
     try:
-        return logits_in(model(x))
+        return at_least_float32(logits_in(model(x)))
     except RuntimeError as reason:
         weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
         if weights == x.dtype or "type" not in str(reason):

@@ -229,7 +229,7 @@ def train_step(
                 y,
                 attack=attack,
                 noise=recipe.noise,
-                objective=objective,
+                objective=torch.autocast(device.type, enabled=False)(objective),  # losses in float32, products too
                 awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
                 shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
                 private=context.draws,
