@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from rattle import cli
 from rattle.attacks import PGD
+from rattle.attacks.base import NotANumber
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
 from rattle.forward import Outputs
-from rattle.objectives import Mart, S2OTrades, Taylor, Trades
+from rattle.objectives import AT, Mart, S2OTrades, Taylor, Trades
 from rattle.objectives.hat import HAT
 from rattle.objectives.lbgat import LBGAT
 from rattle.recipes.recipe import Recipe
@@ -257,6 +259,67 @@ def test_what_one_rank_refuses_all_refuse_in_words(tmp_path: Path) -> None:
     assert [child.wait() for child in children] == [2, 2]
     for child in children:
         assert child.words().startswith(f"rattle: {tmp_path}/run is not empty and holds no run: choose another --out")
+
+
+class NanOnOneRank(nn.Sequential):
+    """Without gradients, so in validation and not in the attacks of AT, the first rank gets NaN after some steps."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.steps, self.after = 0, after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        bad = os.environ["RANK"] == "0" and self.steps >= self.after and not torch.is_grad_enabled()
+        return super().forward(x) + (torch.nan if bad else 0)
+
+
+@pytest.mark.parametrize(
+    ("after", "words"), [(3, "the loss diverged at step 5"), (0, "the model returned NaN logits; no attack can tell")]
+)
+def test_a_nan_on_one_rank_stops_all_of_them(tmp_path: Path, after: int, words: str) -> None:
+    """After 0 steps it is met where the module is looked at first, later in validation."""
+
+    def action() -> int:
+        with distributed.process_group(), pytest.raises(RattleError, match=words):
+            fit(five_steps(0, objective=AT()), tmp_path / "run", model=NanOnOneRank(after))
+        return 0
+
+    assert [child.wait(60) for child in ranks(2, action, tmp_path / "logs")] == [0, 0]
+
+
+def test_an_evaluation_that_one_rank_refuses_stops_all_of_them(tmp_path: Path) -> None:
+    x, y = torch.rand(40, 1, 8, 8), torch.zeros(40, dtype=torch.long)
+
+    def action() -> int:
+        with distributed.process_group(), pytest.raises(NotANumber, match="the model returned NaN logits"):
+            evaluation.evaluate(NanOnOneRank(0), x, y, "fgsm", batch_size=20)
+        return 0
+
+    assert [child.wait(60) for child in ranks(2, action, tmp_path / "logs")] == [0, 0]
+
+
+def test_a_step_sends_two_small_messages_besides_the_gradients(tmp_path: Path) -> None:
+    """The head gradients, which the loss needs, and everything else; they were five with a teacher that is trained."""
+
+    def action() -> None:
+        real, sent = torch.distributed.all_reduce, []
+        epoch = train.train_epoch
+
+        def counted(*args: object, **settings: object) -> object:
+            sent.append(1)
+            return real(*args, **settings)
+
+        def one_epoch(*args: object) -> None:
+            sent.clear()
+            epoch(*args)
+            (tmp_path / f"sent{distributed.rank()}").write_text(str(len(sent)))
+
+        torch.distributed.all_reduce, train.train_epoch = counted, one_epoch
+        fit(five_steps(2, model="cnn", objective=LBGAT(taylor=Taylor(order=2))), tmp_path / "run")
+
+    together(2, action, tmp_path / "logs")
+    assert [(tmp_path / f"sent{rank}").read_text() for rank in range(2)] == ["10", "10"]
 
 
 @pytest.fixture(scope="module")

@@ -212,8 +212,9 @@ def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: b
     with eval_mode(plan.model):
         plan = replace(plan, channels_last=takes_channels_last(plan.model, plan.x[:2].to(plan.device)))
         clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.device)
-        for index, x, y in plan.batches():
-            clean[index] = is_correct(plan.model, x, y)
+        with distributed.agreed():
+            for index, x, y in plan.batches():
+                clean[index] = is_correct(plan.model, x, y)
         clean = distributed.total(clean.int()).bool()
         start = clean if plan.mask is None else clean & torch.tensor(list(plan.mask), device=clean.device)
         if check_model:
@@ -239,7 +240,8 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
     flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)
     distances, seconds = torch.zeros(n, device=device), torch.zeros(1 + len(parts), dtype=torch.float64)
     done, console = cache.done if cache else {}, plan.console or NullConsole()
-    with showing(console, name, parts, flags, seconds, batch_size=plan.batch_size, cached=set(done)) as shown:
+    how = {"batch_size": plan.batch_size, "cached": set(done)}
+    with distributed.agreed(), showing(console, name, parts, flags, seconds, **how) as shown:
         for index, x, y in plan.batches():
             live, row = start[index], done.get(int(index[0]))
             if row is None:

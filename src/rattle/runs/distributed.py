@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rattle.errors import RattleError
+from rattle.runs.progress import Interrupted
 
 # References to process groups, held to the end of the process. Dropping the last reference waits for the group's
 # threads; done by a DDP wrapper in an exception's frames, it would wait while holding the GIL that they need to end.
@@ -115,6 +116,23 @@ def on_main(action: Callable[[], object]) -> None:
     dist.broadcast_object_list(refusal, src=0)
     if refusal[0] is not None:
         raise RattleError(refusal[0])
+
+
+@contextmanager
+def agreed() -> Iterator[None]:
+    """What each rank does alone before they meet: where one refuses or is interrupted, all stop, in its words."""
+    own: Exception | None = None
+    try:
+        yield
+    except (RattleError, Interrupted) as reason:
+        own = reason
+    found: list[tuple[type[Exception], str] | None] = [None] * world_size()
+    if active():
+        dist.all_gather_object(found, None if own is None else (type(own), str(own)))
+    if own is not None:
+        raise own
+    for kind, words in filter(None, found):
+        raise kind(words)
 
 
 def barrier() -> None:

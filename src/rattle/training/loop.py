@@ -34,7 +34,7 @@ from rattle.runs.source import own_source
 from rattle.training.batches import augmented, context_of, grown
 from rattle.training.given import Given, as_begun, take
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
-from rattle.training.ranks import average_statistics, shard, sync_with_last, wrap_model
+from rattle.training.ranks import exchange, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import (
     LAYERS,
@@ -86,11 +86,12 @@ def fit(
     recipe = resolve(recipe) if isinstance(recipe, str) else recipe
     console = console if console is not None and distributed.is_main() else NullConsole()
     torch.set_num_threads(recipe.threads or torch.get_num_threads())
-    run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)
-    recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
-    with own_source(run if resume else None, recipe):
-        state = init_state(recipe, images, model)
-    check_start(state, log)
+    with distributed.agreed():
+        run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)
+        recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
+        with own_source(run if resume else None, recipe):
+            state = init_state(recipe, images, model)
+        check_start(state, log)
     with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
         add_teachers(state, train_teachers(recipe, run, images, partial(fit, log=log), resume, overwrite, console))
         if resume:
@@ -174,13 +175,12 @@ def train_epoch(
             optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
         terms = train_step(state, forward, ddp_forward, images, shard(index))
-        meter.add(distributed.mean_of(terms), progress.step + 1)
+        terms, reason = exchange(terms, (state.model, *state.along.values()), recipe, autosave.reason())
+        meter.add(terms, progress.step + 1)
         if meter.due(progress.step):
             meter.read()  # a loss that is not finite stops here, before it reaches the weights
         for optimizer in state.optimizers:
             optimizer.step()
-        for network in (state.model, *state.along.values()):
-            average_statistics(network, recipe)
         progress.batch += 1
         progress.step += 1
         if isinstance(recipe.average, EMA):
@@ -189,7 +189,7 @@ def train_epoch(
             progress.sums = meter.read()
             advance(progress.step - shown, **figures(state))
             shown = progress.step
-        autosave(meter)
+        autosave(meter, reason)
     progress.sums = meter.read()
 
 
@@ -251,14 +251,19 @@ def learning_rate(state: TrainState, step: int, steps: int) -> float:
 
 
 class Autosave:
-    """Saves inside an epoch: every `save_minutes`, and when a signal asks to stop. Called after every step."""
+    """Saves inside an epoch: every `save_minutes`, and when a signal asks to stop. Called after every step with the
+    reason that all ranks agreed on."""
 
     def __init__(self, state: TrainState, run: Run, request: Request) -> None:
         self.state, self.run, self.request, self.last = state, run, request, time.monotonic()
 
-    def __call__(self, meter: LossMeter) -> None:
+    def reason(self) -> int:
+        """Why this rank wants to save: a signal's number, 1 when it is time (no signal handled has that), or 0."""
         due = distributed.is_main() and time.monotonic() - self.last > 60 * self.state.recipe.save_minutes
-        if reason := distributed.any_rank(self.request.number or int(due)):  # no signal that is handled has number 1
+        return self.request.number or int(due)
+
+    def __call__(self, meter: LossMeter, reason: int) -> None:
+        if reason:
             self.state.progress.sums = meter.read()
             save_midway(self.state, self.run, reason)
             self.last = time.monotonic()
