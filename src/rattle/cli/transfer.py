@@ -23,7 +23,7 @@ class Options(AttackOptions):
 
 def main(args: list[str]) -> None:
     options = parse_attacking(Options, args, "transfer")
-    surrogate, target = target_from_checkpoint(options.from_), target_from_checkpoint(options.to)
+    surrogate, target = (target_from_checkpoint(path, device=options.device) for path in (options.from_, options.to))
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")
     settings, threat = options.settings(target), options.threat.over(target.threat)

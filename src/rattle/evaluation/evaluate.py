@@ -153,7 +153,7 @@ def evaluate(
     True
     """
     chosen = as_attacks(attacks, as_threat(threat, norm, epsilon))
-    model = model if device is None or not isinstance(model, nn.Module) else model.to(device)
+    model = model if device is None or not isinstance(model, nn.Module) else model.to(distributed.choose_device(device))
     settings = {"within": within, "mask": mask, "batch_size": batch_size, "save_adversarial": save_adversarial}
     plan = make_plan(model, x, y, out, index, seed=seed, **settings, stop=stop, console=console)
     result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
@@ -236,12 +236,11 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
     """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again."""
     cache = plan.open_cache(name, attack, start)
     parts = list(attack.components()) if isinstance(attack, Ensemble) else []
-    n, device = len(plan.y), plan.device
+    n, device, size, done = len(plan.y), plan.device, plan.batch_size, cache.done if cache else {}
     flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)
     distances, seconds = torch.zeros(n, device=device), torch.zeros(1 + len(parts), dtype=torch.float64)
-    done, console = cache.done if cache else {}, plan.console or NullConsole()
-    how = {"batch_size": plan.batch_size, "cached": set(done)}
-    with distributed.agreed(), showing(console, name, parts, flags, seconds, **how) as shown:
+    shows = showing(plan.console or NullConsole(), name, parts, flags, seconds, batch_size=size, cached=set(done))
+    with distributed.agreed(), shows as shown:
         for index, x, y in plan.batches():
             live, row = start[index], done.get(int(index[0]))
             if row is None:

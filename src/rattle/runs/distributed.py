@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.runs.progress import Interrupted
 
 # References to process groups, held to the end of the process. Dropping the last reference waits for the group's
@@ -24,10 +24,15 @@ def rank() -> int:
     return dist.get_rank() if active() else 0
 
 
-def choose_device(name: str = "auto") -> torch.device:
-    """The device of that name; `auto` is this rank's GPU, else mps, else the CPU."""
+def choose_device(name: torch.device | str = "auto") -> torch.device:
+    """The device of that name, RattleError if it is not there; `auto` is this rank's GPU, else mps, else the CPU."""
     if name != "auto":
-        return torch.device(name)
+        try:
+            device = torch.device(name)
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as reason:  # a build without CUDA asserts
+            raise RattleError(f"there is no device {str(name)!r} here: {first_line(reason)}") from reason
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -24,16 +24,15 @@ from rattle.forward import PairedForward
 from rattle.objectives.base import now
 from rattle.randomness import derive_seed
 from rattle.recipes.catalog import resolve
-from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
-from rattle.runs.source import own_source
 from rattle.training.batches import augmented, context_of, grown
-from rattle.training.given import Given, as_begun, take
+from rattle.training.given import Given, first_state
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
+from rattle.training.numerics import numerics
 from rattle.training.ranks import exchange, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import (
@@ -86,12 +85,11 @@ def fit(
     recipe = resolve(recipe) if isinstance(recipe, str) else recipe
     console = console if console is not None and distributed.is_main() else NullConsole()
     torch.set_num_threads(recipe.threads or torch.get_num_threads())
+    run = Run(Path(out))
     with distributed.agreed():
-        run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)
-        recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
-        with own_source(run if resume else None, recipe):
-            state = init_state(recipe, images, model)
+        state = first_state(recipe, run, model, data, classes, resume)
         check_start(state, log)
+    recipe, images = state.recipe, state.data
     with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
         add_teachers(state, train_teachers(recipe, run, images, partial(fit, log=log), resume, overwrite, console))
         if resume:
@@ -102,7 +100,8 @@ def fit(
 def check_start(state: TrainState, log: LogTarget) -> None:
     """Refuse what would stop training at its first step, before anything is written or replaced."""
     check_log(log)
-    shard(torch.arange(min(state.recipe.batch_size, len(state.data.train))))
+    with numerics(state.recipe, state.device):
+        shard(torch.arange(min(state.recipe.batch_size, len(state.data.train))))
 
 
 def train_or_roll_back(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
@@ -129,6 +128,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     title = f"{recipe.method}, seed {recipe.seed}" if recipe.seed else recipe.method
     with (
         listening() as request,
+        numerics(recipe, state.device),
         torch.random.fork_rng(devices=[]),
         console.progress(title, recipe.epochs * steps, done=progress.step) as advance,
         epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1) as log_epoch,
@@ -251,8 +251,8 @@ def learning_rate(state: TrainState, step: int, steps: int) -> float:
 
 
 class Autosave:
-    """Saves inside an epoch: every `save_minutes`, and when a signal asks to stop. Called after every step with the
-    reason that all ranks agreed on."""
+    """Saves inside an epoch: every `save_minutes`, and when a signal asks to stop. Called after every step, with the
+    reason that ranks agreed on."""
 
     def __init__(self, state: TrainState, run: Run, request: Request) -> None:
         self.state, self.run, self.request, self.last = state, run, request, time.monotonic()
@@ -262,8 +262,8 @@ class Autosave:
         due = distributed.is_main() and time.monotonic() - self.last > 60 * self.state.recipe.save_minutes
         return self.request.number or int(due)
 
-    def __call__(self, meter: LossMeter, reason: int) -> None:
-        if reason:
+    def __call__(self, meter: LossMeter, agreed: int) -> None:
+        if reason := agreed if distributed.active() else self.reason():  # alone: also what was asked for since
             self.state.progress.sums = meter.read()
             save_midway(self.state, self.run, reason)
             self.last = time.monotonic()
