@@ -101,7 +101,7 @@ class PairedForward(nn.Module):
             features_adv, logits_adv = self.features_and_logits(x_adv)
         derivatives, sampled = (), ()
         if spec.derivatives:
-            at_x, at_x_adv = (self.derivatives_at(part, u) for part in (x, x_adv))
+            at_x, at_x_adv = (map(at_least_float32, self.derivatives_at(part, u)) for part in (x, x_adv))
             derivatives = tuple(zip(at_x, at_x_adv, strict=True))
         if spec.sampled:
             points = [
@@ -156,7 +156,7 @@ class PairedForward(nn.Module):
             return None, at_least_float32(logits_in(self.model(x)))
         if isinstance(self.model, HasHead) and self.model.head is head:
             features = self.model.features(x)
-            return features, at_least_float32(self.model.head(features))
+            return at_least_float32(features), at_least_float32(self.model.head(features))
         inputs: list[Tensor] = []
         hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
@@ -168,7 +168,7 @@ class PairedForward(nn.Module):
                 "the Taylor terms need a linear head whose output is the logits, run once on [n, d] features; "
                 "name it with head, or set objective.taylor.order 0"
             )
-        return inputs[0], at_least_float32(logits)
+        return at_least_float32(inputs[0]), at_least_float32(logits)
 
     def logits_at(self, x: Tensor, u: Mapping[str, Tensor]) -> Tensor:
         """Logits at w + u, differentiable by w; BatchNorm's running statistics do not move."""
@@ -187,9 +187,9 @@ class HasHead(Protocol):
     def features(self, x: Tensor) -> Tensor: ...
 
 
-def at_least_float32(logits: Tensor) -> Tensor:
-    """Losses are computed in single precision at least, whatever autocast made of the logits."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+def at_least_float32(values: Tensor) -> Tensor:
+    """Losses and head gradients are computed in single precision at least, whatever autocast made of the outputs."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 def keep_logits(model: nn.Module) -> nn.Module:

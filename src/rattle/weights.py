@@ -7,7 +7,7 @@ bit, also after an exception: from copies, because adding and then subtracting r
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -292,10 +292,28 @@ class EMA:
         return min(self.decay, (1 + t) / (10 + t)) if self.warmup else self.decay
 
     def averaged(self, model: nn.Module) -> AveragedModel:
-        def update(old: Any, new: Any, count: Any) -> None:  # the first of `count` was a copy
-            get_ema_multi_avg_fn(self.decay_at(int(count) - 1))(old, new, count)
+        return MovingAverage(model, self.decay_at)
 
-        return AveragedModel(model, multi_avg_fn=update, use_buffers=True)
+
+class MovingAverage(AveragedModel):
+    """torch's, but its count stays on the host: torch sends it to the device at every step, and waits."""
+
+    def __init__(self, model: nn.Module, decay_at: Callable[[int], float]) -> None:
+        super().__init__(model, use_buffers=True)
+        self.decay_at = decay_at
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        old, new = ([*m.parameters(), *m.buffers()] for m in (self.module, model))
+        if int(self.n_averaged) == 0:
+            torch._foreach_copy_(old, new)
+        else:
+            update = get_ema_multi_avg_fn(self.decay_at(int(self.n_averaged) - 1))
+            for real in (True, False):  # counts of batches are whole numbers
+                which = [i for i, value in enumerate(old) if value.is_floating_point() == real]
+                if which:
+                    update([old[i] for i in which], [new[i] for i in which], self.n_averaged)
+        self.n_averaged += 1
 
 
 def check_start(start: float) -> None:

@@ -167,7 +167,7 @@ def test_a_report_keeps_the_resolution_of_a_landscape_with_an_attacked_surface(
     assert not has_attacked_surface(Run(other))
     coarse, used = replace(TINY, surface_attacked=False, seed=3), []
 
-    def record(runs: object, config: LandscapeConfig, console: object) -> None:
+    def record(runs: object, config: LandscapeConfig, *rest: object) -> None:
         used.append(config)
 
     monkeypatch.setattr("rattle.analysis.prepare.store_landscapes", record)

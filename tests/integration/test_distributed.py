@@ -14,13 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from rattle import cli
 from rattle.attacks import PGD
+from rattle.attacks.base import NotANumber
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
-from rattle.objectives import Mart, S2OTrades, Taylor, Trades
+from rattle.forward import Outputs
+from rattle.objectives import AT, Mart, S2OTrades, Taylor, Trades
 from rattle.objectives.fat_trades import FATTrades
 from rattle.objectives.hat import HAT
 from rattle.objectives.kd_swa import KD
@@ -163,6 +166,19 @@ def test_bf16_gradients_point_where_those_of_single_precision_do(parts: int) -> 
     assert torch.cosine_similarity(wanted, found, dim=0) > torch.cosine_similarity(wanted, without, dim=0) + 0.01
 
 
+def test_in_bf16_the_objective_gets_float32_and_multiplies_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def terms(self: Trades, outputs: Outputs, y: torch.Tensor, *, reduce: object) -> dict[str, torch.Tensor]:
+        z = outputs.logits_adv
+        seen.append({z.dtype, outputs.features_adv.dtype, (z.T @ z).dtype})
+        return {"zeroth": z.mean()}
+
+    monkeypatch.setattr(Trades, "__call__", terms)
+    gradients(five_steps(2, precision="bf16", awp=AWP(gamma=0.02, warmup=0)))
+    assert seen == [{torch.float32}, {torch.float32}]
+
+
 def test_training_in_bf16_keeps_weights_in_single_precision_and_learns(tmp_path: Path) -> None:
     recipe = five_steps(2, precision="bf16", model="cnn")
     saved, metrics = outcome(fit(recipe, tmp_path))
@@ -247,6 +263,67 @@ def test_what_one_rank_refuses_all_refuse_in_words(tmp_path: Path) -> None:
     assert [child.wait() for child in children] == [2, 2]
     for child in children:
         assert child.words().startswith(f"rattle: {tmp_path}/run is not empty and holds no run: choose another --out")
+
+
+class NanOnOneRank(nn.Sequential):
+    """Without gradients, so in validation and not in the attacks of AT, the first rank gets NaN after some steps."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+        self.steps, self.after = 0, after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        bad = os.environ["RANK"] == "0" and self.steps >= self.after and not torch.is_grad_enabled()
+        return super().forward(x) + (torch.nan if bad else 0)
+
+
+@pytest.mark.parametrize(
+    ("after", "words"), [(3, "the loss diverged at step 5"), (0, "the model returned NaN logits; no attack can tell")]
+)
+def test_a_nan_on_one_rank_stops_all_of_them(tmp_path: Path, after: int, words: str) -> None:
+    """After 0 steps it is met where the module is looked at first, later in validation."""
+
+    def action() -> int:
+        with distributed.process_group(), pytest.raises(RattleError, match=words):
+            fit(five_steps(0, objective=AT()), tmp_path / "run", model=NanOnOneRank(after))
+        return 0
+
+    assert [child.wait(60) for child in ranks(2, action, tmp_path / "logs")] == [0, 0]
+
+
+def test_an_evaluation_that_one_rank_refuses_stops_all_of_them(tmp_path: Path) -> None:
+    x, y = torch.rand(40, 1, 8, 8), torch.zeros(40, dtype=torch.long)
+
+    def action() -> int:
+        with distributed.process_group(), pytest.raises(NotANumber, match="the model returned NaN logits"):
+            evaluation.evaluate(NanOnOneRank(0), x, y, "fgsm", batch_size=20)
+        return 0
+
+    assert [child.wait(60) for child in ranks(2, action, tmp_path / "logs")] == [0, 0]
+
+
+def test_a_step_sends_two_small_messages_besides_the_gradients(tmp_path: Path) -> None:
+    """The head gradients, which the loss needs, and everything else; they were five with a teacher that is trained."""
+
+    def action() -> None:
+        real, sent = torch.distributed.all_reduce, []
+        epoch = train.train_epoch
+
+        def counted(*args: object, **settings: object) -> object:
+            sent.append(1)
+            return real(*args, **settings)
+
+        def one_epoch(*args: object) -> None:
+            sent.clear()
+            epoch(*args)
+            (tmp_path / f"sent{distributed.rank()}").write_text(str(len(sent)))
+
+        torch.distributed.all_reduce, train.train_epoch = counted, one_epoch
+        fit(five_steps(2, model="cnn", objective=LBGAT(taylor=Taylor(order=2))), tmp_path / "run")
+
+    together(2, action, tmp_path / "logs")
+    assert [(tmp_path / f"sent{rank}").read_text() for rank in range(2)] == ["10", "10"]
 
 
 @pytest.fixture(scope="module")

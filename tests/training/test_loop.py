@@ -3,7 +3,8 @@
 import json
 import math
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from rattle.recipes.schedules import CheckpointSchedule, OneCycle, Piecewise
 from rattle.runs.checkpoint import digest, read
 from rattle.runs.load import load
 from rattle.runs.paths import Run
+from rattle.runs.progress import NullConsole
 from rattle.threat import Threat
 from rattle.training import loop
 from rattle.training.loop import fit
+from rattle.training.state import LossMeter
 from rattle.training.step import step
 from rattle.weights import AWP, SWA, Noise
 from support.training import Interrupting, Stop, content, eventful, tiny
@@ -335,3 +338,23 @@ if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     with tempfile.TemporaryDirectory() as place:
         GOLDEN.write_text("[\n" + ",\n".join(json.dumps(terms) for terms in first_losses(Path(place))) + "\n]\n")
+
+
+def test_every_step_counts_on_the_bar_where_losses_are_read_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where a look at the losses waits."""
+    monkeypatch.setattr(LossMeter, "due", lambda self, step: step % 4 == 0)
+    bars = []
+
+    class Counting(NullConsole):
+        @contextmanager
+        def progress(self, title: str, total: int, *, done: int = 0) -> Iterator:
+            at = [done]
+            bars.append((total, at))
+            yield lambda steps=1, **figures: at.append(at[-1] + steps)
+
+    fit(tiny("at"), tmp_path / "run", console=Counting())
+    ((total, at),) = [bar for bar in bars if bar[0] == 6]
+    assert sorted(set(at)) == [0, 3, 4, 6]
+    assert at[-1] == total

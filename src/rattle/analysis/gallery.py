@@ -21,13 +21,14 @@ from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import flatten, to_plain
 from rattle.runs.arrays import GROUPS, Gallery
 from rattle.runs.checkpoint import Checkpoint
+from rattle.runs.distributed import choose_device
 from rattle.runs.load import load_model
 from rattle.runs.progress import Advance, Console, NullConsole
 from rattle.weights import eval_mode
 
 ATTACK = "pgd20"
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # in units of the threat's epsilon
-MAX_SHOWN, MAX_EXTREME, MAX_IMAGES = 10, 5, 1000
+MAX_SHOWN, MAX_EXTREME = 10, 5
 NOT_SETTINGS = ("name", "seed", "threads", "data.root", "data.in_memory_limit")  # they do not make another recipe
 
 
@@ -37,7 +38,7 @@ def first_of_each_class(y: Tensor, classes: int = MAX_SHOWN) -> Tensor:
     >>> first_of_each_class(torch.tensor([2, 0, 2, 1, 0])).tolist()
     [1, 3, 0]
     """
-    return torch.tensor([int((y == label).nonzero()[0]) for label in y.unique()[:classes]])
+    return torch.stack([(y == label).nonzero()[0, 0] for label in y.unique()[:classes]])
 
 
 def overrides(recipe: Recipe) -> str:
@@ -97,12 +98,12 @@ def choose_shown(y: Tensor, clean: Tensor, attacked: Tensor, confidence: Tensor,
 
 
 def gallery(
-    saved: Checkpoint, *, max_images: int = MAX_IMAGES, seed: int = 0, console: Console | None = None
+    saved: Checkpoint, *, max_images: int = 1000, seed: int = 0, device: Any = "auto", console: Console | None = None
 ) -> Gallery:
-    """Attack the first `max_images` test images of a checkpoint's dataset with PGD-20 at several radii."""
-    console = console or NullConsole()
-    data, threat, model = saved.recipe.data.load(), saved.recipe.attack.threat, load_model(saved)
-    test = data.test[torch.arange(min(max_images, len(data.test)))]
+    """Attack the first `max_images` test images of a checkpoint's dataset with PGD-20 at several radii, on a device."""
+    console, device = console or NullConsole(), choose_device(device)
+    data, threat, model = saved.recipe.data.load(), saved.recipe.attack.threat, load_model(saved, device=device)
+    test = data.test[torch.arange(min(max_images, len(data.test)))].to(device)
     attack, radii = get_attack(ATTACK, threat), [r * threat.epsilon for r in RADII]
     with (
         console.progress(f"gallery of {saved.recipe.with_seed(saved.recipe.name)}", len(test)) as advance,

@@ -24,6 +24,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.inputs import floats_for
 from rattle.runs.arrays import Gallery, InputPlane, WeightSurface, same_plane
 from rattle.runs.checkpoint import Checkpoint
+from rattle.runs.distributed import choose_device
 from rattle.runs.io import load_arrays, read_json, save_arrays, write_atomically
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run
@@ -114,39 +115,45 @@ def labels(runs: Sequence[OpenRun]) -> list[str]:
 
 
 def compute_landscapes(
-    folders: Sequence[Path | str], config: LandscapeConfig | None = None, *, console: Console | None = None
+    folders: Sequence[Path | str],
+    config: LandscapeConfig | None = None,
+    *,
+    device: str = "auto",
+    console: Console | None = None,
 ) -> list[Path]:
     """Input and weight landscapes and flatness numbers of runs, side by side; returns the pictures' paths.
 
     The first of the run folders is the reference: its gradient spans every run's input plane, since surfaces are
-    comparable over one plane only.
+    comparable over one plane only. device: where to compute.
     """
     if not folders:
         raise RattleError("name at least one run folder")
-    runs = [open_run(folder) for folder in folders]
+    runs, found = [open_run(folder) for folder in folders], choose_device(device)
     for other in runs[1:]:
         if other.data != runs[0].data:
             which = f"{other.run.folder} is of {other.data[0]} and {runs[0].run.folder} of {runs[0].data[0]}"
             raise RattleError(f"{which}: landscapes are compared on the same images")
-    return draw(store_landscapes(runs, config or LandscapeConfig(), console or NullConsole()), runs)
+    return draw(store_landscapes(runs, config or LandscapeConfig(), console or NullConsole(), found), runs)
 
 
-def store_landscapes(runs: Sequence[OpenRun], config: LandscapeConfig, console: Console) -> dict[str, Stored]:
+def store_landscapes(
+    runs: Sequence[OpenRun], config: LandscapeConfig, console: Console, device: torch.device | str = "cpu"
+) -> dict[str, Stored]:
     """Compute and store the landscapes and flatness numbers of runs of the same data; {label: arrays}."""
     test, threat = runs[0].checkpoint.recipe.data.load().test, runs[0].checkpoint.recipe.attack.threat
-    shown = test[first_of_each_class(test.y, config.images)]
-    many = test[torch.arange(min(config.weight_images, len(test)))]
+    shown = test[first_of_each_class(test.y, config.images)].to(device)
+    many = test[torch.arange(min(config.weight_images, len(test)))].to(device)
     side = 1.0 if threat.norm == "linf" else math.sqrt(shown.x[0].numel())  # length of a direction of signs
     grid = {"radius": max(config.radius * threat.epsilon, 1e-3) / side, "points": config.points}
     generator = torch.Generator().manual_seed(config.seed)
-    reference = load_model(runs[0].checkpoint)
+    reference = load_model(runs[0].checkpoint, device=device)
     plane = landscape.input_plane(reference, floats_for(reference, shown.x), shown.y, **grid, generator=generator)
     seconds = len(runs) * landscape_seconds(reference, floats_for(reference, many.x), many.y, config)
     console.log(f"landscapes and flatness of {len(runs)} run{'s'[: len(runs) > 1]}: about {rounded(seconds)}")
     limits = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
     stored: dict[str, Stored] = {}
     for label, opened in zip(labels(runs), runs, strict=True):
-        model, threat = load_model(opened.checkpoint), opened.checkpoint.recipe.attack.threat
+        model, threat = load_model(opened.checkpoint, device=device), opened.checkpoint.recipe.attack.threat
         shown_x, many_x = (floats_for(model, part.x) for part in (shown, many))  # in the layout of each run's network
         with console.progress(f"input landscape of {label}", 100) as advance:
             surface = landscape.input_surface(model, shown_x, shown.y, plane, progress=as_progress(advance))
@@ -219,14 +226,18 @@ def has_attacked_surface(run: Run) -> bool:
 
 
 def prepare(
-    folders: Sequence[Path | str], config: LandscapeConfig = QUICK, *, console: Console | None = None
+    folders: Sequence[Path | str],
+    config: LandscapeConfig = QUICK,
+    *,
+    device: str = "auto",
+    console: Console | None = None,
 ) -> list[Path]:
     """Compute what a report of these run folders lacks or holds of older weights; returns the files written.
 
     Runs of the same data share their landscapes' plane. Runs without checkpoints are passed over; for one that cannot
-    be read or computed the reason is logged, since a report shows the rest.
+    be read or computed the reason is logged, since a report shows the rest. device: where to compute.
     """
-    console, written = console or NullConsole(), []
+    console, written, where = console or NullConsole(), [], choose_device(device)
     groups: dict[tuple[Any, ...], list[OpenRun]] = {}
     for folder in folders:
         if any((Path(folder) / "checkpoints").glob("*.safetensors")):
@@ -237,23 +248,25 @@ def prepare(
                 console.log(f"not computed for {folder}: {reason}")
     for runs in groups.values():
         try:
-            written += prepare_group(runs, config, console)
+            written += prepare_group(runs, config, where, console)
         except RattleError as reason:
             console.log(f"not computed for {', '.join(str(opened.run.folder) for opened in runs)}: {reason}")
     return written
 
 
-def prepare_group(runs: Sequence[OpenRun], config: LandscapeConfig, console: Console) -> list[Path]:
+def prepare_group(
+    runs: Sequence[OpenRun], config: LandscapeConfig, device: torch.device, console: Console
+) -> list[Path]:
     """`prepare` of runs of the same data."""
     written = []
     for opened in runs:
         if gallery_step(opened.run) != opened.step:
-            found = gallery(opened.checkpoint, seed=config.seed, console=console)
+            found = gallery(opened.checkpoint, seed=config.seed, device=device, console=console)
             written.append(save_arrays(found, opened.run.gallery))
     if not landscapes_up_to_date(runs):
         if any(has_attacked_surface(opened.run) for opened in runs):  # keep the resolution of `rattle landscape`
-            draw(store_landscapes(runs, LandscapeConfig(seed=config.seed), console), runs)
+            draw(store_landscapes(runs, LandscapeConfig(seed=config.seed), console, device), runs)
         else:
-            store_landscapes(runs, config, console)
+            store_landscapes(runs, config, console, device)
         written += [opened.run.landscape("input") for opened in runs]
     return written

@@ -25,6 +25,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.inputs import floats_for
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.randomness import ImageStreams
+from rattle.runs.distributed import choose_device
 from rattle.runs.io import write_atomically
 from rattle.runs.load import open_checkpoint
 from rattle.runs.progress import Console, NullConsole
@@ -68,7 +69,7 @@ def remainders(
     check_draws(draws, sigmas)
     model, x = copy.deepcopy(model).double(), x.double()
     unit = Noise(sigma=1.0, where=noise.where if noise else "matrices")
-    sums = torch.zeros(len(sigmas), 3, dtype=torch.float64)
+    sums = torch.zeros(len(sigmas), 3, dtype=torch.float64, device=x.device)
     model.train(batch_statistics)
     with frozen_bn_stats(model), torch.no_grad():
         g = logits_of(model, x)
@@ -94,6 +95,7 @@ def measure_checkpoint(
     seed: int = 0,
     batches: int = 8,
     batch_statistics: bool = False,
+    device: str = "auto",
     out: Path | str | None = None,
     console: Console | None = None,
 ) -> tuple[dict[str, Any], list[Path]]:
@@ -102,9 +104,11 @@ def measure_checkpoint(
 
     Adversarial images come from the attack the model was trained with. Files go to the folder `out`, or else to the
     run's results; the other parameters are those of `remainders`. Returns what the JSON file holds, and the pictures.
+    device: where to compute; auto takes a GPU, but not mps, which has no double precision.
     """
-    saved = open_checkpoint(path)
-    target, recipe = target_from_checkpoint(saved), saved.recipe
+    saved, found = open_checkpoint(path), choose_device(device)
+    target = target_from_checkpoint(saved, device="cpu" if found.type == "mps" else str(found))
+    recipe = saved.recipe
     images = target.images(choose_images(target.test.y, n))
     x, y = floats_for(target.model, images.x), images.y
     x_adv = recipe.attack(target.model, x, y, generator=ImageStreams(seed, torch.arange(len(y), device=y.device)))

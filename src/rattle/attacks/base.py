@@ -1,6 +1,8 @@
 """The contract of an attack, (model, x, y, *, generator) -> x_adv, and the input checks that all attacks share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
+from rattle.forward import at_least_float32
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
 from rattle.threat import Threat
@@ -90,6 +93,19 @@ def check_at_least(attack: object, **lowest: float) -> None:
             raise RattleError(f"attack.{name} must be >= {low}, got {getattr(attack, name)}")
 
 
+CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
+
+
+@contextmanager
+def images_checked() -> Iterator[None]:
+    """In the body attacks do not look for values outside [0, 1], except on a CPU: the host would wait for a GPU."""
+    before = CHECKED.set(True)
+    try:
+        yield
+    finally:
+        CHECKED.reset(before)
+
+
 def check_batch(x: Tensor, y: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor]:
     """The images and int64 labels (soft: also rows of probabilities, as they are); refuses what cannot be attacked."""
     if soft and isinstance(y, Tensor) and y.ndim == 2 and y.is_floating_point():
@@ -108,6 +124,8 @@ def check_batch(x: Tensor, y: Tensor, *, soft: bool = False) -> tuple[Tensor, Te
         raise RattleError(f"labels must be whole numbers, got {y.dtype}")
     if not x.is_floating_point():
         raise RattleError(f"images must be floating point in [0, 1], got {x.dtype}; divide uint8 images by 255")
+    if CHECKED.get() and x.device.type != "cpu":
+        return x, y.long()
     low, high = (float(v) for v in torch.aminmax(x))
     if not (low >= 0 and high <= 1):  # also true for NaN
         raise RattleError(f"images must lie in [0, 1], got [{low:.4g}, {high:.4g}]; normalise inside the model")
@@ -122,9 +140,10 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's logits [n, C]; RattleError if it returns something else or its weights are of another dtype."""
+    """The model's logits [n, C], in float32 under autocast too; RattleError if it returns something else, or if its
+    weights are of another dtype."""
     try:
-        return logits_in(model(x))
+        return at_least_float32(logits_in(model(x)))
     except RuntimeError as reason:
         weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
         if weights == x.dtype or "type" not in str(reason):

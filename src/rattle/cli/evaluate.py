@@ -59,6 +59,7 @@ class AttackOptions:
     within: float | None = None  # end each attack once its accuracy is known to +- this many points, at most n images
     batch_size: int = 250
     seed: int = 0  # of the attacks' random draws
+    device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
     out: str = ""  # folder for the results; the run's own, or WEIGHTS-results, when not given
     changes: tyro.conf.Suppress[dict[str, dict[str, str]]] = field(default_factory=dict)  # see `parse_attacking`
@@ -187,8 +188,9 @@ def target_of(options: Options) -> Target:
     if options.path:
         saved = open_checkpoint(options.path)
         saved = replace(saved, recipe=replace(saved.recipe, model=options.model)) if options.model else saved
-        return target_from_checkpoint(saved, data=options.data, root=options.data_root, averaged=not options.raw)
-    return target_from_weights(options, options.data or "cifar10", root=options.data_root)
+        where = {"root": options.data_root, "device": options.device}
+        return target_from_checkpoint(saved, data=options.data, averaged=not options.raw, **where)
+    return target_from_weights(options, options.data or "cifar10", root=options.data_root, device=options.device)
 
 
 def attack_target(options: Options, target: Target) -> None:

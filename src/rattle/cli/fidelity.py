@@ -25,6 +25,7 @@ class Options:
     batches: int = 8  # minibatches of test images, for the gradients of the Taylor terms
     batch_statistics: bool = False  # BatchNorm by the batch, as in training; as deployed when not given
     seed: int = 0
+    device: str = "auto"  # cuda or cpu; auto takes what there is, a CPU in place of mps, which has no double precision
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
     out: str = ""  # folder for the results; the run's own when not given
 

@@ -21,6 +21,7 @@ class Options:
     Several runs share images, directions and loss scale; the first gives the gradient direction."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, the reference first
+    device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     config: Annotated[LandscapeConfig, tyro.conf.arg(name="")] = field(default_factory=LandscapeConfig)
 
 
@@ -30,7 +31,7 @@ def read(args: list[str]) -> Options:
 
 def main(args: list[str]) -> None:
     options = read(args)
-    pictures = compute_landscapes(options.runs, options.config, console=Console())
+    pictures = compute_landscapes(options.runs, options.config, device=options.device, console=Console())
     rows = []
     for run in options.runs:
         flat = json.loads(Run(Path(run)).flatness.read_text(encoding="utf-8"))

@@ -28,6 +28,7 @@ class Options:
     baseline: str = ""
     out: str = ""  # the page; report.html in the first run's folder when not given
     compute: bool = True  # --no-compute: show only what is stored already
+    device: str = "auto"  # where to compute: cuda, mps or cpu; auto takes what there is
 
 
 def read(args: list[str]) -> Options:
@@ -37,7 +38,8 @@ def read(args: list[str]) -> Options:
 def main(args: list[str]) -> None:
     options = read(args)
     runs, out, baseline = options.runs, options.out or None, options.baseline or None
-    path = report(runs, out, baseline=baseline, compute=options.compute, console=Console())
+    how = {"compute": options.compute, "device": options.device}
+    path = report(runs, out, baseline=baseline, **how, console=Console())
     print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
@@ -47,13 +49,16 @@ def report(
     *,
     baseline: Path | str | None = None,
     compute: bool = True,
+    device: str = "auto",
     console: Console | None = None,
 ) -> Path:
     """Compute what the page of these run folders lacks, as far as there are checkpoints, and write it to `out`.
 
-    `baseline` is as in `build`. Of many runs what takes minutes is computed for those alone whose images are shown.
+    `baseline` is as in `build`; device: where to compute. Of many runs what takes minutes is computed for those alone
+    whose images are shown.
     """
     if compute:
         loaded = load_runs(baseline_first(runs, baseline))  # refuses what is no run before minutes are spent on others
-        prepare([run.folder for run in detailed([run for run in loaded if not run.external])], console=console)
+        folders = [run.folder for run in detailed([run for run in loaded if not run.external])]
+        prepare(folders, device=device, console=console)
     return build(runs, out, baseline=baseline, published=published)

@@ -30,7 +30,7 @@ def read(args: list[str]) -> Options:
 
 def main(args: list[str]) -> None:
     options = read(args)
-    surrogate, target = target_from_checkpoint(options.from_), target_from_checkpoint(options.to)
+    surrogate, target = (target_from_checkpoint(path, device=options.device) for path in (options.from_, options.to))
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")
     settings, threat = options.settings(target), options.threat.over(target.threat)

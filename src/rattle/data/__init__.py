@@ -1,7 +1,7 @@
 """Data: sources become uint8 tensors, batches are drawn by (seed, epoch), augmentation runs on the device."""
 
 from rattle.data.augment import Augment, to_float
-from rattle.data.dataset import Dataset, Images, on_device
+from rattle.data.dataset import Dataset, Images, on_device, to_device
 from rattle.data.download import get
 from rattle.data.files import data_root
 from rattle.data.registry import SOURCES, Data, batches, list_datasets, register_source
@@ -22,5 +22,6 @@ __all__ = [
     "list_datasets",
     "on_device",
     "register_source",
+    "to_device",
     "to_float",
 ]

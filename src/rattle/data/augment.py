@@ -50,7 +50,7 @@ class Augment:
             pixel = (rows[:, :, None] * x.shape[3] + columns[:, None, :]).view(n, 1, height * width)
             x = x.flatten(2).gather(2, pixel.expand(-1, channels, -1)).view(n, channels, height, width)
         if self.cutout:
-            centre = (streams.uniform(2) * torch.tensor([height, width], device=x.device)).long()
+            centre = scaled(streams.uniform(2), height, width)
             x = x.masked_fill(box(centre, self.cutout, height, width), 0)
         return x
 
@@ -60,10 +60,14 @@ class Augment:
         if self.mix == "mixup":
             weight = share.view(-1, 1, 1, 1)
             return weight * x + (1 - weight) * other, share
-        size = torch.tensor(x.shape[2:], device=x.device)
-        side, centre = ((1 - share).sqrt() * size).long(), (streams.uniform(2) * size).long()
+        side, centre = (scaled(part, *x.shape[2:]) for part in ((1 - share).sqrt(), streams.uniform(2)))
         inside = box(centre, side, *x.shape[2:])
         return torch.where(inside, other, x), 1 - inside.to(x.dtype).mean((2, 3))
+
+
+def scaled(share: Tensor, height: int, width: int) -> Tensor:
+    """Shares of both sides, [n, 1] or [n, 2], as whole pixels [n, 2]; a tensor of the sides would have to be sent."""
+    return torch.cat([share[:, :1] * height, share[:, -1:] * width], 1).long()
 
 
 def box(centre: Tensor, side: int | Tensor, height: int, width: int) -> Tensor:

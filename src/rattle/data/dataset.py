@@ -62,6 +62,13 @@ class Images:
         return Images(self.x.to(device), self.y.to(device))
 
 
+def to_device(values: Tensor, device: torch.device | str) -> Tensor:
+    """A batch on the device; to a GPU by way of pinned memory, so that the host does not wait for the copy."""
+    if values.device.type == "cpu" and torch.device(device).type == "cuda":
+        return values.pin_memory().to(device, non_blocking=True)
+    return values.to(device)
+
+
 def on_device(images: Images, device: torch.device | str, limit_bytes: int = 2 * 2**30) -> Images:
     """The images on the device if they take at most limit_bytes, else unchanged, to be moved batch by batch."""
     if images.nbytes > limit_bytes or (torch.device(device) == images.storage.device and not images.mapped):
@@ -84,6 +91,10 @@ class Dataset:
             low, high, n = int(part.y.min()), int(part.y.max()), len(self.classes)
             if low < 0 or high >= n:
                 raise RattleError(f"{self.name}: labels run from {low} to {high}, but there are {n} classes")
+            if part.storage.is_floating_point():  # here and not in every step: to look makes the host wait for a GPU
+                least, most = (float(value) for value in torch.aminmax(part.x))
+                if not (least >= 0 and most <= 1):  # also true for NaN
+                    raise RattleError(f"{self.name}: images must lie in [0, 1], got [{least:.4g}, {most:.4g}]")
         train, test = list(self.train.shape[1:]), list(self.test.shape[1:])
         if train != test:
             raise RattleError(f"{self.name}: training images are {train}, test images {test} (channels, height, width)")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
+from rattle.data import to_device
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
 from rattle.evaluation.inputs import (
@@ -48,7 +49,7 @@ def image_batches(
     """(index, images in [0, 1], labels) of each batch in order, on `device`; ranks take turns."""
     device = y.device if device is None else device
     for index in torch.arange(len(x)).split(size)[distributed.rank() :: distributed.world_size()]:
-        images = as_float(x[index.to(x.device)].to(device), channels_last=channels_last)
+        images = as_float(to_device(x[index.to(x.device)], device), channels_last=channels_last)
         yield index.to(device), images, y[index.to(y.device)].to(device)
 
 
@@ -157,7 +158,7 @@ def evaluate(
     True
     """
     chosen = as_attacks(attacks, as_threat(threat, norm, epsilon))
-    model = model if device is None or not isinstance(model, nn.Module) else model.to(device)
+    model = model if device is None or not isinstance(model, nn.Module) else model.to(distributed.choose_device(device))
     settings = {"within": within, "mask": mask, "batch_size": batch_size, "save_adversarial": save_adversarial}
     plan = make_plan(model, x, y, out, index, seed=seed, **settings, stop=stop, console=console)
     result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
@@ -216,8 +217,9 @@ def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: b
     with eval_mode(plan.model):
         plan = replace(plan, channels_last=takes_channels_last(plan.model, plan.x[:2].to(plan.device)))
         clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.device)
-        for index, x, y in plan.batches():
-            clean[index] = is_correct(plan.model, x, y)
+        with distributed.agreed():
+            for index, x, y in plan.batches():
+                clean[index] = is_correct(plan.model, x, y)
         clean = distributed.total(clean.int()).bool()
         start = clean if plan.mask is None else clean & torch.tensor(list(plan.mask), device=clean.device)
         if check_model:
@@ -239,11 +241,11 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
     """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again."""
     cache = plan.open_cache(name, attack, start)
     parts = list(attack.components()) if isinstance(attack, Ensemble) else []
-    n, device = len(plan.y), plan.device
+    n, device, size, done = len(plan.y), plan.device, plan.batch_size, cache.done if cache else {}
     flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)
     distances, seconds = torch.zeros(n, device=device), torch.zeros(1 + len(parts), dtype=torch.float64)
-    done, console = cache.done if cache else {}, plan.console or NullConsole()
-    with showing(console, name, parts, flags, seconds, batch_size=plan.batch_size, cached=set(done)) as shown:
+    shows = showing(plan.console or NullConsole(), name, parts, flags, seconds, batch_size=size, cached=set(done))
+    with distributed.agreed(), shows as shown:
         for index, x, y in plan.batches():
             live, row = start[index], done.get(int(index[0]))
             if row is None:

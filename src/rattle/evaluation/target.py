@@ -25,7 +25,7 @@ from rattle.threat import Threat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A model in evaluation mode, on the best device, the images to evaluate it on, and where results go."""
+    """A model in evaluation mode, on a device, the images to evaluate it on, and where results go."""
 
     name: str  # in tables
     model: nn.Module
@@ -34,12 +34,13 @@ class Target:
     threat: Threat  # of its training; linf 8/255 if that is not known
     metadata: dict[str, Any]  # what a result file says of it: checkpoint, recipe, data
     results: Path  # the folder for result files
+    where: str = "auto"  # the device that the model is moved to: cuda, mps or cpu; auto takes what there is
 
     def __post_init__(self) -> None:
         if len(self.test) == 0:
             raise RattleError(f"{self.metadata['data']} has no test images to evaluate on")
         check_width(self.model, as_float(self.test[torch.arange(1)].x, channels_last=False), len(self.classes))
-        self.model.to(distributed.choose_device())
+        self.model.to(distributed.choose_device(self.where))
 
     def images(self, index: Tensor | None = None) -> Images:
         """The test images of an index, or all of them, on the model's device."""
@@ -51,11 +52,17 @@ class Target:
 
 
 def target_from_checkpoint(
-    path: str | Path | Checkpoint, *, data: str | None = None, root: str | None = None, averaged: bool = True
+    path: str | Path | Checkpoint,
+    *,
+    data: str | None = None,
+    root: str | None = None,
+    averaged: bool = True,
+    device: str = "auto",
 ) -> Target:
     """A run folder or a checkpoint, as path or opened.
 
-    data: images other than the run's own; root: where datasets are; averaged: prefer averaged weights to the raw ones.
+    data: images other than the run's own; root: where datasets are; averaged: prefer averaged weights to the raw ones;
+    device: where the model goes.
     """
     saved = path if isinstance(path, Checkpoint) else open_checkpoint(path)
     recipe, run = saved.recipe, run_of(saved.path)
@@ -70,6 +77,7 @@ def target_from_checkpoint(
         threat=recipe.attack.threat,
         metadata={"checkpoint": str(saved.path), "recipe": recipe.name, "data": other.name},
         results=run.results if run else saved.path.parent / "results",
+        where=device,
     )
 
 
@@ -109,8 +117,9 @@ class Network:
         return network.eval()
 
 
-def target_from_weights(network: Network, data: str, *, root: str | None = None) -> Target:
-    """Any network on any data, which may be a dataset's name, a file or a folder; root: where datasets are."""
+def target_from_weights(network: Network, data: str, *, root: str | None = None, device: str = "auto") -> Target:
+    """Any network on any data, which may be a dataset's name, a file or a folder; root: where datasets are; device:
+    where the model goes."""
     network.check_weights()
     source = Data(name=data, root=root, resize=network.resize).source()
     classes, found = network.classes or len(source.classes), len(source.classes)
@@ -126,6 +135,7 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None)
         threat=Threat(),
         metadata={"checkpoint": network.weights, "recipe": network.model, "data": data},
         results=file.with_name(f"{file.name}-results"),  # each file of weights has its own
+        where=device,
     )
 
 

@@ -49,9 +49,11 @@ class DKL:
         p = (outputs.logits.detach() / self.temperature).softmax(1)
         sums, counted = (context.memory.tensors[name] for name in ("sums", "epoch"))
         epoch = context.moment.epoch
-        if int(counted) != epoch:
-            sums[epoch % 2], counted[0] = 0.0, epoch
-        sums[epoch % 2] += reduce(rows_of(y, p).T @ p / len(y)).to(sums.dtype)  # on any number of ranks the same
+        so_far = torch.where(counted == epoch, sums[epoch % 2], 0.0)  # the first step of an epoch forgets older ones
+        sums[epoch % 2] = so_far + reduce(rows_of(y, p).T @ p / len(y)).to(
+            sums.dtype
+        )  # on any number of ranks the same
+        counted.fill_(epoch)
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
         classes = outputs.logits_adv.shape[1]

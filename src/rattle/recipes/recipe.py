@@ -105,6 +105,8 @@ class Recipe:
     accumulate: int = 1  # micro-batches of a minibatch, to save memory; BatchNorm, head gradients and AWP see one each
     precision: Literal["fp32", "bf16"] = "fp32"  # bf16: forward passes under autocast
     compile: bool = False  # torch.compile the network
+    deterministic: bool = False  # only algorithms that give the same bits every time, on GPUs too; slower (scale.md)
+    tf32: bool = False  # matrix products in TF32 on NVIDIA GPUs: faster, ten bits of mantissa
     batch_norm: Literal["local", "sync", "held"] = "local"  # statistics: each rank's own | over ranks | not moved
     batch_norm_momentum: float | None = None  # share of a batch in the statistics; the network's own when not given
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is

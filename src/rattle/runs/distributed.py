@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rattle.errors import RattleError, first_line
+from rattle.runs.progress import Interrupted
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla")  # kinds of them, besides auto
 # References to process groups, held to the end of the process. Dropping the last reference waits for the group's
@@ -30,15 +31,16 @@ def check_device(name: str) -> None:
         raise RattleError(f"there is no device {name!r} here: it is {', '.join(DEVICES)}, or with a number as cuda:1")
 
 
-def choose_device(name: str = "auto") -> torch.device:
-    """The device of that name, which has to work; `auto` is this rank's GPU, else mps, else the CPU."""
-    check_device(name)
+def choose_device(name: torch.device | str = "auto") -> torch.device:
+    """The device of that name, RattleError if it is not there; `auto` is this rank's GPU, else mps, else the CPU."""
+    check_device(str(name))
     if name != "auto":
         try:
-            torch.zeros(1, device=name)
-        except (RuntimeError, AssertionError) as reason:
-            raise RattleError(f"there is no device {name!r} here: {first_line(reason)}") from reason
-        return torch.device(name)
+            device = torch.device(name)
+            torch.empty(1, device=device)
+        except (RuntimeError, AssertionError) as reason:  # a build without CUDA asserts
+            raise RattleError(f"there is no device {str(name)!r} here: {first_line(reason)}") from reason
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -127,6 +129,23 @@ def on_main(action: Callable[[], object]) -> None:
     dist.broadcast_object_list(refusal, src=0)
     if refusal[0] is not None:
         raise RattleError(refusal[0])
+
+
+@contextmanager
+def agreed() -> Iterator[None]:
+    """What each rank does alone before they meet: where one refuses or is interrupted, all stop, in its words."""
+    own: Exception | None = None
+    try:
+        yield
+    except (RattleError, Interrupted) as reason:
+        own = reason
+    found: list[tuple[type[Exception], str] | None] = [None] * world_size()
+    if active():
+        dist.all_gather_object(found, None if own is None else (type(own), str(own)))
+    if own is not None:
+        raise own
+    for kind, words in filter(None, found):
+        raise kind(words)
 
 
 def barrier() -> None:

@@ -12,6 +12,7 @@ from rattle.models.registry import create_model
 from rattle.recipes.recipe import Recipe
 from rattle.runs import hub, zoo
 from rattle.runs.checkpoint import Checkpoint, read
+from rattle.runs.distributed import choose_device
 from rattle.runs.io import Plain
 from rattle.runs.paths import Run, is_published, slugify
 from rattle.runs.published import CONFIG, WEIGHTS, read_config, read_published
@@ -70,18 +71,25 @@ def check_tensors(saved: Checkpoint, where: str) -> None:
         raise RattleError(f"{where}: its weights are not those of its network {saved.recipe.model}: {odd} differs")
 
 
-def load(path: Path | str, *, averaged: bool = True, model: nn.Module | None = None) -> nn.Module:
+def load(
+    path: Path | str,
+    *,
+    averaged: bool = True,
+    model: nn.Module | None = None,
+    device: torch.device | str | None = None,
+) -> nn.Module:
     """The trained model of a checkpoint or of a run folder's best one, in evaluation mode; it takes images in [0, 1].
 
     path: a checkpoint, a run folder, a folder that `rattle push` wrote, `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` on
     the Hugging Face hub, or `zoo:NAME`, one of `rattle.list_zoo()`. Nothing that is downloaded is executed. averaged:
     take the averaged weights if the run has them; False takes the raw ones. model: a module to load the weights into,
-    for a run whose network was given to `fit` in Python; it is changed in place and returned.
+    for a run whose network was given to `fit` in Python; it is changed in place and returned. device: where to put it,
+    "auto" for a GPU if there is one; where a new module is, or `model` was, when None.
 
     >>> load("zoo:digits-linf-cnn-trades-2nd")(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    return load_model(open_checkpoint(path), averaged=averaged, model=model)
+    return load_model(open_checkpoint(path), averaged=averaged, model=model, device=device)
 
 
 def build_model(
@@ -120,13 +128,20 @@ def fresh_model(saved: Checkpoint) -> nn.Module:
     return build_model(saved.recipe, **sizes, statistics=statistics, pretrained=False)
 
 
-def load_model(saved: Checkpoint, *, averaged: bool = True, model: nn.Module | None = None) -> nn.Module:
-    """The network of a checkpoint with its weights, in evaluation mode; averaged, model: as for `load`."""
+def load_model(
+    saved: Checkpoint,
+    *,
+    averaged: bool = True,
+    model: nn.Module | None = None,
+    device: torch.device | str | None = None,
+) -> nn.Module:
+    """The network of a checkpoint with its weights, in evaluation mode; averaged, model, device: as for `load`."""
+    found = None if device is None else choose_device(device)
     with own_source(run_of(saved.path) if model is None else None, saved.recipe):
         model = fresh_model(saved) if model is None else model
         began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
         fill(model, saved.part("average.module" if began else "model"), saved.path)
-    return model.eval()
+    return model.eval() if found is None else model.eval().to(found)
 
 
 def fill(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:

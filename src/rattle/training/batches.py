@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD
-from rattle.data import Images, to_float
+from rattle.data import Images, to_device, to_float
 from rattle.objectives.base import Memory, Moment, StepContext
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
@@ -16,19 +16,23 @@ from rattle.training.state import ATTACK, EXTRA, PARTNERS, PIXELS, TrainState
 def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor, Tensor]:
     """The images of an index as this epoch sees them, and their labels: soft ones where images are mixed.
 
-    The other image is any of the training images, so that mixing does not depend on the batch or rank either.
+    The other image is any of the training images, so that mixing does not depend on the batch or rank either. The index
+    is on the images' device: to come back from a GPU it would have to wait.
     """
     seed, epoch, augment = state.recipe.seed, state.progress.epoch, state.recipe.data.augment
 
     def seen(rows: Tensor) -> tuple[Tensor, Tensor]:
-        batch = drawn(state, images, rows)
-        return state.floats(augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), rows))), batch.y
+        batch, here = drawn(state, images, rows), to_device(rows, state.device)
+        return state.floats(augment(batch.x, ImageStreams(derive_seed(seed, PIXELS, epoch), here))), batch.y
 
     x, y = seen(index)
     if augment.mix == "none":
         return x, y
-    draws = ImageStreams(derive_seed(seed, PARTNERS, epoch), index)
-    other, y_other = seen(partners(state, len(images), draws))
+    there, draws = (
+        ImageStreams(derive_seed(seed, PARTNERS, epoch), rows) for rows in (index, to_device(index, state.device))
+    )
+    other, y_other = seen(partners(state, len(images), there))
+    draws.calls = there.calls  # the same streams, going on
     x, share = augment.mixed(x, other, draws)
     return x, share * as_rows(state, y) + (1 - share) * as_rows(state, y_other)
 
@@ -58,7 +62,8 @@ def with_extra(index: Tensor, n: int, count: int) -> Tensor:
 def drawn(state: TrainState, images: Images, rows: Tensor) -> Images:
     """The images of these rows; those beyond the training images are extra ones, drawn with replacement."""
     if state.extra is None:
-        return images[rows.to(images.y.device)].to(state.device)
+        batch = images[rows]
+        return Images(to_device(batch.x, state.device), to_device(batch.y, state.device))
     own, device = rows < len(images), state.device
     seed = derive_seed(state.recipe.seed, EXTRA, state.progress.epoch)
     chosen = ImageStreams(seed, rows[~own]).integers(len(state.extra), 1)[:, 0]
@@ -76,6 +81,7 @@ def as_rows(state: TrainState, y: Tensor) -> Tensor:
 
 def context_of(state: TrainState, index: Tensor, place: int = 0) -> StepContext:
     """What a step on the images of an index knows besides them; place: of the first of them in the minibatch."""
+    index = to_device(index, state.device)
     recipe, progress = state.recipe, state.progress
     return StepContext(
         moment=Moment(epoch=progress.epoch, epochs=recipe.epochs, step=progress.step),

@@ -15,9 +15,12 @@ from rattle.errors import RattleError, first_line
 from rattle.evaluation.inputs import Array, as_tensors
 from rattle.losses import refuse_one_logit
 from rattle.recipes.catalog import resolve
+from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
+from rattle.runs.source import own_source
+from rattle.training.state import TrainState, init_state
 from rattle.weights import eval_mode
 
 
@@ -30,6 +33,21 @@ class Loaded:
 
 Given = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data | Loaded
 SHUFFLING = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
+
+
+def first_state(
+    recipe: Recipe,
+    run: Run,
+    model: nn.Module | None,
+    data: Given | None,
+    classes: Sequence[str] | None,
+    resume: bool,
+) -> TrainState:
+    """The state of a run before its first step; arguments as for `fit`."""
+    recipe, images = take(recipe, model, data, classes)
+    recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
+    with own_source(run if resume else None, recipe):
+        return init_state(recipe, images, model)
 
 
 def take(

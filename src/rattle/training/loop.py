@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import NotANumber
-from rattle.data import Images, on_device
+from rattle.data import Images, on_device, to_device
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
@@ -24,17 +24,16 @@ from rattle.forward import PairedForward
 from rattle.objectives.base import now
 from rattle.randomness import derive_seed
 from rattle.recipes.catalog import resolve
-from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
-from rattle.runs.source import own_source
 from rattle.training.batches import augmented, context_of, grown, with_extra
-from rattle.training.given import Given, as_begun, take
+from rattle.training.given import Given, first_state
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
-from rattle.training.ranks import average_statistics, shard, sync_with_last, wrap_model
+from rattle.training.numerics import numerics
+from rattle.training.ranks import exchange, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import (
     LAYERS,
@@ -87,11 +86,11 @@ def fit(
     recipe = resolve(recipe) if isinstance(recipe, str) else recipe
     console = console if console is not None and distributed.is_main() else NullConsole()
     torch.set_num_threads(recipe.threads or torch.get_num_threads())
-    run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)
-    recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
-    with own_source(run if resume else None, recipe):
-        state = init_state(recipe, images, model)
-    check_start(state, log)
+    run = Run(Path(out))
+    with distributed.agreed():
+        state = first_state(recipe, run, model, data, classes, resume)
+        check_start(state, log)
+    recipe, images = state.recipe, state.data
     with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
         add_teachers(state, train_teachers(recipe, run, images, partial(fit, log=log), resume, overwrite, console))
         if resume:
@@ -103,9 +102,10 @@ def check_start(state: TrainState, log: LogTarget) -> None:
     """Refuse what would stop training at its first step, before anything is written or replaced."""
     check_log(log)
     recipe, images = state.recipe, len(state.data.train)
-    shard(torch.arange(min(recipe.batch_size, images)))
-    if not recipe.drop_last:
-        shard(torch.arange(images % recipe.batch_size))
+    with numerics(recipe, state.device):
+        shard(torch.arange(min(recipe.batch_size, images)))
+        if not recipe.drop_last:
+            shard(torch.arange(images % recipe.batch_size))
 
 
 def train_or_roll_back(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
@@ -131,6 +131,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers, state.average)
     with (
         listening() as request,
+        numerics(recipe, state.device),
         torch.random.fork_rng(devices=[]),
         console.progress(recipe.with_seed(recipe.method), recipe.epochs * steps, done=progress.step) as advance,
         epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1) as log_epoch,
@@ -178,13 +179,12 @@ def train_epoch(
             optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
         terms = train_step(state, forward, ddp_forward, images, shard(with_extra(index, len(images), extra)))
-        meter.add(distributed.mean_of(terms), progress.step + 1)
+        terms, reason = exchange(terms, (state.model, *state.along.values()), recipe, autosave.reason())
+        meter.add(terms, progress.step + 1)
         if meter.due(progress.step):
             meter.read()  # a loss that is not finite stops here, before it reaches the weights
         for optimizer in state.optimizers:
             optimizer.step()
-        for network in (state.model, *state.along.values()):
-            average_statistics(network, recipe)
         progress.batch += 1
         progress.step += 1
         if isinstance(recipe.average, EMA):
@@ -193,7 +193,7 @@ def train_epoch(
             progress.sums = meter.read()
             advance(progress.step - shown, **figures(state))
             shown = progress.step
-        autosave(meter)
+        autosave(meter, reason)
     progress.sums = meter.read()
 
 
@@ -219,7 +219,8 @@ def train_step(
     """
     recipe, progress, device = state.recipe, state.progress, state.device
     seed, epoch, sums = recipe.seed, progress.epoch, {}
-    parts = index.to(device).chunk(recipe.accumulate)
+    parts = to_device(index, images.y.device).chunk(recipe.accumulate)
+    in_float32 = torch.autocast(device.type, enabled=False)  # losses, products too
     for number, part in enumerate(parts):
         weight, (x, y) = len(part) / len(index), augmented(state, images, part)
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
@@ -233,9 +234,9 @@ def train_step(
                 y,
                 attack=attack,
                 noise=recipe.noise,
-                objective=weighed(objective, forward.model, state),
+                objective=in_float32(weighed(objective, forward.model, state)),
                 awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
-                awp_objective=climbed(objective, recipe.awp),
+                awp_objective=in_float32(climbed(objective, recipe.awp)),
                 shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
                 private=context.draws,
                 prepare=prepare,
@@ -256,14 +257,19 @@ def learning_rate(state: TrainState, step: int, steps: int) -> float:
 
 
 class Autosave:
-    """Saves inside an epoch: every `save_minutes`, and when a signal asks to stop. Called after every step."""
+    """Saves inside an epoch: every `save_minutes`, and when a signal asks to stop. Called after every step, with the
+    reason that ranks agreed on."""
 
     def __init__(self, state: TrainState, run: Run, request: Request) -> None:
         self.state, self.run, self.request, self.last = state, run, request, time.monotonic()
 
-    def __call__(self, meter: LossMeter) -> None:
+    def reason(self) -> int:
+        """Why this rank wants to save: a signal's number, 1 when it is time (no signal handled has that), or 0."""
         due = distributed.is_main() and time.monotonic() - self.last > 60 * self.state.recipe.save_minutes
-        if reason := distributed.any_rank(self.request.number or int(due)):  # no signal that is handled has number 1
+        return self.request.number or int(due)
+
+    def __call__(self, meter: LossMeter, agreed: int) -> None:
+        if reason := agreed if distributed.active() else self.reason():  # alone: also what was asked for since
             self.state.progress.sums = meter.read()
             save_midway(self.state, self.run, reason)
             self.last = time.monotonic()

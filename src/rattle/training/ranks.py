@@ -1,11 +1,14 @@
 """What training does differently on several ranks: the wrapped model, a rank's share of a batch, common statistics."""
 
 import inspect
-from collections.abc import Mapping
+import signal
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
@@ -55,9 +58,25 @@ def shard(index: Tensor) -> Tensor:
     return index.chunk(ranks)[distributed.rank()]
 
 
-def average_statistics(model: nn.Module, recipe: Recipe) -> None:
-    """Average BatchNorm's running statistics over ranks, so that a checkpoint of one rank is that of all."""
-    if distributed.active() and recipe.batch_norm == "local":
-        buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
-        for name, value in distributed.mean_of(buffers).items():
-            buffers[name].copy_(value)
+def exchange(
+    terms: Mapping[str, Tensor], networks: Sequence[nn.Module], recipe: Recipe, reason: int
+) -> tuple[dict[str, Tensor], int]:
+    """What ranks tell each other at the end of a step, in one message: their losses, BatchNorm's running statistics (a
+    checkpoint of one rank is then that of all), and a reason to save, the largest of any rank; 0: none.
+
+    Returns the mean losses and the reason. On GPUs the reason is a message of its own between the hosts, or every step
+    would wait for the device.
+    """
+    if not distributed.active():
+        return dict(terms), reason
+    local = networks if recipe.batch_norm == "local" else ()
+    buffers = [b for network in local for b in network.buffers() if b.is_floating_point()]
+    values = {**terms, **{f"buffer {i}": b for i, b in enumerate(buffers)}}
+    host = next(iter(terms.values())).device.type == "cpu"
+    if host:  # a count for each number: the largest reason is the last with a count
+        values["reasons"] = one_hot(torch.tensor(reason), signal.NSIG).to(next(iter(terms.values())))
+    means = distributed.mean_of(values)
+    for i, buffer in enumerate(buffers):
+        buffer.copy_(means[f"buffer {i}"])
+    reason = int(means["reasons"].nonzero().max()) if host else distributed.any_rank(reason)
+    return {name: means[name].to(value.dtype) for name, value in terms.items()}, reason

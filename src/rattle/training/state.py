@@ -390,8 +390,9 @@ def newest(run: Run, console: Console) -> checkpoint.Checkpoint | None:
 
 
 def refuse_non_finite(state: TrainState) -> None:
-    """Raise Diverged if a weight or statistic overflowed: such a model is neither saved nor evaluated."""
-    if not all(bool(torch.isfinite(value).all()) for value in state.model.state_dict().values()):
+    """Raise Diverged if a weight or statistic overflowed on any rank: such a model is neither saved nor evaluated."""
+    good = torch.stack([torch.isfinite(value).all() for value in state.model.state_dict().values()]).all()
+    if distributed.any_rank(int(not bool(good))):
         progress = state.progress
         means = {name: value / max(progress.batch, 1) for name, value in progress.sums.items()}
         raise Diverged(progress.step, {**means, "weights": float("nan")})

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
+from rattle.attacks.base import images_checked
 from rattle.forward import Outputs, PairedForward
 from rattle.objectives.base import Batch, mixed_terms, same, total
 from rattle.randomness import ImageStreams
@@ -45,7 +46,7 @@ def step(
     """
     model = forward.model
     # Sample u ~ N(0, sigma^2) and generate the adversarial examples at w + u.
-    with perturbed(model, noise.at("inner")(model, generator=shared)):
+    with perturbed(model, noise.at("inner")(model, generator=shared)), images_checked():
         x_adv = attack(model, x, y, generator=private)
     batch = prepare(Batch(x=x, x_adv=x_adv, y=y))
     images = batch.x, batch.x_adv, forward.draws(noise.at("outer"), noise_samples, generator=shared), batch.extra

@@ -30,10 +30,10 @@ def term_gradients(model: nn.Module, terms: Mapping[str, Tensor]) -> dict[str, T
     return found
 
 
-def climbed(objective: TermsNow, awp: AWP | SAM | ASAM | None) -> Terms | None:
-    """What AWP climbs, if it is not the objective itself."""
+def climbed(objective: TermsNow, awp: AWP | SAM | ASAM | None) -> Terms:
+    """What AWP climbs: the objective itself, or without its Taylor terms."""
     if not isinstance(awp, AWP) or awp.climbs == "loss":
-        return None
+        return objective
     return TermsNow(without_taylor(objective.objective), objective.context)
 
 

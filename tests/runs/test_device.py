@@ -1,0 +1,67 @@
+"""Devices by name: one that is not there is refused in a sentence, by every command and in Python."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import rattle
+from rattle import cli
+from rattle.errors import RattleError
+from rattle.runs.distributed import choose_device
+from support.tiny_runs import save_run
+
+ABSENT = "cuda:99"  # also where there is a GPU
+ZOO = "zoo:digits-linf-cnn-plain"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_run(tmp_path_factory.mktemp("device") / "run"))
+
+
+@pytest.mark.parametrize("name", [ABSENT, "gpu", "cpu:x"])
+def test_a_device_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(RattleError, match=f"there is no device '{name}' here: ") as caught:
+        choose_device(name)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(RattleError, match="there is no device"):
+        rattle.load(ZOO, device=name)
+
+
+def test_a_device_may_be_given_as_torch_has_it() -> None:
+    assert choose_device(torch.device("cpu")) == torch.device("cpu")
+    assert next(rattle.load(ZOO, device="cpu").parameters()).device.type == "cpu"
+
+
+@pytest.mark.parametrize("call", [rattle.evaluate, rattle.benchmark])
+def test_evaluations_refuse_it_in_python(call: object) -> None:
+    data = (torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.long))
+    images = (data,) if call is rattle.benchmark else data
+    with pytest.raises(RattleError, match="there is no device"):
+        call(rattle.load(ZOO), *images, attacks="fgsm", device=ABSENT)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "digits-linf-cnn-at"],
+        ["evaluate", ZOO],
+        ["transfer", "--from", ZOO, "--to", ZOO],
+        ["fidelity", ZOO],
+        ["landscape", "RUN"],
+        ["report", "RUN"],
+        ["bench"],
+        ["sweep", "digits-linf-cnn-at", "--seeds", "0"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_refuses_it_in_a_sentence(
+    command: list[str], run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = [run if word == "RUN" else word for word in command]
+    assert cli.main([*args, "--device", ABSENT]) == 2
+    said = "".join(capfd.readouterr())
+    assert f"there is no device '{ABSENT}' here: " in said
+    assert "Traceback" not in said

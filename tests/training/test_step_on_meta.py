@@ -1,0 +1,232 @@
+"""A training step never waits for the device: on `meta`, tensors have no values, so that every look at one raises.
+
+What reads a value (`.item()`, `float`, `bool`, a mask that packs rows) makes the host wait on a GPU. A copy from host
+memory does too, unless it is pinned, and it works on meta: `Copies` lists those.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rattle.attacks import PGD
+from rattle.data import Augment, Images
+from rattle.data.dataset import Dataset
+from rattle.errors import RattleError
+from rattle.forward import PairedForward
+from rattle.models import create_model, find_head
+from rattle.objectives import AT, Taylor, Trades
+from rattle.objectives.base import (
+    HasTeachers,
+    Memory,
+    Method,
+    Moment,
+    Objective,
+    Remembers,
+    RemembersClasses,
+    StepContext,
+    now,
+)
+from rattle.objectives.registry import METHODS
+from rattle.randomness import ImageStreams
+from rattle.threat import Norm, Threat
+from rattle.training.batches import augmented
+from rattle.training.state import LossMeter, init_state
+from rattle.training.step import step
+from rattle.weights import ASAM, AWP, EMA, SAM, Noise
+from support.training import tiny
+
+META = torch.device("meta")
+IMAGES, CLASSES = 4, 10
+# What waits for the device by its nature, with the reason.
+WAITS = {
+    "fat": "images leave the attack as they are misclassified, and the others go on as a smaller batch",
+    "fat-trades": "the same",
+    "mma": "images that are misclassified already are not attacked",
+}
+
+
+class Copies(TorchDispatchMode):
+    """The copies from host memory to the device, as shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[list[int]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default):
+            source = args[0] if function is torch.ops.aten._to_copy.default else args[1]
+            if source.device.type == "cpu" and result.device.type == "meta":
+                self.found.append(list(source.shape))
+        return result
+
+
+def network() -> nn.Module:
+    return create_model("cnn", classes=CLASSES, channels=1, width=4).to(META).train()
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    """Images, labels and the images' numbers."""
+    y = torch.zeros(IMAGES, dtype=torch.long, device=META)
+    return torch.rand(IMAGES, 1, 8, 8, device=META), y, torch.arange(IMAGES, device=META)
+
+
+def memory_of(objective: Objective) -> dict[str, Tensor]:
+    images = objective.initial_memory(IMAGES) if isinstance(objective, Remembers) else {}
+    classes = objective.initial_class_memory(CLASSES) if isinstance(objective, RemembersClasses) else {}
+    return {name: value.to(META) for name, value in (images | classes).items()}
+
+
+def one_step(method: Method, norm: Norm = "linf", *, awp: AWP | SAM | ASAM | None = None, samples: int = 1) -> list:
+    """A step of a method as the loop makes it; returns the shapes that were copied to the device, besides u."""
+    model, objective, (x, y, index) = network(), method.objective, batch()
+    named = objective.teachers if isinstance(objective, HasTeachers) else {}
+    teachers = {name: network() for name, (_, how) in named.items() if how != "average"}
+    average = EMA().averaged(model)
+    average.update_parameters(model)
+    context = StepContext(
+        moment=Moment(epoch=1, epochs=2),
+        draws=ImageStreams(0, index),
+        memory=Memory(memory_of(objective), index),
+        classes=CLASSES,
+        teachers=teachers,
+    )
+    attack = replace(method.attack, threat=Threat(norm=norm, epsilon=0.1), step_size=0.02, steps=1)
+    objective, attack, prepare = now(objective, attack, context)
+    needs = objective.objective.needs
+    forward = PairedForward(model, needs, find_head(model) if needs.features else None, teachers, average)
+    settings = {"noise": Noise(), "awp": awp, "shared": torch.Generator(), "noise_samples": samples, "prepare": prepare}
+    with Copies() as copies:
+        terms = step(forward, x, y, attack=attack, objective=objective, private=context.draws, **settings)
+        objective.remember()
+    assert all(value.device == META for value in terms.values())
+    assert all(p.grad is not None for p in model.parameters())
+    drawn = [list(p.shape) for p in model.parameters() if p.ndim > 1]  # u comes from the host, or not at all
+    return [shape for shape in copies.found if shape not in drawn]
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_step_of_every_method_looks_at_no_value(name: str, norm: Norm) -> None:
+    if name in WAITS:
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            one_step(METHODS[name], norm)
+    else:
+        assert one_step(METHODS[name], norm) == []
+
+
+def test_an_l1_step_looks_at_no_value() -> None:
+    one_step(METHODS["trades"], "l1")
+
+
+@pytest.mark.parametrize("awp", [AWP(gamma=0.01, warmup=0), SAM(rho=0.1), ASAM()])
+def test_a_step_with_perturbed_weights_looks_at_no_value(awp: AWP | SAM | ASAM) -> None:
+    assert one_step(METHODS["trades"], awp=awp) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [(AT, "head"), *((Trades, mode) for mode in ("head", "released", "exact", "sampled"))]
+)
+def test_a_step_with_the_taylor_terms_looks_at_no_value(kind: type, mode: Any) -> None:
+    method = replace(METHODS["trades"], objective=kind(taylor=Taylor(order=2, mode=mode)))
+    assert one_step(method, samples=2 if mode == "sampled" else 1) == []
+
+
+@pytest.mark.parametrize("loss", ["ce", "kl", "cw"])
+def test_an_attack_called_alone_looks_at_its_images_and_a_step_does_not(loss: Any) -> None:
+    model, (x, y, _) = network(), batch()
+    with pytest.raises(RuntimeError, match="meta"):
+        PGD(loss=loss)(model, x, y)
+    one_step(replace(METHODS["at"], attack=PGD(loss=loss)))
+
+
+def test_a_step_on_the_cpu_still_refuses_images_outside_0_1() -> None:
+    model, noise = create_model("cnn", classes=CLASSES, channels=1, width=4), Noise(sigma=0)
+    x, index = 255 * torch.rand(4, 1, 8, 8), torch.arange(4)
+    parts = {"objective": AT(), "awp": None, "shared": torch.Generator(), "private": ImageStreams(0, index)}
+    with pytest.raises(RattleError, match=r"must lie in \[0, 1\]"):
+        step(PairedForward(model, AT().needs), x, index, attack=PGD(), noise=noise, **parts)
+
+
+@pytest.mark.parametrize("value", [-0.1, 255.0, float("nan")])
+def test_a_dataset_refuses_float_images_outside_0_1(value: float) -> None:
+    x, y = torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.long)
+    good, bad = Images(x, y), Images(torch.cat([x[:3], torch.full_like(x[:1], value)]), y)
+    Dataset(name="mine", train=good, test=good, classes=("one",))
+    with pytest.raises(RattleError, match=r"mine: images must lie in \[0, 1\]"):
+        Dataset(name="mine", train=bad, test=good, classes=("one",))
+
+
+@pytest.mark.parametrize("mix", ["none", "cutmix", "mixup"])
+def test_augmentation_and_mixing_look_at_no_value_and_copy_nothing(mix: Any) -> None:
+    recipe = tiny("at")
+    recipe = replace(recipe, data=replace(recipe.data, augment=Augment(pad=2, flip=True, cutout=3, mix=mix)))
+    state = init_state(recipe, recipe.data.load())
+    state.model.to(META)
+    images = state.data.train.to(META)
+    with Copies() as copies:
+        x, y = augmented(state, images, torch.arange(8, device=META))
+    assert x.device == y.device == META
+    assert len(x) == len(y) == 8
+    assert copies.found == []
+
+
+def test_images_on_the_host_are_found_by_an_index_on_the_host() -> None:
+    recipe = tiny("at")
+    recipe = replace(recipe, data=replace(recipe.data, augment=Augment(pad=2, mix="cutmix")))
+    state = init_state(recipe, recipe.data.load())
+    whole = augmented(state, state.data.train, torch.arange(8))
+    state.model.to(META)
+    x, y = augmented(state, state.data.train, torch.arange(8))
+    assert x.device == y.device == META
+    assert (x.shape, y.shape) == tuple(part.shape for part in whole)
+
+
+@pytest.mark.parametrize("draw", ["uniform", "normal", "signs"])
+def test_streams_of_images_draw_on_their_device(draw: str) -> None:
+    with Copies() as copies:
+        streams = ImageStreams(7, torch.arange(IMAGES, device=META))
+        assert getattr(streams, draw)(3, 2).device == META
+        assert streams.integers(5, 2).device == META
+    assert copies.found == []
+
+
+@pytest.mark.parametrize("average", [EMA(), EMA(warmup=True)])
+def test_an_average_of_the_weights_follows_at_every_step_without_a_look(average: EMA) -> None:
+    model = network()
+    averaged = average.averaged(model)
+    with Copies() as copies:
+        for _ in range(3):
+            averaged.update_parameters(model)
+    assert copies.found == []
+    assert int(averaged.n_averaged) == 3
+
+
+def test_a_moving_average_is_torchs() -> None:
+    model = create_model("cnn", classes=CLASSES, channels=1, width=4)
+    ours, theirs = (
+        EMA(decay=0.9).averaged(model),
+        AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True),
+    )
+    for _ in range(3):
+        model(torch.rand(4, 1, 8, 8))
+        with torch.no_grad():
+            model.head.weight.add_(0.1)
+        ours.update_parameters(model)
+        theirs.update_parameters(model)
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+
+
+def test_the_sums_of_losses_are_looked_at_when_they_are_read_alone() -> None:
+    meter = LossMeter({}, META)
+    with Copies() as copies:
+        for number in range(60):
+            meter.add({"clean": torch.rand((), device=META), "zeroth": torch.rand((), device=META)}, number)
+    assert copies.found == []
+    with pytest.raises(RuntimeError, match="meta"):
+        meter.read()
