@@ -60,7 +60,7 @@ def test_a_sigma_of_zero_is_refused() -> None:
 
 def test_the_command_writes_a_table_json_and_plots(tmp_path, capsys) -> None:
     run = tmp_path / "run"
-    short = ["--epochs", "1", "--width", "4", "--data.train-size", "130", "--attack.steps", "1"]
+    short = ["--epochs", "1", "--width", "4", "--data.train-size", "130", "--attack.steps", "1", "--seed", "1"]
     assert main(["train", "digits-linf-cnn-trades-2nd", *short, "--out", str(run)]) == 0
     capsys.readouterr()
     assert main(["fidelity", str(run), "--n", "8", "--draws", "1", "--sigmas", "1e-4", "1/100", "--json"]) == 0
@@ -71,3 +71,5 @@ def test_the_command_writes_a_table_json_and_plots(tmp_path, capsys) -> None:
     assert printed["answer"].startswith("The Taylor terms do ")
     assert (run / "results" / "fidelity.png").stat().st_size > 1000
     assert (run / "results" / "fidelity.svg").exists()
+    assert main(["fidelity", str(run), "--n", "8", "--draws", "1", "--sigmas", "0.01"]) == 0  # one, the run's own
+    assert "digits-linf-cnn-trades-2nd, seed 1: remainders" in capsys.readouterr().out

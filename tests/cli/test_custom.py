@@ -10,6 +10,7 @@ import pytest
 
 import rattle
 from rattle.cli.main import main
+from rattle.data.registry import Data
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
@@ -142,11 +143,20 @@ def test_no_images_are_held_out_when_that_is_said(none: str, capsys: pytest.Capt
     assert read(Run(Path("run")).checkpoint("best")).progress["epoch"] == 1
 
 
+def test_the_images_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_from, source = [], Data.source
+    monkeypatch.setattr(Data, "source", lambda data: read_from.append(data.name) or source(data))
+    assert main([*MINE, *QUICK]) == 0
+    assert read_from == ["my.npz"]
+    assert recipe_of(NAME).data.name == "my.npz"
+
+
 def test_the_help_of_custom_needs_no_images(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["train", "custom", "--help"])
     assert stop.value.code == 0
-    assert "--optimizer.lr" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert all(option in said for option in ("--optimizer.lr", "--method", "--norm", "--epsilon "))
     assert main(["train", "--help"]) == 0
     assert "rattle train custom --data.name DATA --model MODEL" in capsys.readouterr().out
 

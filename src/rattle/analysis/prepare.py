@@ -59,6 +59,9 @@ class LandscapeConfig:
         for name in ("images", "weight_images", "attack_steps"):
             if getattr(self, name) < 1:
                 raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
+        for points in (self.points, self.line_points, self.surface_points):
+            for radius in (self.radius, self.weight_radius):
+                landscape.axis(radius, points)  # refuses what cannot be drawn
 
 
 QUICK = LandscapeConfig(

@@ -44,6 +44,11 @@ class Remainder:
     second: float  # remainder after the second order, relative to the change
 
 
+def check_draws(draws: int, sigmas: Sequence[float]) -> None:
+    if draws < 1 or not sigmas or any(sigma <= 0 for sigma in sigmas):
+        raise RattleError(f"draws must be >= 1 and every sigma > 0, got {draws} and {list(sigmas)}")
+
+
 def remainders(
     model: nn.Module,
     x: Tensor,
@@ -60,8 +65,7 @@ def remainders(
     `noise` says which weights move; `batch_statistics` lets BatchNorm normalise by the batch, as in training, instead
     of by its running statistics; `progress` is called after each sigma of each draw.
     """
-    if draws < 1 or any(sigma <= 0 for sigma in sigmas):
-        raise RattleError(f"draws must be >= 1 and every sigma > 0, got {draws} and {list(sigmas)}")
+    check_draws(draws, sigmas)
     model, x = copy.deepcopy(model).double(), x.double()
     unit = Noise(sigma=1.0, where=noise.where if noise else "matrices")
     sums = torch.zeros(len(sigmas), 3, dtype=torch.float64)
@@ -111,22 +115,26 @@ def measure_checkpoint(
     folder = Path(out) if out else target.results
     measured = measure_terms(target, recipe, batches=batches, seed=seed)
     rows = {name: [asdict(row) for row in rows] for name, rows in found.items()}
-    plain = target.metadata | {"seed": seed, "n": len(y), "draws": draws, "remainders": rows} | measured
+    plain = target.metadata | {"name": target.name, "seed": seed, "n": len(y), "draws": draws, "remainders": rows}
+    plain |= measured
     write_atomically(folder / "fidelity.json", json.dumps(plain).encode())
-    return plain, plots.save(plot(found, recipe.noise.sigma), folder / "fidelity", dpi=160)
+    return plain, plots.save(plot(found, recipe.noise.sigma, target.name), folder / "fidelity", dpi=160)
 
 
-def plot(found: dict[str, list[Remainder]], sigma: float) -> Figure:
+def plot(found: dict[str, list[Remainder]], sigma: float, title: str) -> Figure:
     """Remainder against sigma, clean and adversarial side by side; the run's own sigma is marked if it has one."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
+    figure.suptitle(title)
     for axis, (name, rows) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
         sigmas = [row.sigma for row in rows]
+        shown = [*sigmas, sigma] if sigma else sigmas
+        limits = min(shown) / 2, max(shown) * 2  # a width where there is one sigma, too
+        axis.set(xscale="log", yscale="log", xlim=limits, title=f"{name} images", xlabel="sigma of the weight noise u")
         axis.axhline(1, color="0.6", linewidth=1, label="order 0: g(w) alone")
         axis.plot(sigmas, [row.first for row in rows], "o-", color="#b35806", label="after the first order")
         axis.plot(sigmas, [row.second for row in rows], "s-", color="#1b7837", label="after the second order")
         if sigma:
             axis.axvline(sigma, color="#2166ac", linestyle=":", label=f"this run's sigma = {sigma:g}")
-        axis.set(xscale="log", yscale="log", title=f"{name} images", xlabel="sigma of the weight noise u")
         axis.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("remainder / ||g(w+u) - g(w)||")
     figure.axes[0].legend(frameon=False, fontsize=8)

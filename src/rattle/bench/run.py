@@ -45,12 +45,16 @@ class Result:
         return (self.limit[name] / self.seconds[name][self.setup.ratio_clock]).median
 
 
+def check_rounds(rounds: int | None) -> None:
+    if rounds is not None and rounds < 1:
+        raise RattleError(f"rounds must be >= 1, got {rounds}")
+
+
 def bench(
     setup: Setup, *, rounds: int = 5, groups: tuple[Group, ...] = GROUPS, console: Console | None = None
 ) -> Result:
     """Measure the groups of cases, and beside training steps their convolutions alone."""
-    if rounds < 1:
-        raise RattleError(f"rounds must be >= 1, got {rounds}")
+    check_rounds(rounds)
     subject = prepare(setup)
     dtype = torch.bfloat16 if setup.precision == "bf16" else torch.float32
     limit = Limit(subject.fast, subject.x, clock=setup.ratio_clock, dtype=dtype)

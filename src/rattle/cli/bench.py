@@ -9,11 +9,12 @@ import torch
 import tyro
 
 from rattle.bench.report import chart, growth_chart, ratio_rows, rows, to_plain
-from rattle.bench.run import GROUPS, bench, growth, trace
+from rattle.bench.run import GROUPS, bench, check_rounds, growth, trace
 from rattle.bench.setup import Setup
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
 from rattle.errors import RattleError
+from rattle.runs.distributed import check_device
 from rattle.runs.io import new_file, write_atomically
 
 
@@ -43,16 +44,24 @@ class Options:
     overwrite: bool = False  # replace the files that are named and there
 
 
-def main(args: list[str]) -> None:
+def read(args: list[str]) -> tuple[Options, Setup]:
+    """The options and the setup they ask for; raises RattleError for what need not be run to be refused."""
     options = parse(Options, args, "bench")
     for path in filter(None, (options.trace, options.json, options.chart)):
         new_file(path, options.overwrite)
     names = ("model", "batch", "steps", "device", "precision", "compile", "channels_last", "clock")
     width = options.width or (8 if options.quick else None)
     setup = Setup(width=width, **{name: getattr(options, name) for name in names})
+    if options.threads is not None and options.threads < 1:
+        raise RattleError(f"threads must be >= 1, got {options.threads}")
+    check_rounds(options.rounds)
+    check_device(options.device)
+    return options, setup
+
+
+def main(args: list[str]) -> None:
+    options, setup = read(args)
     if options.threads is not None:
-        if options.threads < 1:
-            raise RattleError(f"threads must be >= 1, got {options.threads}")
         torch.set_num_threads(options.threads)
     if options.trace:
         trace(setup, Path(options.trace))

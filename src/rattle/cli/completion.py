@@ -42,9 +42,21 @@ _rattle() {
 }
 complete -o default -F _rattle rattle
 """
-ZSH = '#compdef rattle\n# Put into ~/.zshrc: eval "$(rattle completion zsh)"\nautoload -U +X compinit && compinit\n'
-ZSH += "autoload -U +X bashcompinit && bashcompinit\n"
-FISH = "# Completion of rattle: rattle completion fish > ~/.config/fish/completions/rattle.fish\n"
+ZSH = """#compdef rattle
+# Put into ~/.zshrc: eval "$(rattle completion zsh)"
+(( $+functions[compdef] )) || { autoload -U +X compinit && compinit }
+autoload -U +X bashcompinit && bashcompinit
+"""
+FISH = """# Completion of rattle: rattle completion fish > ~/.config/fish/completions/rattle.fish
+function __rattle_is  # the command, which may also be the name of a folder later in the line
+  set -l words (commandline -opc)
+  test "$words[2]" = "$argv[1]"
+end
+function __rattle_after  # the last option
+  set -l options (string match -- "--*" (commandline -opc))
+  test "$options[-1]" = "$argv[1]"
+end
+"""
 RUNS = "(for file in */recipe.yaml */*/recipe.yaml; string replace /recipe.yaml '' $file; end)"
 
 
@@ -67,6 +79,8 @@ def options_of(command: str) -> list[str]:
     modules = ["sweep", "train"] if command == "sweep" else [command]
     classes = ["Get", "Show"] if command == "data" else ["Options"]
     found = [option for module in modules for name in classes for option in names.options(f"rattle.cli.{module}", name)]
+    if command == "train":
+        found += [f"--{name}" for name in names.keys("rattle.cli.custom", "OWN")]
     return list(dict.fromkeys([*(option for option in found if not option.endswith("*")), "--help"]))
 
 
@@ -100,8 +114,9 @@ def fish() -> str:
     lines = [
         f"complete -c rattle -n __fish_use_subcommand -f -a {name} -d {about!r}" for name, about in COMMANDS.items()
     ]
+    lines.append(f"complete -c rattle -n '__rattle_after --attacks' -f -a '{' '.join(names.attacks())}'")  # any number
     for command in COMMANDS:
-        after = f"complete -c rattle -n '__fish_seen_subcommand_from {command}'"
+        after = f"complete -c rattle -n '__rattle_is {command}'"
         lines.append(f'{after} -a "{" ".join(firsts().get(command, []))} {RUNS}"'.replace("$", "\\$"))
         for option in options_of(command):
             words = values().get(option)

@@ -1,7 +1,6 @@
 """The recipe `custom` of rattle train: any images, any network, any method; the settings follow from the images."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from rattle.models import list_models
 from rattle.recipes.catalog import NO_AUGMENT, SETTINGS, make_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import number
+from rattle.training.given import Loaded
 
 USAGE = """usage: rattle train custom --data.name DATA --model MODEL [options]
 
@@ -30,11 +30,10 @@ USUAL = {
     "linf": "usual are 8/255 for colour images of 32 pixels, 4/255 for photographs of 224, 0.3 for MNIST",
     "l2": "usual are 128/255 for colour images of 32 pixels, 3 for photographs of 224, 2 for MNIST",
 }
-Read = Callable[[Recipe, str, list[str]], Recipe]  # a recipe with the settings given on the command line
 
 
-def recipe_of(args: list[str], read: Read) -> tuple[Recipe, list[str]]:
-    """The recipe for what the arguments name, and the arguments that are left to change it."""
+def recipe_of(args: list[str]) -> tuple[Recipe, list[str]]:
+    """The recipe for what the arguments name, before anything is known of the images; the arguments that are left."""
     given, rest = take(args, OWN)
     asked = any(word in ("-h", "--help") for word in rest)
     names = {"data.name": ("digits", list_datasets()), "model": ("cnn", list_models())}
@@ -53,13 +52,19 @@ def recipe_of(args: list[str], read: Read) -> tuple[Recipe, list[str]]:
     if given["data.name"] in SETTINGS:
         return make_recipe(method, data=SETTINGS[given["data.name"]].data, **settings), rest
     recipe = make_recipe(method, data=Data(name=given["data.name"], augment=NO_AUGMENT), **settings)
-    recipe = replace(recipe, epochs=recipe.epochs // 2)  # who knows no better can make the run longer later
-    if asked:
-        return recipe, rest
-    data = read(recipe, "custom", rest).data.load()
-    if "epsilon" not in given:
-        check_usual(data, settings["norm"])
-    return replace(recipe, batch_size=batch_size(recipe, len(data.train))), rest
+    return replace(recipe, epochs=recipe.epochs // 2), rest  # who knows no better can make the run longer later
+
+
+def fit_to_images(recipe: Recipe, args: list[str]) -> tuple[Recipe, Loaded | None]:
+    """The recipe with what its images decide and the arguments do not; the images, if they had to be read for it."""
+    if recipe.data.name in SETTINGS:
+        return recipe, None
+    images = recipe.data.load()
+    if not take(args, ("epsilon",))[0]:
+        check_usual(images, recipe.attack.threat.norm)
+    if not take(args, ("batch-size", "batch_size"))[0]:
+        recipe = replace(recipe, batch_size=batch_size(recipe, len(images.train)))
+    return recipe, Loaded(images)
 
 
 def epsilon_of(text: str, norm: str) -> float:

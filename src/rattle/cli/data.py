@@ -38,16 +38,30 @@ class Show:
     overwrite: bool = False  # replace the PNG file if it is there
     resize: int | None = None  # side to scale the images to
 
+    @property
+    def source(self) -> data.Data:
+        return data.Data(name=self.name, root=self.root, resize=self.resize)
+
 
 def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE.format(", ".join(data.list_datasets())))
-    elif args[0] == "get":
-        get(parse(Get, args[1:], "data get"))
-    elif args[0] == "show":
-        show(parse(Show, args[1:], "data show"))
-    else:
+        return
+    options = read(args)
+    get(options) if isinstance(options, Get) else show(options)
+
+
+def read(args: list[str]) -> Get | Show:
+    """The options; raises RattleError for what can be told without the images."""
+    if args[0] == "get":
+        return parse(Get, args[1:], "data get")
+    if args[0] != "show":
         raise unknown("rattle data", args[0], ["get", "show"])
+    options = parse(Show, args[1:], "data show")
+    if options.out and not options.out.lower().endswith(".png"):
+        raise RattleError(f"--out must be a .png file, got {options.out}")
+    options.source.find()
+    return options
 
 
 def get(options: Get) -> None:
@@ -56,10 +70,8 @@ def get(options: Get) -> None:
 
 
 def show(options: Show) -> None:
-    if options.out and not options.out.lower().endswith(".png"):
-        raise RattleError(f"--out must be a .png file, got {options.out}")
     out = new_file(options.out or f"{slugify(Path(options.name).stem)}-contact-sheet.png", options.overwrite)
-    dataset = data.Data(name=options.name, root=options.root, resize=options.resize).source()
+    dataset = options.source.source()
     for header, *rows in (data.describe(dataset), data.balance(dataset)):
         print_table(header, rows)
     print(f"contact sheet: {data.contact_sheet(dataset, out)}")

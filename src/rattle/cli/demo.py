@@ -10,6 +10,7 @@ from rattle.cli.report import report
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import get_recipe
+from rattle.recipes.recipe import Recipe
 from rattle.report.compare import compare_runs
 from rattle.report.run_data import load_runs
 from rattle.report.tables import accuracy_row
@@ -28,13 +29,20 @@ class Options:
     epochs: int = 20  # of each run; the recipes' own 30 give a little more accuracy
 
 
-def main(args: list[str]) -> None:
+def read(args: list[str]) -> tuple[Options, dict[str, Recipe]]:
+    """The options, and the recipe of each method."""
     options = parse(Options, args, "demo")
+    changes = {"seed": options.seed, "epochs": options.epochs}
+    return options, {method: replace(get_recipe(f"digits-linf-cnn-{method}"), **changes) for method in METHODS}
+
+
+def main(args: list[str]) -> None:
+    options, recipes = read(args)
     console, rows, folders, n = Console(), [], [], 0
-    threat = get_recipe("digits-linf-cnn-trades").attack.threat
+    threat = recipes["trades"].attack.threat
     attacks = {name: get_attack(name, threat) for name in ATTACKS}
     for method, label in METHODS.items():
-        recipe = replace(get_recipe(f"digits-linf-cnn-{method}"), seed=options.seed, epochs=options.epochs)
+        recipe = recipes[method]
         console.log(f"{label}: training {recipe.epochs} epochs on {recipe.data.name}")
         run = fit(recipe, Path(options.out) / method, overwrite=True, console=console)
         target = target_from_checkpoint(str(run.folder))

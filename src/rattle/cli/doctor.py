@@ -19,8 +19,12 @@ class Options:
     """Print versions, hardware and extras, and attack a small network to check that everything works."""
 
 
+def read(args: list[str]) -> Options:
+    return parse(Options, args, "doctor")
+
+
 def main(args: list[str]) -> None:
-    parse(Options, args, "doctor")
+    read(args)
     rows = environment() | {"cuda": "yes" if torch.cuda.is_available() else "no"}
     for extra, module in EXTRAS.items():
         rows[extra] = "installed" if find_spec(module) else f"not installed: pip install rattle-robust[{extra}]"

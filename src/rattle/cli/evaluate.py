@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -14,16 +15,19 @@ from rattle.attacks import Attack
 from rattle.attacks.registry import counted, get_attack, list_attacks
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse, take_attack_settings, typed
-from rattle.data.dataset import choose_images
+from rattle.data.dataset import check_count, choose_images
 from rattle.errors import RattleError, unknown
-from rattle.evaluation.evaluate import curve, evaluate
+from rattle.evaluation.evaluate import check_settings, curve, evaluate
 from rattle.evaluation.results import Evaluation, curve_to_plain
 from rattle.evaluation.target import Network, Target, target_from_checkpoint, target_from_weights
 from rattle.evaluation.trust import what_would_change
 from rattle.evaluation.verify import load_images, verify
+from rattle.models.registry import find_builder
+from rattle.recipes.catalog import resolve
 from rattle.report.tables import accuracy_row, percent
 from rattle.runs import distributed
 from rattle.runs.load import open_checkpoint
+from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
 from rattle.threat import Norm, Threat
 
@@ -59,6 +63,18 @@ class AttackOptions:
     out: str = ""  # folder for the results; the run's own, or WEIGHTS-results, when not given
     changes: tyro.conf.Suppress[dict[str, dict[str, str]]] = field(default_factory=dict)  # see `parse_attacking`
 
+    def check(self, threat: Threat | None) -> None:
+        """Refuse what takes no model to refuse; threat: that of the model, where it is known."""
+        if not self.attacks:
+            raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
+        if self.first and (self.n is None or self.within is not None):
+            raise RattleError("--first goes with --n, and not with --within, which needs a random order")
+        check_count(self.n)
+        check_settings(self.batch_size, self.within)
+        asked = self.threat.over(threat or Threat())
+        if threat is not None:
+            self.chosen(asked)
+
     def chosen(self, threat: Threat) -> dict[str, Attack]:
         """The attacks on a threat, by the names of their results; one with other settings has them in its name."""
         for name in (name for name in self.changes if name not in self.attacks):
@@ -69,8 +85,6 @@ class AttackOptions:
 
     def settings(self, target: Target) -> dict[str, Any]:
         """The settings of `evaluate` and `curve` for a target."""
-        if not self.attacks:
-            raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
         return {
             "out": Path(self.out) if self.out else target.results,
             "metadata": target.metadata | {"seed": self.seed, **self.sampling(target)},
@@ -82,8 +96,6 @@ class AttackOptions:
 
     def choose(self, target: Target) -> Tensor:
         """The indices of the test images to attack."""
-        if self.first and (self.n is None or self.within is not None):
-            raise RattleError("--first goes with --n, and not with --within, which needs a random order")
         sampled = {"first": self.first, "seed": self.sample_seed, "shuffled": self.within is not None}
         return choose_images(target.test.y, self.n, **sampled)
 
@@ -130,24 +142,51 @@ class Options(Network, AttackOptions):
     raw: bool = False  # the raw weights of a run that averages them
 
 
-def main(args: list[str]) -> None:
+def read(args: list[str]) -> Options:
+    """The options; raises RattleError for what takes no model to refuse."""
     options = parse_attacking(Options, args, "evaluate")
+    check_named(options)
+    options.check(known_threat(options.path) if options.path else Threat())
+    for epsilon in options.epsilons:
+        Threat(epsilon=epsilon)  # refuses what is none
+    if options.verify and not Path(options.verify).is_file():
+        raise RattleError(f"there is no file {options.verify} to verify")
+    return options
+
+
+def known_threat(path: str) -> Threat | None:
+    """What a run was trained for, by its recipe; None where its checkpoint has to be opened to know."""
+    with suppress(RattleError):
+        return resolve(path).attack.threat if Run(Path(path)).exists() else None
+
+
+def main(args: list[str]) -> None:
+    options = read(args)
     with distributed.process_group():
         target = target_of(options)
         run = check_saved if options.verify else attack_target
         run(options, target)
 
 
-def target_of(options: Options) -> Target:
+def check_named(options: Options) -> None:
+    """Refuse options that do not say, or say twice, what is evaluated."""
     moved = bool(options.path) and ":" in options.model  # a run whose FILE.py is elsewhere now
     if bool(options.path) == bool(options.model) and not moved:
         raise RattleError("say what to evaluate: a run or checkpoint, or --model NAME --weights FILE --data NAME")
+    if not options.path:
+        if ":" not in options.model:
+            find_builder(options.model)
+        options.check_weights()
+        return
+    for name in ("weights", "width", "classes", "mean", "std", "resize"):
+        if getattr(options, name):
+            raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
+
+
+def target_of(options: Options) -> Target:
     if options.path:
-        for name in ("weights", "width", "classes", "mean", "std", "resize"):
-            if getattr(options, name):
-                raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
         saved = open_checkpoint(options.path)
-        saved = replace(saved, recipe=replace(saved.recipe, model=options.model)) if moved else saved
+        saved = replace(saved, recipe=replace(saved.recipe, model=options.model)) if options.model else saved
         return target_from_checkpoint(saved, data=options.data, root=options.data_root, averaged=not options.raw)
     return target_from_weights(options, options.data or "cifar10", root=options.data_root)
 
@@ -203,8 +242,6 @@ def broken_besides(result: Evaluation) -> int:
 def check_saved(options: Options, target: Target) -> None:
     """Check saved adversarial images against the model."""
     path = Path(options.verify)
-    if not path.is_file():
-        raise RattleError(f"there is no file {path} to verify")
     saved = load_images(path)
     if len(saved.index) and not (int(saved.index.min()) >= 0 and int(saved.index.max()) < len(target.test)):
         raise RattleError(f"{path} was not made from these {len(target.test)} test images")

@@ -36,8 +36,16 @@ class Options:
     submission: Submission = Submission()  # robustbench: about the paper
 
 
-def main(args: list[str]) -> None:
+def read(args: list[str]) -> Options:
+    """The options; raises RattleError for what takes no model to refuse."""
     options = parse(Options, args, "export")
+    if options.format != "robustbench" and (options.submission != Submission() or options.data_root):
+        raise RattleError("--submission and --data-root belong to --format robustbench")
+    return options
+
+
+def main(args: list[str]) -> None:
+    options = read(args)
     saved = open_checkpoint(options.path)
     run, name = run_of(saved.path), NAMES[options.format]
     out = Path(options.out) if options.out else (run.folder if run else saved.path.parent) / name
@@ -46,8 +54,6 @@ def main(args: list[str]) -> None:
     if options.format == "robustbench":
         submit(options, out)
         return
-    if options.submission != Submission() or options.data_root:
-        raise RattleError("--submission and --data-root belong to --format robustbench")
     model = load_model(saved, averaged=not options.raw)
     x = torch.rand(8, *saved.shape, generator=torch.Generator().manual_seed(0))  # the run's data may not be available
     path = export(model, x, out, options.format)

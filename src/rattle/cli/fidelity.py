@@ -6,9 +6,10 @@ from typing import Annotated
 
 import tyro
 
-from rattle.analysis.taylor_error import SIGMAS, measure_checkpoint
+from rattle.analysis.taylor_error import SIGMAS, check_draws, measure_checkpoint
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
+from rattle.data.dataset import check_count
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,16 @@ class Options:
     out: str = ""  # folder for the results; the run's own when not given
 
 
-def main(args: list[str]) -> None:
+def read(args: list[str]) -> Options:
+    """The options; raises RattleError for what takes no model to refuse."""
     options = parse(Options, args, "fidelity")
+    check_count(options.n)
+    check_draws(options.draws, options.sigmas)
+    return options
+
+
+def main(args: list[str]) -> None:
+    options = read(args)
     settings = {name: value for name, value in vars(options).items() if name != "json"}
     found, pictures = measure_checkpoint(**settings, console=Console())
     if options.json:
@@ -41,7 +50,7 @@ def main(args: list[str]) -> None:
         for row in remainders
     ]
     columns = ["images", "sigma", "change of g", "after 1st", "after 2nd"]
-    print_table(columns, rows, title=f"{found['recipe']}: remainders")
+    print_table(columns, rows, title=f"{found['name']}: remainders")
     print("change = |g(w+u) - g(w)| / |g(w)|; remainders are relative to that change: 1 is g(w) alone, less is better.")
     if found["terms"]:
         columns = [

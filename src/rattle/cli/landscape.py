@@ -24,8 +24,12 @@ class Options:
     config: Annotated[LandscapeConfig, tyro.conf.arg(name="")] = field(default_factory=LandscapeConfig)
 
 
+def read(args: list[str]) -> Options:
+    return parse(Options, args, "landscape")
+
+
 def main(args: list[str]) -> None:
-    options = parse(Options, args, "landscape")
+    options = read(args)
     pictures = compute_landscapes(options.runs, options.config, console=Console())
     rows = []
     for run in options.runs:

@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 
-from rattle.cli import early
+from rattle.cli import early, rehearsal
 from rattle.errors import RattleError
 from rattle.training.signals import StoppedBySignal
 
@@ -64,6 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # a sentence, without file and line
     try:
         early.check(args[0], args[1:])
+        if rehearsal.refuses(args[0], args[1:]):
+            return rehearsal.REFUSED
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:
         return fail(str(mistake))

@@ -33,7 +33,7 @@ def overview(state: TrainState) -> str:
         "images": f"{n:,} of {shape} from {recipe.data.name}, {classes}; {changes}",
         "held out": f"{len(data.val):,} images, to choose the best checkpoint by" if data.val else NONE_HELD_OUT,
         "network": f"{recipe.model}, {weights:,} parameters",
-        "method": f"{recipe.method} against {written(recipe.attack.threat)}",
+        "method": recipe.with_seed(f"{recipe.method} against {written(recipe.attack.threat)}"),
         "epochs": f"{length}, each {recipe.steps(n)} steps of {batch} images; "
         f"learning rate {recipe.optimizer.lr:g}, {type(recipe.schedule).__name__}",
     }

@@ -26,6 +26,7 @@ from rattle.paper.run import landscape_pairs, train, unfinished
 from rattle.paper.scales import SCALES, Scale
 from rattle.paper.tables import table
 from rattle.training.slurm import Slurm, submit
+from rattle.training.sweep import check_jobs
 
 GAP = 2  # blanks between the columns of a table
 LONG = 600.0  # seconds; what takes longer is asked about
@@ -57,15 +58,23 @@ class Options:
     slurm: Slurm = field(default_factory=Slurm)
 
 
-def main(args: list[str]) -> None:
+def read(args: list[str]) -> tuple[Options, int, Scale, Plan | None]:
+    """The options, the table's number, the scale, and the plan; Table 6 has none."""
     options = parse(Options, args, "paper")
-    number, scale, out, console = number_of(options.table), scale_of(options), Path(options.out), Console()
+    number, scale = number_of(options.table), scale_of(options)
     if not options.protocols:
         raise RattleError("--protocols needs at least one of honest and paper")
-    if number == 6:
+    check_jobs(options.jobs)
+    planned = None if number == 6 else plan(number, scale, options.seeds or scale.seeds, Path(options.out))
+    return options, number, scale, planned
+
+
+def main(args: list[str]) -> None:
+    options, number, scale, planned = read(args)
+    out, console = Path(options.out), Console()
+    if planned is None:
         print_cost(options, scale, console)
         return
-    planned = plan(number, scale, options.seeds or scale.seeds, out)
     states = planned.states()
     left = estimate(planned, states, options.protocols, console, assume=options.plan)
     print_plan(planned, states, left, console)

@@ -28,9 +28,15 @@ class Options:
     raw: bool = False  # publish the raw weights of a run that averages them
 
 
-def main(args: list[str]) -> None:
+def read(args: list[str]) -> Options:
+    """The options; raises RattleError for what takes no model to refuse."""
     options = parse(Options, args, "push")
     check_repository(options.name)
+    return options
+
+
+def main(args: list[str]) -> None:
+    options = read(args)
     shared = {"license": options.license, "page": options.page, "averaged": not options.raw}
     if options.to:
         for sentence in write_folder(options.path, options.to, options.name, **shared):

@@ -21,8 +21,16 @@ class Options:
     yaml: bool = False  # print the one recipe of that name as YAML, to save and edit
 
 
-def main(args: list[str]) -> None:
+def read(args: list[str]) -> Options:
+    """The options; raises RattleError for a recipe that is not there."""
     options = parse(Options, args, "recipes")
+    if options.yaml:
+        get_recipe(options.filter)
+    return options
+
+
+def main(args: list[str]) -> None:
+    options = read(args)
     if options.yaml:
         print(get_recipe(options.filter).to_yaml(), end="")
         return

@@ -30,8 +30,12 @@ class Options:
     compute: bool = True  # --no-compute: show only what is stored already
 
 
+def read(args: list[str]) -> Options:
+    return parse(Options, args, "report")
+
+
 def main(args: list[str]) -> None:
-    options = parse(Options, args, "report")
+    options = read(args)
     runs, out, baseline = options.runs, options.out or None, options.baseline or None
     path = report(runs, out, baseline=baseline, compute=options.compute, console=Console())
     print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")

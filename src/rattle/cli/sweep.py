@@ -12,7 +12,7 @@ from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.report.grid import grid_rows, grid_settings
 from rattle.training.slurm import Slurm, submit
-from rattle.training.sweep import combinations, pending, plan, run_local
+from rattle.training.sweep import Job, check_jobs, combinations, pending, plan, run_local
 
 USAGE = """usage: rattle sweep RECIPE [--OPTION VALUE VALUE ...] [--seeds 0 1 2] [options]
 
@@ -20,6 +20,7 @@ Every setting of the recipe (`rattle train RECIPE --help` lists them) may be giv
 grid over all of them. A setting that is itself a list is given once for each value; a switch takes true and false.
 Given again, the same command skips the runs that are finished and continues those that are not.
 """
+Point = tuple[dict[str, Any], Recipe]  # what tells a point of the grid apart, and its recipe
 OWN = ("--seeds", "--launcher", "--jobs", "--out", "--slurm.")
 
 
@@ -34,19 +35,26 @@ class Options:
     slurm: Slurm = field(default_factory=Slurm)
 
 
+def read(args: list[str]) -> tuple[Options, list[Point], list[Job], Path]:
+    """The options, the points of the grid, the run of each, and the folder of the runs."""
+    if args[0].startswith("-"):
+        raise RattleError(f"the recipe comes first: rattle sweep RECIPE {args[0]} ...")
+    given = occurrences(args[1:])
+    options = parse(Options, [word for name, words in given if own(name) for word in (name, *words)], "sweep RECIPE")
+    check_jobs(options.jobs)
+    points = grid(resolve(args[0]), args[0], [g for g in given if not own(g[0])], options.seeds)
+    out = Path(options.out or f"sweeps/{Path(args[0]).stem}")
+    return options, points, plan(points, out), out
+
+
 def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         if args:
             parse(Options, ["--help"], "sweep RECIPE")
         return
-    if args[0].startswith("-"):
-        raise RattleError(f"the recipe comes first: rattle sweep RECIPE {args[0]} ...")
-    given = occurrences(args[1:])
-    options = parse(Options, [word for name, words in given if own(name) for word in (name, *words)], "sweep RECIPE")
-    points = grid(resolve(args[0]), args[0], [g for g in given if not own(g[0])], options.seeds)
-    out = Path(options.out or f"sweeps/{Path(args[0]).stem}")
-    console, jobs = Console(), plan(points, out)
+    options, points, jobs, out = read(args)
+    console = Console()
     left = pending(jobs, console)
     if options.launcher == "slurm":
         numbers = submit(left, options.slurm, out, console, Console)
@@ -97,9 +105,7 @@ def occurrences(args: list[str]) -> list[tuple[str, list[str]]]:
     return found
 
 
-def grid(
-    recipe: Recipe, text: str, given: list[tuple[str, list[str]]], seeds: tuple[int, ...]
-) -> list[tuple[dict[str, Any], Recipe]]:
+def grid(recipe: Recipe, text: str, given: list[tuple[str, list[str]]], seeds: tuple[int, ...]) -> list[Point]:
     """Every point of the grid, and its recipe; a setting that cannot be is refused before anything runs."""
     choices: dict[str, list[tuple[str, list[str]]]] = {}
     for name, words in given:

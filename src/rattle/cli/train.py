@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -13,10 +12,13 @@ from rattle.cli import custom
 from rattle.cli.console import Console
 from rattle.cli.options import parse, take, take_kinds
 from rattle.errors import RattleError
+from rattle.models.registry import find_builder
 from rattle.recipes.catalog import resolve
+from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import alternatives, dataclass_members, has_kinds
 from rattle.runs import distributed
+from rattle.runs.lock import check_folder
 from rattle.runs.paths import Run, slugify
 from rattle.training.loggers import LogTarget
 from rattle.training.loop import fit
@@ -115,11 +117,27 @@ def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         return
+    options, out, how = read(args)
+    recipe, images = custom.fit_to_images(options.recipe, args) if args[0] == "custom" else (options.recipe, None)
+    with distributed.process_group():
+        run = fit(recipe, out, data=images, **how, log=options.log, console=TrainConsole())
+        if not distributed.is_main():
+            return
+    print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20")
+
+
+def read(args: list[str]) -> tuple[Options, str, dict[str, Any]]:
+    """The options with the recipe to train, the run folder, and whether to resume or overwrite it.
+
+    Raises RattleError for what takes no network and no images to refuse.
+    """
     if args[0].startswith("-"):
         raise RattleError(f"the recipe comes first: rattle train RECIPE {args[0]} ...")
     text, rest = args[0], args[1:]
     if text == "custom":
-        base, rest = custom.recipe_of(rest, partial(recipe_with, command="train"))
+        if {"-h", "--help"} & {*rest}:
+            print(custom.USAGE)
+        base, rest = custom.recipe_of(rest)
     else:
         base = resolve(text)
     options = options_of(base, text, rest)
@@ -129,10 +147,18 @@ def main(args: list[str]) -> None:
     out = options.out or folder_of(text, recipe, options.resume)
     if options.resume and not take(rest, ("epochs",))[0]:
         check_length(Run(Path(out)), recipe)
-    with distributed.process_group():
-        again = distributed.restart_count() > 0  # torchrun --max-restarts: resume, and replace nothing
-        how: dict[str, Any] = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
-        run = fit(recipe, out, **how, log=options.log, console=TrainConsole())
-        if not distributed.is_main():
-            return
-    print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20")
+    again = distributed.restart_count() > 0  # torchrun --max-restarts: resume, and replace nothing
+    how: dict[str, Any] = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
+    check_folder(Run(Path(out)), **how)
+    check_recipe(recipe, goes_on=how["resume"] and Run(Path(out)).exists())
+    return replace(options, recipe=recipe), out, how
+
+
+def check_recipe(recipe: Recipe, *, goes_on: bool) -> None:
+    """Refuse names that nothing has, and in a new run settings that do nothing."""
+    distributed.check_device(recipe.device)
+    recipe.data.find()
+    if ":" not in recipe.model:  # code of the user's runs once, in `fit`
+        find_builder(recipe.model)
+    if not goes_on:
+        refuse_idle(recipe)

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from rattle.attacks.transfer import Transfer
-from rattle.cli.evaluate import AttackOptions, parse_attacking, print_result
+from rattle.cli.evaluate import AttackOptions, known_threat, parse_attacking, print_result
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.target import target_from_checkpoint
@@ -21,8 +21,15 @@ class Options(AttackOptions):
     to: str  # the defended model: a run folder or a checkpoint
 
 
-def main(args: list[str]) -> None:
+def read(args: list[str]) -> Options:
+    """The options; raises RattleError for what takes no model to refuse."""
     options = parse_attacking(Options, args, "transfer")
+    options.check(known_threat(options.to))
+    return options
+
+
+def main(args: list[str]) -> None:
+    options = read(args)
     surrogate, target = target_from_checkpoint(options.from_), target_from_checkpoint(options.to)
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")

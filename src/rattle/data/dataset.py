@@ -127,6 +127,12 @@ def fair_order(y: Tensor, seed: int) -> Tensor:
     return shuffled[place[shuffled].argsort(stable=True)]
 
 
+def check_count(n: int | None) -> None:
+    """Refuse a number of images that cannot be chosen; None is all."""
+    if n is not None and n < 1:
+        raise RattleError(f"the number of images must be >= 1, got {n}")
+
+
 def choose_images(
     y: Tensor, n: int | None = None, *, first: bool = False, seed: int = 0, shuffled: bool = False
 ) -> Tensor:
@@ -134,8 +140,7 @@ def choose_images(
 
     All of them in their own order when n is None or not fewer than there are; in `fair_order` then too if shuffled.
     """
-    if n is not None and n < 1:
-        raise RattleError(f"the number of images must be >= 1, got {n}")
+    check_count(n)
     n = len(y) if n is None else min(n, len(y))
     whole = n == len(y) and not shuffled
     return torch.arange(n) if first or whole else fair_order(y, seed)[:n]

@@ -105,6 +105,10 @@ class Data:
 
     def source(self) -> Dataset:
         """The dataset as its source returns it, nothing held out."""
+        return self.find()()
+
+    def find(self) -> Callable[[], Dataset]:
+        """What reads the dataset; raises RattleError if the name is none."""
         if self.name.partition(":")[0] == "memory":  # the name that `fit` gives to images handed to it
             raise RattleError(
                 "the images were given in Python and are not stored: name others, or give them again, "
@@ -113,13 +117,13 @@ class Data:
         root, path = data_root(self.root), Path(self.name).expanduser()
         cache = MmapCache(root / "cache", int(self.in_memory_limit * 1e9))
         if self.name.startswith("hub:"):
-            return hub(self.name.removeprefix("hub:"), cache, self.split_seed, self.resize)
+            return lambda: hub(self.name.removeprefix("hub:"), cache, self.split_seed, self.resize)
         if self.name not in SOURCES and path.is_dir():
-            return folder(path, cache, self.split_seed, self.resize)
+            return lambda: folder(path, cache, self.split_seed, self.resize)
         if self.name in SOURCES:
-            return scale(SOURCES[self.name](root, cache), self.resize, cache)
+            return lambda: scale(SOURCES[self.name](root, cache), self.resize, cache)
         if path.suffix == ".npz" and path.is_file():
-            return scale(npz(path, cache, self.split_seed), self.resize, cache)
+            return lambda: scale(npz(path, cache, self.split_seed), self.resize, cache)
         if path.suffix == ".npz" or len(path.parts) > 1:
             kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
             raise RattleError(f"there is no {kind} at {path} (looked from {Path.cwd()})")

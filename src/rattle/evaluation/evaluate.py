@@ -71,16 +71,13 @@ class EvalPlan:
     channels_last: bool = True  # the layout of the images that the model is given; `run_attacks` finds out
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise RattleError(f"batch-size must be >= 1, got {self.batch_size}")
+        check_settings(self.batch_size, self.within)
         if self.save_adversarial and self.out is None:
             raise RattleError("save_adversarial needs a folder to write to: give it as out")
         if self.mask is not None and len(self.mask) != len(self.y):
             raise RattleError(f"{len(self.y)} images but a mask of {len(self.mask)}")
         if len(self.index) != len(self.y):
             raise RattleError(f"{len(self.y)} images but an index of {len(self.index)}")
-        if self.within is not None and not 0 < self.within < 50:
-            raise RattleError(f"within is in percentage points, between 0 and 50, got {self.within}")
         if self.within is not None and distributed.world_size() > 1:
             raise RattleError("within decides batch by batch when to stop and runs in one process: leave out torchrun")
 
@@ -109,6 +106,14 @@ class EvalPlan:
     def enough(self, flags: Tensor) -> bool:
         """Whether the flags of the images done so far, [k] bool, give the accuracy as precisely as was asked."""
         return self.within is not None and precise_enough(int(flags.sum()), len(flags), self.within / 100)
+
+
+def check_settings(batch_size: int, within: float | None) -> None:
+    """Refuse what no evaluation can be run with."""
+    if batch_size < 1:
+        raise RattleError(f"batch-size must be >= 1, got {batch_size}")
+    if within is not None and not 0 < within < 50:
+        raise RattleError(f"within is in percentage points, between 0 and 50, got {within}")
 
 
 def make_plan(

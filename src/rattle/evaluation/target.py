@@ -15,7 +15,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.inputs import as_float
 from rattle.models import check_width, load_weights
 from rattle.models.pretrained import file_normalisation, normalises
-from rattle.models.registry import create_model
+from rattle.models.registry import BUILT_IN, create_model
 from rattle.models.timm import parse_spec
 from rattle.runs import distributed
 from rattle.runs.checkpoint import Checkpoint
@@ -63,7 +63,7 @@ def target_from_checkpoint(
     other = Data(name=data, root=own.root, resize=own.resize) if data else own
     source = other.source()
     return Target(
-        name=f"{recipe.name}, seed {recipe.seed}" if recipe.seed else recipe.name,
+        name=recipe.with_seed(recipe.name),
         model=load_model(saved, averaged=averaged),
         test=source.test,
         classes=saved.classes,
@@ -87,9 +87,16 @@ class Network:
     classes: int | None = None  # of --model; as many as the data have when not given
     resize: int | None = None  # side to scale the images to, where the model is made for another size than theirs
 
-    def build(self, classes: int, channels: int) -> nn.Module:
+    def check_weights(self) -> None:
+        """Refuse what contradicts itself."""
         if bool(self.mean) != bool(self.std):
             raise RattleError("--mean and --std go together: a number for each channel")
+        if self.weights and self.random_weights:
+            raise RattleError("--weights and --random-weights are two answers to one question: give one of them")
+        if self.model in BUILT_IN and not (self.weights or self.random_weights):
+            raise untrained(self.model)
+
+    def build(self, classes: int, channels: int) -> nn.Module:
         if self.mean and self.model.startswith("timm:") and parse_spec(self.model)[1].get("pretrained"):
             raise RattleError("a pretrained model of timm normalises as its config says: leave out --mean and --std")
         settings = {"classes": classes, "channels": channels, "width": self.width, "activation": self.activation}
@@ -104,8 +111,7 @@ class Network:
 
 def target_from_weights(network: Network, data: str, *, root: str | None = None) -> Target:
     """Any network on any data, which may be a dataset's name, a file or a folder; root: where datasets are."""
-    if network.weights and network.random_weights:
-        raise RattleError("--weights and --random-weights are two answers to one question: give one of them")
+    network.check_weights()
     source = Data(name=data, root=root, resize=network.resize).source()
     classes, found = network.classes or len(source.classes), len(source.classes)
     if classes < found:
@@ -137,8 +143,12 @@ def build_alone(network: Network, classes: int, source: Dataset) -> nn.Module:
             return built[0]
     states = [model.state_dict() for model in built]
     if any(not torch.equal(value, states[1][name]) for name, value in states[0].items()):
-        raise RattleError(
-            f"--model {network.model} has no trained weights of its own: give them with --weights FILE, or say "
-            "--random-weights if that is what you want to measure"
-        )
+        raise untrained(network.model)
     return built[0]
+
+
+def untrained(model: str) -> RattleError:
+    return RattleError(
+        f"--model {model} has no trained weights of its own: give them with --weights FILE, or say "
+        "--random-weights if that is what you want to measure"
+    )

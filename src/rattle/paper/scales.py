@@ -57,7 +57,8 @@ class Scale:
             counts[f"test images for {title if name == attack else name}"] = self.images(attack)
         sizes = "".join(f", {count:,} {what}" for what, count in counts.items() if count is not None)
         radius = "the published epsilon" if self.published_epsilon else "the epsilon trained for"
-        return f"{self.description} Here: attacks at {radius}{sizes}."
+        which = "the first of the test set, as in the authors' release"
+        return f"{self.description} Here: attacks at {radius}{sizes}: {which}."
 
     def recipe(self, name: str, overrides: Overrides = ()) -> Recipe:
         """The recipe of that name at this scale, with the paper's schedule of checkpoints."""

@@ -148,6 +148,10 @@ class Recipe:
         moved = f"-{type(self.awp).__name__}" if self.awp else ""
         return f"{self.objective.title}{moved}{ORDERS[order]}{average}"
 
+    def with_seed(self, name: str) -> str:
+        """What one run of the recipe is called, by a name that its seeds share."""
+        return f"{name}, seed {self.seed}" if self.seed else name
+
     def steps(self, images: int) -> int:
         """Minibatches of an epoch over that many images.
 

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 
+DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla")  # kinds of them, besides auto
 # References to process groups, held to the end of the process. Dropping the last reference waits for the group's
 # threads; done by a DDP wrapper in an exception's frames, it would wait while holding the GIL that they need to end.
 GROUPS: list[object] = []
@@ -23,9 +24,20 @@ def rank() -> int:
     return dist.get_rank() if active() else 0
 
 
+def check_device(name: str) -> None:
+    """Refuse what is the name of no device; whether it is there is another question."""
+    if name.partition(":")[0] not in DEVICES:
+        raise RattleError(f"there is no device {name!r} here: it is {', '.join(DEVICES)}, or with a number as cuda:1")
+
+
 def choose_device(name: str = "auto") -> torch.device:
-    """The device of that name; `auto` is this rank's GPU, else mps, else the CPU."""
+    """The device of that name, which has to work; `auto` is this rank's GPU, else mps, else the CPU."""
+    check_device(name)
     if name != "auto":
+        try:
+            torch.zeros(1, device=name)
+        except (RuntimeError, AssertionError) as reason:
+            raise RattleError(f"there is no device {name!r} here: {first_line(reason)}") from reason
         return torch.device(name)
     if torch.cuda.is_available():
         return torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))

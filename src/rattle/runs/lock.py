@@ -68,8 +68,6 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
     Without either, a folder that holds a run is refused, as is a folder that holds anything else. A new run that
     raises RattleError before it has saved anything leaves nothing behind.
     """
-    if resume and overwrite:
-        raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
     new, made = not run.exists(), [folder for folder in (run.folder, *run.folder.parents) if not folder.exists()]
     with ExitStack() as lock:
         distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
@@ -83,12 +81,7 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
 
 def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitStack) -> None:
     """Check that the folder may be written, lock it, and write recipe and environment."""
-    if run.folder.exists() and not run.folder.is_dir():
-        raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
-    if run.folder.exists() and not run.exists() and any(map(foreign, run.folder.iterdir())):
-        raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")
-    if run.exists() and not (resume or overwrite):
-        raise RattleError(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
+    check_folder(run, resume=resume, overwrite=overwrite)
     with writing(run.lock):
         lock.enter_context(locked(run.lock))
     if overwrite:
@@ -99,6 +92,18 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
     write_atomically(run.recipe, recipe.to_yaml().encode())
     about = environment() | keep_source(run, recipe)
     write_atomically(run.environment, json.dumps(about, indent=1).encode())
+
+
+def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that may not be written as is asked."""
+    if resume and overwrite:
+        raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
+    if run.folder.exists() and not run.folder.is_dir():
+        raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
+    if run.folder.exists() and not run.exists() and any(map(foreign, run.folder.iterdir())):
+        raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")
+    if run.exists() and not (resume or overwrite):
+        raise RattleError(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
 
 
 def check_resumable(run: Run, recipe: Recipe) -> None:

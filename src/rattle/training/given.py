@@ -1,7 +1,7 @@
 """What is handed to `fit` in Python, a module and images: checked, put into one form, and named in the recipe."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,15 @@ from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
 from rattle.weights import eval_mode
 
-Given = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The images of the recipe's own data, which the caller has read already."""
+
+    images: Dataset
+
+
+Given = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data | Loaded
 SHUFFLING = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
 
 
@@ -32,10 +40,10 @@ def take(
         recipe = name_module(recipe, model)
     if isinstance(data, Data):
         recipe, data = replace(recipe, data=data), None
-    if data is None:
+    if data is None or isinstance(data, Loaded):
         if classes is not None:
             raise RattleError("classes are the names of the labels in data: give both, or neither")
-        found = recipe.data.load()
+        found = recipe.data.load() if data is None else data.images
         if model is not None:
             count_logits(model, found.train[torch.arange(1)].x)
         return recipe, found

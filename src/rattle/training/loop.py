@@ -129,11 +129,10 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
     steps = recipe.steps(len(images))
     example = state.floats(images[torch.arange(1)].x.to(state.device))
     forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers, state.average)
-    title = f"{recipe.method}, seed {recipe.seed}" if recipe.seed else recipe.method
     with (
         listening() as request,
         torch.random.fork_rng(devices=[]),
-        console.progress(title, recipe.epochs * steps, done=progress.step) as advance,
+        console.progress(recipe.with_seed(recipe.method), recipe.epochs * steps, done=progress.step) as advance,
         epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1) as log_epoch,
     ):
         autosave = Autosave(state, run, request)

@@ -152,10 +152,14 @@ class Workers:
         self.running.clear()
 
 
-def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console) -> dict[str, str]:
-    """Train on this machine, `at_once` jobs at a time; returns the last line that each failed job wrote."""
+def check_jobs(at_once: int) -> None:
     if at_once < 1:
         raise RattleError(f"jobs must be >= 1, got {at_once}")
+
+
+def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console) -> dict[str, str]:
+    """Train on this machine, `at_once` jobs at a time; returns the last line that each failed job wrote."""
+    check_jobs(at_once)
     waiting, failed, workers = list(jobs), {}, Workers(at_once)
     recorded, shown = sum(job.epochs for job in jobs), {}
     with (

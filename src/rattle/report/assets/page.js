@@ -120,9 +120,7 @@
       }
     }
   };
-  const solid = plots.find((element) => "gl" in element.dataset && visible(element));
   const start = structuredClone((specs.find((spec) => spec.gl) || { layout: { scene: {} } }).layout.scene.camera);
-  if (solid && solid.clientWidth < 420) for (const way of ["x", "y", "z"]) start.eye[way] *= 1.22; // room for the numbers
   const turn = (way) => {
     const now = camera || start;
     if (way === "reset") return turnAll(start);
