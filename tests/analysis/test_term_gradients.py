@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.analysis.term_gradients import WHOLE, Directions, TermRow, answer, term_rows
+from rattle.analysis.term_gradients import WHOLE, Directions, TermRow, answer, measure_terms, term_rows
 from rattle.attacks import PGD
 from rattle.data import Images
 from rattle.objectives import AT, Taylor, Trades
+from rattle.objectives.lbgat import LBGAT
 from rattle.recipes.recipe import Recipe
 from rattle.threat import Threat
 from rattle.weights import Noise
@@ -72,6 +73,12 @@ def test_the_clean_weight_of_the_release_is_part_of_what_is_added() -> None:
     plain, less = (term_rows(model, each, batches, seed=0)[-1] for each in (recipe, one_minus))
     assert plain.to_smoothing == pytest.approx(1)
     assert less.to_smoothing < 0.999
+
+
+def test_terms_that_need_more_than_a_minibatch_are_not_measured() -> None:
+    recipe = Recipe(objective=LBGAT(taylor=Taylor(order=1)), attack=ATTACK)
+    found = measure_terms(None, recipe, batches=2, seed=0)  # type: ignore[arg-type]
+    assert found == {"terms": [], "answer": "The terms of LBGAT need more than a minibatch: they were not measured."}
 
 
 def test_the_agreement_of_directions_by_hand() -> None:

@@ -61,6 +61,8 @@ CASES = {
     "held order 2": five_steps(2, model="cnn", batch_norm="held", average=EMA(decay=0.5)),
     "held AWP order 2": five_steps(2, model="cnn", batch_norm="held", awp=AWP(gamma=0.02, warmup=0)),
     "micro-batches": five_steps(0, accumulate=2),
+    "head-noise": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="head-noise", eta=6.0))),
+    "AWP of the release": five_steps(2, awp=AWP(gamma=0.02, warmup=0, climbs="plain", decay=5e-4)),
     "S2O": five_steps(0, objective=S2OTrades()),
     "MART, SAM": five_steps(0, objective=Mart(), awp=SAM(rho=0.2)),
     "ASAM order 2": five_steps(2, awp=ASAM()),

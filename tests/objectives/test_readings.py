@@ -223,8 +223,8 @@ def test_half_the_trace_is_what_small_noise_adds_to_the_kl_on_average() -> None:
     model, data, noise = network(3), images(3), Noise(sigma=1e-3)
     model[0][2] = nn.Softplus()  # no kinks
     with torch.no_grad():
-        terms = library(model, Taylor(mode="trace", order=2, eta=6.0), noise, 40, data)
-        sampled = library(model, Taylor(mode="sampled", order=2, antithetic=True), noise, 40, data)
+        terms = library(model, Taylor(mode="trace", order=2, eta=6.0), noise, 4, data)
+        sampled = library(model, Taylor(mode="sampled", order=2, antithetic=True), noise, 4, data)
     gain = float(sampled["zeroth"] - terms["zeroth"])
     assert terms["second"].item() == pytest.approx(gain, rel=1e-3)
 
@@ -235,12 +235,12 @@ def test_noise_in_proportion_to_the_filters_weighs_the_rows_of_the_head() -> Non
     variance = torch.tensor([0.1, 0.2, 0.7], dtype=torch.double)
     parts = [head_noise_trace(h, h_adv, z, z_adv, variance * row) for row in torch.eye(3, dtype=torch.double)]
     torch.testing.assert_close(sum(parts), head_noise_trace(h, h_adv, z, z_adv, variance))
-    draws = 200_000
+    draws = 60_000
     noise = variance.sqrt()[:, None] * torch.randn(draws, 3, 4, dtype=torch.double)
     noise = 1e-2 * torch.cat([noise, -noise])
     values = kl((z[:1] + noise @ h[0]).view(-1, 3), (z_adv[:1] + noise @ h_adv[0]).view(-1, 3))
     gain = float(values.mean() - kl(z[:1], z_adv[:1]).mean())
-    assert gain == pytest.approx(float(0.5e-4 * head_noise_trace(h, h_adv, z, z_adv, variance)[0]), rel=0.02)
+    assert gain == pytest.approx(float(0.5e-4 * head_noise_trace(h, h_adv, z, z_adv, variance)[0]), rel=0.04)
 
 
 @pytest.mark.parametrize("classes", CLASSES)

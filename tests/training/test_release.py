@@ -176,6 +176,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_without_one_of_its_differences_a_released_recipe_takes_another_step(name: str) -> None:
     recipe = released("cifar100", "l2", "trades-awp-2nd")

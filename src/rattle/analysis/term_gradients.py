@@ -20,7 +20,7 @@ from rattle.evaluation.target import Target
 from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.objectives import Taylor
-from rattle.objectives.base import mixed_terms, total, unreduced
+from rattle.objectives.base import HasTeachers, Prepares, UsesContext, mixed_terms, total, unreduced
 from rattle.objectives.taylor_terms import without_taylor
 from rattle.randomness import ImageStreams
 from rattle.recipes.recipe import Recipe
@@ -71,6 +71,9 @@ def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) ->
     taylor = getattr(recipe.objective, "taylor", None)
     if taylor is None or taylor.order == 0:
         return {"terms": [], "answer": "This run has no Taylor terms."}
+    if isinstance(recipe.objective, HasTeachers | Prepares | UsesContext):
+        title = recipe.objective.title
+        return {"terms": [], "answer": f"The terms of {title} need more than a minibatch: they were not measured."}
     if batches < 2:
         raise RattleError(f"batches must be >= 2, to compare one with another, got {batches}")
     size = min(recipe.batch_size, len(target.test) // batches)
