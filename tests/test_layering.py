@@ -127,7 +127,7 @@ def test_the_reading_of_imports_sees_every_form(tmp_path: Path) -> None:
 
 
 # Lines of Python. Raised only with a decision record.
-ROOM_BUDGETS = {"method": 1260, "objectives": 2300, "attacks": 1520, "training": 1900}
+ROOM_BUDGETS = {"method": 1260, "objectives": 2300, "attacks": 1540, "training": 1950}
 FILE_BUDGET, FUNCTION_BUDGET = 400, 40
 
 
