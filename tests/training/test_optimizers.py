@@ -22,6 +22,18 @@ from rattle.training.optimizers import layer_numbers, make_optimizer
 from support.training import Interrupting, Stop, content, recipe_of, tiny
 
 
+def test_nesterov_looks_ahead_along_the_momentum() -> None:
+    weight = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(weight.weight)
+    settings = SGD(lr=0.1, momentum=0.5, weight_decay=0.0, nesterov=True)
+    optimizer = make_optimizer(replace(get_recipe("digits-linf-cnn-trades"), optimizer=settings), weight)
+    for _ in range(2):  # the gradient is 1: v = 1, then 1.5; a step is 1 + v / 2
+        optimizer.zero_grad()
+        weight.weight.sum().backward()
+        optimizer.step()
+    assert float(weight.weight.detach()) == pytest.approx(-0.1 * (1.5 + 1.75))
+
+
 def test_the_fused_optimizer_takes_the_plain_step() -> None:
     recipe = get_recipe("digits-linf-cnn-trades")
     weights = []

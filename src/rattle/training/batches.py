@@ -45,20 +45,6 @@ def partners(state: TrainState, n: int, draws: ImageStreams) -> Tensor:
     return rows + n * (draws.integers(size, 1)[:, 0] < state.recipe.data.extra_count(size))
 
 
-def with_extra(index: Tensor, n: int, count: int) -> Tensor:
-    """The index of a minibatch in which `count` of its places, evenly spread, go to extra images.
-
-    Image i of n gives way to row n + i, so that what is random of an extra image is a function of its row too. Evenly,
-    because ranks and micro-batches get consecutive parts.
-
-    >>> with_extra(torch.tensor([4, 0, 2, 3]), 10, 2)
-    tensor([ 4, 10,  2, 13])
-    """
-    place = torch.arange(len(index))
-    extra = (place + 1) * count // len(index) > place * count // len(index)
-    return torch.where(extra, index + n, index)
-
-
 def drawn(state: TrainState, images: Images, rows: Tensor) -> Images:
     """The images of these rows; those beyond the training images are extra ones, drawn with replacement."""
     if state.extra is None:

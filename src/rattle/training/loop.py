@@ -29,7 +29,8 @@ from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
-from rattle.training.batches import augmented, context_of, grown, with_extra
+from rattle.training.batches import augmented, context_of, grown
+from rattle.training.extra import with_extra
 from rattle.training.given import Given, first_state
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.numerics import numerics

@@ -22,6 +22,7 @@ from rattle.runs.load import build_model, fill, load, resolve_checkpoint
 from rattle.runs.lock import truncate
 from rattle.runs.paths import Run, is_published
 from rattle.runs.progress import Console
+from rattle.training.extra import load_extra
 from rattle.training.optimizers import make_optimizer
 from rattle.training.teachers import along, network_recipe, teachers_of
 from rattle.weights import eval_mode
@@ -197,15 +198,6 @@ def init_state(
     if module is not None and recipe.on_divergence == "rollback":
         state.initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return state
-
-
-def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
-    """The recipe's extra images, if it has some; refuses those that its method cannot learn from."""
-    recipe.data.extra_count(min(recipe.batch_size, len(data.train)))
-    extra = recipe.data.load_extra(data)
-    if extra is not None and extra.y.ndim == 2:
-        recipe.check_soft_labels(f"{recipe.data.extra} has soft labels")
-    return extra
 
 
 def with_momentum(model: nn.Module, momentum: float | None) -> nn.Module:
