@@ -32,9 +32,14 @@ SETTINGS = {"width": 8, "epochs": 5, "batch_size": 64, "threads": 1, "evaluate_e
 
 def recipe_of(network: str, seed: int) -> Recipe:
     recipe = rattle.get_recipe("digits-linf-cnn-trades-2nd")
-    data = replace(recipe.data, train_size=512, val_size=200)
-    attack = replace(recipe.attack, steps=5, step_size=recipe.attack.threat.epsilon / 4)
-    return replace(recipe, **SETTINGS, model=network, seed=seed, data=data, attack=attack)
+    data, threat = replace(recipe.data, train_size=512, val_size=200), replace(recipe.attack.threat, epsilon=0.1)
+    attacks = {
+        name: replace(getattr(recipe, name), threat=threat, steps=5, step_size=0.03)
+        for name in ("attack", "val_attack")
+    }
+    if network == EXACT:  # without BatchNorm it learns from normalised images and at a higher rate alone
+        recipe = replace(recipe, normalise=True, optimizer=replace(recipe.optimizer, lr=0.5))
+    return replace(recipe, **SETTINGS, **attacks, model=network, seed=seed, data=data)
 
 
 def work(folder: Path, seeds: int) -> None:
