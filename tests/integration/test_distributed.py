@@ -306,7 +306,7 @@ def test_an_evaluation_that_one_rank_refuses_stops_all_of_them(tmp_path: Path) -
 
 
 def test_a_step_sends_two_small_messages_besides_the_gradients(tmp_path: Path) -> None:
-    """The head gradients, which the loss needs, and everything else; they were five with a teacher that is trained. Once
+    """The head gradients, which the loss needs, and all else; with a teacher that is trained they were five. Once
     an epoch comes a third, of the gradients of each term, whose lengths are recorded."""
 
     def action() -> None:
