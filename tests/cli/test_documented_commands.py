@@ -57,6 +57,12 @@ def test_the_python_lines_of_the_methods_page_leave_a_gradient() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in names["model"].parameters())
 
 
+def test_the_python_lines_of_the_page_on_scale_print_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "scale.md").read_text(encoding="utf-8"), re.DOTALL)
+    exec(block, {})
+    assert re.search(r"^pgd20 .* 100 ", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_the_methods_page_has_a_row_for_every_method() -> None:
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert {*rows} >= {
