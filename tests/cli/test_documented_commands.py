@@ -68,6 +68,12 @@ def test_the_methods_page_says_what_the_state_of_the_art_costs(capsys: pytest.Ca
     assert f"prints `{capsys.readouterr().out.strip()}`" in (DOCS / "methods.md").read_text(encoding="utf-8")
 
 
+def test_the_python_lines_of_the_page_on_scale_print_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "scale.md").read_text(encoding="utf-8"), re.DOTALL)
+    exec(block, {})
+    assert re.search(r"^pgd20 .* 100 ", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_the_methods_page_has_a_row_for_every_method() -> None:
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert {*rows} >= {
