@@ -30,8 +30,8 @@ class PGD:
     step_size: float = 2 / 255  # eta_s
     loss: Literal["ce", "kl", "cw"] = "ce"  # maximised: cross-entropy | KL(p(x) || p(x')), as TRADES | CW margin
     start: Literal["gaussian", "uniform", "none"] = "uniform"  # x + 0.001 N(0, I) | uniform in the ball | x itself
-    box_first: bool = False  # clip to [0, 1] before the projection to the l_2 ball too, as the authors' release
     restarts: int = 1  # independent starts; the point of highest loss of each image is returned
+    box_first: bool = False  # clip to [0, 1] before the projection to the l_2 ball too, as the authors' release
 
     def __post_init__(self) -> None:
         check_at_least(self, steps=1, restarts=1, step_size=0)
