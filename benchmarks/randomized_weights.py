@@ -1,0 +1,195 @@
+"""What randomized weights buy, on real CIFAR-10: every reading and control screened, then the best on fresh seeds.
+
+    python benchmarks/randomized_weights.py cifar10.npz --stage regime    # TRADES alone, to choose the regime
+    python benchmarks/randomized_weights.py cifar10.npz --stage screen    # held-out training images choose
+    python benchmarks/randomized_weights.py cifar10.npz --stage decide --best NAME NAME
+    python benchmarks/randomized_weights.py cifar10.npz --gather          # writes results/randomized-weights.json
+
+Trains what is missing; a broken run resumes, and several processes share the work. The protocol, with what was fixed
+before which stage ran, is docs/studies/randomized-weights.md. cifar10.npz holds uint8 arrays x_train, x_test
+[n, 32, 32, 3] and y_train, y_test [n].
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cifar10_study import WEAK, accuracies_and_flatness
+from rattle.data import Augment, Images
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
+from rattle.objectives import Taylor
+from rattle.recipes.catalog import get_recipe
+from rattle.recipes.recipe import Recipe
+from rattle.runs.environment import environment
+from rattle.runs.io import write_atomically
+from rattle.runs.load import load
+from rattle.runs.paths import Run
+from rattle.training.loop import fit
+from rattle.weights import Noise
+
+MODEL, WIDTH = "cnn-slim", 40  # 229,010 weights, BatchNorm
+IMAGES, HELD_OUT, EPOCHS, BATCH, RATE = 10_000, 2_000, 20, 32, 0.02
+AUGMENT = Augment(pad=0, flip=True)
+STEPS, STEP_SIZE = 5, 3.2 / 255  # of the inner attack: half of the paper's, for twice the runs
+CHECKPOINTS = ("best", "last")
+SCREENING_SEEDS, FRESH_SEEDS = (100, 101), (0, 1, 2, 3, 4)
+
+
+def reading(mode: str, *, eta: float | None = None, noise: Noise | None = None, samples: int = 1, **more: Any) -> dict:
+    """Changes to the recipe of TRADES that make a reading of it."""
+    taylor = Taylor(order=2, mode=mode, eta=eta, **more)  # type: ignore[arg-type]
+    return {"taylor": taylor, "noise": noise or Noise(), "noise_samples": samples}
+
+
+NO_U = Noise(sigma=0)
+INNER = {f"inner {sigma:g}": {"noise": Noise(sigma=sigma)} for sigma in (0.01, 0.03)}
+FILTERS = {s: Noise(sigma=s, scale="filter") for s in (0.05, 0.1, 0.2)}
+# A name for each, with its strength; `inner_0` has u in the outer step alone.
+VARIANTS: Mapping[str, dict[str, Any]] = {
+    "trades": {"noise": NO_U},
+    **INNER,
+    **{f"inner filter {s:g}": {"noise": FILTERS[s]} for s in (0.1, 0.2)},
+    **{f"smoothing {eta:g}": reading("smoothing", eta=eta, noise=NO_U) for eta in (0.1, 0.2, 0.4)},
+    **{f"head {eta:g}": reading("head", eta=eta) for eta in (0.1, 0.2)},
+    "head 0.2 without u": reading("head", eta=0.2, noise=NO_U),
+    "head 0.2 derivative": reading("head", eta=0.2, second_value="derivative"),
+    **{
+        f"exact {eta:g}": reading("exact", eta=eta, antithetic=True, noise=Noise(sigma=0.0, inner=0.0, outer=1.0))
+        for eta in (0.2, 1.0)
+    },
+    **{f"trace filter {s:g}": reading("trace", eta=6.0, noise=replace(FILTERS[s], inner=0.0)) for s in (0.05, 0.1)},
+    **{
+        f"head-noise filter {s:g}": reading("head-noise", eta=6.0, noise=replace(FILTERS[s], inner=0.0))
+        for s in (0.1, 0.2)
+    },
+    "sampled 0.01": reading("sampled", antithetic=True),
+    **{f"sampled filter {s:g}": reading("sampled", antithetic=True, noise=FILTERS[s]) for s in (0.05, 0.1, 0.2)},
+    "sampled filter 0.1 outer": reading("sampled", antithetic=True, noise=replace(FILTERS[0.1], inner=0.0)),
+    **{f"mixture filter {s:g}": reading("sampled", share=0.5, noise=FILTERS[s]) for s in (0.1, 0.2)},
+    "awp": {"base": "trades-awp", "noise": NO_U},
+}
+ALWAYS = ("trades", "smoothing 0.2", "head 0.2", "awp")  # in the second stage whatever the first one finds
+
+
+def recipe_of(variant: str, seed: int, data: str) -> Recipe:
+    """`VARIANT` or `awp + VARIANT`."""
+    awp, _, plain = variant.rpartition("awp + ")
+    changes = VARIANTS[plain]
+    base = "trades-awp" if awp or variant.startswith("awp + ") else changes.get("base", "trades")
+    recipe = get_recipe(f"cifar10-linf-{MODEL}-{base}")
+    taylor = changes.get("taylor", Taylor())
+    return replace(
+        recipe,
+        name=f"{MODEL}-{variant}",
+        width=WIDTH,
+        data=Data(name=data, train_size=IMAGES, val_size=HELD_OUT, augment=AUGMENT),
+        attack=replace(recipe.attack, steps=STEPS, step_size=STEP_SIZE),
+        objective=replace(recipe.objective, taylor=taylor),  # type: ignore[type-var]
+        noise=changes["noise"],
+        noise_samples=changes.get("noise_samples", 1),
+        awp=replace(recipe.awp, warmup=1) if recipe.awp else None,  # 10 of 200 epochs
+        optimizer=replace(recipe.optimizer, lr=RATE),
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        seed=seed,
+        save_minutes=3,
+        threads=1,
+    )
+
+
+def folder_of(options: argparse.Namespace, variant: str, seed: int) -> Path:
+    return options.out / f"{variant.replace(' ', '-').replace('+', 'and')}-seed{seed}"
+
+
+def train(variant: str, seed: int, options: argparse.Namespace) -> tuple[Run, Recipe]:
+    folder, recipe = folder_of(options, variant, seed), recipe_of(variant, seed, str(options.data))
+    return fit(recipe, folder, resume=(folder / "recipe.yaml").exists(), log="none"), recipe
+
+
+def screen(variant: str, seed: int, options: argparse.Namespace) -> None:
+    """Train, and attack the held-out training images: nothing here sees a test image."""
+    stored = folder_of(options, variant, seed) / "screen.json"
+    if stored.exists():
+        return
+    start = time.process_time()
+    run, recipe = train(variant, seed, options)
+    held_out, found = recipe.data.load().val, {}
+    assert held_out is not None
+    for which in CHECKPOINTS:
+        result = evaluate(load(run.checkpoint(which)), held_out.x, held_out.y, WEAK)
+        found[which] = {"clean": 100 * result.clean_accuracy} | {
+            name: 100 * attack.accuracy for name, attack in result.attacks.items()
+        }
+    found["processor_seconds"] = time.process_time() - start
+    write_atomically(stored, json.dumps(found).encode())
+    print(variant, seed, found, flush=True)
+
+
+def decide(variant: str, seed: int, options: argparse.Namespace) -> None:
+    """Train, attack the test images, measure flatness."""
+    run, recipe = train(variant, seed, options)
+    test: Images = recipe.data.load().test
+    for which in CHECKPOINTS:
+        stored = run.folder / f"study-{which}.json"
+        if not stored.exists():
+            found = accuracies_and_flatness(load(run.checkpoint(which)), test, run.folder / f"results-{which}")
+            write_atomically(stored, json.dumps(found).encode())
+            print(variant, seed, which, {k: v for k, v in found.items() if k != "flags"}, flush=True)
+
+
+def gathered(options: argparse.Namespace) -> dict[str, Any]:
+    """All runs that are finished, of both stages."""
+    screened, decided = [], []
+    for folder in sorted(path for path in options.out.iterdir() if (path / "recipe.yaml").exists()):
+        name, _, seed = folder.name.rpartition("-seed")
+        if (folder / "screen.json").exists():
+            found = json.loads((folder / "screen.json").read_text())
+            screened.append({"method": name, "seed": int(seed), "found": found})
+        parts = {which: folder / f"study-{which}.json" for which in CHECKPOINTS}
+        if all(path.exists() for path in parts.values()):
+            found = {which: json.loads(path.read_text()) for which, path in parts.items()}
+            decided.append({"method": name, "seed": int(seed), "found": found})
+    return {"environment": environment(), "screened": screened, "runs": decided}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("data", type=Path, help="cifar10.npz")
+    parser.add_argument("--out", type=Path, default=Path("runs/randomized-weights"))
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--stage", choices=("regime", "screen", "decide"), default="screen")
+    parser.add_argument("--best", nargs="*", default=[], choices=list(VARIANTS), help="of the screening, to decide on")
+    parser.add_argument("--gather", action="store_true", help="write down what is there, run nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.gather:
+        options.results.mkdir(exist_ok=True)
+        (options.results / "randomized-weights.json").write_text(json.dumps(gathered(options), indent=1) + "\n")
+        return
+    again = {
+        "regime": (screen, ("trades",), SCREENING_SEEDS[:1]),
+        "screen": (screen, tuple(VARIANTS), SCREENING_SEEDS),
+        "decide": (decide, (*ALWAYS, *options.best, *(f"awp + {name}" for name in options.best[:1])), FRESH_SEEDS),
+    }
+    work, variants, seeds = again[options.stage]
+    for seed, variant in product(seeds, variants):
+        try:
+            work(variant, seed, options)
+        except RattleError as refusal:  # another process has it, or it diverged
+            print(f"{variant} seed {seed}: {refusal}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
