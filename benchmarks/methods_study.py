@@ -1,6 +1,6 @@
 """Every training method on real CIFAR-10 at the same budget of processor time: one network, one protocol, three seeds.
 
-    python benchmarks/methods_study.py cifar10.npz --calibrate      # once: what each method costs over TRADES
+    python benchmarks/methods_study.py cifar10.npz --calibrate      # what each new method costs over TRADES
     python benchmarks/methods_study.py cifar10.npz                  # trains and attacks what is missing
     python benchmarks/methods_study.py cifar10.npz --gather         # writes results/methods-study.json
 
@@ -42,10 +42,10 @@ from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training.loop import fit
 
-SAME = ("rice",)  # settings that this protocol sets alike: it would be AT once more
+LEFT_OUT = ("rice", "sota")  # AT once more, as this protocol sets its settings; needs generated images
 VARIANTS = ("trades-awp", "mart-awp", "s2o-trades-awp", "trades-sam", "at-asam")
 TAYLOR = ("at-2nd", "trades-1st", "trades-2nd", "trades-awp-2nd", "mart-2nd")
-NAMES = (*(name for name in METHODS if name not in SAME), *VARIANTS, *TAYLOR)
+NAMES = (*(name for name in METHODS if name not in LEFT_OUT), *VARIANTS, *TAYLOR)
 BUDGET, IMAGES, BATCH, RATE = 14, 5_000, 64, 0.05  # epochs of TRADES, training images, batch size, learning rate
 TEST_IMAGES = 1_000  # a fair sample of the 10,000, the same for every run
 
@@ -69,13 +69,15 @@ def recipe_of(name: str, data: str, *, epochs: int, seed: int, images: int = IMA
 def calibrate(options: argparse.Namespace, rounds: int = 3) -> None:
     """Processor seconds of a short training of every method over TRADES', from weights that TRADES trained a little.
 
-    A whole training is timed, teachers and schedules included, because methods change their cost during a run.
+    A whole training is timed, teachers and schedules included, because methods change their cost during a run. Methods
+    that were measured before keep their figures.
     """
-    begun = options.out / "calibration"
+    begun, known = options.out / "calibration", calibration(options)
+    names = ["trades", *(name for name in NAMES if name != "trades" and name not in known)]
     if not Run(begun).exists():
         fit(recipe_of("trades", str(options.data), epochs=2, seed=100), begun, log="none")
-    seconds: dict[str, list[float]] = {name: [] for name in NAMES}
-    for _, name in product(range(rounds), NAMES):
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for _, name in product(range(rounds), names):
         recipe = recipe_of(name, str(options.data), epochs=4, seed=100, images=8 * BATCH)
         recipe = replace(recipe, init=str(Run(begun).checkpoint("last")))
         folder = Path(tempfile.mkdtemp())
@@ -87,8 +89,14 @@ def calibrate(options: argparse.Namespace, rounds: int = 3) -> None:
     ratios = {
         name: median(a / b for a, b in zip(found, seconds["trades"], strict=True)) for name, found in seconds.items()
     }
-    stored = {"seconds": seconds, "over_trades": ratios, "environment": environment()}
+    stored = {"over_trades": ratios | known, "environment": environment()}
     write_atomically(options.out / "calibration.json", json.dumps(stored, indent=1).encode())
+
+
+def calibration(options: argparse.Namespace) -> dict[str, float]:
+    """Cost over TRADES of the methods that were measured."""
+    path = options.out / "calibration.json"
+    return json.loads(path.read_text())["over_trades"] if path.exists() else {}
 
 
 def idle_seconds(recipe: Recipe) -> float:
@@ -135,12 +143,20 @@ def accuracies(model: torch.nn.Module, test: Images, store: Path) -> dict[str, A
 def gathered(options: argparse.Namespace) -> dict[str, Any]:
     """All runs that are finished."""
     runs = []
+    before = {(run["method"], run["seed"]): run for run in finished(options)}
     for name, seed in product(NAMES, options.seeds):
         stored = options.out / f"{name}-seed{seed}" / "study.json"
         if stored.exists():
             runs.append({"method": name, "seed": seed, "found": {"last": json.loads(stored.read_text())}})
-    calibration = json.loads((options.out / "calibration.json").read_text())
-    return {"environment": environment(), "cost": calibration["over_trades"], "runs": runs}
+        elif (name, seed) in before:
+            runs.append(before[name, seed])
+    return {"environment": environment(), "cost": calibration(options), "runs": runs}
+
+
+def finished(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs that were gathered before, whose folders may be gone."""
+    path = options.results / "methods-study.json"
+    return json.loads(path.read_text())["runs"] if path.exists() else []
 
 
 def main() -> None:
@@ -161,8 +177,10 @@ def main() -> None:
         options.results.mkdir(exist_ok=True)
         (options.results / "methods-study.json").write_text(json.dumps(gathered(options), indent=1) + "\n")
         return None
-    ratios = json.loads((options.out / "calibration.json").read_text())["over_trades"]
+    ratios, done = calibration(options), {(run["method"], run["seed"]) for run in finished(options)}
     for seed, name in product(options.seeds, options.methods):
+        if (name, seed) in done:
+            continue
         try:
             study(name, seed, max(2, round(BUDGET / ratios[name])), options)
         except RattleError as refusal:  # another process has it, or it diverged
