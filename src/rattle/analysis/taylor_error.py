@@ -89,14 +89,16 @@ def measure_checkpoint(
     seed: int = 0,
     batch_statistics: bool = False,
     out: Path | str | None = None,
+    trust_code: bool = False,
     console: Console | None = None,
 ) -> tuple[dict[str, Any], list[Path]]:
     """Measure a run folder's or checkpoint's remainders on n test images; writes fidelity.json, .png and .svg.
 
     Adversarial images come from the attack the model was trained with. Files go to the folder `out`, or else to the
-    run's results; the other parameters are those of `remainders`. Returns what the JSON file holds, and the pictures.
+    run's results; trust_code is as for `load`; the other parameters are those of `remainders`. Returns what the JSON
+    file holds, and the pictures.
     """
-    saved = open_checkpoint(path)
+    saved = open_checkpoint(path, trust_code=trust_code)
     target, recipe = target_from_checkpoint(saved), saved.recipe
     images = target.images(choose_images(target.test.y, n))
     x, y = floats_for(target.model, images.x), images.y

@@ -128,6 +128,7 @@ class Options(Network, AttackOptions):
     save_adversarial: bool = False  # store the images that broke the model, as results/ATTACK-adversarial.npz
     verify: str = ""  # check such a file against the model instead of attacking
     raw: bool = False  # the raw weights of a run that averages them
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 
 
 def main(args: list[str]) -> None:
@@ -146,8 +147,9 @@ def target_of(options: Options) -> Target:
         for name in ("weights", "width", "classes", "mean", "std", "resize"):
             if getattr(options, name):
                 raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
-        saved = open_checkpoint(options.path)
-        saved = replace(saved, recipe=replace(saved.recipe, model=options.model)) if moved else saved
+        saved = open_checkpoint(options.path, trust_code=options.trust_code)
+        if moved:  # the code is named by the user
+            saved = replace(saved, recipe=replace(saved.recipe, model=options.model), trust_code=True)
         return target_from_checkpoint(saved, data=options.data, root=options.data_root, averaged=not options.raw)
     return target_from_weights(options, options.data or "cifar10", root=options.data_root)
 

@@ -34,11 +34,12 @@ class Options:
     raw: bool = False  # export the raw weights of a run that averages them
     data_root: str | None = None  # robustbench: where datasets live; RATTLE_DATA, or ./data, when not given
     submission: Submission = Submission()  # robustbench: about the paper
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "export")
-    saved = open_checkpoint(options.path)
+    saved = open_checkpoint(options.path, trust_code=options.trust_code)
     run, name = run_of(saved.path), NAMES[options.format]
     out = Path(options.out) if options.out else (run.folder if run else saved.path.parent) / name
     if out.resolve() == saved.path.resolve() and not is_published(options.path):  # those lie elsewhere
@@ -56,6 +57,6 @@ def main(args: list[str]) -> None:
 
 
 def submit(options: Options, out: Path) -> None:
-    settings = {"averaged": not options.raw, "data_root": options.data_root}
+    settings = {"averaged": not options.raw, "data_root": options.data_root, "trust_code": options.trust_code}
     files, notes = export_robustbench(options.path, out, options.submission, **settings)
     print("\n".join([*(f"wrote {file}" for file in files), *(f"note: {note}" for note in notes)]))

@@ -24,6 +24,7 @@ class Options:
     seed: int = 0
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
     out: str = ""  # folder for the results; the run's own when not given
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 
 
 def main(args: list[str]) -> None:

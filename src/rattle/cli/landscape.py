@@ -22,11 +22,12 @@ class Options:
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, the reference first
     config: Annotated[LandscapeConfig, tyro.conf.arg(name="")] = field(default_factory=LandscapeConfig)
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a run names as its model
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "landscape")
-    pictures = compute_landscapes(options.runs, options.config, console=Console())
+    pictures = compute_landscapes(options.runs, options.config, console=Console(), trust_code=options.trust_code)
     rows = []
     for run in options.runs:
         flat = json.loads(Run(Path(run)).flatness.read_text(encoding="utf-8"))

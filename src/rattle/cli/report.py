@@ -28,12 +28,14 @@ class Options:
     baseline: str = ""
     out: str = ""  # the page; report.html in the first run's folder when not given
     compute: bool = True  # --no-compute: show only what is stored already
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a run names as its model
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "report")
     runs, out, baseline = options.runs, options.out or None, options.baseline or None
-    path = report(runs, out, baseline=baseline, compute=options.compute, console=Console())
+    settings = {"compute": options.compute, "trust_code": options.trust_code}
+    path = report(runs, out, baseline=baseline, **settings, console=Console())
     print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
@@ -43,13 +45,16 @@ def report(
     *,
     baseline: Path | str | None = None,
     compute: bool = True,
+    trust_code: bool = False,
     console: Console | None = None,
 ) -> Path:
     """Compute what the page of these run folders lacks, as far as there are checkpoints, and write it to `out`.
 
-    `baseline` is as in `build`. Of many runs what takes minutes is computed for those alone whose images are shown.
+    `baseline` is as in `build`, `trust_code` as in `load`. Of many runs what takes minutes is computed for those alone
+    whose images are shown.
     """
     if compute:
         loaded = load_runs(baseline_first(runs, baseline))  # refuses what is no run before minutes are spent on others
-        prepare([run.folder for run in detailed([run for run in loaded if not run.external])], console=console)
+        shown = [run.folder for run in detailed([run for run in loaded if not run.external])]
+        prepare(shown, console=console, trust_code=trust_code)
     return build(runs, out, baseline=baseline, published=published)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from rattle.cli.console import Console, print_table
 from rattle.cli.options import parse
-from rattle.cli.train import recipe_with
+from rattle.cli.train import recipe_with, refuse_unsaid
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
@@ -20,7 +20,7 @@ Every setting of the recipe (`rattle train RECIPE --help` lists them) may be giv
 grid over all of them. A setting that is itself a list is given once for each value; a switch takes true and false.
 Given again, the same command skips the runs that are finished and continues those that are not.
 """
-OWN = ("--seeds", "--launcher", "--jobs", "--out", "--slurm.")
+OWN = ("--seeds", "--trust-code", "--launcher", "--jobs", "--out", "--slurm.")
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Options:
     launcher: Literal["local", "slurm"] = "local"
     jobs: int = 1  # runs at once, with launcher local
     out: str = ""  # folder of the run folders; sweeps/RECIPE when not given
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a YAML file or a run names as its model
     slurm: Slurm = field(default_factory=Slurm)
 
 
@@ -45,6 +46,7 @@ def main(args: list[str]) -> None:
     given = occurrences(args[1:])
     options = parse(Options, [word for name, words in given if own(name) for word in (name, *words)], "sweep RECIPE")
     points = grid(resolve(args[0]), args[0], [g for g in given if not own(g[0])], options.seeds)
+    refuse_unsaid([] if options.trust_code else [recipe for _, recipe in points], args)
     out = Path(options.out or f"sweeps/{Path(args[0]).stem}")
     console, jobs = Console(), plan(points, out)
     left = pending(jobs, console)

@@ -1,6 +1,6 @@
 """rattle train: a recipe, by name or from YAML, with typed overrides."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -13,6 +13,7 @@ from rattle.cli import custom
 from rattle.cli.console import Console
 from rattle.cli.options import parse, take, take_kinds
 from rattle.errors import RattleError
+from rattle.models.user import is_code, refuse_code
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import alternatives, dataclass_members, has_kinds
@@ -21,6 +22,7 @@ from rattle.runs.paths import Run, slugify
 from rattle.training.loggers import LogTarget
 from rattle.training.loop import fit
 from rattle.training.state import TrainState
+from rattle.training.teachers import code_of
 
 USAGE = f"""usage: rattle train RECIPE [options]
 
@@ -42,6 +44,7 @@ class Options:
     out: str = ""  # run folder; runs/NAME-seedN when not given
     resume: bool = False  # continue the run in --out, bit for bit; a RUN given in place of the recipe needs no --out
     overwrite: bool = False  # replace the run in --out
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a YAML file or a run names as its model
     log: LogTarget = "tensorboard"  # where the figures go besides metrics.jsonl; wandb is an extra, offline
 
 
@@ -102,6 +105,12 @@ def check_length(run: Run, recipe: Recipe) -> None:
         raise RattleError(f"the run in {run.folder} has {before} epochs, the recipe {recipe.epochs}: {choice}")
 
 
+def refuse_unsaid(recipes: Sequence[Recipe], args: list[str]) -> None:
+    """Refuse code that a YAML file or a run names as its model and the command line, whose words are args, does not."""
+    said = {part for word in args for part in (word, word.partition("=")[2])}
+    refuse_code([name for recipe in recipes for name in code_of(recipe) if name not in said], args[0])
+
+
 class TrainConsole(Console):
     """Describes the run before it trains."""
 
@@ -124,6 +133,7 @@ def main(args: list[str]) -> None:
         base = resolve(text)
     options = options_of(base, text, rest)
     recipe = options.recipe
+    refuse_unsaid([] if options.trust_code else [recipe], args)
     if ":" in recipe.model and ":" not in base.model and not take(rest, ("width",))[0]:
         recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
     out = options.out or folder_of(text, recipe, options.resume)
@@ -135,4 +145,5 @@ def main(args: list[str]) -> None:
         run = fit(recipe, out, **how, log=options.log, console=TrainConsole())
         if not distributed.is_main():
             return
-    print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20")
+    trust = " --trust-code" if is_code(recipe.model) else ""
+    print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20{trust}")

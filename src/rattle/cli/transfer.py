@@ -19,11 +19,13 @@ class Options(AttackOptions):
 
     from_: Annotated[str, tyro.conf.arg(name="from")]  # the surrogate: a run folder or a checkpoint
     to: str  # the defended model: a run folder or a checkpoint
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a run names as its model
 
 
 def main(args: list[str]) -> None:
     options = parse_attacking(Options, args, "transfer")
-    surrogate, target = target_from_checkpoint(options.from_), target_from_checkpoint(options.to)
+    both = (options.from_, options.to)
+    surrogate, target = (target_from_checkpoint(path, trust_code=options.trust_code) for path in both)
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")
     settings, threat = options.settings(target), options.threat.over(target.threat)

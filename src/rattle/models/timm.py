@@ -62,6 +62,20 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
     return name, settings
 
 
+def opens_files(spec: str) -> bool:
+    """Whether arguments are more than numbers, switches and plain words, or name a file to load: timm unpickles those.
+
+    >>> opens_files("timm:vit_tiny_patch16_224,pretrained,img_size=32"), opens_files("timm:a,pretrained_cfg={file: b}")
+    (False, True)
+    """
+    try:
+        settings = parse_spec(spec)[1]
+    except RattleError:
+        return True
+    plain = all(re.fullmatch(r"[\w.,\[\] -]*", str(value)) for value in settings.values())
+    return not plain or any(key.startswith(("checkpoint", "pretrained_", "cache")) for key in settings)
+
+
 def config_statistics(model: Any, channels: int) -> MeanStd:
     """The mean and std that timm's config names for the model's images, averaged where these have another depth."""
     found = [tuple(model.pretrained_cfg[key]) for key in ("mean", "std")]

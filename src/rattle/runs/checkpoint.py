@@ -40,6 +40,7 @@ class Checkpoint:
     shape: tuple[int, ...]  # [C, H, W] of an image
     progress: dict[str, Any]  # epoch, step and so on, as training/state.py wrote them
     tensors: dict[str, Tensor]  # on the CPU
+    trust_code: bool = False  # the user's word that code which the recipe names as its model may run
 
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors of `model`, `average` or `optimizer`, without that prefix."""

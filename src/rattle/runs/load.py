@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rattle.errors import RattleError, first_line
 from rattle.models.registry import create_model
+from rattle.models.user import refuse_code
 from rattle.recipes.recipe import Recipe
 from rattle.runs import hub, zoo
 from rattle.runs.checkpoint import Checkpoint, read
@@ -46,11 +47,11 @@ def run_of(checkpoint: Path) -> Run | None:
     return run if run.checkpoints == checkpoint.parent and run.exists() else None
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Read the checkpoint or published model that a path means, see `resolve_checkpoint`."""
+def open_checkpoint(path: Path | str, *, trust_code: bool = False) -> Checkpoint:
+    """Read the checkpoint or published model that a path means, see `resolve_checkpoint`; trust_code: as for `load`."""
     file, config = find(path)
     if config is None:
-        return read(file)
+        return replace(read(file), trust_code=trust_code)
     saved = read_published(file, config, str(path))
     check_tensors(saved, str(path))
     # Results and exports of what lies in the package or in a cache go to a folder in the working one.
@@ -70,18 +71,21 @@ def check_tensors(saved: Checkpoint, where: str) -> None:
         raise RattleError(f"{where}: its weights are not those of its network {saved.recipe.model}: {odd} differs")
 
 
-def load(path: Path | str, *, averaged: bool = True, model: nn.Module | None = None) -> nn.Module:
+def load(
+    path: Path | str, *, averaged: bool = True, model: nn.Module | None = None, trust_code: bool = False
+) -> nn.Module:
     """The trained model of a checkpoint or of a run folder's best one, in evaluation mode; it takes images in [0, 1].
 
     path: a checkpoint, a run folder, a folder that `rattle push` wrote, `hf:OWNER/NAME` or `hf:OWNER/NAME@REVISION` on
     the Hugging Face hub, or `zoo:NAME`, one of `rattle.list_zoo()`. Nothing that is downloaded is executed. averaged:
     take the averaged weights if the run has them; False takes the raw ones. model: a module to load the weights into,
-    for a run whose network was given to `fit` in Python; it is changed in place and returned.
+    for a run whose network was given to `fit` in Python; it is changed in place and returned. trust_code: run the
+    FILE.py:FUNCTION or package.module:FUNCTION that a run or checkpoint names as its model; refused without it.
 
     >>> load("zoo:digits-linf-cnn-trades-2nd")(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    return load_model(open_checkpoint(path), averaged=averaged, model=model)
+    return load_model(open_checkpoint(path, trust_code=trust_code), averaged=averaged, model=model)
 
 
 def build_model(
@@ -112,7 +116,9 @@ def build_model(
 
 
 def fresh_model(saved: Checkpoint) -> nn.Module:
-    """The network of a checkpoint before its weights are loaded."""
+    """The network of a checkpoint before its weights are loaded; code that it names runs by the user's word alone."""
+    if not saved.trust_code:
+        refuse_code([saved.recipe.model], str(saved.path))
     channels = saved.shape[0]
     unit = ([0.0] * channels, [1.0] * channels)  # replaced by the true statistics, which are buffers of the model
     statistics = unit if saved.recipe.normalise else None

@@ -14,14 +14,23 @@ from rattle.data import Data, Dataset, Images, to_float
 from rattle.errors import RattleError, first_line
 from rattle.evaluation.inputs import Array, as_tensors
 from rattle.losses import refuse_one_logit
+from rattle.models.user import refuse_code
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
+from rattle.training.teachers import code_of
 from rattle.weights import eval_mode
 
 Given = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data
 SHUFFLING = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
+
+
+def named_recipe(text: str, trust_code: bool) -> Recipe:
+    """A recipe by its name, file or run folder; code that the latter two name runs only where it is trusted."""
+    recipe = resolve(text)
+    refuse_code([] if trust_code else code_of(recipe), text)
+    return recipe
 
 
 def take(

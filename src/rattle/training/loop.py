@@ -23,7 +23,6 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.forward import PairedForward
 from rattle.objectives.base import Memory, Moment, StepContext, now
 from rattle.randomness import ImageStreams, derive_seed
-from rattle.recipes.catalog import resolve
 from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
@@ -31,7 +30,7 @@ from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.runs.source import own_source
-from rattle.training.given import Given, as_begun, take
+from rattle.training.given import Given, as_begun, named_recipe, take
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.ranks import average_statistics, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
@@ -55,23 +54,23 @@ def fit(
     overwrite: bool = False,
     log: LogTarget = "tensorboard",
     console: Console | None = None,
+    trust_code: bool = False,
 ) -> Run:
     """Train a recipe into a run folder; `rattle.load(out)` then opens its best model.
 
-    recipe: a Recipe, the name of one, or a YAML file or run folder that holds one. out: the run folder.
-    model: a module with logits [n, C], trained in place of the recipe's network: when fit returns it holds the last
-    weights, in evaluation mode; `rattle.load(out, model=module)` puts the best ones into it. data: images other than
-    the recipe's, as (x, y), a torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1],
-    [n, C, H, W] or [n, H, W, C]; some are held out as `recipe.data` says. classes: the labels' names.
-    resume: continue the run there, bit for bit, also with more epochs; overwrite: replace it. log: where metrics go
-    besides metrics.jsonl. console: where progress is shown.
+    recipe: a Recipe, the name of one, or a YAML file or run folder that holds one. out: the run folder. model: a module
+    with logits [n, C], trained in place of the recipe's network: it ends with the last weights, in evaluation mode;
+    `rattle.load(out, model=module)` puts the best ones into it. data: images other than the recipe's, as (x, y), a
+    torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1], [n, C, H, W] or [n, H, W, C]; some
+    are held out as `recipe.data` says. classes: the labels' names. resume: continue the run, also with more epochs;
+    overwrite: replace it. log: where else metrics go. console: shows progress. trust_code: run code that a file names.
 
     >>> import dataclasses, tempfile, rattle
     >>> recipe = dataclasses.replace(rattle.get_recipe("digits-linf-cnn-trades"), epochs=1, width=4)
     >>> fit(recipe, tempfile.mkdtemp()).checkpoint("best").exists()
     True
     """
-    recipe = resolve(recipe) if isinstance(recipe, str) else recipe
+    recipe = named_recipe(recipe, trust_code) if isinstance(recipe, str) else recipe
     console = console if console is not None and distributed.is_main() else NullConsole()
     torch.set_num_threads(recipe.threads or torch.get_num_threads())
     run, (recipe, images) = Run(Path(out)), take(recipe, model, data, classes)

@@ -27,6 +27,7 @@ from rattle.runs.paths import Run, slugify
 from rattle.runs.progress import Console, NullConsole
 from rattle.training.signals import StoppedBySignal, listening
 from rattle.training.state import newest
+from rattle.training.teachers import code_of
 
 State = Literal["new", "unfinished", "running", "finished"]
 
@@ -126,6 +127,7 @@ class Workers:
         if torch.cuda.device_count():
             share["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
         command = [sys.executable, "-m", "rattle", "train", str(job.folder), "--out", str(job.folder), "--resume"]
+        command += ["--trust-code"] if code_of(job.recipe) else []  # whoever began the sweep gave their word
         with open(job.folder / "train.log", "ab") as log:
             process = subprocess.Popen(
                 command,

@@ -8,10 +8,11 @@ from torch import nn
 
 from rattle.data import Dataset
 from rattle.errors import RattleError
+from rattle.models.user import is_code
 from rattle.objectives.base import HasTeachers, Objective, Teacher
 from rattle.objectives.registry import get_method
 from rattle.recipes.recipe import Recipe
-from rattle.runs.load import build_model, load, resolve_checkpoint
+from rattle.runs.load import build_model, load_model, open_checkpoint, resolve_checkpoint
 from rattle.runs.paths import Run
 from rattle.weights import Noise
 
@@ -21,6 +22,12 @@ ALONG = "along"  # in place of a method's name: trained by the objective itself
 def teachers_of(objective: Objective) -> Mapping[str, tuple[Teacher, str]]:
     """By name: the teacher, and the method that trains it first or ALONG."""
     return objective.teachers if isinstance(objective, HasTeachers) else {}
+
+
+def code_of(recipe: Recipe) -> list[str]:
+    """The networks of a recipe and of its teachers that are code, see `refuse_code`."""
+    teachers = (teacher.model for teacher, _ in teachers_of(recipe.objective).values())
+    return [name for name in (recipe.model, *teachers) if name is not None and is_code(name)]
 
 
 def train_teachers(recipe: Recipe, run: Run, data: Dataset, fit: Callable[..., Run]) -> dict[str, Path]:
@@ -76,7 +83,10 @@ def build_teacher(name: str, teacher: Teacher, recipe: Recipe, data: Dataset, we
     """A frozen network with its weights or, without any, a new one to be trained along."""
     if weights is None:
         return build_model(network_recipe(recipe, name, teacher), classes=len(data.classes), channels=data.channels)
-    network = load(weights)
+    saved = open_checkpoint(weights)
+    if is_code(saved.recipe.model):  # nothing runs but what the recipe itself names, see `code_of`
+        saved = replace(saved, trust_code=saved.recipe.model == network_recipe(recipe, name, teacher).model)
+    network = load_model(saved)
     for parameter in network.parameters():
         parameter.requires_grad_(False)
     return network
