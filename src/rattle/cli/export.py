@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
+from rattle.cli.console import say
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.models.export import difference, export
@@ -53,10 +54,10 @@ def main(args: list[str]) -> None:
     x = torch.rand(8, *saved.shape, generator=torch.Generator().manual_seed(0))  # the run's data may not be available
     path = export(model, x, out, options.format)
     gap = difference(model, x, path, options.format)
-    print(f"wrote {path}: its logits on {len(x)} images differ from the model's by at most {gap:.1e}")
+    say(f"wrote {path}: its logits on {len(x)} images differ from the model's by at most {gap:.1e}")
 
 
 def submit(options: Options, out: Path) -> None:
     settings = {"averaged": not options.raw, "data_root": options.data_root, "trust_code": options.trust_code}
     files, notes = export_robustbench(options.path, out, options.submission, **settings)
-    print("\n".join([*(f"wrote {file}" for file in files), *(f"note: {note}" for note in notes)]))
+    say("\n".join([*(f"wrote {file}" for file in files), *(f"note: {note}" for note in notes)]))

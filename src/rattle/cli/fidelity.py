@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from rattle.analysis.taylor_error import SIGMAS, measure_checkpoint
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
 
 
@@ -42,4 +42,4 @@ def main(args: list[str]) -> None:
     columns = ["images", "sigma", "change of g", "after 1st", "after 2nd"]
     print_table(columns, rows, title=f"{found['recipe']}: remainders")
     print("change = |g(w+u) - g(w)| / |g(w)|; remainders are relative to that change: 1 is g(w) alone, less is better.")
-    print(f"plot: {pictures[0]}")
+    say(f"plot: {pictures[0]}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from rattle.analysis.prepare import LandscapeConfig, compute_landscapes
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
 from rattle.runs.paths import Run
 
@@ -35,4 +35,4 @@ def main(args: list[str]) -> None:
         numbers = (flat[name] for name in ("lipschitz", "input_eigenvalue", "weight_eigenvalue"))
         rows.append([run, *(f"{number:.3f}" for number in numbers), noise])
     print_table(COLUMNS, rows, title="flatness: smaller is flatter")
-    print("\n".join(f"  {path}" for path in pictures))
+    say("\n".join(f"  {path}" for path in pictures))

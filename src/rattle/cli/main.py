@@ -11,6 +11,7 @@ import warnings
 
 from rattle.cli import early
 from rattle.errors import RattleError
+from rattle.runs.paths import printable
 from rattle.training.signals import StoppedBySignal
 
 COMMANDS = {
@@ -61,14 +62,15 @@ def main(argv: list[str] | None = None) -> int:
         close = difflib.get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean `rattle {close[0]}`?" if close else f"the commands are {', '.join(COMMANDS)}."
         return fail(f"unknown command {args[0]!r}; {hint}")
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # a sentence, without file and line
+    warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"  # without file and line
+    os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:
         early.check(args[0], args[1:])
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:
         return fail(str(mistake))
     except StoppedBySignal as stop:
-        print(f"rattle: {stop}", file=sys.stderr)
+        print(f"rattle: {printable(str(stop))}", file=sys.stderr)
         return stop.code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -79,5 +81,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def fail(sentence: str) -> int:
-    print(f"rattle: {sentence}", file=sys.stderr)
+    print(f"rattle: {printable(sentence)}", file=sys.stderr)
     return 2

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from rattle.cli.console import say
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.recipes.catalog import describe, get_recipe, list_recipes, parts_of
@@ -24,7 +25,7 @@ class Options:
 def main(args: list[str]) -> None:
     options = parse(Options, args, "recipes")
     if options.yaml:
-        print(get_recipe(options.filter).to_yaml(), end="")
+        say(get_recipe(options.filter).to_yaml(), end="")
         return
     names, line = (list_zoo(), zoo_line) if options.zoo else (list_recipes(), describe)
     found = [name for name in names if options.filter.removeprefix("zoo:") in name]
@@ -37,11 +38,11 @@ def main(args: list[str]) -> None:
         raise RattleError(f"no {what} contains {options.filter!r}; `{command}` lists all")
     width = max(map(len, found)) + len("zoo:" if options.zoo else "")
     for name in found:
-        print(f"{'zoo:' * options.zoo + name:<{width}}  {line(name)}")
+        say(f"{'zoo:' * options.zoo + name:<{width}}  {line(name)}")
     if options.filter in found and not options.zoo:
         print("\nsettings that do nothing in it:")
         for setting, reason in idle_settings(get_recipe(options.filter)).items():
-            print(f"  --{setting:<24} {reason}")
+            say(f"  --{setting:<24} {reason}")
 
 
 def zoo_line(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from rattle.analysis.prepare import prepare
-from rattle.cli.console import Console
+from rattle.cli.console import Console, say
 from rattle.cli.options import parse
 from rattle.paper.tables import published
 from rattle.report import build
@@ -36,7 +36,7 @@ def main(args: list[str]) -> None:
     runs, out, baseline = options.runs, options.out or None, options.baseline or None
     settings = {"compute": options.compute, "trust_code": options.trust_code}
     path = report(runs, out, baseline=baseline, **settings, console=Console())
-    print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    say(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 def report(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
 from rattle.cli.train import recipe_with, refuse_unsaid
 from rattle.errors import RattleError
@@ -52,14 +52,14 @@ def main(args: list[str]) -> None:
     left = pending(jobs, console)
     if options.launcher == "slurm":
         numbers = submit(left, options.slurm, out, console, Console)
-        print(f"{len(numbers)} of {len(jobs)} runs are in the queue; the same command again says how they do")
+        say(f"{len(numbers)} of {len(jobs)} runs are in the queue; the same command again says how they do")
         return
     failed = run_local(left, at_once=options.jobs, out=out, console=console)
     if failed:
         each = "; ".join(f"{name}: {words}" for name, words in failed.items())
         raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again goes on with them: {each}")
     ready = sum(job.state == "finished" for job in jobs)
-    print(f"{ready} of {len(jobs)} runs are finished in {out}")
+    say(f"{ready} of {len(jobs)} runs are finished in {out}")
     conclude([(point, job.folder) for (point, _), job in zip(points, jobs, strict=True)], jobs[0].recipe, out)
 
 
@@ -75,10 +75,10 @@ def conclude(points: list[tuple[dict[str, Any], Path]], recipe: Recipe, out: Pat
     best, *others = settings
     if others:
         ahead = 100 * (best.robust.mean - others[0].robust.mean)
-        print(f"best on {held_out}: {best.label}, {ahead:.1f} points robust above {others[0].label}")
+        say(f"best on {held_out}: {best.label}, {ahead:.1f} points robust above {others[0].label}")
         print("(it was chosen by these figures: measure it on test images before you quote it)")
-    print(f"\n  rattle evaluate {best.folders[0]} --attacks autoattack --n 1000")
-    print(f"  rattle report {out}/*/ --out {out / 'report.html'}")
+    say(f"\n  rattle evaluate {best.folders[0]} --attacks autoattack --n 1000")
+    say(f"  rattle report {out}/*/ --out {out / 'report.html'}")
 
 
 def own(name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 import tyro
 
 from rattle.cli import custom
-from rattle.cli.console import Console
+from rattle.cli.console import Console, say
 from rattle.cli.options import parse, take, take_kinds
 from rattle.errors import RattleError
 from rattle.models.user import is_code, refuse_code
@@ -146,4 +146,4 @@ def main(args: list[str]) -> None:
         if not distributed.is_main():
             return
     trust = " --trust-code" if is_code(recipe.model) else ""
-    print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20{trust}")
+    say(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20{trust}")

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from rattle.attacks.transfer import Transfer
+from rattle.cli.console import say
 from rattle.cli.evaluate import AttackOptions, parse_attacking, print_result
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
@@ -40,4 +41,4 @@ def main(args: list[str]) -> None:
         print(json.dumps(result.to_plain()))
         return
     print_result(target.name, result, threat, f"made on {surrogate.name}")
-    print(f"results are in {settings['out']}")
+    say(f"results are in {settings['out']}")

@@ -1,5 +1,6 @@
 """Reading and writing files: atomic writes, lines of JSON, dataclasses of arrays as .npz. Nothing is pickled."""
 
+import errno
 import json
 import os
 import zipfile
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar, get_type_hints
 import numpy as np
 
 from rattle.errors import RattleError
+from rattle.runs.paths import Run
 
 T = TypeVar("T")
 Plain = dict[str, Any]
@@ -24,11 +26,28 @@ MOST_UNPACKED = 100  # times the packed size: arrays of floats never compress th
 def writing(path: Path) -> Iterator[None]:
     """Make the folder of a file that is about to be written; raises RattleError if it cannot be written."""
     try:
+        refuse_links(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as reason:
-        message = f"cannot write {path}: {reason.strerror or reason}; what was saved earlier is intact"
-        raise RattleError(message) from reason
+        why = "it is a link, which is not followed" if reason.errno == errno.ELOOP else reason.strerror or reason
+        raise RattleError(f"cannot write {path}: {why}; what was saved earlier is intact") from reason
+
+
+def refuse_links(path: Path) -> None:
+    """Refuse to write into a folder of a run that is a link to somewhere else: a run may come from anybody."""
+    for folder in list(path.parents)[:2]:
+        if (
+            folder.is_symlink()
+            and Run(folder.parent).exists()
+            and not folder.resolve().is_relative_to(folder.parent.resolve())
+        ):
+            raise RattleError(f"{folder} is a link that leads out of its run: put a folder in its place")
+
+
+def no_link(path: str, flags: int) -> int:
+    """An `opener` that follows no link, waits for no pipe, and makes no file that everybody may write."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o664)
 
 
 @contextmanager
@@ -41,7 +60,8 @@ def atomic_file(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]
     part = path.with_name(f".{path.name}.part")
     with writing(path):
         try:
-            with open(part, "wb") as file:
+            part.unlink(missing_ok=True)  # what a killed process left, or somebody's link
+            with open(part, "xb", opener=no_link) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -72,7 +92,7 @@ def sync_folder(path: Path) -> None:
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """Append one JSON object to a file of one object a line, and fsync it."""
-    with writing(path), open(path, "a", encoding="utf-8") as file:
+    with writing(path), open(path, "a", encoding="utf-8", opener=no_link) as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -16,7 +16,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import flatten, to_plain
 from rattle.runs import distributed
 from rattle.runs.environment import environment
-from rattle.runs.io import append_line, read_json, write_atomically, writing
+from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
 from rattle.runs.paths import Run
 from rattle.runs.source import is_kept, keep_source
 
@@ -29,7 +29,7 @@ def locked(path: Path) -> Iterator[None]:
 
     The kernel releases the lock of a process that dies, so there are no stale locks.
     """
-    with open(path, "a+", encoding="utf-8") as file:
+    with open(path, "a+", encoding="utf-8", opener=no_link) as file:
         for pause in (0.1, 0.2, 0.4, 0.0):  # a child of a process just killed may hold its lock for a moment more
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,9 +49,9 @@ def locked(path: Path) -> Iterator[None]:
 
 def owner(lock: Path) -> str:
     """The process that holds a lock file, and for how long; empty if none does."""
-    if not lock.exists():
+    if not lock.is_file() or lock.is_symlink():
         return ""
-    with open(lock, encoding="utf-8") as file:
+    with open(lock, encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -130,7 +130,7 @@ def foreign(path: Path) -> bool:
 def clear(run: Run) -> None:
     """Remove what a run wrote, and nothing else."""
     for path in run.written():
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
@@ -158,4 +158,5 @@ def record_line(path: Path, line: Mapping[str, Any]) -> None:
 def truncate(path: Path, size: int) -> None:
     """Drop the lines that were written after the checkpoint a run resumes from, when the file had `size` bytes."""
     if distributed.is_main() and path.exists() and path.stat().st_size > size:
-        os.truncate(path, size)
+        with writing(path), open(path, "r+b", opener=no_link) as file:
+            file.truncate(size)

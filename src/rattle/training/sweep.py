@@ -21,7 +21,7 @@ import torch
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.runs.io import write_atomically
+from rattle.runs.io import no_link, write_atomically, writing
 from rattle.runs.lock import LOCK, owner
 from rattle.runs.paths import Run, slugify
 from rattle.runs.progress import Console, NullConsole
@@ -128,7 +128,7 @@ class Workers:
             share["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
         command = [sys.executable, "-m", "rattle", "train", str(job.folder), "--out", str(job.folder), "--resume"]
         command += ["--trust-code"] if code_of(job.recipe) else []  # whoever began the sweep gave their word
-        with open(job.folder / "train.log", "ab") as log:
+        with writing(job.run.log), open(job.run.log, "ab", opener=no_link) as log:
             process = subprocess.Popen(
                 command,
                 stdout=log,
