@@ -36,6 +36,7 @@ NO_TORCH = (
     "errors",
     "stats",
     "recipes/schema",
+    "recipes/reading",
     "recipes/schedules",
     "runs/paths",
     "runs/io",

@@ -1,6 +1,5 @@
 """rattle landscape: loss surfaces and flatness numbers of runs, on the same images, directions and scale."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ import tyro
 from rattle.analysis.prepare import LandscapeConfig, compute_landscapes
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
+from rattle.runs.io import read_json
 from rattle.runs.paths import Run
 
 COLUMNS = ("run", "local Lipschitz", "input curvature", "weight curvature", "rise under noise")
@@ -30,7 +30,7 @@ def main(args: list[str]) -> None:
     pictures = compute_landscapes(options.runs, options.config, console=Console(), trust_code=options.trust_code)
     rows = []
     for run in options.runs:
-        flat = json.loads(Run(Path(run)).flatness.read_text(encoding="utf-8"))
+        flat = read_json(Run(Path(run)).flatness, []) or {}
         noise = f"{flat['noise_rise']:.4f} ± {flat['noise_rise_error']:.4f}"
         numbers = (flat[name] for name in ("lipschitz", "input_eigenvalue", "weight_eigenvalue"))
         rows.append([run, *(f"{number:.3f}" for number in numbers), noise])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
+from rattle.recipes.reading import parse_json
 from rattle.recipes.schema import flatten
 from rattle.runs.io import Plain, read_json, write_atomically
 from rattle.runs.paths import Run
@@ -259,7 +260,7 @@ def short(value: Any) -> str:
 def read_result(path: Path, name: str, key: str) -> Plain | None:
     """A result file whose `mark` is this cache key; None for any other, or one that is missing or damaged."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = parse_json(path.read_text(encoding="utf-8"))
         return plain if plain["mark"] == key and plain["attacks"][name]["flags"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -57,7 +57,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
             raise RattleError(f"{spec}: {key!r} is no argument for a model of timm, which are given as {wanted}")
         try:
             settings[key] = yaml.safe_load(value) if equals else True
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
             raise RattleError(f"{spec}: {value!r} is no value for {key}") from error
     return name, settings
 

@@ -12,11 +12,10 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError, check_choices
 from rattle.objectives import Objective, Trades
 from rattle.objectives.registry import objective_kinds
+from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
 from rattle.weights import ASAM, AWP, EMA, SAM, SWA, Noise
-
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: every checkpoint holds a recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +129,7 @@ class Recipe:
 
     @staticmethod
     def from_yaml(text: str) -> Recipe:
-        try:
-            plain = yaml.load(text, LOADER)
-        except yaml.YAMLError as reason:
-            raise RattleError(f"the recipe is not valid YAML: {' '.join(str(reason).split())}") from reason
-        return from_plain(Recipe, upgraded(plain))
+        return from_plain(Recipe, upgraded(parse_yaml(text)))
 
 
 ORDERS = ("", " + 1st", " + 1st + 2nd")

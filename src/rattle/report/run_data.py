@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import yaml
 
 from rattle.errors import RattleError
 from rattle.evaluation.results import StoredResult, load_results
 from rattle.evaluation.samples import Sample
+from rattle.recipes.reading import parse_yaml, read_text
 from rattle.report.naming import method_of, settings_text, threat_text, unique_labels, varied
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
@@ -174,9 +174,9 @@ def read_recipe(folder: Path) -> RunData:
         raise RattleError(f"{folder} holds no run: it has no recipe.yaml")
     run = RunData(folder)
     try:
-        run.recipe_text = Run(folder).recipe.read_text(encoding="utf-8", errors="replace")
-        plain = yaml.safe_load(run.recipe_text)
-    except (OSError, yaml.YAMLError):
+        run.recipe_text = read_text(Run(folder).recipe)
+        plain = parse_yaml(run.recipe_text)
+    except RattleError:
         plain = None
     if isinstance(plain, dict):
         run.recipe = plain

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar, get_type_hints
 import numpy as np
 
 from rattle.errors import RattleError
+from rattle.recipes.reading import LARGEST_JSON, parse_json
 from rattle.runs.paths import Run
 
 T = TypeVar("T")
@@ -101,7 +102,9 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 def read_json(path: Path, notes: list[str]) -> Plain | None:
     """The JSON object in a file; None if there is none, with a sentence in `notes` unless the file is absent."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        if (path.exists() and not path.is_file()) or path.stat().st_size > LARGEST_JSON:
+            raise ValueError(path)
+        found = parse_json(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
             return found
         notes.append(f"{path.name} does not hold an object and was left out")
@@ -118,7 +121,7 @@ def read_jsonl(path: Path, notes: list[str], *, key: str = "epoch") -> list[Plai
     Damaged lines are left out, with a sentence in `notes`; an absent file is empty.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().splitlines() if path.is_file() and path.stat().st_size <= LARGEST_JSON else []
     except OSError:
         return []
     found: dict[int, Plain] = {}
@@ -126,8 +129,8 @@ def read_jsonl(path: Path, notes: list[str], *, key: str = "epoch") -> list[Plai
     for number, line in enumerate(lines, start=1):
         entry = None
         with suppress(ValueError):
-            entry = json.loads(line)
-        if isinstance(entry, dict) and isinstance(entry.get(key), int):
+            entry = parse_json(line)
+        if isinstance(entry, dict) and type(entry.get(key)) is int:
             found[entry[key]] = entry
         elif line.strip():
             broken.append(str(number))

@@ -130,7 +130,8 @@ def load_model(saved: Checkpoint, *, averaged: bool = True, model: nn.Module | N
     """The network of a checkpoint with its weights, in evaluation mode; averaged, model: as for `load`."""
     with own_source(run_of(saved.path) if model is None else None, saved.recipe):
         model = fresh_model(saved) if model is None else model
-        began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
+        count = saved.tensors.get("average.n_averaged", torch.zeros(()))
+        began = averaged and count.numel() == 1 and not count.is_complex() and bool(count > 0)
         fill(model, saved.part("average.module" if began else "model"), saved.path)
     return model.eval()
 

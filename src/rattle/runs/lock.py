@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
+from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import flatten, to_plain
 from rattle.runs import distributed
@@ -103,7 +104,7 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
 
 def check_resumable(run: Run, recipe: Recipe) -> None:
     """Refuse to go on with other settings than the run has; more epochs are recorded in the run's history."""
-    before = Recipe.from_yaml(run.recipe.read_text(encoding="utf-8"))
+    before = resolve(str(run.folder))
     old, new = flatten(to_plain(before)), flatten(to_plain(recipe))
     changed = [name for name in old | new if old.get(name) != new.get(name) and name != "epochs"]
     if changed == ["model"] and is_kept(run, before.model, recipe.model):
