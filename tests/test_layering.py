@@ -128,7 +128,7 @@ def test_the_reading_of_imports_sees_every_form(tmp_path: Path) -> None:
 
 
 # Lines of Python. Raised only with a decision record.
-ROOM_BUDGETS = {"method": 950, "objectives": 900, "attacks": 1500, "training": 1700}
+ROOM_BUDGETS = {"method": 950, "objectives": 900, "attacks": 1520, "training": 1700}
 FILE_BUDGET, FUNCTION_BUDGET = 400, 40
 
 

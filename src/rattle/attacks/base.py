@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
 from rattle.threat import Threat
@@ -94,6 +94,8 @@ def check_batch(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(value, Tensor):
             kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
             raise RattleError(f"attacks take torch tensors, but the {name} are {kind}; convert with torch.as_tensor")
+        if value.is_meta or value.layout != torch.strided or value.is_quantized:
+            raise RattleError(f"the {name} must be a dense tensor of numbers, got {value.layout} on {value.device}")
     if y.ndim != 1 or x.ndim < 2:
         raise RattleError(f"images and labels need shapes [n, ...] and [n], got {list(x.shape)} and {list(y.shape)}")
     if len(x) != len(y):
@@ -121,11 +123,18 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     """The model's logits [n, C]; RattleError if it returns something else or its weights are of another dtype."""
     try:
         return logits_in(model(x))
-    except RuntimeError as reason:
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, IndexError) as reason:
         weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
-        if weights == x.dtype or "type" not in str(reason):
-            raise
-        raise RattleError(f"the images are {x.dtype}, the model's weights {weights}; convert one of them") from reason
+        if weights != x.dtype and "type" in str(reason):
+            raise NotTaken(f"the images are {x.dtype}, the model's weights {weights}; convert one of them") from reason
+        what = f"the model does not take images of shape {list(x.shape[1:])}"
+        raise NotTaken(f"{what}: {first_line(reason)}") from reason
+
+
+class NotTaken(RattleError, RuntimeError):
+    """The model raised on the images; a RuntimeError too, for those who try several layouts."""
 
 
 class NotANumber(RattleError):

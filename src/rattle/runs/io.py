@@ -155,11 +155,21 @@ def load_arrays(kind: type[T], path: str | Path) -> T:
     if found != kind.__name__:
         raise RattleError(f"{path} holds {found}, not {kind.__name__}")
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name in stored}
-    values = {name: stored[name].item() if hint in (int, float, str) else stored[name] for name, hint in hints.items()}
+    values = {name: plain(stored[name], hint, path) for name, hint in hints.items()}
     lacking = [f.name for f in fields(kind) if f.name not in values and f.default is f.default_factory is MISSING]  # type: ignore[arg-type]
     if lacking:
         raise RattleError(f"{path} lacks {lacking[0]!r}: it was written by another version")
     return kind(**values)
+
+
+def plain(array: np.ndarray, hint: Any, path: Path | str) -> Any:
+    """The number or text that an array of no axes holds, where the hint asks for one; else the array."""
+    if hint not in (int, float, str):
+        return array
+    found = array.item() if array.ndim == 0 else None
+    if not isinstance(found, (int, float) if hint is float else hint) or isinstance(found, bool):
+        raise RattleError(f"{path} holds something else than a {hint.__name__}")
+    return found
 
 
 def read_arrays(path: Path, what: str = "an .npz file of arrays") -> dict[str, np.ndarray]:
