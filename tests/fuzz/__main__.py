@@ -8,7 +8,7 @@ import sys
 import time
 
 ADDRESS_SPACE = 12 * 2**30  # bytes; torch reserves some of them before it does anything
-STALL = 60  # seconds without a line, after which a child is stopped: a hang inside torch, which no alarm reaches
+STALL = 120  # seconds without a line, after which a child is stopped: a hang inside torch, which no alarm reaches
 
 
 def child(kinds: list[str], start: int, end: int) -> None:

@@ -26,15 +26,17 @@ from safetensors.torch import save as serialise
 import rattle
 from fuzz import mutate
 from rattle.cli.main import main
+from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.runs.checkpoint import digest, read
+from rattle.weights import AWP, EMA
 from support import run_folders
 from support.tiny_runs import RECIPE, digits, save_run, small_cnn
 from support.training import tiny
 
 Outcome = Literal["done", "refused", "traceback", "hang", "executed", "crash"]
 GOOD = ("done", "refused")
-LIMIT = 20.0  # seconds a case may take
+LIMIT = 10.0  # seconds of the processor that a case may take
 CANARY = "from pathlib import Path\nPath(__file__).with_name('executed').touch()\n"
 FEW = ["--attacks", "fgsm", "--n", "4"]
 QUICK = {"epochs": 1, "batch_size": 16, "width": 4}
@@ -68,7 +70,8 @@ def base() -> Path:
 
 @cache
 def plain_recipe() -> Any:
-    return yaml.safe_load(tiny("trades-awp-2nd", **QUICK).to_yaml()) | {"data": {"name": "images.npz", "val_size": 4}}
+    recipe = tiny("trades-awp-2nd", **QUICK, awp=AWP(warmup=0), average=EMA(decay=0.5))
+    return yaml.safe_load(recipe.to_yaml()) | {"data": {"name": "images.npz", "val_size": 4}}
 
 
 def recipes(rng: random.Random) -> None:
@@ -129,7 +132,7 @@ def images(rng: random.Random) -> None:
     mutate.archive(rng, arrays, Path("odd.npz"))
     call = rng.random()
     if call < 0.5:
-        rattle.data.registry.Data(name="odd.npz").load()
+        Data(name="odd.npz").load()
     elif call < 0.8:
         command(["evaluate", "run", "--data", "odd.npz", *FEW])
     else:
@@ -233,7 +236,7 @@ def calls(rng: random.Random) -> None:
     """A function of the library is given tensors that it cannot take."""
     x, y = torch.rand(4, 1, 8, 8), torch.randint(10, (4,))
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    models: list[Callable[[], Any]] = [lambda: net, lambda: net, net.half, net.double, torch.nn.Flatten, lambda: None]
+    models: list[Callable[[], Any]] = [*[lambda: net] * 6, net.half, net.double, torch.nn.Flatten, lambda: None]
     model = rng.choice(models)()
     kinds = [torch.float64, torch.float16, torch.int32, torch.bool, torch.uint8, torch.complex64]
     odd: list[Callable[[], Any]] = [lambda: x.to(rng.choice(kinds)), lambda: x[None], lambda: x[:0], lambda: x - 2]
@@ -267,7 +270,7 @@ def calls(rng: random.Random) -> None:
     elif run == 1:
         rattle.evaluate(model, x, y, made)
     else:
-        rattle.fit(tiny("at", **QUICK, threads=None), "fitted", model=model, data=(x, y))
+        rattle.fit(tiny("at", **QUICK, data=Data(val_size=0)), "fitted", model=model, data=(x, y))
 
 
 KINDS: dict[str, Callable[[random.Random], None]] = {
@@ -291,18 +294,21 @@ def command(words: list[str]) -> None:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raise Hang in the body after some seconds."""
+    """Raise Hang in the body after some seconds of the processor, or ten times as many of a busy machine's clock."""
 
     def ring(number: int, frame: Any) -> None:
         raise Hang
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    clocks = {signal.ITIMER_PROF: (signal.SIGPROF, seconds), signal.ITIMER_REAL: (signal.SIGALRM, 10 * seconds)}
+    before = {number: signal.signal(number, ring) for number, _ in clocks.values()}
+    for clock, (_, limit) in clocks.items():
+        signal.setitimer(clock, limit)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for clock, (number, _) in clocks.items():
+            signal.setitimer(clock, 0)
+            signal.signal(number, before[number])
 
 
 def run_case(kind: str, number: int, *, seconds: float = LIMIT) -> tuple[Outcome, str]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_at_least, check_batch, logits_of
+from rattle.attacks.base import check_at_least, check_batch, check_labels, logits_of
 from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import check_choices
 from rattle.randomness import ImageStreams, Randomness, streams
@@ -53,9 +53,12 @@ class PGD:
     def ascend(self, model: nn.Module, x: Tensor, reference: Tensor, draws: ImageStreams) -> Tensor:
         """One run of `steps` steps."""
         x_adv = self.start_point(x, draws)
-        for _ in range(self.steps):
+        for step in range(self.steps):
             x_adv = x_adv.detach().requires_grad_()
-            loss = self.sample_losses(logits_of(model, x_adv), reference).sum()
+            logits = logits_of(model, x_adv)
+            if step == 0 and self.loss != "kl":
+                check_labels(logits, reference)
+            loss = self.sample_losses(logits, reference).sum()
             (gradient,) = torch.autograd.grad(loss, x_adv)
             x_adv = self.threat.project(self.threat.ascend(x_adv.detach(), gradient, self.step_size), x)
         return x_adv.detach()

@@ -1,6 +1,7 @@
 """Text of YAML and JSON as plain data, within limits that honest files never meet: what is read may be anybody's."""
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,6 +113,20 @@ def parse_json(text: str | bytes) -> Any:
     if level:
         raise RattleError(f"it is nested more than {DEEPEST} levels deep")
     return found
+
+
+def tidy(plain: Any) -> Any:
+    """The same data for tables and pages: keys are texts, and what is no text, finite number, list or mapping is text.
+
+    >>> tidy({1: [float("nan"), 2.5, None]})
+    {'1': ['nan', 2.5, None]}
+    """
+    if isinstance(plain, dict):
+        return {str(key): tidy(value) for key, value in plain.items()}
+    if isinstance(plain, (list, tuple)):
+        return [tidy(value) for value in plain]
+    kept = plain is None or isinstance(plain, (str, int)) or (isinstance(plain, float) and math.isfinite(plain))
+    return plain if kept else str(plain)
 
 
 def whole_number(text: str) -> int:

@@ -80,6 +80,10 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, (list, tuple)):
             raise RattleError(f"{where} must be a list such as [{value!r}], got {value!r}")
         return tuple(convert(get_args(hint)[0], entry, f"{where}[{i}]") for i, entry in enumerate(value))
+    if get_origin(hint) is dict:
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            raise RattleError(f"{where} must be numbers by name, got {value!r}")
+        return {key: convert(get_args(hint)[1], entry, f"{where}.{key}") for key, entry in value.items()}
     members = alternatives(hint)
     if value is None and type(None) in members:
         return None

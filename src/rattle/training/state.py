@@ -1,5 +1,6 @@
 """What changes while training: model, optimizer, average, progress; and how they are saved and restored."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ from rattle.models import check_width, find_head, load_weights
 from rattle.objectives.base import Remembers
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
+from rattle.recipes.schema import from_plain
 from rattle.runs import checkpoint, distributed
 from rattle.runs.load import build_model, fill, resolve_checkpoint
 from rattle.runs.lock import truncate
@@ -42,6 +44,12 @@ class Progress:
     metrics_size: int = 0  # bytes of metrics.jsonl that this progress includes
     rate: float = 1.0  # factor on the learning rate; halved by every rollback
     closed: bool = False  # all batches of the epoch begun are done and averaged: what is missing is its validation
+
+    def __post_init__(self) -> None:
+        numbers = {name: value for name, value in asdict(self).items() if name not in ("sums", "best")}
+        bad = [name for name, value in numbers.items() if not 0 <= value < math.inf]
+        if bad or not (0 < self.rate <= 1 and -1 <= self.best <= 1):
+            raise RattleError(f"{bad[0] if bad else 'rate or best'} is out of its range")
 
 
 class LossMeter:
@@ -278,6 +286,19 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     if saved is None:
         truncate(run.metrics, 0)
         return
+    try:
+        state.progress = from_plain(Progress, saved.progress, "progress")
+        fill_state(state, saved)
+    except (RattleError, RuntimeError, KeyError, TypeError) as reason:
+        raise RattleError(f"{saved.path} does not go on with this run: {first_line(reason)}") from reason
+    state.share_memory()
+    if state.recipe.epochs > saved.recipe.epochs:
+        console.log(extension(state, saved.recipe.epochs))
+    truncate(run.metrics, state.progress.metrics_size)
+
+
+def fill_state(state: TrainState, saved: checkpoint.Checkpoint) -> None:
+    """Put everything that a checkpoint holds into the state but the progress."""
     fill(state.model, saved.part("model"), saved.path)
     if state.average is not None:
         state.average.load_state_dict(saved.part("average"))
@@ -288,11 +309,6 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
         checkpoint.restore_optimizer(state.teacher_optimizer, state.along, saved.part("teacher_optimizer"))
     for name, value in saved.part("memory").items():
         state.memory[name].copy_(value)
-    state.share_memory()
-    state.progress = Progress(**saved.progress)
-    if state.recipe.epochs > saved.recipe.epochs:
-        console.log(extension(state, saved.recipe.epochs))
-    truncate(run.metrics, state.progress.metrics_size)
 
 
 def extension(state: TrainState, before: int) -> str:
