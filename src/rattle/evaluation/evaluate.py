@@ -152,7 +152,7 @@ def evaluate(
     True
     """
     chosen = as_attacks(attacks, as_threat(threat, norm, epsilon))
-    model = model if device is None or not isinstance(model, nn.Module) else model.to(device)
+    model = moved(model, device)
     settings = {"within": within, "mask": mask, "batch_size": batch_size, "save_adversarial": save_adversarial}
     plan = make_plan(model, x, y, out, index, seed=seed, **settings, stop=stop, console=console)
     result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
@@ -192,6 +192,12 @@ def curve(
     if points and plan.out is not None:
         finish(partial(save_curve, name, points, metadata or {}, plan.out), plan.out, names.values())
     return points
+
+
+def moved(model: nn.Module, device: torch.device | str | None) -> nn.Module:
+    """The model on a device, which must exist; where it is if the device is None."""
+    there = None if device is None or not isinstance(model, nn.Module) else distributed.choose_device(str(device))
+    return model if there is None else model.to(there)
 
 
 def finish(save: Callable[[], None], folder: Path, names: Iterable[str]) -> None:

@@ -221,7 +221,7 @@ def stored_result(plain: Plain, name: str) -> StoredResult:
     """One attack of a result file; if that is damaged, one of the errors that `load_results` catches."""
     entry = plain["attacks"][name]
     clean, flags = (tuple(map(int, each)) for each in (plain["clean_flags"], entry["flags"]))
-    if not flags or len(flags) != len(clean):
+    if not flags or len(flags) != len(clean) or not {*flags, *clean} <= {0, 1}:
         raise ValueError(name)
     settings = dict(tidy(entry.get("settings") or {}))
     data, model = str(plain.get("data") or ""), {key: str(plain[key]) for key in MODEL_KEYS if plain.get(key)}

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 
 # References to process groups, held to the end of the process. Dropping the last reference waits for the group's
 # threads; done by a DDP wrapper in an exception's frames, it would wait while holding the GIL that they need to end.
@@ -26,7 +26,12 @@ def rank() -> int:
 def choose_device(name: str = "auto") -> torch.device:
     """The device of that name; `auto` is this rank's GPU, else mps, else the CPU."""
     if name != "auto":
-        return torch.device(name)
+        try:
+            device = torch.device(name)
+            torch.zeros(1, device=device).cpu()  # meta has no numbers
+            return device
+        except (RuntimeError, AssertionError, NotImplementedError) as reason:
+            raise RattleError(f"there is no device {name!r} here: {first_line(reason).rstrip('.')}") from reason
     if torch.cuda.is_available():
         return torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -1,14 +1,16 @@
 """Trained models from runs, checkpoints, published folders, the hub (`hf:OWNER/NAME`) and the zoo (`zoo:NAME`)."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError, first_line
-from rattle.models.registry import create_model
+from rattle.models.registry import create_model, is_built_in
 from rattle.models.user import refuse_code
 from rattle.recipes.recipe import Recipe
 from rattle.runs import hub, zoo
@@ -106,13 +108,21 @@ def build_model(
             f"the network ({recipe.model}) was given in Python and is not stored: give it again, rattle.load(RUN, "
             "model=module) to measure it with rattle.evaluate, rattle.fit(..., model=module, data=...) to train it"
         )
-    settings = {
-        "width": recipe.width,
-        "activation": recipe.activation,
-        "normalise": statistics,
-        "pretrained": pretrained,
-    }
-    return create_model(recipe.model, classes=classes, channels=channels, **settings)
+    settings = {"classes": classes, "channels": channels, "width": recipe.width, "activation": recipe.activation}
+    settings |= {"normalise": statistics, "pretrained": pretrained}
+    if is_built_in(recipe.model):
+        refuse_huge(recipe.model, settings)
+    return create_model(recipe.model, **settings)
+
+
+def refuse_huge(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a network of ours that does not fit into this machine's memory, before any of it is allocated."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        size = sum(value.nbytes for value in create_model(name, **settings).state_dict().values())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        made = f"{name} of width {settings['width']} and {settings['classes']} classes"
+        raise RattleError(f"{made} has {size / 1e9:,.0f} GB of weights, this machine {memory / 1e9:,.0f} GB of memory")
 
 
 def fresh_model(saved: Checkpoint) -> nn.Module:

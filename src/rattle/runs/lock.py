@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +18,7 @@ from rattle.runs import distributed
 from rattle.runs.environment import environment
 from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
 from rattle.runs.paths import Run
+from rattle.runs.replaced import FOLDER, clear, set_aside, settle
 from rattle.runs.source import is_kept, keep_source
 
 LOCK = Run.lock.name
@@ -65,9 +65,9 @@ def owner(lock: Path) -> str:
 def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Iterator[None]:
     """Hold a run folder for training `recipe`.
 
-    resume: continue the run that is there, if any, for as many epochs as `recipe` says; overwrite: remove it first.
-    Without either, a folder that holds a run is refused, as is a folder that holds anything else. A new run that
-    raises RattleError before it has saved anything leaves nothing behind.
+    resume: continue the run that is there, if any, for as many epochs as `recipe` says; overwrite: replace it, once
+    the new one has a checkpoint (replaced.py). Without either, a folder that holds a run is refused, as is a folder
+    that holds anything else. A new run that raises RattleError before it has saved anything leaves nothing behind.
     """
     if resume and overwrite:
         raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
@@ -76,9 +76,12 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
         distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
         try:
             yield
-        except RattleError:
-            if new and distributed.is_main() and not run.checkpoints.exists() and not run.diverged.exists():
-                remove(run, made)
+        except BaseException as reason:
+            if distributed.is_main():
+                settle(run)
+                unused = not run.checkpoints.exists() and not run.diverged.exists()
+                if new and unused and isinstance(reason, RattleError):
+                    remove(run, made)
             raise
 
 
@@ -86,20 +89,28 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
     """Check that the folder may be written, lock it, and write recipe and environment."""
     if run.folder.exists() and not run.folder.is_dir():
         raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
-    if run.folder.exists() and not run.exists() and any(map(foreign, run.folder.iterdir())):
+    held = run.exists() or (run.folder / FOLDER).is_dir()
+    if run.folder.exists() and not held and any(map(foreign, run.folder.iterdir())):
         raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")
-    if run.exists() and not (resume or overwrite):
-        raise RattleError(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
+    refuse_held(run, resume, overwrite)
     with writing(run.lock):
         lock.enter_context(locked(run.lock))
-    if overwrite:
-        clear(run)
-    elif run.exists():
+        settle(run)  # a process that was killed while it replaced the run
+        refuse_held(run, resume, overwrite)
+        if overwrite:
+            set_aside(run)
+    if run.exists():
         check_resumable(run, recipe)
     run.diverged.unlink(missing_ok=True)
     write_atomically(run.recipe, recipe.to_yaml().encode())
     about = environment() | keep_source(run, recipe)
     write_atomically(run.environment, json.dumps(about, indent=1).encode())
+
+
+def refuse_held(run: Run, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that holds a run unless something is to be done with it."""
+    if run.exists() and not (resume or overwrite):
+        raise RattleError(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
 
 
 def check_resumable(run: Run, recipe: Recipe) -> None:
@@ -126,15 +137,6 @@ def foreign(path: Path) -> bool:
     """Whether a file in a folder without a recipe is not from a run that was stopped while it began."""
     unfinished = path.name.startswith(".") and path.name.endswith(".part")
     return not unfinished and path.name not in (LOCK, Run.log.name)
-
-
-def clear(run: Run) -> None:
-    """Remove what a run wrote, and nothing else."""
-    for path in run.written():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def remove(run: Run, made: Sequence[Path]) -> None:

@@ -24,6 +24,7 @@ from rattle.runs.load import build_model, fill, resolve_checkpoint
 from rattle.runs.lock import truncate
 from rattle.runs.paths import Run, is_published
 from rattle.runs.progress import Console
+from rattle.runs.replaced import settle
 from rattle.training.optimizers import make_optimizer
 from rattle.training.teachers import build_teacher, teachers_of
 from rattle.weights import eval_mode
@@ -264,8 +265,9 @@ def save(state: TrainState, run: Run, name: str) -> None:
         more |= {f"memory.{key}": value for key, value in state.memory.items()}
         if state.teacher_optimizer is not None:
             more |= checkpoint.optimizer_tensors("teacher_optimizer", state.teacher_optimizer, state.along)
-    distributed.on_main(
-        lambda: checkpoint.save(
+
+    def write() -> None:
+        checkpoint.save(
             run.checkpoint(name),
             recipe=state.recipe,
             classes=state.data.classes,
@@ -277,7 +279,10 @@ def save(state: TrainState, run: Run, name: str) -> None:
             more=more,
             backup=run.checkpoint("previous") if last else None,
         )
-    )
+        if last:
+            settle(run)  # a run that this one replaces is no longer needed
+
+    distributed.on_main(write)
 
 
 def restore(state: TrainState, run: Run, console: Console) -> None:
