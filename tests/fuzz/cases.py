@@ -81,7 +81,7 @@ def recipes(rng: random.Random) -> None:
     else:
         text = mutate.text(rng, yaml.safe_dump(plain_recipe()))
     Path("recipe.yaml").write_text(text, encoding="utf-8", errors="surrogatepass")
-    command(["train", "recipe.yaml", "--out", "trained", "--log", "none"])
+    command(["train", "recipe.yaml", "--out", "trained", "--log", "none", "--epochs", "1"])
 
 
 def checkpoints(rng: random.Random) -> None:

@@ -100,8 +100,8 @@ def parse_json(text: str | bytes) -> Any:
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
         found = json.loads(text, parse_int=whole_number)
-        if "\\u" in text:
-            json.dumps(found, ensure_ascii=False).encode()  # half a character cannot be written anywhere
+        if "\\ud" in text.lower():  # half a character, as of a path that is not UTF-8, cannot be written anywhere
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
     except RecursionError:
         raise RattleError(f"it is nested more than {DEEPEST} levels deep") from None
     except ValueError as reason:

@@ -129,5 +129,7 @@ def build(
     named = [folders] if isinstance(folders, (str, Path)) else folders
     runs = load_runs(baseline_first(named, baseline))
     path = Path(out) if out else Run(results_folder(named[0])).report
-    write_atomically(path, render("page.html", context(runs, published, runs[0] if baseline else None)).encode())
+    write_atomically(
+        path, render("page.html", context(runs, published, runs[0] if baseline else None)).encode("utf-8", "replace")
+    )
     return path

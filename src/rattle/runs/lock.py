@@ -89,6 +89,8 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
     """Check that the folder may be written, lock it, and write recipe and environment."""
     if run.folder.exists() and not run.folder.is_dir():
         raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
+    if str(run.folder).encode("utf-8", "replace").decode() != str(run.folder):
+        raise RattleError(f"{run.folder} is no name in UTF-8, which TensorBoard and safetensors need: choose another")
     held = run.exists() or (run.folder / FOLDER).is_dir()
     if run.folder.exists() and not held and any(map(foreign, run.folder.iterdir())):
         raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")

@@ -71,6 +71,8 @@ class LossMeter:
         if not self.names:
             self.names = list(terms)
             self.sums, self.bad_terms = torch.zeros_like(values), torch.zeros_like(values)
+        elif self.names != list(terms):
+            raise RattleError(f"the checkpoint's sums are of {', '.join(self.names)}, not of {', '.join(terms)}")
         self.sums = self.sums + values
         new = (self.bad_step < 0) & ~torch.isfinite(values).all()
         self.bad_step = torch.where(new, step, self.bad_step)
