@@ -301,14 +301,14 @@ def limited(seconds: float) -> Iterator[None]:
 
     clocks = {signal.ITIMER_PROF: (signal.SIGPROF, seconds), signal.ITIMER_REAL: (signal.SIGALRM, 10 * seconds)}
     before = {number: signal.signal(number, ring) for number, _ in clocks.values()}
-    for clock, (_, limit) in clocks.items():
-        signal.setitimer(clock, limit)
+    left = {clock: signal.setitimer(clock, limit)[0] for clock, (_, limit) in clocks.items()}
     try:
         yield
     finally:
         for clock, (number, _) in clocks.items():
             signal.setitimer(clock, 0)
             signal.signal(number, before[number])
+            signal.setitimer(clock, left[clock])  # the limit of the test around it
 
 
 def run_case(kind: str, number: int, *, seconds: float = LIMIT) -> tuple[Outcome, str]:
