@@ -31,8 +31,8 @@ class Piecewise:
     def __post_init__(self) -> None:
         if not all(0 < drop < 1 for drop in self.drops):
             raise RattleError(f"schedule.drops are fractions of the run, between 0 and 1, got {self.drops}")
-        if not 0 < self.factor <= 1:
-            raise RattleError(f"schedule.factor must be above 0 and at most 1, got {self.factor}")
+        if not self.factor > 0:
+            raise RattleError(f"schedule.factor must be > 0, got {self.factor}")
         if not 0 <= self.warmup < min(self.drops, default=1):
             raise RattleError(f"schedule.warmup must be >= 0 and end before the first drop, got {self.warmup}")
 
