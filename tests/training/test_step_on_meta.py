@@ -35,7 +35,8 @@ from rattle.objectives.registry import METHODS
 from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat
 from rattle.training.batches import augmented
-from rattle.training.state import LossMeter, init_state
+from rattle.training.meter import LossMeter
+from rattle.training.state import init_state
 from rattle.training.step import step
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
 from support.training import tiny
