@@ -45,6 +45,7 @@ DOORS = {
     "resume": ["train", "run", "--resume"],
     "train a file": ["train", "run/recipe.yaml", "--out", "new"],
     "sweep": ["sweep", "run", "--seeds", "0", "--out", "swept"],
+    "a teacher": ["train", "digits-linf-cnn-hat", "--objective.teacher.weights", "run", "--out", "new"],
     "push": ["push", "run", "me/x", "--to", "pushed"],
 }
 CALLS: dict[str, Callable[[], object]] = {
@@ -143,6 +144,17 @@ def test_a_model_named_on_the_command_line_trains_goes_on_and_sweeps(planted: Pa
     assert main(["train", "own", "--resume"]) == 2
     assert main(["train", "own", "--resume", "--trust-code"]) == 0
     assert main(["train", "own", "--resume", "--model", NAMES[0]]) == 0
+
+
+def test_a_teacher_s_code_runs_by_the_user_s_word_or_where_the_recipe_names_it(planted: Path) -> None:
+    few = ["--epochs", "1", "--batch-size", "192", "--attack.steps", "1", "--val-attack.steps", "1", "--width", "4"]
+    hat = ["train", "digits-linf-cnn-hat", *few]
+    given = ["--objective.teacher.weights", "run", "--out"]
+    assert main([*hat, *given, "trusted", "--trust-code"]) == 0
+    assert main(["train", "trusted", "--resume"]) == 2
+    assert main(["train", "trusted", "--resume", "--trust-code"]) == 0
+    assert main([*hat, "--model", NAMES[0], *given, "same"]) == 0
+    assert main([*hat, "--model", NAMES[0], "--out", "first"]) == 0  # its teacher is trained first, of the same network
 
 
 def test_the_first_line_of_a_module_is_found_without_importing_its_package(planted: Path) -> None:
