@@ -24,6 +24,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
 from rattle.training import loop
+from rattle.training.given import take
 from rattle.training.state import init_state
 from rattle.weights import EMA, eval_mode
 from support.processes import Child
@@ -150,7 +151,7 @@ def test_float_images_are_not_rounded(tmp_path: Path) -> None:
 
 def test_images_are_held_out_and_changed_as_the_recipe_says(tmp_path: Path) -> None:
     made = recipe("at", epochs=1, data=Data(name="memory", val_size=9, train_size=33, augment=Augment(pad=2)))
-    taken, found = loop.take(made, None, images(), ("a", "b", "c"))
+    taken, found = take(made, None, images(), ("a", "b", "c"))
     assert (len(found.train), len(found.val or ()), len(found.test)) == (33, 9, 0)
     assert found.classes == ("a", "b", "c")
     assert taken.data.augment == Augment(pad=2)
@@ -161,8 +162,8 @@ def test_images_are_held_out_and_changed_as_the_recipe_says(tmp_path: Path) -> N
 def test_the_names_of_classes_come_from_the_argument_or_the_dataset(tmp_path: Path) -> None:
     named = TensorDataset(*images())
     named.classes = ["cat", "dog", "cow"]  # type: ignore[attr-defined]
-    assert loop.take(recipe(), net(), DataLoader(named), None)[1].classes == ("cat", "dog", "cow")
-    assert loop.take(recipe(), net(classes=5), images(), None)[1].classes == tuple("01234")
+    assert take(recipe(), net(), DataLoader(named), None)[1].classes == ("cat", "dog", "cow")
+    assert take(recipe(), net(classes=5), images(), None)[1].classes == tuple("01234")
     with pytest.raises(RattleError, match="the model tells 3 classes apart, but the data have 2"):
         fit(tmp_path / "a", data=images(2), classes=["a", "b"])
     assert not (tmp_path / "a").exists()
@@ -202,7 +203,7 @@ def test_a_network_that_takes_no_channels_last_is_trained_contiguous_and_one_tha
         module = net(channels=3)
         module.forward = lambda z, m=module, f=flatten: m.fc(f(m.norm(m.conv(z))))  # type: ignore[method-assign]
         before = copy.deepcopy(module.state_dict())
-        taken, found = loop.take(recipe("at"), module, (x, y), None)
+        taken, found = take(recipe("at"), module, (x, y), None)
         layouts[name] = init_state(taken, found, module).layout
         assert same(dict(before), dict(module.state_dict()))
     assert layouts == {"view": torch.contiguous_format, "flatten": torch.channels_last}
@@ -336,7 +337,7 @@ def test_settings_that_do_nothing_to_what_was_given_are_refused(tmp_path: Path) 
     x, y = images()
     parts = {"train": Images(x[9:], y[9:]), "val": Images(x[:9], y[:9]), "test": Images(x[:3], y[:3])}
     ours = Dataset(name="mine", **parts, classes=("a", "b", "c"))
-    assert len(loop.take(recipe(), net(), ours, None)[1].val or ()) == 9
+    assert len(take(recipe(), net(), ours, None)[1].val or ()) == 9
     with pytest.raises(RattleError, match=r"data.val_size does nothing: the Dataset has 9 held-out images of its own"):
         fit(tmp_path / "run", data=ours, made=recipe(data=Data(name="memory", val_size=5)))
     with pytest.raises(RattleError, match="classes are the names of the labels in data"):

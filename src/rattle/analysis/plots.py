@@ -19,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 from rattle.errors import RattleError
 from rattle.runs.arrays import Array, InputSurface, WeightSurface, same_plane
 from rattle.runs.io import atomic_file
+from rattle.runs.paths import printable
 
 # viridis without its darkest fifth: lines stay visible on the lowest losses
 COLOURS = LinearSegmentedColormap.from_list("loss", mpl.colormaps["viridis"](np.linspace(0.18, 1, 256)))
@@ -169,7 +170,7 @@ def weight_contours(surfaces: Mapping[str, WeightSurface]) -> Figure:
                 axes.set_aspect("equal")
             row[0].set_ylabel(f"{kind} loss\n\nsecond direction")
         for column, label in enumerate(surfaces):
-            grid[0][column].set_title(label, fontsize=12)
+            grid[0][column].set_title(printable(label), fontsize=12, parse_math=False)
             grid[-1][column].set_xlabel("first direction")
         bar = figure.colorbar(ScalarMappable(scale, COLOURS), ax=grid, shrink=0.7, label="mean loss")
         bar.outline.set_visible(False)  # type: ignore[operator]

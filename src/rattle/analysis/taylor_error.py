@@ -28,6 +28,7 @@ from rattle.randomness import ImageStreams
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import write_atomically
 from rattle.runs.load import open_checkpoint
+from rattle.runs.paths import printable
 from rattle.runs.progress import Console, NullConsole
 from rattle.taylor import directional
 from rattle.weights import Noise, frozen_bn_stats, perturbed
@@ -129,7 +130,7 @@ def measure_checkpoint(
 def plot(found: dict[str, list[Remainder]], sigma: float, title: str) -> Figure:
     """Remainder against sigma, clean and adversarial side by side; the run's own sigma is marked if it has one."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(printable(title), parse_math=False)
     for axis, (name, rows) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
         sigmas = [row.sigma for row in rows]
         shown = [*sigmas, sigma] if sigma else sigmas

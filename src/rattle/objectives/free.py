@@ -70,7 +70,7 @@ METHOD = Method(
     objective=Free(),
     attack=PGD(),
     paper="Shafahi et al. 2019",
-    summary="AT whose updates move the perturbation too",
+    summary="AT whose updates move the perturbation",
     group="cheap",
     length=1 / Free().replays,
 )

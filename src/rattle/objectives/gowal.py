@@ -41,7 +41,7 @@ METHOD = replace(
     objective=Gowal(),
     attack=PGD(loss="kl", start="uniform"),
     paper="Gowal et al. 2020",
-    summary="TRADES with SiLU and an average of the weights",
+    summary="TRADES with SiLU and averaged weights",
     group="rows",
     drops=(2 / 3,),
     batch_size=512,
