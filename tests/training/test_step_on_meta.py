@@ -28,6 +28,7 @@ from rattle.objectives.base import (
     Objective,
     Remembers,
     RemembersClasses,
+    RemembersPlaces,
     StepContext,
     now,
 )
@@ -80,7 +81,9 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 def memory_of(objective: Objective) -> dict[str, Tensor]:
     images = objective.initial_memory(IMAGES) if isinstance(objective, Remembers) else {}
     classes = objective.initial_class_memory(CLASSES) if isinstance(objective, RemembersClasses) else {}
-    return {name: value.to(META) for name, value in (images | classes).items()}
+    size = torch.Size((IMAGES, 1, 8, 8))
+    places = objective.initial_place_memory(size) if isinstance(objective, RemembersPlaces) else {}
+    return {name: value.to(META) for name, value in (images | classes | places).items()}
 
 
 def one_step(method: Method, norm: Norm = "linf", *, awp: AWP | SAM | ASAM | None = None, samples: int = 1) -> list:
