@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test test-slow check format lint types bench zoo clean
+.PHONY: demo test test-slow fuzz check format lint types bench zoo clean
 
 demo: $(READY)
 	$(BIN)/rattle demo
@@ -15,6 +15,11 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# Bad input of seven kinds, in processes with limits of time and memory; counts by kind.
+N ?= 1000
+fuzz: $(READY)
+	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=. ../$(BIN)/python -m fuzz -n $(N)
 
 check: $(READY) lint types test
 

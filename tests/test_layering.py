@@ -36,6 +36,7 @@ NO_TORCH = (
     "errors",
     "stats",
     "recipes/schema",
+    "recipes/reading",
     "recipes/schedules",
     "runs/paths",
     "runs/io",
@@ -127,7 +128,7 @@ def test_the_reading_of_imports_sees_every_form(tmp_path: Path) -> None:
 
 
 # Lines of Python. Raised only with a decision record.
-ROOM_BUDGETS = {"method": 1260, "objectives": 2300, "attacks": 1540, "training": 1950}
+ROOM_BUDGETS = {"method": 1260, "objectives": 2300, "attacks": 1570, "training": 2000}
 FILE_BUDGET, FUNCTION_BUDGET = 400, 40
 
 

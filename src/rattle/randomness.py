@@ -12,6 +12,8 @@ import math
 import torch
 from torch import Tensor
 
+from rattle.errors import RattleError
+
 GOLDEN = 0x9E3779B97F4A7C15
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 UNIT_24 = 2.0**-24  # uniforms carry 24 bits, what a float32 holds
@@ -91,8 +93,10 @@ def streams(generator: Randomness, x: Tensor) -> ImageStreams:
     """What an attack draws from: streams as they are, or fresh ones seeded by a torch generator (None: torch's own)."""
     if isinstance(generator, ImageStreams):
         if len(generator) != len(x):
-            raise ValueError(f"{len(generator)} random streams for {len(x)} images")
+            raise RattleError(f"{len(generator)} random streams for {len(x)} images")
         return generator
+    if not isinstance(generator, torch.Generator | None):
+        raise RattleError(f"the generator must be a torch.Generator, got {generator!r}")
     device = "cpu" if generator is None else generator.device
     seed = int(torch.randint(2**62, (), generator=generator, device=device))
     return ImageStreams(seed, torch.arange(len(x), device=x.device))

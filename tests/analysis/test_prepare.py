@@ -181,9 +181,9 @@ def test_a_report_keeps_the_resolution_of_a_landscape_with_an_attacked_surface(
 def test_each_checkpoint_of_a_report_is_read_once(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other, opened = Path(shutil.copytree(run, tmp_path / "other")), []
 
-    def counted(path: Path) -> Checkpoint:
+    def counted(path: Path, **settings: bool) -> Checkpoint:
         opened.append(path)
-        return open_checkpoint(path)
+        return open_checkpoint(path, **settings)
 
     monkeypatch.setattr("rattle.analysis.prepare.open_checkpoint", counted)
     monkeypatch.setattr("rattle.runs.load.open_checkpoint", counted)
@@ -256,9 +256,10 @@ def test_a_network_that_flattens_by_view_is_analysed_beside_one_that_does_not(
     words = ["train", "custom", "--data.name", "my.npz", "--method", "trades-2nd", "--epsilon", "0.03", "--epochs", "1"]
     for out, model in (("runs/view", ["view.py:Net"]), ("runs/cnn", ["cnn", "--width", "4"])):
         assert cli.main([*words, "--out", out, "--model", *model]) == 0
-    assert len(gallery(open_checkpoint("runs/view"), max_images=20).y) == 20
+    assert len(gallery(open_checkpoint("runs/view", trust_code=True), max_images=20).y) == 20
     for runs in (["runs/view", "runs/cnn"], ["runs/cnn", "runs/view"]):  # the first one's gradient is everybody's
-        assert len(store_landscapes([open_run(run) for run in runs], TINY, NullConsole())) == 2
-        attacks = ["--attacks", "pgd2", "apgd-ce", "--n", "8"]
+        assert len(store_landscapes([open_run(run, trust_code=True) for run in runs], TINY, NullConsole())) == 2
+        attacks = ["--attacks", "pgd2", "apgd-ce", "--n", "8", "--trust-code"]
         assert cli.main(["transfer", "--from", runs[0], "--to", runs[1], *attacks]) == 0
-    assert cli.main(["fidelity", "runs/view", "--n", "6", "--draws", "1", "--sigmas", "0.01", "0.1"]) == 0
+    words = ["--n", "6", "--draws", "1", "--sigmas", "0.01", "0.1", "--trust-code"]
+    assert cli.main(["fidelity", "runs/view", *words]) == 0

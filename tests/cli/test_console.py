@@ -16,7 +16,7 @@ from rattle.cli.bar import Bar, Pace, lay_out, written
 from rattle.cli.console import Console, print_table
 from rattle.runs.progress import NullConsole
 from rattle.training.loop import fit, short_summary
-from rattle.training.state import LossMeter
+from rattle.training.meter import LossMeter
 from support.tiny_runs import RECIPE
 
 TITLE = "TRADES-AWP + 1st + 2nd, seed 1"

@@ -61,7 +61,7 @@ def test_own_images_and_network_are_trained_under_a_name_of_their_own(capsys: py
     assert rows["network"] == "my_net.py:build, 1,140 parameters"
     assert rows["method"] == "TRADES + 1st + 2nd against linf 0.03137 (8/255)"
     assert rows["epochs"] == "1, each 5 steps of 16 images; learning rate 0.02, Piecewise"
-    assert main(["evaluate", NAME, "--attacks", "fgsm", "--n", "10"]) == 0
+    assert main(["evaluate", NAME, "--attacks", "fgsm", "--n", "10", "--trust-code"]) == 0
 
 
 def test_built_in_names_give_the_named_recipe(capsys: pytest.CaptureFixture[str]) -> None:

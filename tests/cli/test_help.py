@@ -37,7 +37,7 @@ def test_help_has_no_code_in_it_and_names_what_it_takes(words: list[str], capsys
     ("command", "usage"),
     [
         ("evaluate", "[OPTIONS] [RUN]"),
-        ("report", "[-h] RUN ..."),
+        ("report", "[OPTIONS] RUN ..."),
         ("watch", "[-h] RUN "),
         ("recipes", "[-h] [TEXT]"),
         ("completion", "{bash,zsh,fish}"),

@@ -31,6 +31,8 @@ MISTAKES = {
     f"train {AT} --data.name digit": "unknown dataset 'digit'; did you mean 'digits'?",
     "train digits-linf-foo-at": "unknown model 'foo'",
     "train bad.yaml": "bad.yaml: epochs must be int, got 'many'",
+    "train code.yaml": "code.yaml names code to run as its model: os:abort",
+    "sweep code.yaml --seeds 0": "code.yaml names code to run as its model: os:abort",
     "train run --out run": "run holds a run already: --resume continues it, --overwrite replaces it",
     f"{CUSTOM} --epsilon 8": "--epsilon is between 0 and 1, since images are in [0, 1], got 8: did you mean 8/255?",
     f"{CUSTOM} --norm l3": "--norm must be linf or l2, got 'l3'",
@@ -111,10 +113,12 @@ sys.exit(' '.join({*rehearsal.BLANK} & {*sys.modules}) or 0)
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, and a recipe file that is wrong."""
+    """A folder with a run, and recipe files that are wrong."""
     folder = tmp_path_factory.mktemp("place")
     made.recipe(folder / "run")
     (folder / "bad.yaml").write_text("epochs: many\n")
+    (folder / "code.yaml").write_text("model: os:abort\n")
+    (folder / "bad\x1b[31m.yaml").write_text("epochs: many\n")
     return folder
 
 
@@ -155,16 +159,17 @@ def test_what_is_right_is_not_refused_without_torch(line: str, rehearsed: dict[s
 
 
 def test_a_whole_process_refuses_with_exit_code_2_and_has_not_imported_torch(place: Path) -> None:
-    lines = [f"train {AT} --epochs many", "evaluate run --n 0"]
+    lines = [f"train {AT} --epochs many", "train bad\x1b[31m.yaml", "evaluate run --n 0"]
     code = (
         "import sys; from rattle.cli import main, rehearsal\n"
-        f"assert [main(line.split()) for line in {lines!r}] == [2, 2]\n"
+        f"assert [main(line.split()) for line in {lines!r}] == [2, 2, 2]\n"
         "assert not rehearsal.refuses('train', [])  # its `read` fails: the command has the word\n"
         "sys.exit('torch' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=place, timeout=120)
     assert answer.returncode == 0, answer.stderr
     assert "Error parsing --epochs" in answer.stderr
+    assert "rattle: bad\\x1b[31m.yaml: epochs must be int" in answer.stderr
     assert answer.stderr.endswith("rattle: the number of images must be >= 1, got 0\n")
 
 

@@ -83,10 +83,10 @@ def mistake(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 
 def test_a_run_goes_on_by_its_folder_and_gets_longer(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     before = run.metrics.read_text()
-    assert main(["train", "runs/a", "--resume", "--log", "none"]) == 0
+    assert main(["train", "runs/a", "--resume", "--trust-code", "--log", "none"]) == 0
     assert run.metrics.read_text() == before
     capsys.readouterr()
-    assert main(["train", "runs/a/recipe.yaml", "--epochs", "4", "--resume", "--log", "none"]) == 0
+    assert main(["train", "runs/a/recipe.yaml", "--epochs", "4", "--resume", "--trust-code", "--log", "none"]) == 0
     said = capsys.readouterr().err
     assert said.startswith(
         "epochs 2 -> 4: 2 are done, fraction 0.5 of the longer run; the Piecewise schedule stretches"
@@ -99,10 +99,10 @@ def test_a_run_goes_on_by_its_folder_and_gets_longer(run: Run, capsys: pytest.Ca
 
 def test_other_settings_are_refused_with_both_values(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     before = run.recipe.read_text()
-    said = mistake(capsys, "train", "runs/a", "--resume", "--epochs", "3", "--optimizer.lr", "0.3")
+    said = mistake(capsys, "train", "runs/a", "--resume", "--trust-code", "--epochs", "3", "--optimizer.lr", "0.3")
     assert "runs/a holds a run of another recipe (optimizer.lr 0.05 -> 0.3): `rattle train runs/a --resume`" in said
     assert "has 2 epochs, which --resume can make more but not 1" in mistake(
-        capsys, "train", "runs/a", "--resume", "--epochs", "1"
+        capsys, "train", "runs/a", "--resume", "--trust-code", "--epochs", "1"
     )
     named = ["train", DIGITS, *QUICK, "--model", "net.py:build", "--out", "runs/a", "--resume"]
     assert "the run in runs/a has 2 epochs, the recipe 30: --epochs 2 goes on with it" in mistake(capsys, *named)
@@ -126,14 +126,14 @@ def test_a_file_that_is_gone_is_named_with_its_copy_which_runs_when_it_is_named(
 ) -> None:
     Path("net.py").unlink()
     copy = "runs/a/source/net.py:build"
-    for command in (["evaluate", "runs/a", "--attacks", "fgsm"], ["train", "runs/a", "--resume"]):
+    for command in (["evaluate", "runs/a", "--attacks", "fgsm"], ["train", "runs/a", "--resume", "--trust-code"]):
         said = mistake(capsys, *command)
         assert said.startswith("rattle: net.py, which builds the network of runs/a, is not in ")
         assert said.endswith(f"read runs/a/source/net.py, then copy it back, or name it by --model {copy}\n")
     assert main(["evaluate", "runs/a", "--model", copy, "--attacks", "fgsm", "--n", "10"]) == 0
     assert main(["train", "runs/a", "--model", copy, "--epochs", "3", "--resume", "--log", "none"]) == 0
     assert epochs_of(run) == [1, 2, 3]
-    assert rattle.load(run.checkpoint("last"))(torch.rand(1, 1, 8, 8)).shape == (1, 10)
+    assert rattle.load(run.checkpoint("last"), trust_code=True)(torch.rand(1, 1, 8, 8)).shape == (1, 10)
 
 
 def test_a_file_that_has_changed_is_warned_of_and_refused_only_where_the_weights_do_not_fit(
@@ -141,15 +141,15 @@ def test_a_file_that_has_changed_is_warned_of_and_refused_only_where_the_weights
 ) -> None:
     Path("net.py").write_text(NET.format(width=8) + "# a remark\n")
     with pytest.warns(UserWarning, match=r"net.py has changed since it built the network of runs/a; the run keeps"):
-        rattle.load("runs/a")
+        rattle.load("runs/a", trust_code=True)
     with pytest.warns(UserWarning, match=r"net.py has changed") as found:
-        assert main(["evaluate", "runs/a", "--attacks", "fgsm", "--n", "10"]) == 0
+        assert main(["evaluate", "runs/a", "--attacks", "fgsm", "--n", "10", "--trust-code"]) == 0
     assert warnings.formatwarning(found[0].message, UserWarning, "", 0).startswith("warning: net.py has changed")
     Path("net.py").write_text(NET.format(width=9))
     with pytest.raises(
         RattleError, match=r"; net.py has changed since it built the network of runs/a; .*--model runs/a"
     ):
-        rattle.load("runs/a")
+        rattle.load("runs/a", trust_code=True)
 
 
 def test_other_text_is_not_taken_for_the_kept_one(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +163,7 @@ def test_a_refused_training_replaces_no_run(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "needs the wandb extra" in mistake(
-        capsys, "train", "runs/a", "--out", "runs/a", "--overwrite", "--log", "wandb"
+        capsys, "train", "runs/a", "--trust-code", "--out", "runs/a", "--overwrite", "--log", "wandb"
     )
     assert epochs_of(run) == [1, 2]
 

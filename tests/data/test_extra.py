@@ -74,6 +74,7 @@ def test_a_dataset_is_loaded_without_the_extra_images() -> None:
         ({"image": X[:0], "label": Y[:0]}, r"label should be whole numbers \[n\], not int64 \[0\]"),
         ({"image": X[:0], "label": SOFT[:0]}, r"not float32 \[0, 4\]"),
         ({"image": X, "label": Y + 1}, "label runs from 1 to 4, but there are 4 classes"),
+        ({"image": X, "label": 10**12 * Y}, "label runs from 0 to 3000000000000, but there are 4 classes"),
         ({"image": X, "label": Y - 1}, "label runs from -1 to 2, but there are 4 classes"),
         ({"image": X, "label": SOFT[:, :3]}, r"classes \[n\], or probabilities \[n, 4\], not float32 \[20, 3\]"),
         ({"image": X, "label": 1.1 * SOFT}, "soft labels should be >= 0 and sum to one, row 0 sums to 1.1"),

@@ -22,7 +22,6 @@ from rattle.runs.lock import open_run
 from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
 from rattle.training import loop as train
-from rattle.training import state as learner
 from rattle.training.loop import fit
 from support.processes import Child, until
 from support.training import content, dies_at, eventful, killed, recipe_of, tiny
@@ -156,7 +155,7 @@ def diverging(monkeypatch: pytest.MonkeyPatch, at: int, times: int) -> None:
     """The loss of a step is not a number, the first few times it is computed."""
     real, seen = train.LossMeter.add, []
 
-    def add(self: learner.LossMeter, terms: dict[str, torch.Tensor], step: int) -> None:
+    def add(self: train.LossMeter, terms: dict[str, torch.Tensor], step: int) -> None:
         if step == at and len(seen) < times:
             seen.append(step)
             terms = {name: value * float("nan") for name, value in terms.items()}

@@ -93,9 +93,9 @@ def test_a_network_of_ones_own_is_trained_and_loaded(
     (tmp_path / "mynet.py").write_text(NET)
     monkeypatch.chdir(tmp_path)
     assert main(["train", DIGITS, "--model", "mynet.py:build", *TINY, *extra, "--out", "run"]) == 0
-    model = rattle.load("run")
+    model = rattle.load("run", trust_code=True)
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
-    assert main(["evaluate", "run", "--attacks", "fgsm", "--n", "10"]) == 0
+    assert main(["evaluate", "run", "--attacks", "fgsm", "--n", "10", "--trust-code"]) == 0
     assert main(["train", DIGITS, "--model", "mynet.py:build", "--width", "3", *TINY, "--out", "b"]) == 2
     assert "mynet.py:build has no keyword 'width', which the recipe sets" in capsys.readouterr().err
 

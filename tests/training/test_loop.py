@@ -30,7 +30,7 @@ from rattle.runs.progress import NullConsole
 from rattle.threat import Threat
 from rattle.training import loop
 from rattle.training.loop import fit
-from rattle.training.state import LossMeter
+from rattle.training.meter import LossMeter
 from rattle.training.step import step
 from rattle.weights import AWP, SWA, Noise
 from support.training import Interrupting, Stop, content, eventful, tiny

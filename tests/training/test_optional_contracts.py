@@ -23,6 +23,7 @@ from rattle.runs.checkpoint import read
 from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
+from support.tiny_runs import RECIPE, save_run
 from support.training import Interrupting, Stop, tiny
 
 MOMENTS: list[Moment] = []
@@ -138,6 +139,19 @@ def test_a_teacher_that_is_given_is_not_trained(whole: Run, recipe: Recipe, tmp_
     run = fit(given, tmp_path / "given")
     assert not (tmp_path / "given-teacher-before").exists()
     assert torch.equal(content(run)["model.head.weight"], content(whole)["model.head.weight"])
+
+
+def test_a_teacher_that_is_code_runs_by_the_user_s_word_alone(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path)!r}, 'executed').touch()\n")
+    code = f"{tmp_path / 'evil.py'}:build"
+    file = tmp_path / "recipe.yaml"
+    file.write_text(replace(recipe, objective=Everything(before=Teacher(model=code))).to_yaml())
+    with pytest.raises(RattleError, match=r"recipe\.yaml names code to run as its model: .*evil\.py:build"):
+        fit(str(file), tmp_path / "run")
+    weights = str(save_run(tmp_path / "taught", recipe=replace(RECIPE, model=code)))
+    with pytest.raises(RattleError, match=r"best\.safetensors names code to run as its model"):
+        fit(replace(recipe, objective=Everything(before=Teacher(weights=weights))), tmp_path / "run")
+    assert not (tmp_path / "executed").exists()
 
 
 def test_teachers_that_cannot_be_are_refused(recipe: Recipe, tmp_path: Path) -> None:

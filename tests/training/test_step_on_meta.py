@@ -36,7 +36,8 @@ from rattle.objectives.registry import METHODS
 from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat
 from rattle.training.batches import augmented
-from rattle.training.state import LossMeter, init_state
+from rattle.training.meter import LossMeter
+from rattle.training.state import init_state
 from rattle.training.step import step
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
 from support.training import tiny
@@ -143,7 +144,7 @@ def test_a_step_with_the_taylor_terms_looks_at_no_value(kind: type, mode: Any) -
 @pytest.mark.parametrize("loss", ["ce", "kl", "cw"])
 def test_an_attack_called_alone_looks_at_its_images_and_a_step_does_not(loss: Any) -> None:
     model, (x, y, _) = network(), batch()
-    with pytest.raises(RuntimeError, match="meta"):
+    with pytest.raises(RattleError, match="meta"):
         PGD(loss=loss)(model, x, y)
     one_step(replace(METHODS["at"], attack=PGD(loss=loss)))
 

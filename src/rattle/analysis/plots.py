@@ -18,6 +18,8 @@ from matplotlib.ticker import MaxNLocator
 
 from rattle.errors import RattleError
 from rattle.runs.arrays import Array, InputSurface, WeightSurface, same_plane
+from rattle.runs.io import atomic_file
+from rattle.runs.paths import printable
 
 # viridis without its darkest fifth: lines stay visible on the lowest losses
 COLOURS = LinearSegmentedColormap.from_list("loss", mpl.colormaps["viridis"](np.linspace(0.18, 1, 256)))
@@ -36,11 +38,10 @@ STYLE: Any = {
 def save(figure: Figure, stem: str | Path, *, dpi: int = 200) -> list[Path]:
     """Write stem.png, at `dpi`, and stem.svg; the folder is created if missing."""
     stem = Path(stem)
-    stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    with mpl.rc_context(STYLE):
-        figure.savefig(paths[0], dpi=dpi, facecolor="white")
-        figure.savefig(paths[1], facecolor="white", metadata={"Date": None})
+    with mpl.rc_context(STYLE), atomic_file(paths[0]) as png, atomic_file(paths[1]) as svg:
+        figure.savefig(png, format="png", dpi=dpi, facecolor="white")
+        figure.savefig(svg, format="svg", facecolor="white", metadata={"Date": None})
     return paths
 
 
@@ -169,7 +170,7 @@ def weight_contours(surfaces: Mapping[str, WeightSurface]) -> Figure:
                 axes.set_aspect("equal")
             row[0].set_ylabel(f"{kind} loss\n\nsecond direction")
         for column, label in enumerate(surfaces):
-            grid[0][column].set_title(label, fontsize=12)
+            grid[0][column].set_title(printable(label), fontsize=12, parse_math=False)
             grid[-1][column].set_xlabel("first direction")
         bar = figure.colorbar(ScalarMappable(scale, COLOURS), ax=grid, shrink=0.7, label="mean loss")
         bar.outline.set_visible(False)  # type: ignore[operator]

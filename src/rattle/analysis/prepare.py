@@ -22,6 +22,7 @@ from rattle.analysis.gallery import first_of_each_class, gallery
 from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.evaluation.inputs import floats_for
+from rattle.models.user import refuse_code
 from rattle.runs.arrays import Gallery, InputPlane, WeightSurface, same_plane
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.distributed import choose_device
@@ -87,10 +88,13 @@ class OpenRun:
         return self.checkpoint.recipe.data.name, self.checkpoint.shape, self.checkpoint.classes
 
 
-def open_run(folder: Path | str) -> OpenRun:
+def open_run(folder: Path | str, *, trust_code: bool = False) -> OpenRun:
+    """A run; trust_code: as for `load`."""
     if not Path(folder).is_dir():
         raise RattleError(f"there is no run folder {folder}")
-    return OpenRun(Run(Path(folder)), open_checkpoint(folder))
+    saved = open_checkpoint(folder, trust_code=trust_code)
+    refuse_code([] if trust_code else [saved.recipe.model], str(saved.path))  # before anything is computed
+    return OpenRun(Run(Path(folder)), saved)
 
 
 def as_progress(advance: Advance) -> landscape.Progress:
@@ -120,15 +124,16 @@ def compute_landscapes(
     *,
     device: str = "auto",
     console: Console | None = None,
+    trust_code: bool = False,
 ) -> list[Path]:
     """Input and weight landscapes and flatness numbers of runs, side by side; returns the pictures' paths.
 
     The first of the run folders is the reference: its gradient spans every run's input plane, since surfaces are
-    comparable over one plane only. device: where to compute.
+    comparable over one plane only. device: where to compute; trust_code: as for `load`.
     """
     if not folders:
         raise RattleError("name at least one run folder")
-    runs, found = [open_run(folder) for folder in folders], choose_device(device)
+    runs, found = [open_run(folder, trust_code=trust_code) for folder in folders], choose_device(device)
     for other in runs[1:]:
         if other.data != runs[0].data:
             which = f"{other.run.folder} is of {other.data[0]} and {runs[0].run.folder} of {runs[0].data[0]}"
@@ -231,18 +236,20 @@ def prepare(
     *,
     device: str = "auto",
     console: Console | None = None,
+    trust_code: bool = False,
 ) -> list[Path]:
     """Compute what a report of these run folders lacks or holds of older weights; returns the files written.
 
     Runs of the same data share their landscapes' plane. Runs without checkpoints are passed over; for one that cannot
-    be read or computed the reason is logged, since a report shows the rest. device: where to compute.
+    be read or computed the reason is logged, since a report shows the rest. device: where to compute; trust_code: as
+    for `load`.
     """
     console, written, where = console or NullConsole(), [], choose_device(device)
     groups: dict[tuple[Any, ...], list[OpenRun]] = {}
     for folder in folders:
         if any((Path(folder) / "checkpoints").glob("*.safetensors")):
             try:
-                opened = open_run(folder)
+                opened = open_run(folder, trust_code=trust_code)
                 groups.setdefault(opened.data, []).append(opened)
             except RattleError as reason:
                 console.log(f"not computed for {folder}: {reason}")

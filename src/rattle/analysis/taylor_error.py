@@ -28,6 +28,7 @@ from rattle.randomness import ImageStreams
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import write_atomically
 from rattle.runs.load import open_checkpoint
+from rattle.runs.paths import printable
 from rattle.runs.progress import Console, NullConsole
 from rattle.taylor import directional
 from rattle.weights import Noise, frozen_bn_stats, perturbed
@@ -97,16 +98,17 @@ def measure_checkpoint(
     batch_statistics: bool = False,
     device: str = "auto",
     out: Path | str | None = None,
+    trust_code: bool = False,
     console: Console | None = None,
 ) -> tuple[dict[str, Any], list[Path]]:
     """Measure a run folder's or checkpoint's remainders on n test images, and what its Taylor terms add to the gradient
     on `batches` minibatches of them; writes fidelity.json, .png and .svg.
 
     Adversarial images come from the attack the model was trained with. Files go to the folder `out`, or else to the
-    run's results; the other parameters are those of `remainders`. Returns what the JSON file holds, and the pictures.
-    device: where to compute; auto takes a GPU, but not mps, which has no double precision.
+    run's results; trust_code is as for `load`; the other parameters are those of `remainders`. Returns what the JSON
+    file holds, and the pictures. device: where to compute; auto takes a GPU, but not mps, without double precision.
     """
-    saved, found = open_checkpoint(path), choose_device(device)
+    saved, found = open_checkpoint(path, trust_code=trust_code), choose_device(device)
     target = target_from_checkpoint(saved, device="cpu" if found.type == "mps" else str(found))
     recipe = saved.recipe
     images = target.images(choose_images(target.test.y, n))
@@ -128,7 +130,7 @@ def measure_checkpoint(
 def plot(found: dict[str, list[Remainder]], sigma: float, title: str) -> Figure:
     """Remainder against sigma, clean and adversarial side by side; the run's own sigma is marked if it has one."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(printable(title), parse_math=False)
     for axis, (name, rows) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
         sigmas = [row.sigma for row in rows]
         shown = [*sigmas, sigma] if sigma else sigmas

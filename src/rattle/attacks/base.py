@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.forward import at_least_float32
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
@@ -106,6 +106,11 @@ def images_checked() -> Iterator[None]:
         CHECKED.reset(before)
 
 
+def unseen(values: Tensor) -> bool:
+    """Whether the values may not be looked at, see `images_checked`."""
+    return CHECKED.get() and values.device.type != "cpu"
+
+
 def check_batch(x: Tensor, y: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor]:
     """The images and int64 labels (soft: also rows of probabilities, as they are); refuses what cannot be attacked."""
     if soft and isinstance(y, Tensor) and y.ndim == 2 and y.is_floating_point():
@@ -114,6 +119,8 @@ def check_batch(x: Tensor, y: Tensor, *, soft: bool = False) -> tuple[Tensor, Te
         if not isinstance(value, Tensor):
             kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
             raise RattleError(f"attacks take torch tensors, but the {name} are {kind}; convert with torch.as_tensor")
+        if (value.is_meta and not CHECKED.get()) or value.layout != torch.strided or value.is_quantized:
+            raise RattleError(f"the {name} must be a dense tensor of numbers, got {value.layout} on {value.device}")
     if y.ndim != 1 or x.ndim < 2:
         raise RattleError(f"images and labels need shapes [n, ...] and [n], got {list(x.shape)} and {list(y.shape)}")
     if len(x) != len(y):
@@ -124,7 +131,7 @@ def check_batch(x: Tensor, y: Tensor, *, soft: bool = False) -> tuple[Tensor, Te
         raise RattleError(f"labels must be whole numbers, got {y.dtype}")
     if not x.is_floating_point():
         raise RattleError(f"images must be floating point in [0, 1], got {x.dtype}; divide uint8 images by 255")
-    if CHECKED.get() and x.device.type != "cpu":
+    if unseen(x):
         return x, y.long()
     low, high = (float(v) for v in torch.aminmax(x))
     if not (low >= 0 and high <= 1):  # also true for NaN
@@ -133,9 +140,13 @@ def check_batch(x: Tensor, y: Tensor, *, soft: bool = False) -> tuple[Tensor, Te
 
 
 def check_labels(logits: Tensor, y: Tensor) -> None:
-    """Refuse labels that the model has no logit for."""
+    """Refuse labels that the model has no logit for, and soft ones of another number of classes."""
+    if y.ndim == 2 and y.shape != logits.shape:
+        raise RattleError(f"soft labels need a probability for each of the {logits.shape[1]} logits, got {y.shape[1]}")
+    if y.ndim == 2 or unseen(y):
+        return
     low, high, last = int(y.min()), int(y.max()), logits.shape[1] - 1
-    if low < 0 or high > last:
+    if last and (low < 0 or high > last):  # one logit has its own sentence
         raise RattleError(f"labels run from {low} to {high}, the model tells {last + 1} classes apart (0 to {last})")
 
 
@@ -144,11 +155,18 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     weights are of another dtype."""
     try:
         return at_least_float32(logits_in(model(x)))
-    except RuntimeError as reason:
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, IndexError) as reason:
         weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
-        if weights == x.dtype or "type" not in str(reason):
-            raise
-        raise RattleError(f"the images are {x.dtype}, the model's weights {weights}; convert one of them") from reason
+        if weights != x.dtype and "type" in str(reason):
+            raise NotTaken(f"the images are {x.dtype}, the model's weights {weights}; convert one of them") from reason
+        what = f"the model does not take images of shape {list(x.shape[1:])}"
+        raise NotTaken(f"{what}: {first_line(reason)}") from reason
+
+
+class NotTaken(RattleError, RuntimeError):
+    """The model raised on the images; a RuntimeError too, for those who try several layouts."""
 
 
 class NotANumber(RattleError):

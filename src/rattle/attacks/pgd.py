@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_at_least, check_batch, logits_of
+from rattle.attacks.base import check_at_least, check_batch, check_labels, logits_of
 from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import check_choices
 from rattle.randomness import ImageStreams, Randomness, streams
@@ -54,9 +54,12 @@ class PGD:
     def ascend(self, model: nn.Module, x: Tensor, reference: Tensor, draws: ImageStreams) -> Tensor:
         """One run of `steps` steps."""
         x_adv = self.start_point(x, draws)
-        for _ in range(self.steps):
+        for step in range(self.steps):
             x_adv = x_adv.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.sample_losses(logits_of(model, x_adv), reference).sum(), x_adv)
+            logits = logits_of(model, x_adv)
+            if step == 0 and self.loss != "kl":
+                check_labels(logits, reference)
+            (gradient,) = torch.autograd.grad(self.sample_losses(logits, reference).sum(), x_adv)
             x_adv = self.threat.ascend(x_adv.detach(), gradient, self.step_size)
             x_adv = self.threat.project(x_adv.clamp_(0, 1) if self.box_first else x_adv, x)
         return x_adv.detach()

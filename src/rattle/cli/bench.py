@@ -11,7 +11,7 @@ import tyro
 from rattle.bench.report import chart, growth_chart, ratio_rows, rows, to_plain
 from rattle.bench.run import GROUPS, bench, check_rounds, growth, trace
 from rattle.bench.setup import Setup
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.runs.distributed import check_device
@@ -65,7 +65,7 @@ def main(args: list[str]) -> None:
         torch.set_num_threads(options.threads)
     if options.trace:
         trace(setup, Path(options.trace))
-        print(f"trace: {options.trace}; open it in chrome://tracing or ui.perfetto.dev (docs/performance.md)")
+        say(f"trace: {options.trace}; open it in chrome://tracing or ui.perfetto.dev (docs/performance.md)")
         return
     rounds = (2 if options.quick else 5) if options.rounds is None else options.rounds
     console, clock = Console(), f"{setup.ratio_clock} seconds"
@@ -85,8 +85,8 @@ def main(args: list[str]) -> None:
     if options.chart:
         path = Path(options.chart)
         chart(result, path)
-        print(f"chart: {path}")
+        say(f"chart: {path}")
         if curves:
             growth_path = path.with_stem(f"{path.stem}-growth")
             growth_chart(curves, growth_path)
-            print(f"growth: {growth_path}")
+            say(f"growth: {growth_path}")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from rattle.cli.console import print_table
+from rattle.cli.console import print_table, say
 from rattle.cli.options import parse
 from rattle.cli.table import read_models
 from rattle.errors import RattleError
@@ -53,16 +53,16 @@ def main(args: list[str]) -> None:
     for _, pair in groupby(tests, key=lambda test: (test.first, test.second)):
         print_pair(list(pair))
     for sentence in refused:
-        print(f"not compared: {sentence}")
+        say(f"not compared: {sentence}")
     if len(runs) > ALL_PAIRS and not options.baseline:
-        print(f"More than {ALL_PAIRS} models are compared with the first alone.")
-    print(NOTE.format(n=len(tests)))
+        say(f"More than {ALL_PAIRS} models are compared with the first alone.")
+    say(NOTE.format(n=len(tests)))
 
 
 def print_pair(tests: Sequence[PairedTest]) -> None:
     """A table of one pair, a row for each column, and a sentence about the strongest attack that they share."""
     print_table(["", "n", tests[0].first, tests[0].second, "difference", "p, Holm"], [row(test) for test in tests])
-    print(f"{min(tests, key=by_strength).sentence}.\n")
+    say(f"{min(tests, key=by_strength).sentence}.\n")
 
 
 def by_strength(test: PairedTest) -> tuple[bool, float]:

@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from rattle.cli.bar import GAP, Bar, Pace, clock, written
+from rattle.runs.paths import printable
 from rattle.runs.progress import Advance
+
+
+def say(text: str, *, end: str = "\n", stderr: bool = False) -> None:
+    """Print text that may hold names from files, with what a terminal would obey escaped."""
+    print(printable(text), end=end, file=sys.stderr if stderr else None, flush=True)
 
 
 class Console:
@@ -20,6 +26,7 @@ class Console:
         self.live = self.rich.is_terminal
 
     def log(self, line: str) -> None:
+        line = printable(line)
         if self.live:
             narrow = len(line) > self.rich.width  # a line an epoch then still fits in 60 columns
             self.rich.print(line.replace(GAP, " ") if narrow else line, highlight=False, markup=False)
@@ -36,7 +43,7 @@ class Console:
     def drawn(self, title: str, total: int, done: int) -> Iterator[Advance]:
         from rich.live import Live
 
-        bar = Bar(title, Pace(total, done))
+        bar = Bar(printable(title), Pace(total, done))
 
         def advance(steps: int = 1, **figures: float | str) -> None:
             bar.show(figures)
@@ -81,6 +88,8 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
+    columns, *rows = [[printable(cell).replace("\n", "\\n") for cell in row] for row in (columns, *rows)]
+    title = printable(title)
     needed = sum(max(len(row[i]) for row in [columns, *rows]) + 3 for i in range(len(columns)))
     screen = Console(stderr=stderr)
     if needed > screen.width and screen.is_terminal and len(columns) > 2:

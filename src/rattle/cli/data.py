@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from rattle import data
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
 from rattle.errors import RattleError, unknown
 from rattle.runs.io import new_file
@@ -66,7 +66,7 @@ def read(args: list[str]) -> Get | Show:
 
 def get(options: Get) -> None:
     paths = data.get(options.name, options.root, progress=Console().progress)
-    print("\n".join(map(str, paths)) if paths else f"{options.name} needs no download")
+    say("\n".join(map(str, paths)) if paths else f"{options.name} needs no download")
 
 
 def show(options: Show) -> None:
@@ -74,4 +74,4 @@ def show(options: Show) -> None:
     dataset = options.source.source()
     for header, *rows in (data.describe(dataset), data.balance(dataset)):
         print_table(header, rows)
-    print(f"contact sheet: {data.contact_sheet(dataset, out)}")
+    say(f"contact sheet: {data.contact_sheet(dataset, out)}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rattle.attacks.registry import get_attack
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
 from rattle.cli.report import report
 from rattle.evaluation.evaluate import evaluate
@@ -55,13 +55,13 @@ def main(args: list[str]) -> None:
     title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {n} test images: % [95 % interval]"
     print_table(["method", "clean", "PGD-20", "CW-20"], rows, title=title)
     for test in compare_runs(load_runs(folders))[0]:
-        print(test.sentence)
+        say(test.sentence)
     print("(paired tests on the same images, Holm-adjusted; one seed each: two networks, not two methods)\n")
     print("The runs (recipe, metrics, TensorBoard events, checkpoints, results):")
-    print("\n".join(f"  {folder}" for folder in folders))
+    say("\n".join(f"  {folder}" for folder in folders))
     page = report(folders, Path(options.out) / "report.html", console=console)
-    print(f"\nThe page to look at: {page.resolve()}")
+    say(f"\nThe page to look at: {page.resolve()}")
     print("\nWhat to try next:")
-    print(f"  rattle evaluate {folders[1]} --attacks autoattack --n 200")
+    say(f"  rattle evaluate {folders[1]} --attacks autoattack --n 200")
     print("  rattle train digits-linf-cnn-trades-awp-2nd --objective.taylor.eta 0.3 --epochs 10 --out runs/awp")
     print("  rattle recipes")

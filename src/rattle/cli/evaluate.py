@@ -1,7 +1,6 @@
 """rattle evaluate: attack a run, a checkpoint or any model, store the results, print a table."""
 
 import json
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from rattle.attacks import Attack
 from rattle.attacks.registry import counted, get_attack, list_attacks
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse, take_attack_settings, typed
 from rattle.data.dataset import check_count, choose_images
 from rattle.errors import RattleError, unknown
@@ -141,6 +140,7 @@ class Options(Network, AttackOptions):
     save_adversarial: bool = False  # store the images that broke the model, as results/ATTACK-adversarial.npz
     verify: str = ""  # check such a file against the model instead of attacking
     raw: bool = False  # the raw weights of a run that averages them
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 
 
 def read(args: list[str]) -> Options:
@@ -186,8 +186,9 @@ def check_named(options: Options) -> None:
 
 def target_of(options: Options) -> Target:
     if options.path:
-        saved = open_checkpoint(options.path)
-        saved = replace(saved, recipe=replace(saved.recipe, model=options.model)) if options.model else saved
+        saved = open_checkpoint(options.path, trust_code=options.trust_code)
+        if options.model:  # the code is named by the user
+            saved = replace(saved, recipe=replace(saved.recipe, model=options.model), trust_code=True)
         where = {"root": options.data_root, "device": options.device}
         return target_from_checkpoint(saved, data=options.data, averaged=not options.raw, **where)
     return target_from_weights(options, options.data or "cifar10", root=options.data_root, device=options.device)
@@ -205,7 +206,7 @@ def attack_target(options: Options, target: Target) -> None:
     if not distributed.is_main():
         return
     for sentence in result.warnings:
-        print(f"warning: {sentence}", file=sys.stderr)
+        say(f"warning: {sentence}", stderr=True)
     if options.json:
         print(json.dumps(result.to_plain() | ({"curve": curve_to_plain(first, points)} if points else {})))
         return
@@ -213,8 +214,8 @@ def attack_target(options: Options, target: Target) -> None:
     if points:
         rows = [[f"{epsilon:.4g}", percent(flags)] for epsilon, flags in points.items()]
         print_table(["epsilon", "robust"], rows, title=f"{first} against epsilon ({threat.norm})")
-    print(f"results are in {settings['out']}")
-    print(what_would_change(result, classes=len(target.classes), test_images=len(target.test)))
+    say(f"results are in {settings['out']}")
+    say(what_would_change(result, classes=len(target.classes), test_images=len(target.test)))
 
 
 def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> None:
@@ -227,13 +228,13 @@ def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> No
     print_table(["model", *columns], [accuracy_row(name, result)], title=title)
     if "autoattack" in result.attacks and (more := broken_besides(result)):
         robust = percent(result.worst_case)
-        print(f"best known: {robust}, as other attacks broke {more} of the images that autoattack did not")
+        say(f"best known: {robust}, as other attacks broke {more} of the images that autoattack did not")
     for attack, found in result.attacks.items():
         if found.parts:
             rows = [[part, percent(flags)] for part, flags in found.parts.items()]
             print_table(["after", "robust"], rows, title=f"{attack}, part by part")
         if found.distances:
-            print(f"{attack}: ADBD {found.mean_distance:.4f} (mean {threat.norm} distance found)")
+            say(f"{attack}: ADBD {found.mean_distance:.4f} (mean {threat.norm} distance found)")
 
 
 def broken_besides(result: Evaluation) -> int:
@@ -256,6 +257,6 @@ def check_saved(options: Options, target: Target) -> None:
     if options.json:
         print(json.dumps(target.metadata | {"verified": str(path), "n": n, "held": held, "flags": good.int().tolist()}))
     else:
-        print(f"{held} of {n} saved images lie inside {where} and [0, 1] and are misclassified")
+        say(f"{held} of {n} saved images lie inside {where} and [0, 1] and are misclassified")
     if held < n:
         raise RattleError(f"{path} does not hold for this model, data and threat: {n - held} of {n} images fail")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
+from rattle.cli.console import say
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.models.export import difference, export
@@ -34,6 +35,7 @@ class Options:
     raw: bool = False  # export the raw weights of a run that averages them
     data_root: str | None = None  # robustbench: where datasets live; RATTLE_DATA, or ./data, when not given
     submission: Submission = Submission()  # robustbench: about the paper
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 
 
 def read(args: list[str]) -> Options:
@@ -46,7 +48,7 @@ def read(args: list[str]) -> Options:
 
 def main(args: list[str]) -> None:
     options = read(args)
-    saved = open_checkpoint(options.path)
+    saved = open_checkpoint(options.path, trust_code=options.trust_code)
     run, name = run_of(saved.path), NAMES[options.format]
     out = Path(options.out) if options.out else (run.folder if run else saved.path.parent) / name
     if out.resolve() == saved.path.resolve() and not is_published(options.path):  # those lie elsewhere
@@ -58,10 +60,10 @@ def main(args: list[str]) -> None:
     x = torch.rand(8, *saved.shape, generator=torch.Generator().manual_seed(0))  # the run's data may not be available
     path = export(model, x, out, options.format)
     gap = difference(model, x, path, options.format)
-    print(f"wrote {path}: its logits on {len(x)} images differ from the model's by at most {gap:.1e}")
+    say(f"wrote {path}: its logits on {len(x)} images differ from the model's by at most {gap:.1e}")
 
 
 def submit(options: Options, out: Path) -> None:
-    settings = {"averaged": not options.raw, "data_root": options.data_root}
+    settings = {"averaged": not options.raw, "data_root": options.data_root, "trust_code": options.trust_code}
     files, notes = export_robustbench(options.path, out, options.submission, **settings)
-    print("\n".join([*(f"wrote {file}" for file in files), *(f"note: {note}" for note in notes)]))
+    say("\n".join([*(f"wrote {file}" for file in files), *(f"note: {note}" for note in notes)]))

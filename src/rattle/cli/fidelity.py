@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from rattle.analysis.taylor_error import SIGMAS, check_draws, measure_checkpoint
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
 from rattle.data.dataset import check_count
 
@@ -28,6 +28,7 @@ class Options:
     device: str = "auto"  # cuda or cpu; auto takes what there is, a CPU in place of mps, which has no double precision
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
     out: str = ""  # folder for the results; the run's own when not given
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 
 
 def read(args: list[str]) -> Options:
@@ -69,5 +70,5 @@ def main(args: list[str]) -> None:
         print_table(columns, rows, title=f"{found['recipe']}: what the Taylor terms add")
         print("its own: the part that neither zeroth nor smoothing explains; repeats: its cosine from batch to batch;")
         print("lasts: what is left of it on average over batches, over what is left of the zeroth's gradient.")
-    print(f"plot: {pictures[0]}")
-    print(found["answer"])
+    say(f"plot: {pictures[0]}")
+    say(found["answer"])

@@ -1,6 +1,5 @@
 """rattle landscape: loss surfaces and flatness numbers of runs, on the same images, directions and scale."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -8,8 +7,9 @@ from typing import Annotated
 import tyro
 
 from rattle.analysis.prepare import LandscapeConfig, compute_landscapes
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
+from rattle.runs.io import read_json
 from rattle.runs.paths import Run
 
 COLUMNS = ("run", "local Lipschitz", "input curvature", "weight curvature", "rise under noise")
@@ -23,6 +23,7 @@ class Options:
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, the reference first
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     config: Annotated[LandscapeConfig, tyro.conf.arg(name="")] = field(default_factory=LandscapeConfig)
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a run names as its model
 
 
 def read(args: list[str]) -> Options:
@@ -31,12 +32,13 @@ def read(args: list[str]) -> Options:
 
 def main(args: list[str]) -> None:
     options = read(args)
-    pictures = compute_landscapes(options.runs, options.config, device=options.device, console=Console())
+    how = {"device": options.device, "trust_code": options.trust_code}
+    pictures = compute_landscapes(options.runs, options.config, **how, console=Console())
     rows = []
     for run in options.runs:
-        flat = json.loads(Run(Path(run)).flatness.read_text(encoding="utf-8"))
+        flat = read_json(Run(Path(run)).flatness, []) or {}
         noise = f"{flat['noise_rise']:.4f} ± {flat['noise_rise_error']:.4f}"
         numbers = (flat[name] for name in ("lipschitz", "input_eigenvalue", "weight_eigenvalue"))
         rows.append([run, *(f"{number:.3f}" for number in numbers), noise])
     print_table(COLUMNS, rows, title="flatness: smaller is flatter")
-    print("\n".join(f"  {path}" for path in pictures))
+    say("\n".join(f"  {path}" for path in pictures))

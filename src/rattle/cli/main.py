@@ -8,9 +8,11 @@ import importlib
 import os
 import sys
 import warnings
+from contextlib import suppress
 
 from rattle.cli import early, rehearsal
 from rattle.errors import RattleError
+from rattle.runs.paths import printable
 from rattle.training.signals import StoppedBySignal
 
 COMMANDS = {
@@ -61,7 +63,8 @@ def main(argv: list[str] | None = None) -> int:
         close = difflib.get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean `rattle {close[0]}`?" if close else f"the commands are {', '.join(COMMANDS)}."
         return fail(f"unknown command {args[0]!r}; {hint}")
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # a sentence, without file and line
+    warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"  # without file and line
+    os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:
         early.check(args[0], args[1:])
         if rehearsal.refuses(args[0], args[1:]):
@@ -70,16 +73,39 @@ def main(argv: list[str] | None = None) -> int:
     except RattleError as mistake:
         return fail(str(mistake))
     except StoppedBySignal as stop:
-        print(f"rattle: {stop}", file=sys.stderr)
+        print(f"rattle: {printable(str(stop))}", file=sys.stderr)
         return stop.code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `rattle recipes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as reason:
+        if reason.filename is None:  # of a stream, see `run`
+            raise
+        return fail(f"cannot use {reason.filename}: {reason.strerror}")
     return 0
 
 
 def fail(sentence: str) -> int:
-    print(f"rattle: {sentence}", file=sys.stderr)
+    with suppress(OSError):  # where stderr is closed or full, the exit code says it
+        print(f"rattle: {printable(sentence)}", file=sys.stderr)
     return 2
+
+
+def run() -> int:
+    """`main` as a program: what is printed fits any locale, and the last of it is on its way when this returns."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
+        if hasattr(stream := getattr(sys, name), "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # LANG=C, names that are not UTF-8
+    code = 0
+    try:
+        code = main()
+        sys.stdout.flush()
+    except OSError as reason:  # a full disk, or a pipe that nobody reads any more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(reason, BrokenPipeError):
+            return fail(f"cannot write to stdout: {reason.strerror or reason}; files that were written are whole")
+    return code

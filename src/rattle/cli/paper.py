@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import tyro
 
 from rattle.analysis.prepare import compute_landscapes
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
 from rattle.data.registry import SOURCES
 from rattle.errors import RattleError
@@ -86,7 +86,7 @@ def main(args: list[str]) -> None:
     if options.launcher == "slurm" and todo:
         submit(todo, options.slurm, runs, console, Console)
         waiting = sum(not job.run.divergence for job in planned.jobs.values())
-        print(f"{len(todo)} of {waiting} runs are in the queue; the same command again prints the table")
+        say(f"{len(todo)} of {waiting} runs are in the queue; the same command again prints the table")
         return
     failed = train(todo, at_once=options.jobs, out=runs, console=console)
     rows = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
@@ -187,7 +187,7 @@ def print_result(printed: PrintedTable, number: int, options: Options, console: 
     if options.format == "terminal":
         print_blocks(printed)
     else:
-        print(writer.WRITERS[options.format][0](printed), end="")
+        say(writer.WRITERS[options.format][0](printed), end="")
     console.log("written: " + ", ".join(map(str, paths)))
 
 
@@ -195,14 +195,14 @@ def print_blocks(printed: PrintedTable) -> None:
     """The table in the terminal's width, 120 columns where there is none; of a block that is wider, some columns at a
     time."""
     width = shutil.get_terminal_size((120, 24)).columns
-    print(printed.title)
+    say(printed.title)
     for block in printed.blocks:
-        print(f"\n{textwrap.fill(block.caption, width)}")
+        say(f"\n{textwrap.fill(block.caption, width)}")
         for columns in columns_that_fit(block, width):
             rows = [[*row.labels, *(row.cells[i] for i in columns)] for row in block.rows]
             head, left = [*block.labels, *(block.columns[i] for i in columns)], len(block.labels)
             print_table(head, rows, left=left, close=True)
-    print("\n".join(textwrap.fill(note, width, initial_indent="- ", subsequent_indent="  ") for note in printed.notes))
+    say("\n".join(textwrap.fill(note, width, initial_indent="- ", subsequent_indent="  ") for note in printed.notes))
 
 
 def columns_that_fit(block: Block, width: int) -> list[list[int]]:
@@ -222,6 +222,6 @@ def print_landscapes(planned: Plan, draw: bool, console: Console) -> None:
     """Figures 2 and 3, or the command that draws them."""
     for folders in landscape_pairs(planned):
         if draw:
-            print(*compute_landscapes(folders, console=console), sep="\n")
+            say("\n".join(map(str, compute_landscapes(folders, console=console))))
         else:
             console.log(f"Figures 2 and 3 for these two: rattle landscape {' '.join(folders)}")

@@ -1,12 +1,12 @@
 """rattle push: publish a run on the Hugging Face hub, or write what would be published to a folder."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from rattle.cli.console import say
 from rattle.cli.options import parse
 from rattle.publish.folder import write_folder
 from rattle.publish.push import push
@@ -42,12 +42,12 @@ def main(args: list[str]) -> None:
         for sentence in write_folder(options.path, options.to, options.name, **shared):
             warn(sentence)
         size = sum(file.stat().st_size for file in Path(options.to).rglob("*") if file.is_file())
-        print(f'wrote {options.to} ({size / 1e6:.1f} MB); try it with: rattle.load("{options.to}")')
+        say(f'wrote {options.to} ({size / 1e6:.1f} MB); try it with: rattle.load("{options.to}")')
         return
     settings = {"private": options.private, "revision": options.revision, "note": warn}
     address = push(options.path, options.name, **settings, **shared)
-    print(f'published as {address}\nload it with: rattle.load("hf:{options.name}")')
+    say(f'published as {address}\nload it with: rattle.load("hf:{options.name}")')
 
 
 def warn(sentence: str) -> None:
-    print(f"warning: {sentence}", file=sys.stderr)
+    say(f"warning: {sentence}", stderr=True)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from rattle.cli.console import say
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.models.registry import list_models
@@ -42,7 +43,7 @@ def read(args: list[str]) -> Options:
 def main(args: list[str]) -> None:
     options = read(args)
     if options.yaml:
-        print(get_recipe(options.filter).to_yaml(), end="")
+        say(get_recipe(options.filter).to_yaml(), end="")
         return
     if not (options.filter or options.all or options.zoo):
         print("\n".join([*method_lines(), *name_lines()]))
@@ -58,11 +59,11 @@ def main(args: list[str]) -> None:
         raise RattleError(f"no {what} contains {options.filter!r}; `{command}` lists all")
     width = max(map(len, found)) + len("zoo:" if options.zoo else "")
     for name in found:
-        print(f"{'zoo:' * options.zoo + name:<{width}}  {line(name)}")
+        say(f"{'zoo:' * options.zoo + name:<{width}}  {line(name)}")
     if options.filter in found and not options.zoo:
         print("\nsettings that do nothing in it:")
         for setting, reason in idle_settings(get_recipe(options.filter)).items():
-            print(f"  --{setting:<24} {reason}")
+            say(f"  --{setting:<24} {reason}")
 
 
 def method_lines() -> Iterator[str]:
@@ -85,7 +86,7 @@ def name_lines() -> list[str]:
         "  -awp": f"adversarial weight perturbation (Wu et al. 2020): {', '.join(awp)}",
         "  -sam, -asam": "sharpness-aware minimisation in its place, on any method",
         "  -1st, -2nd": f"the paper's Taylor terms; not for {', '.join(taylor)}",
-        "  -released": "at and trades as the authors' release runs them",
+        "  -released": "trades-2nd and trades-awp-2nd as the authors released them",
         "  -fast": "about a third of the cost",
     }
     return [

@@ -13,13 +13,14 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
 from rattle.cli import names
 from rattle.errors import RattleError
+from rattle.runs.paths import printable
 
 BLANK = ("torch", "torchvision", "scipy", "sklearn", "matplotlib", "PIL", "safetensors")
 REFUSED = 2  # exit code, of the command too
@@ -105,15 +106,17 @@ def rehearse(command: str, args: list[str]) -> NoReturn:
             module = importlib.import_module(f"rattle.cli.{command}")
         module.read(args)
     except RattleError as mistake:
-        print(f"rattle: {mistake}", file=sys.stderr)
+        with suppress(OSError):  # where stderr is closed or full, the exit code says it
+            print(f"rattle: {printable(str(mistake))}", file=sys.stderr)
         verdict = REFUSED
     except SystemExit as stop:  # the parser has said why
         verdict = stop.code
     except BaseException:  # undecided
         pass
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(REFUSED if verdict == REFUSED else 0)
 
 

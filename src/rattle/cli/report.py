@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from rattle.analysis.prepare import prepare
-from rattle.cli.console import Console
+from rattle.cli.console import Console, say
 from rattle.cli.options import parse
 from rattle.paper.tables import published
 from rattle.report import build
@@ -29,6 +29,7 @@ class Options:
     out: str = ""  # the page; report.html in the first run's folder when not given
     compute: bool = True  # --no-compute: show only what is stored already
     device: str = "auto"  # where to compute: cuda, mps or cpu; auto takes what there is
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a run names as its model
 
 
 def read(args: list[str]) -> Options:
@@ -38,9 +39,9 @@ def read(args: list[str]) -> Options:
 def main(args: list[str]) -> None:
     options = read(args)
     runs, out, baseline = options.runs, options.out or None, options.baseline or None
-    how = {"compute": options.compute, "device": options.device}
+    how = {"compute": options.compute, "device": options.device, "trust_code": options.trust_code}
     path = report(runs, out, baseline=baseline, **how, console=Console())
-    print(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    say(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 def report(
@@ -50,15 +51,16 @@ def report(
     baseline: Path | str | None = None,
     compute: bool = True,
     device: str = "auto",
+    trust_code: bool = False,
     console: Console | None = None,
 ) -> Path:
     """Compute what the page of these run folders lacks, as far as there are checkpoints, and write it to `out`.
 
-    `baseline` is as in `build`; device: where to compute. Of many runs what takes minutes is computed for those alone
-    whose images are shown.
+    `baseline` is as in `build`, `trust_code` as in `load`; device: where to compute. Of many runs what takes minutes is
+    computed for those alone whose images are shown.
     """
     if compute:
         loaded = load_runs(baseline_first(runs, baseline))  # refuses what is no run before minutes are spent on others
-        folders = [run.folder for run in detailed([run for run in loaded if not run.external])]
-        prepare(folders, device=device, console=console)
+        shown = [run.folder for run in detailed([run for run in loaded if not run.external])]
+        prepare(shown, device=device, console=console, trust_code=trust_code)
     return build(runs, out, baseline=baseline, published=published)

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rattle.cli.console import Console, print_table
+from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
-from rattle.cli.train import recipe_with
+from rattle.cli.train import recipe_with, refuse_unsaid
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
@@ -21,7 +21,7 @@ grid over all of them. A setting that is itself a list is given once for each va
 Given again, the same command skips the runs that are finished and continues those that are not.
 """
 Point = tuple[dict[str, Any], Recipe]  # what tells a point of the grid apart, and its recipe
-OWN = ("--seeds", "--launcher", "--jobs", "--out", "--slurm.")
+OWN = ("--seeds", "--trust-code", "--launcher", "--jobs", "--out", "--slurm.")
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Options:
     launcher: Literal["local", "slurm"] = "local"
     jobs: int = 1  # runs at once, with launcher local
     out: str = ""  # folder of the run folders; sweeps/RECIPE when not given
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a YAML file or a run names as its model
     slurm: Slurm = field(default_factory=Slurm)
 
 
@@ -43,8 +44,9 @@ def read(args: list[str]) -> tuple[Options, list[Point], list[Job], Path]:
     options = parse(Options, [word for name, words in given if own(name) for word in (name, *words)], "sweep RECIPE")
     check_jobs(options.jobs)
     points = grid(resolve(args[0]), args[0], [g for g in given if not own(g[0])], options.seeds)
+    refuse_unsaid([] if options.trust_code else [recipe for _, recipe in points], args)
     out = Path(options.out or f"sweeps/{Path(args[0]).stem}")
-    return options, points, plan(points, out), out
+    return options, points, plan(points, out, trust_code=options.trust_code), out
 
 
 def main(args: list[str]) -> None:
@@ -58,14 +60,14 @@ def main(args: list[str]) -> None:
     left = pending(jobs, console)
     if options.launcher == "slurm":
         numbers = submit(left, options.slurm, out, console, Console)
-        print(f"{len(numbers)} of {len(jobs)} runs are in the queue; the same command again says how they do")
+        say(f"{len(numbers)} of {len(jobs)} runs are in the queue; the same command again says how they do")
         return
     failed = run_local(left, at_once=options.jobs, out=out, console=console)
     if failed:
         each = "; ".join(f"{name}: {words}" for name, words in failed.items())
         raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again goes on with them: {each}")
     ready = sum(job.state == "finished" for job in jobs)
-    print(f"{ready} of {len(jobs)} runs are finished in {out}")
+    say(f"{ready} of {len(jobs)} runs are finished in {out}")
     conclude([(point, job.folder) for (point, _), job in zip(points, jobs, strict=True)], jobs[0].recipe, out)
 
 
@@ -81,10 +83,10 @@ def conclude(points: list[tuple[dict[str, Any], Path]], recipe: Recipe, out: Pat
     best, *others = settings
     if others:
         ahead = 100 * (best.robust.mean - others[0].robust.mean)
-        print(f"best on {held_out}: {best.label}, {ahead:.1f} points robust above {others[0].label}")
+        say(f"best on {held_out}: {best.label}, {ahead:.1f} points robust above {others[0].label}")
         print("(it was chosen by these figures: measure it on test images before you quote it)")
-    print(f"\n  rattle evaluate {best.folders[0]} --attacks autoattack --n 1000")
-    print(f"  rattle report {out}/*/ --out {out / 'report.html'}")
+    say(f"\n  rattle evaluate {best.folders[0]} --attacks autoattack --n 1000")
+    say(f"  rattle report {out}/*/ --out {out / 'report.html'}")
 
 
 def own(name: str) -> bool:

@@ -1,6 +1,5 @@
 """rattle table: runs as a table to paste, mean and standard deviation over seeds."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from rattle.cli.console import say
 from rattle.cli.options import parse
 from rattle.report.compare import over_seeds
 from rattle.report.run_data import RunData, load_runs
@@ -30,7 +30,7 @@ def read_models(folders: Sequence[str]) -> list[RunData]:
     runs = load_runs(folders)
     for run in runs:
         for note in run.notes:
-            print(f"warning: {run.label}: {note}", file=sys.stderr)
+            say(f"warning: {run.label}: {note}", stderr=True)
     return runs
 
 
@@ -38,10 +38,10 @@ def main(args: list[str]) -> None:
     options = parse(Options, args, "table")
     table = over_seeds(read_models(options.runs))
     for sentence in table.refused:
-        print(f"not compared: {sentence}", file=sys.stderr)
+        say(f"not compared: {sentence}", stderr=True)
     text = write_table(table, options.format)
     if options.out:
         write_atomically(Path(options.out), text.encode())
-        print(f"the table is in {options.out}")
+        say(f"the table is in {options.out}")
     else:
-        print(text, end="")
+        say(text, end="")

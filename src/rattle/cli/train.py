@@ -1,6 +1,6 @@
 """rattle train: a recipe, by name or from YAML, with typed overrides."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -9,10 +9,11 @@ from typing import Annotated, Any, get_type_hints
 import tyro
 
 from rattle.cli import custom
-from rattle.cli.console import Console
+from rattle.cli.console import Console, say
 from rattle.cli.options import parse, take, take_kinds
 from rattle.errors import RattleError
 from rattle.models.registry import find_builder
+from rattle.models.user import is_code, refuse_code
 from rattle.recipes.catalog import resolve
 from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
@@ -23,6 +24,7 @@ from rattle.runs.paths import Run, slugify
 from rattle.training.loggers import LogTarget
 from rattle.training.loop import fit
 from rattle.training.state import TrainState
+from rattle.training.teachers import code_of
 
 USAGE = f"""usage: rattle train RECIPE [options]
 
@@ -44,6 +46,7 @@ class Options:
     out: str = ""  # run folder; runs/NAME-seedN when not given
     resume: bool = False  # continue the run in --out, bit for bit; a RUN given in place of the recipe needs no --out
     overwrite: bool = False  # replace the run in --out
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a YAML file or a run names as its model
     log: LogTarget = "tensorboard"  # where the figures go besides metrics.jsonl; wandb is an extra, offline
 
 
@@ -104,6 +107,12 @@ def check_length(run: Run, recipe: Recipe) -> None:
         raise RattleError(f"the run in {run.folder} has {before} epochs, the recipe {recipe.epochs}: {choice}")
 
 
+def refuse_unsaid(recipes: Sequence[Recipe], args: list[str]) -> None:
+    """Refuse code that a YAML file or a run names as its model and the command line, whose words are args, does not."""
+    said = {part for word in args for part in (word, word.partition("=")[2])}
+    refuse_code([name for recipe in recipes for name in code_of(recipe) if name not in said], args[0])
+
+
 class TrainConsole(Console):
     """Describes the run before it trains."""
 
@@ -120,10 +129,12 @@ def main(args: list[str]) -> None:
     options, out, how = read(args)
     recipe, images = custom.fit_to_images(options.recipe, args) if args[0] == "custom" else (options.recipe, None)
     with distributed.process_group():
-        run = fit(recipe, out, data=images, **how, log=options.log, console=TrainConsole())
+        trusted = options.trust_code  # what a teacher's checkpoint names; the rest is said, see `refuse_unsaid`
+        run = fit(recipe, out, data=images, **how, log=options.log, console=TrainConsole(), trust_code=trusted)
         if not distributed.is_main():
             return
-    print(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20")
+    trust = " --trust-code" if is_code(recipe.model) else ""
+    say(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20{trust}")
 
 
 def read(args: list[str]) -> tuple[Options, str, dict[str, Any]]:
@@ -142,6 +153,7 @@ def read(args: list[str]) -> tuple[Options, str, dict[str, Any]]:
         base = resolve(text)
     options = options_of(base, text, rest)
     recipe = options.recipe
+    refuse_unsaid([] if options.trust_code else [recipe], args)
     if ":" in recipe.model and ":" not in base.model and not take(rest, ("width",))[0]:
         recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
     out = options.out or folder_of(text, recipe, options.resume)

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from rattle.attacks.transfer import Transfer
+from rattle.cli.console import say
 from rattle.cli.evaluate import AttackOptions, known_threat, parse_attacking, print_result
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
@@ -19,6 +20,7 @@ class Options(AttackOptions):
 
     from_: Annotated[str, tyro.conf.arg(name="from")]  # the surrogate: a run folder or a checkpoint
     to: str  # the defended model: a run folder or a checkpoint
+    trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a run names as its model
 
 
 def read(args: list[str]) -> Options:
@@ -30,7 +32,8 @@ def read(args: list[str]) -> Options:
 
 def main(args: list[str]) -> None:
     options = read(args)
-    surrogate, target = (target_from_checkpoint(path, device=options.device) for path in (options.from_, options.to))
+    how = {"device": options.device, "trust_code": options.trust_code}
+    surrogate, target = (target_from_checkpoint(path, **how) for path in (options.from_, options.to))
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")
     settings, threat = options.settings(target), options.threat.over(target.threat)
@@ -45,4 +48,4 @@ def main(args: list[str]) -> None:
         print(json.dumps(result.to_plain()))
         return
     print_result(target.name, result, threat, f"made on {surrogate.name}")
-    print(f"results are in {settings['out']}")
+    say(f"results are in {settings['out']}")

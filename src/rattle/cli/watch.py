@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from rattle.cli.console import say
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.report.live import epoch_line, progress, view
@@ -58,7 +59,7 @@ def wait(folder: Path, every: float) -> None:
                 folder.name, [path.parent.name for path in folder.parent.glob("*/recipe.yaml")]
             )
             hint = f"; there is {folder.parent / near[0]}" if near else ""
-            print(f"waiting for a run in {folder}{hint} (Ctrl-C leaves)", file=sys.stderr, flush=True)
+            say(f"waiting for a run in {folder}{hint} (Ctrl-C leaves)", stderr=True)
             said = True
         time.sleep(every)
 
@@ -83,10 +84,10 @@ def follow(options: Options) -> None:
         printed = min(printed, state.done)
         for entry in state.run.metrics:
             if int(entry["epoch"]) > printed:
-                print(epoch_line(entry, state.epochs), flush=True)
+                say(epoch_line(entry, state.epochs))
         printed = state.done
         if state.ended:
-            print(state.status, flush=True)
+            say(state.status)
             return
         time.sleep(options.every)
 

@@ -24,6 +24,8 @@ class Images:
     def __init__(self, x: Tensor, y: Tensor, *, rows: Tensor | None = None, mapped: bool = False) -> None:
         """x: the images. y: a label for each. rows: take only these rows of x. mapped: x is a memory-mapped file."""
         self.storage, self.y, self.rows, self.mapped = x, y, rows, mapped
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            raise RattleError(f"images must be uint8 or floating point in [0, 1], got {x.dtype}")
         n = len(x) if rows is None else len(rows)
         if len(y) != n:
             raise RattleError(f"{n} images have {len(y)} labels")

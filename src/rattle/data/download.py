@@ -64,6 +64,8 @@ def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:
 
 def receive(remote: Remote, part: Path, progress: Progress) -> None:
     """Append to the .part file what it lacks, or start over if the server cannot resume."""
+    if part.is_symlink():
+        part.unlink()
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(remote.url, headers={"Range": f"bytes={done}-"} if done else {})
     try:

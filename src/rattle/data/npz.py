@@ -2,7 +2,6 @@
 
 import math
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from rattle.data.mmap_cache import MmapCache, cache_key
 from rattle.errors import RattleError
 
 ARRAY_LIMIT = 64 * 2**30  # bytes of one unpacked array of images
+MOST_CLASSES = 100_000  # more are a mistake, and would take much memory
 BLOCK_BYTES = 2**24  # images are converted in blocks of this size, so that a large array is never whole in memory
 
 
@@ -25,6 +25,7 @@ class Member(NamedTuple):
     """One array of the archive: its header is read, its values are not."""
 
     archive: zipfile.ZipFile
+    info: zipfile.ZipInfo
     name: str
     where: str  # file and array, for error messages
     shape: tuple[int, ...]
@@ -59,8 +60,7 @@ def npz(path: Path, cache: MmapCache, seed: int) -> Dataset:
 @contextmanager
 def members_of(path: Path) -> Iterator[dict[str, Member]]:
     """The arrays of a file by name, to be read while it is open; what is wrong with the file is told in a sentence."""
-    errors = (zipfile.BadZipFile, zlib.error, ValueError, RuntimeError)
-    with readable(path, *errors), zipfile.ZipFile(path) as archive:
+    with readable(path, Exception), zipfile.ZipFile(path) as archive:  # zipfile and numpy raise many kinds of errors
         yield {m.name: m for m in (open_member(path, archive, info) for info in archive.infolist())}
 
 
@@ -70,7 +70,7 @@ def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
     with archive.open(info) as stream:
         major, _ = np.lib.format.read_magic(stream)
         read_header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-        member = Member(archive, name, f"{path}: {name}", *read_header(stream), stream.tell())
+        member = Member(archive, info, name, f"{path}: {name}", *read_header(stream), stream.tell())
     if not member.dtype.hasobject and member.start + member.nbytes != info.file_size:
         raise EOFError(f"{name} does not have the size that its header announces")
     return member
@@ -83,7 +83,7 @@ def read_whole(m: Member) -> np.ndarray:
             f"{m.where} is an array of Python objects, which only pickle could read; "
             "save it as whole numbers (labels, images) or fixed-width text (classes)"
         )
-    with m.archive.open(f"{m.name}.npy") as stream:
+    with m.archive.open(m.info) as stream:
         return np.lib.format.read_array(stream, allow_pickle=False)
 
 
@@ -104,6 +104,11 @@ def read_labels(m: Member) -> Tensor:
 
 def read_classes(m: Member | None, highest: int) -> tuple[str, ...]:
     """The stored names, or the numbers 0 to highest."""
+    if m is None and highest >= MOST_CLASSES:
+        raise RattleError(
+            f"there are labels up to {highest:,}, and {MOST_CLASSES:,} classes are the most: number them from 0 with "
+            "`classes, y = np.unique(y, return_inverse=True)`"
+        )
     if m is None:
         return tuple(map(str, range(highest + 1)))
     names = read_whole(m)
@@ -135,7 +140,7 @@ def read_blocks(m: Member, memory_limit: int) -> Iterator[np.ndarray]:
         return
     row_bytes = math.prod(m.shape[1:]) * m.dtype.itemsize
     step = max(1, BLOCK_BYTES // max(row_bytes, 1))
-    with m.archive.open(f"{m.name}.npy") as stream:
+    with m.archive.open(m.info) as stream:
         stream.read(m.start)
         for start in range(0, m.shape[0], step):
             size = min(step, m.shape[0] - start) * row_bytes

@@ -79,7 +79,7 @@ class Data:
     def __post_init__(self) -> None:
         for name, low in (("val_size", 0), ("train_size", 1), ("resize", 1), ("in_memory_limit", 0)):
             value = getattr(self, name)
-            if value is not None and not value >= low:
+            if value is not None and not low <= value < math.inf:
                 raise RattleError(f"data.{name} must be >= {low}, got {value}")
         if self.extra_fraction is not None and not 0 < self.extra_fraction < 1:
             raise RattleError(f"data.extra-fraction must lie between 0 and 1, got {self.extra_fraction}")

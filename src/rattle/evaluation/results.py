@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
+from rattle.recipes.reading import parse_json, tidy
 from rattle.recipes.schema import flatten
 from rattle.runs.io import Plain, read_json, write_atomically
 from rattle.runs.paths import Run
@@ -211,18 +212,18 @@ def load_results(folder: Path) -> tuple[dict[str, StoredResult], list[str]]:
             continue
         try:
             found |= {name: stored_result(plain, name) for name in plain["attacks"]}
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
             notes.append(f"{folder.name}/{path.name} does not hold one flag per image and was left out")
     return found, notes
 
 
 def stored_result(plain: Plain, name: str) -> StoredResult:
-    """One attack of a result file; KeyError, TypeError, ValueError or AttributeError if the file is damaged."""
+    """One attack of a result file; if that is damaged, one of the errors that `load_results` catches."""
     entry = plain["attacks"][name]
     clean, flags = (tuple(map(int, each)) for each in (plain["clean_flags"], entry["flags"]))
-    if not flags or len(flags) != len(clean):
+    if not flags or len(flags) != len(clean) or not {*flags, *clean} <= {0, 1}:
         raise ValueError(name)
-    settings = dict(entry.get("settings") or {})
+    settings = dict(tidy(entry.get("settings") or {}))
     data, model = str(plain.get("data") or ""), {key: str(plain[key]) for key in MODEL_KEYS if plain.get(key)}
     index = tuple(map(int, plain.get("index", range(len(flags)))))  # earlier versions always took the first n
     images = tuple(map(str, plain["images"])) if isinstance(plain.get("images"), list) else ()
@@ -259,7 +260,7 @@ def short(value: Any) -> str:
 def read_result(path: Path, name: str, key: str) -> Plain | None:
     """A result file whose `mark` is this cache key; None for any other, or one that is missing or damaged."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = parse_json(path.read_text(encoding="utf-8"))
         return plain if plain["mark"] == key and plain["attacks"][name]["flags"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

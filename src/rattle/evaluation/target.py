@@ -58,13 +58,14 @@ def target_from_checkpoint(
     root: str | None = None,
     averaged: bool = True,
     device: str = "auto",
+    trust_code: bool = False,
 ) -> Target:
     """A run folder or a checkpoint, as path or opened.
 
     data: images other than the run's own; root: where datasets are; averaged: prefer averaged weights to the raw ones;
-    device: where the model goes.
+    device: where the model goes; trust_code: as for `load`, of a path.
     """
-    saved = path if isinstance(path, Checkpoint) else open_checkpoint(path)
+    saved = path if isinstance(path, Checkpoint) else open_checkpoint(path, trust_code=trust_code)
     recipe, run = saved.recipe, run_of(saved.path)
     own = replace(recipe.data, root=root or recipe.data.root)
     other = Data(name=data, root=own.root, resize=own.resize) if data else own

@@ -53,13 +53,18 @@ def list_models() -> list[str]:
     return list(BUILDERS)
 
 
+def is_built_in(name: str) -> bool:
+    """Whether the named network is one of this package's own."""
+    return name in BUILT_IN or (name not in BUILDERS and name.startswith("wrn"))
+
+
 def find_builder(name: str) -> Callable[..., nn.Module]:
     """The function or class that builds the named model; `wrn16-4` and `wrn28-10-dm` (DeepMind's) need no entry."""
     if ":" in name or name.endswith(".py"):
         return import_builder(name)
     if name in BUILDERS:
         return BUILDERS[name]
-    if wide := re.fullmatch(r"wrn(\d+)-(\d+)(-dm)?", name):
+    if wide := re.fullmatch(r"wrn(\d{1,4})-(\d{1,4})(-dm)?", name):
         return partial(WideResNet, int(wide[1]), int(wide[2]), same=wide[3] is not None)
     raise unknown("model", name, BUILDERS)
 

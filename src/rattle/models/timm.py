@@ -57,9 +57,23 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
             raise RattleError(f"{spec}: {key!r} is no argument for a model of timm, which are given as {wanted}")
         try:
             settings[key] = yaml.safe_load(value) if equals else True
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
             raise RattleError(f"{spec}: {value!r} is no value for {key}") from error
     return name, settings
+
+
+def opens_files(spec: str) -> bool:
+    """Whether arguments are more than numbers, switches and plain words, or name a file to load: timm unpickles those.
+
+    >>> opens_files("timm:vit_tiny_patch16_224,pretrained,img_size=32"), opens_files("timm:a,pretrained_cfg={file: b}")
+    (False, True)
+    """
+    try:
+        settings = parse_spec(spec)[1]
+    except RattleError:
+        return True
+    plain = all(re.fullmatch(r"[\w.,\[\] -]*", str(value)) for value in settings.values())
+    return not plain or any(key.startswith(("checkpoint", "pretrained_", "cache")) for key in settings)
 
 
 def config_statistics(model: Any, channels: int) -> MeanStd:

@@ -5,8 +5,9 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from rattle.errors import RattleError, unknown
 from rattle.forward import keep_logits
 from rattle.models.layers import Network, normalisation
-from rattle.models.timm import timm_builder
+from rattle.models.timm import opens_files, timm_builder
 
 
 def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels: int, **options: Any) -> nn.Module:
@@ -48,6 +49,42 @@ def source_file(name: str) -> Path | None:
     """
     source = name.rpartition(":")[0]
     return Path(source) if source.endswith(".py") or len(Path(source).parts) > 1 else None
+
+
+def is_code(name: str) -> bool:
+    """Whether building the model of that name runs code from outside, or has timm open a file that could.
+
+    >>> [is_code(name) for name in ("cnn", "net.py:build", "os:abort", "timm:vit", "timm:vit,checkpoint_path=a")]
+    [False, True, True, False, True]
+    """
+    if name.startswith("timm:"):
+        return opens_files(name)
+    return name.endswith(".py") or (":" in name and not name.startswith("python:"))  # `fit` was given those as modules
+
+
+def refuse_code(names: Iterable[str], where: str) -> None:
+    """Raise RattleError if a model among the names is code; `where` is the file that names it, not the user."""
+    for name in filter(is_code, names):
+        raise RattleError(
+            f"{where} names code to run as its model: {name} ({first_line_of(name)}); read it, and if you trust it say "
+            "--trust-code (in Python trust_code=True)"
+        )
+
+
+def first_line_of(name: str) -> str:
+    """The file that a model which is code would run, and its first line; found without importing anything."""
+    path = source_file(name)
+    if path is None and not name.startswith("timm:"):
+        places: Iterable[str] | None = [str(Path.cwd()), *sys.path]
+        for part in name.rpartition(":")[0].split("."):
+            found = PathFinder.find_spec(part, places) if places else None
+            places, path = (found.submodule_search_locations, found.origin) if found else (None, None)
+    try:
+        with open(path or "", encoding="utf-8", errors="replace") as file:
+            line = next((line.strip() for line in file if line.strip()), "")
+        return f"the file {path} begins with {line[:80]!r}"
+    except (OSError, ValueError):
+        return "a file that timm would open" if name.startswith("timm:") else "no file of that name is here"
 
 
 def import_builder(name: str) -> Callable[..., Any]:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from rattle.errors import RattleError
 
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network", "params", "weights", "last", "best")
+DEEPEST = 8  # wrappers inside each other
 AVERAGED = re.compile(r"ema|swa|averag|_wa\b|^wa_", re.IGNORECASE)
 
 # Harmless types that training scripts save with the weights: numbers, and command-line options.
@@ -41,7 +41,7 @@ def open_weights(path: str | Path) -> Any:
             return run_weights(load_file(path, device="cpu"))
         with torch.serialization.safe_globals(SAFE_TYPES):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError, OSError, KeyError) as error:
+    except Exception as error:  # bytes of anybody's make torch's and pickle's readers raise every kind
         found = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if not found:
             raise RattleError(f"{path} is not a file of weights: truncated, or of another kind") from error
@@ -66,7 +66,7 @@ def refuse_compressed(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
-    except (zipfile.BadZipFile, OSError):
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         return  # not a zip archive: torch.load reports what is wrong, if anything
     if size > path.stat().st_size:
         raise RattleError(f"{path} would unpack to {size:,} bytes: torch.save does not compress, so it is not opened")
@@ -88,10 +88,18 @@ def unwrap(saved: Any, where: str, entry: str | None = None) -> tuple[str, dict[
             wanted = f"no entry {entry!r}" if entry else "no state dict"
             raise RattleError(f"{where} has {wanted}{held}")
         route.append(name)
+        if len(route) > DEEPEST:
+            raise RattleError(f"{where} holds entries inside each other without end")
         saved = saved[name]
     if entry and not route:
         raise RattleError(f"{where} has no entry {entry!r}: it is a bare state dict")
-    return ".".join(route), {k: v for k, v in saved.items() if isinstance(v, Tensor)}
+    tensors = {k: v for k, v in saved.items() if isinstance(v, Tensor) and isinstance(k, str)}
+    for name, value in tensors.items():
+        plain = value.layout == torch.strided and not (value.is_meta or value.is_quantized or value.is_complex())
+        if not plain:
+            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else f"{value.layout} {value.dtype}"
+            raise RattleError(f"{where}: {name} is a {kind} tensor, not weights as numbers: save the model's own")
+    return ".".join(route), tensors
 
 
 def _is_state_dict(saved: Any) -> bool:

@@ -14,6 +14,7 @@ from rattle.bench.setup import Setup, library_step, prepare
 from rattle.paper.blocks import Block, PrintedRow, PrintedTable
 from rattle.paper.scales import Scale
 from rattle.paper.tables import table
+from rattle.recipes.reading import parse_json
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.progress import Console
@@ -46,7 +47,7 @@ def measure(scale: Scale, path: Path, console: Console) -> dict[str, Measurement
     settings = {"setup": asdict(scale.cost), "rounds": scale.rounds, "environment": environment()}
     settings["environment"].pop("commit")
     with suppress(OSError, ValueError, KeyError, TypeError):
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
         if all(stored[key] == json.loads(json.dumps(value)) for key, value in settings.items()):
             return stored["measured"]
     setup = scale.cost

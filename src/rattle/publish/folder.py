@@ -14,7 +14,7 @@ from rattle.report import build
 from rattle.runs.io import Plain, read_json, write_atomically
 from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.runs.paths import Run
-from rattle.runs.published import CONFIG, WEIGHTS, pack, without_folder, without_paths
+from rattle.runs.published import CONFIG, WEIGHTS, check_model_name, pack, without_folder, without_paths
 
 # What the page shows of a run besides its recipe and results.
 SHOWN = (Run.environment, Run.metrics, Run.timing, Run.gallery, Run.flatness, Path("results/landscape-*.npz"))
@@ -40,6 +40,7 @@ def write_folder(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RattleError(f"{folder} is not empty: name a new folder")
     saved = open_checkpoint(run)
+    check_model_name(saved.recipe.model, str(saved.path))  # before its network is built
     weights, config = pack(saved, load_model(saved, averaged=averaged))
     source = run_of(saved.path)
     notes: list[str] = []

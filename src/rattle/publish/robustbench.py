@@ -106,14 +106,15 @@ def export_robustbench(
     *,
     averaged: bool = True,
     data_root: str | None = None,
+    trust_code: bool = False,
 ) -> tuple[list[Path], list[str]]:
     """Write what a submission to RobustBench takes into a folder: the files, and sentences to read before sending them.
 
     path: a run folder or checkpoint that AutoAttack was run on, see `measure_claim`. out: the folder; files of an
     earlier export are replaced. submission: what only its authors know. averaged: take the averaged weights if the run
-    has them. data_root: where datasets are.
+    has them. data_root: where datasets are. trust_code: as for `load`.
     """
-    submission, saved = submission or Submission(), open_checkpoint(path)
+    submission, saved = submission or Submission(), open_checkpoint(path, trust_code=trust_code)
     recipe, shape = saved.recipe, saved.shape
     target = target_from_checkpoint(saved, root=data_root, averaged=averaged)
     options = {"width": recipe.width, "activation": recipe.activation}

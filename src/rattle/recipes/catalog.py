@@ -19,6 +19,7 @@ from rattle.errors import RattleError, unknown
 from rattle.objectives import Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
+from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, Recipe
 from rattle.recipes.schedules import CheckpointSchedule, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, to_plain
@@ -315,7 +316,7 @@ def resolve(text: str) -> Recipe:
         if not path.is_file():
             raise RattleError(f"there is no recipe file {path}")
         try:
-            return Recipe.from_yaml(path.read_text(encoding="utf-8"))
+            return Recipe.from_yaml(read_text(path))
         except RattleError as reason:
             raise RattleError(f"{path}: {reason}") from reason
     if len(path.parts) > 1:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 import yaml
@@ -13,11 +14,10 @@ from rattle.errors import RattleError, check_choices
 from rattle.objectives import Objective, Trades
 from rattle.objectives.base import HasTeachers, Remembers
 from rattle.objectives.registry import objective_kinds
+from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
 from rattle.weights import ASAM, AWP, EMA, SAM, SWA, Noise
-
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: every checkpoint holds a recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,8 @@ class SGD:
 
     def __post_init__(self) -> None:
         check_optimizer(self)
+        if not 0 <= self.momentum < 1:
+            raise RattleError(f"optimizer.momentum must be from 0 to below 1, got {self.momentum}")
         if self.nesterov and not self.momentum > 0:
             raise RattleError("optimizer.nesterov does nothing without optimizer.momentum > 0")
         if not self.decay_norms and self.weight_decay == 0:
@@ -68,6 +70,22 @@ def check_optimizer(settings: SGD | AdamW) -> None:
         raise RattleError(f"optimizer.weight-decay must be >= 0, got {settings.weight_decay}")
     if settings.layer_decay is not None and not 0 < settings.layer_decay < 1:
         raise RattleError(f"optimizer.layer-decay must lie between 0 and 1, got {settings.layer_decay}")
+
+
+MOST = 1_000_000  # epochs, images of a batch and so on: more is a slip, and would overflow somewhere
+
+
+def check_finite(settings: Any, where: str = "") -> None:
+    """Refuse a number in nested settings that is infinite or not a number, and text that no file can hold."""
+    for each in fields(settings):
+        value, name = getattr(settings, each.name), f"{where}{each.name.replace('_', '-')}"
+        if is_dataclass(value):
+            check_finite(value, f"{name}.")
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise RattleError(f"{name} must be a finite number, got {number}")
+            if isinstance(number, str) and number.encode("utf-8", "replace").decode() != number:
+                raise RattleError(f"{name} must be UTF-8 text, got {number!r}: rename the file or folder")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +134,13 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_choices(self, "recipe")
-        for name in ("epochs", "batch_size", "evaluate_every", "noise_samples", "accumulate"):
-            if getattr(self, name) < 1:
-                raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
+        check_finite(self)
+        for name in ("epochs", "batch_size", "evaluate_every", "noise_samples", "accumulate", "width", "threads"):
+            if (value := getattr(self, name)) is not None and not 1 <= value <= MOST:
+                bounds = ">= 1" if value < 1 else f"<= {MOST:,}"
+                raise RattleError(f"{name.replace('_', '-')} must be {bounds}, got {value}")
+        if self.save_minutes < 0:
+            raise RattleError(f"save-minutes must be >= 0, got {self.save_minutes}")
         if not 0 <= self.ramp <= 1:
             raise RattleError(f"ramp is a fraction of the run, from 0 to 1, got {self.ramp}")
         if self.batch_norm_momentum is not None and not 0 < self.batch_norm_momentum <= 1:
@@ -182,11 +204,7 @@ class Recipe:
 
     @staticmethod
     def from_yaml(text: str) -> Recipe:
-        try:
-            plain = yaml.load(text, LOADER)
-        except yaml.YAMLError as reason:
-            raise RattleError(f"the recipe is not valid YAML: {' '.join(str(reason).split())}") from reason
-        return from_plain(Recipe, upgraded(plain))
+        return from_plain(Recipe, upgraded(parse_yaml(text)))
 
 
 def learns_from_average(objective: Objective) -> bool:

@@ -32,6 +32,8 @@ class Piecewise:
     def __post_init__(self) -> None:
         if not all(0 < drop < 1 for drop in self.drops):
             raise RattleError(f"schedule.drops are fractions of the run, between 0 and 1, got {self.drops}")
+        if not self.factor > 0:
+            raise RattleError(f"schedule.factor must be > 0, got {self.factor}")
         if not 0 <= self.warmup < min(self.drops, default=1):
             raise RattleError(f"schedule.warmup must be >= 0 and end before the first drop, got {self.warmup}")
 
@@ -53,6 +55,8 @@ class Cosine:
     def __post_init__(self) -> None:
         if not 0 <= self.warmup < 1:
             raise RattleError(f"schedule.warmup is a fraction of the run, from 0 to below 1, got {self.warmup}")
+        if not 0 <= self.floor <= 1:
+            raise RattleError(f"schedule.floor is a factor from 0 to 1, got {self.floor}")
 
     def __call__(self, t: float) -> float:
         if t < self.warmup:
@@ -80,6 +84,8 @@ class OneCycle:
         check_choices(self, "schedule")
         if not 0 < self.peak < 1:
             raise RattleError(f"schedule.peak is a fraction of the run, between 0 and 1, got {self.peak}")
+        if not (0 <= self.first <= 1 and 0 <= self.last <= 1):
+            raise RattleError(f"schedule.first and last are factors from 0 to 1, got {self.first} and {self.last}")
 
     def __call__(self, t: float) -> float:
         if t < self.peak:
@@ -107,8 +113,9 @@ class CheckpointSchedule:
     def __post_init__(self) -> None:
         if not self.drops or not all(0 <= drop < 1 for drop in self.drops):
             raise RattleError(f"keep.drops are fractions of the run, from 0 to below 1, got {self.drops}")
-        if not (self.dense >= 0 and self.sparse > 0):
-            raise RattleError(f"keep.dense must be >= 0 and keep.sparse > 0, got {self.dense} and {self.sparse}")
+        if not (self.dense >= 0 and self.sparse >= 1e-4):
+            both = f"{self.dense} and {self.sparse}"
+            raise RattleError(f"keep.dense must be >= 0 and keep.sparse >= 0.0001 of the run, got {both}")
 
     def epochs(self, epochs: int) -> tuple[int, ...]:
         """The epochs, counted from 1, of a run of that many; the last is always among them."""

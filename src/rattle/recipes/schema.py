@@ -76,8 +76,14 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if value not in get_args(hint):
             raise RattleError(f"{where} must be one of {', '.join(map(str, get_args(hint)))}, got {value!r}")
         return value
-    if get_origin(hint) is tuple and isinstance(value, (list, tuple)):
+    if get_origin(hint) is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise RattleError(f"{where} must be a list such as [{value!r}], got {value!r}")
         return tuple(convert(get_args(hint)[0], entry, f"{where}[{i}]") for i, entry in enumerate(value))
+    if get_origin(hint) is dict:
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            raise RattleError(f"{where} must be numbers by name, got {value!r}")
+        return {key: convert(get_args(hint)[1], entry, f"{where}.{key}") for key, entry in value.items()}
     members = alternatives(hint)
     if value is None and type(None) in members:
         return None
@@ -88,6 +94,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             return convert(member, value, where)
         if member is float and isinstance(value, (int, str)) and not isinstance(value, bool):
             return number(value, where)
+        if member is int and type(value) is int and abs(value) >= 2**63:
+            raise RattleError(f"{where} must be a whole number of at most 18 digits, got one of {len(str(value))}")
         if isinstance(member, type) and isinstance(value, member) and not (member is int and isinstance(value, bool)):
             return value
     wanted = " or ".join("null" if m is type(None) else getattr(m, "__name__", str(m)) for m in members)
@@ -103,7 +111,7 @@ def number(value: int | str, where: str = "value") -> float:
     try:
         above, slash, below = str(value).partition("/")
         return float(above) / float(below) if slash else float(above)
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ArithmeticError):
         raise RattleError(f"{where} must be a number such as 0.03 or 8/255, got {value!r}") from None
 
 
@@ -113,6 +121,6 @@ def choose(kinds: list[type], value: Any, where: str, *, named: bool) -> tuple[t
         return kinds[0], value
     by_name = {kind.__name__: kind for kind in kinds}
     name = value.get("kind")
-    if name not in by_name:
+    if not isinstance(name, str) or name not in by_name:
         raise unknown(f"{where}.kind", str(name), by_name)
     return by_name[name], {key: entry for key, entry in value.items() if key != "kind"}

@@ -14,7 +14,7 @@ import numpy as np
 from rattle.report.naming import duration
 from rattle.report.run_data import RunData, finite, read_recipe
 from rattle.runs.io import Plain, read_jsonl
-from rattle.runs.paths import Run
+from rattle.runs.paths import Run, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -110,7 +110,7 @@ def chart(curves: Mapping[str, Sequence[float]], *, width: int, height: int) -> 
     text.append(" " * 9)
     used = 0
     for i, (name, curve) in enumerate(curves.items()):
-        entry = f"{name} {curve[-1]:.4g}   "
+        entry = f"{printable(name)} {curve[-1]:.4g}   "
         if used and used + len(entry.rstrip()) > width:  # no figure is cut
             text.append("\n" + " " * 9)
             used = 0
@@ -146,11 +146,11 @@ def view(state: Progress, *, width: int = 80, live: bool = True) -> RenderableTy
     if (rate := finite(last.get("lr"))) is not None:
         pace = f", an epoch takes {duration(state.epoch_seconds)}" if state.epoch_seconds else ""
         parts.append(Text(f"\nlearning rate {rate:.3g}{pace}", style="dim"))
-    parts += [Text(note, style="yellow") for note in state.run.notes]
+    parts += [Text(printable(note), style="yellow") for note in state.run.notes]
     if live:
         parts.append(Text("\nq leaves; the run goes on", style="dim"))
     method = f"{state.run.method}, seed {state.run.seed}"
-    return Panel(Group(*parts), title=Text(f"{state.run.name}  ({method})"), title_align="left")
+    return Panel(Group(*parts), title=Text(printable(f"{state.run.name}  ({method})")), title_align="left")
 
 
 def epoch_line(entry: Plain, epochs: int | None) -> str:

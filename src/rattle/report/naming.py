@@ -135,12 +135,12 @@ def epsilon_text(epsilon: float) -> str:
 
 def number(value: float | None, decimals: int = 1, missing: str = "not recorded") -> str:
     """A figure for reading, with a true minus sign."""
-    return missing if value is None else f"{value:,.{decimals}f}".replace("-", "\u2212")
+    return missing if not isinstance(value, (int, float)) else f"{value:,.{decimals}f}".replace("-", "\u2212")
 
 
 def significant(value: float | None, missing: str = "not recorded") -> str:
     """Three significant figures."""
-    return missing if value is None else f"{value:#.3g}".rstrip(".").replace("-", "\u2212")
+    return missing if not isinstance(value, (int, float)) else f"{value:#.3g}".rstrip(".").replace("-", "\u2212")
 
 
 def p_value(p: float) -> str:

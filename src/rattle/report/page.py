@@ -6,6 +6,7 @@ Nothing is fetched: a content security policy forbids it, and lets only the page
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -39,9 +40,18 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def for_script(value: Any) -> str:
-    """JSON that no content can end the script element of; not-a-number is refused."""
-    plain = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    """JSON that no content can end the script element of; a number that is not finite becomes a gap."""
+    plain = json.dumps(gaps(value), allow_nan=False, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def gaps(value: Any) -> Any:
+    """The same data with null where a number is not finite, which only damaged files and losses that overflow have."""
+    if isinstance(value, dict):
+        return {key: gaps(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [gaps(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def script_hash(script: str) -> str:
@@ -119,5 +129,7 @@ def build(
     named = [folders] if isinstance(folders, (str, Path)) else folders
     runs = load_runs(baseline_first(named, baseline))
     path = Path(out) if out else Run(results_folder(named[0])).report
-    write_atomically(path, render("page.html", context(runs, published, runs[0] if baseline else None)).encode())
+    write_atomically(
+        path, render("page.html", context(runs, published, runs[0] if baseline else None)).encode("utf-8", "replace")
+    )
     return path

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import yaml
 
 from rattle.errors import RattleError
 from rattle.evaluation.results import StoredResult, load_results
 from rattle.evaluation.samples import Sample
+from rattle.recipes.reading import parse_yaml, read_text, tidy
 from rattle.report.naming import method_of, settings_text, threat_text, unique_labels, varied
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
@@ -65,7 +65,8 @@ class RunData:
 
     @property
     def seed(self) -> int:
-        return int(self.recipe.get("seed", 0))
+        seed = self.recipe.get("seed", 0)
+        return seed if isinstance(seed, int) else 0
 
     @property
     def method(self) -> str:
@@ -174,12 +175,12 @@ def read_recipe(folder: Path) -> RunData:
         raise RattleError(f"{folder} holds no run: it has no recipe.yaml")
     run = RunData(folder)
     try:
-        run.recipe_text = Run(folder).recipe.read_text(encoding="utf-8", errors="replace")
-        plain = yaml.safe_load(run.recipe_text)
-    except (OSError, yaml.YAMLError):
+        run.recipe_text = read_text(Run(folder).recipe)
+        plain = parse_yaml(run.recipe_text)
+    except RattleError:
         plain = None
     if isinstance(plain, dict):
-        run.recipe = plain
+        run.recipe = tidy(plain)
     else:
         run.notes.append("recipe.yaml is not readable as a recipe")
     return run
@@ -203,12 +204,12 @@ def load_run(folder: Path) -> RunData:
     if not Run(folder).exists():
         return load_external(folder)
     run, files = read_recipe(folder), Run(folder)
-    run.environment = read_json(files.environment, run.notes) or {}
+    run.environment = tidy(read_json(files.environment, run.notes) or {})
     run.metrics = read_jsonl(files.metrics, run.notes)
     run.timing = read_jsonl(files.timing, run.notes)
     run.results, notes = load_results(files.results)
     run.notes += notes
-    run.flatness = read_json(files.flatness, run.notes)
+    run.flatness = tidy(read_json(files.flatness, run.notes))
     run.gallery = load_stored(Gallery, files.gallery, run.notes)
     run.plane = load_stored(InputPlane, files.landscape("plane"), run.notes)
     run.input_surface = load_stored(InputSurface, files.landscape("input"), run.notes)

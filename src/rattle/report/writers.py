@@ -2,7 +2,10 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Sequence
+
+from rattle.runs.paths import printable
 
 LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"} | {
     mark: f"\\{mark}" for mark in "&%$#_{}"
@@ -15,19 +18,24 @@ class Bold(str):
 
 def escape_markdown(text: str) -> str:
     """Text that GitHub's Markdown shows as it is, also inside a table."""
+    text = printable(text.replace("\n", " "))
     for mark in ("\\", "|", "*", "_", "`", "["):
         text = text.replace(mark, f"\\{mark}")
-    return text.replace("<", "&lt;").replace("\n", " ")
+    return text.replace("<", "&lt;")
 
 
 def escape_latex(text: str) -> str:
     """Text that LaTeX prints as it is."""
-    return "".join(LATEX.get(mark, mark) for mark in text)
+    return "".join(LATEX.get(mark, mark) for mark in printable(text.replace("\n", " ")))
 
 
 def escape_csv(text: str) -> str:
-    """Text that a spreadsheet does not take for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t") else text
+    """Text that a spreadsheet does not take for a formula; numbers stay."""
+    text = printable(text.replace("\n", " "))
+    formula = text.lstrip()[:1] in tuple(
+        "=+-@|%\uff1d\uff0b\uff0d\uff20"
+    )  # the last four are the wide forms of the first
+    return f"'{text}" if formula and not re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", text) else text
 
 
 def cell_text(cell: str, escape: Callable[[str], str], bold: str) -> str:
@@ -52,7 +60,7 @@ def latex_table(
 
     Arguments as of `markdown_table`; each of `comments` becomes a comment line before the table.
     """
-    lines = [f"% {comment}".replace("\n", " ") for comment in comments]
+    lines = [printable(f"% {comment}".replace("\n", " ")) for comment in comments]
     lines += [rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(columns) - left)}}}", r"\toprule"]
     lines += [" & ".join(map(escape_latex, columns)) + r" \\", r"\midrule"]
     lines += [" & ".join(cell_text(cell, escape_latex, r"\textbf{{{}}}") for cell in row) + r" \\" for row in rows]
@@ -60,9 +68,9 @@ def latex_table(
 
 
 def csv_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Comma-separated values, one line a row; the first cell of a row is a name, the others are numbers."""
+    """Comma-separated values, one line a row."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(map(escape_csv, columns))
-    writer.writerows([escape_csv(row[0]), *row[1:]] for row in rows)
+    writer.writerows(map(escape_csv, row) for row in rows)
     return out.getvalue()

@@ -11,12 +11,53 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rattle.errors import RattleError
+
 Array = NDArray[Any]
+# The axes of each array, a letter a size, which is the same wherever it stands; "..." is any axes, "*" a text.
+AXES = {
+    "Gallery": {
+        "classes": "K*",
+        "y": "n",
+        "clean_predicted": "n",
+        "adversarial_predicted": "n",
+        "index": "m",
+        "x": "mchw",
+    }
+    | {"x_adv": "mchw", "clean_confidence": "m", "adversarial_label": "m", "adversarial_confidence": "m"}
+    | {"epsilons": "E", "robust": "En"},
+    "InputPlane": {"a": "A", "b": "B", "gradient": "n...", "rademacher": "n..."},
+    "InputSurface": {"a": "A", "b": "B", "loss": "nAB", "correct": "nAB", "x": "nchw", "y": "n"},
+    "WeightSurface": {"a": "A", "b": "B", "clean": "AB", "adversarial": "AB"},
+}
+# Arrays of whole numbers below a size: labels of classes, numbers of images.
+BELOW = {"y": "K", "clean_predicted": "K", "adversarial_predicted": "K", "adversarial_label": "K", "index": "n"}
 GROUPS = ("first", "failure", "survivor")  # the first of its class | broken most confidently | withstood most narrowly
 
 
+class Checked:
+    """Arrays whose axes and kinds agree, or RattleError: their file may have been damaged."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        sizes: dict[str, int] = {}
+        for name, axes in AXES[type(self).__name__].items():
+            array, text = getattr(self, name), axes.endswith("*")
+            letters = axes.rstrip("*").removesuffix("...")
+            right = isinstance(array, np.ndarray) and array.dtype.kind in ("U" if text else "fiub")
+            if not right or (array.ndim < len(letters) if "." in axes else array.ndim != len(letters)):
+                raise RattleError(f"{name} has a shape or type that no {type(self).__name__} has")
+            for letter, size in zip(letters, array.shape, strict=False):
+                if sizes.setdefault(letter, size) != size or size == 0:
+                    raise RattleError(f"{name} has {size} entries where another array has {sizes[letter]}")
+            below = sizes.get(BELOW.get(name, ""))
+            if below is not None and not (array.dtype.kind in "iu" and array.min() >= 0 and array.max() < below):
+                raise RattleError(f"{name} holds numbers that are not from 0 to below {below}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Gallery:
+class Gallery(Checked):
     """Predictions for n images under one attack, m of them with their pictures, and robustness at E radii."""
 
     classes: Array  # str [C]
@@ -40,7 +81,7 @@ class Gallery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InputPlane:
+class InputPlane(Checked):
     """Where input-space surfaces are taken: x + a * gradient + b * rademacher; shared by all models compared."""
 
     a: Array  # [A], steps along sign(grad_x loss), in pixel units
@@ -50,7 +91,7 @@ class InputPlane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InputSurface:
+class InputSurface(Checked):
     """A model's loss on an InputPlane, image by image."""
 
     a: Array  # [A]
@@ -62,7 +103,7 @@ class InputSurface:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WeightSurface:
+class WeightSurface(Checked):
     """A model's mean loss at w + a * d_1 + b * d_2; one-dimensional when b is [0]."""
 
     a: Array  # [A]

@@ -19,6 +19,7 @@ from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
+from rattle.recipes.reading import parse_json
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
 
@@ -40,6 +41,7 @@ class Checkpoint:
     shape: tuple[int, ...]  # [C, H, W] of an image
     progress: dict[str, Any]  # epoch, step and so on, as training/state.py wrote them
     tensors: dict[str, Tensor]  # on the CPU
+    trust_code: bool = False  # the user's word that code which the recipe names as its model may run
 
     def part(self, name: str) -> dict[str, Tensor]:
         """The tensors of `model`, `average` or `optimizer`, without that prefix."""
@@ -97,7 +99,7 @@ def read(path: Path) -> Checkpoint:
         with safe_open(path, framework="pt") as file:
             texts = dict(file.metadata() or {})
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError, struct.error) as reason:
+    except (SafetensorError, OSError, struct.error, ValueError, TypeError, LookupError, RuntimeError) as reason:
         raise Damaged(f"{path} is not a checkpoint, or is damaged: {reason}") from reason
     if not texts.get("format", "").isdecimal() or "recipe" not in texts:  # files of other programs say format=pt
         raise Damaged(f"{path} holds weights, but is not a RATTLE checkpoint; give it as --weights with --model")
@@ -106,8 +108,23 @@ def read(path: Path) -> Checkpoint:
         raise RattleError(f"{found}; this version reads up to {FORMAT}: upgrade rattle")
     if texts.pop("digest", None) != digest(tensors, texts):
         raise Damaged(f"{path} is damaged: its checksum does not match its content")
-    classes, shape, progress = (json.loads(texts[name]) for name in ("classes", "shape", "progress"))
-    return Checkpoint(path, Recipe.from_yaml(texts["recipe"]), tuple(classes), tuple(shape), progress, tensors)
+    try:
+        classes, shape, progress = (parse_json(texts.get(name, "")) for name in ("classes", "shape", "progress"))
+        names, sizes = check_images(classes, shape)
+        if not isinstance(progress, dict):
+            raise RattleError(f"progress must be an object, got {progress!r}")
+        return Checkpoint(path, Recipe.from_yaml(texts["recipe"]), names, sizes, progress, tensors)
+    except RattleError as reason:
+        raise Damaged(f"{path} does not hold what a checkpoint does: {reason}") from reason
+
+
+def check_images(classes: Any, shape: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names of classes and [C, H, W] of an image, as JSON holds them; RattleError if they are something else."""
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise RattleError("classes must be a list of names")
+    if not isinstance(shape, list) or len(shape) != 3 or not all(type(n) is int and 0 < n <= 10_000 for n in shape):
+        raise RattleError(f"shape must be channels, height and width, got {shape!r}")
+    return tuple(classes), tuple(shape)
 
 
 def optimizer_tensors(part: str, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -38,8 +38,8 @@ def choose_device(name: torch.device | str = "auto") -> torch.device:
         try:
             device = torch.device(name)
             torch.empty(1, device=device)
-        except (RuntimeError, AssertionError) as reason:  # a build without CUDA asserts
-            raise RattleError(f"there is no device {str(name)!r} here: {first_line(reason)}") from reason
+        except (RuntimeError, AssertionError, NotImplementedError) as reason:  # a build without CUDA asserts
+            raise RattleError(f"there is no device {str(name)!r} here: {first_line(reason).rstrip('.')}") from reason
         return device
     if torch.cuda.is_available():
         return torch.device("cuda", dist.get_node_local_rank(fallback_rank=0))

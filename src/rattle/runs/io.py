@@ -1,9 +1,9 @@
 """Reading and writing files: atomic writes, lines of JSON, dataclasses of arrays as .npz. Nothing is pickled."""
 
+import errno
 import json
 import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields
@@ -13,10 +13,11 @@ from typing import Any, BinaryIO, TypeVar, get_type_hints
 import numpy as np
 
 from rattle.errors import RattleError
+from rattle.recipes.reading import LARGEST_JSON, parse_json
+from rattle.runs.paths import Run
 
 T = TypeVar("T")
 Plain = dict[str, Any]
-UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, zlib.error, zipfile.BadZipFile)
 MOST_UNPACKED = 100  # times the packed size: arrays of floats never compress that much, archives built as bombs do
 
 
@@ -24,11 +25,28 @@ MOST_UNPACKED = 100  # times the packed size: arrays of floats never compress th
 def writing(path: Path) -> Iterator[None]:
     """Make the folder of a file that is about to be written; raises RattleError if it cannot be written."""
     try:
+        refuse_links(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as reason:
-        message = f"cannot write {path}: {reason.strerror or reason}; what was saved earlier is intact"
-        raise RattleError(message) from reason
+        why = "it is a link, which is not followed" if reason.errno == errno.ELOOP else reason.strerror or reason
+        raise RattleError(f"cannot write {path}: {why}; what was saved earlier is intact") from reason
+
+
+def refuse_links(path: Path) -> None:
+    """Refuse to write into a folder of a run that is a link to somewhere else: a run may come from anybody."""
+    for folder in list(path.parents)[:2]:
+        if (
+            folder.is_symlink()
+            and Run(folder.parent).exists()
+            and not folder.resolve().is_relative_to(folder.parent.resolve())
+        ):
+            raise RattleError(f"{folder} is a link that leads out of its run: put a folder in its place")
+
+
+def no_link(path: str, flags: int) -> int:
+    """An `opener` that follows no link, waits for no pipe, and makes no file that everybody may write."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o664)
 
 
 @contextmanager
@@ -41,7 +59,8 @@ def atomic_file(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]
     part = path.with_name(f".{path.name}.part")
     with writing(path):
         try:
-            with open(part, "wb") as file:
+            part.unlink(missing_ok=True)  # what a killed process left, or somebody's link
+            with open(part, "xb", opener=no_link) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -72,7 +91,7 @@ def sync_folder(path: Path) -> None:
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """Append one JSON object to a file of one object a line, and fsync it."""
-    with writing(path), open(path, "a", encoding="utf-8") as file:
+    with writing(path), open(path, "a", encoding="utf-8", opener=no_link) as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -81,7 +100,9 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 def read_json(path: Path, notes: list[str]) -> Plain | None:
     """The JSON object in a file; None if there is none, with a sentence in `notes` unless the file is absent."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        if (path.exists() and not path.is_file()) or path.stat().st_size > LARGEST_JSON:
+            raise ValueError(path)
+        found = parse_json(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
             return found
         notes.append(f"{path.name} does not hold an object and was left out")
@@ -98,7 +119,7 @@ def read_jsonl(path: Path, notes: list[str], *, key: str = "epoch") -> list[Plai
     Damaged lines are left out, with a sentence in `notes`; an absent file is empty.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().splitlines() if path.is_file() and path.stat().st_size <= LARGEST_JSON else []
     except OSError:
         return []
     found: dict[int, Plain] = {}
@@ -106,8 +127,8 @@ def read_jsonl(path: Path, notes: list[str], *, key: str = "epoch") -> list[Plai
     for number, line in enumerate(lines, start=1):
         entry = None
         with suppress(ValueError):
-            entry = json.loads(line)
-        if isinstance(entry, dict) and isinstance(entry.get(key), int):
+            entry = parse_json(line)
+        if isinstance(entry, dict) and type(entry.get(key)) is int:
             found[entry[key]] = entry
         elif line.strip():
             broken.append(str(number))
@@ -132,11 +153,21 @@ def load_arrays(kind: type[T], path: str | Path) -> T:
     if found != kind.__name__:
         raise RattleError(f"{path} holds {found}, not {kind.__name__}")
     hints = {name: hint for name, hint in get_type_hints(kind).items() if name in stored}
-    values = {name: stored[name].item() if hint in (int, float, str) else stored[name] for name, hint in hints.items()}
+    values = {name: plain(stored[name], hint, path) for name, hint in hints.items()}
     lacking = [f.name for f in fields(kind) if f.name not in values and f.default is f.default_factory is MISSING]  # type: ignore[arg-type]
     if lacking:
         raise RattleError(f"{path} lacks {lacking[0]!r}: it was written by another version")
     return kind(**values)
+
+
+def plain(array: np.ndarray, hint: Any, path: Path | str) -> Any:
+    """The number or text that an array of no axes holds, where the hint asks for one; else the array."""
+    if hint not in (int, float, str):
+        return array
+    found = array.item() if array.ndim == 0 else None
+    if not isinstance(found, (int, float) if hint is float else hint) or isinstance(found, bool):
+        raise RattleError(f"{path} holds something else than a {hint.__name__}")
+    return found
 
 
 def read_arrays(path: Path, what: str = "an .npz file of arrays") -> dict[str, np.ndarray]:
@@ -152,7 +183,7 @@ def read_arrays(path: Path, what: str = "an .npz file of arrays") -> dict[str, n
         raise
     except FileNotFoundError:
         raise RattleError(f"there is no file {path}") from None
-    except UNREADABLE as reason:
+    except Exception as reason:  # zipfile and numpy raise many kinds of errors
         raise RattleError(f"{path} is not {what}, or is damaged") from reason
 
 

@@ -1,14 +1,17 @@
 """Trained models from runs, checkpoints, published folders, the hub (`hf:OWNER/NAME`) and the zoo (`zoo:NAME`)."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError, first_line
-from rattle.models.registry import create_model
+from rattle.models.registry import create_model, is_built_in
+from rattle.models.user import refuse_code
 from rattle.recipes.recipe import Recipe
 from rattle.runs import hub, zoo
 from rattle.runs.checkpoint import Checkpoint, read
@@ -47,11 +50,11 @@ def run_of(checkpoint: Path) -> Run | None:
     return run if run.checkpoints == checkpoint.parent and run.exists() else None
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Read the checkpoint or published model that a path means, see `resolve_checkpoint`."""
+def open_checkpoint(path: Path | str, *, trust_code: bool = False) -> Checkpoint:
+    """Read the checkpoint or published model that a path means, see `resolve_checkpoint`; trust_code: as for `load`."""
     file, config = find(path)
     if config is None:
-        return read(file)
+        return replace(read(file), trust_code=trust_code)
     saved = read_published(file, config, str(path))
     check_tensors(saved, str(path))
     # Results and exports of what lies in the package or in a cache go to a folder in the working one.
@@ -77,6 +80,7 @@ def load(
     averaged: bool = True,
     model: nn.Module | None = None,
     device: torch.device | str | None = None,
+    trust_code: bool = False,
 ) -> nn.Module:
     """The trained model of a checkpoint or of a run folder's best one, in evaluation mode; it takes images in [0, 1].
 
@@ -84,12 +88,14 @@ def load(
     the Hugging Face hub, or `zoo:NAME`, one of `rattle.list_zoo()`. Nothing that is downloaded is executed. averaged:
     take the averaged weights if the run has them; False takes the raw ones. model: a module to load the weights into,
     for a run whose network was given to `fit` in Python; it is changed in place and returned. device: where to put it,
-    "auto" for a GPU if there is one; where a new module is, or `model` was, when None.
+    "auto" for a GPU if there is one; where a new module is, or `model` was, when None. trust_code: run the
+    FILE.py:FUNCTION or package.module:FUNCTION that a run or checkpoint names as its model; refused without it.
 
     >>> load("zoo:digits-linf-cnn-trades-2nd")(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
-    return load_model(open_checkpoint(path), averaged=averaged, model=model, device=device)
+    saved = open_checkpoint(path, trust_code=trust_code)
+    return load_model(saved, averaged=averaged, model=model, device=device)
 
 
 def build_model(
@@ -110,17 +116,27 @@ def build_model(
             f"the network ({recipe.model}) was given in Python and is not stored: give it again, rattle.load(RUN, "
             "model=module) to measure it with rattle.evaluate, rattle.fit(..., model=module, data=...) to train it"
         )
-    settings = {
-        "width": recipe.width,
-        "activation": recipe.activation,
-        "normalise": statistics,
-        "pretrained": pretrained,
-    }
-    return create_model(recipe.model, classes=classes, channels=channels, **settings)
+    settings = {"classes": classes, "channels": channels, "width": recipe.width, "activation": recipe.activation}
+    settings |= {"normalise": statistics, "pretrained": pretrained}
+    if is_built_in(recipe.model):
+        refuse_huge(recipe.model, settings)
+    return create_model(recipe.model, **settings)
+
+
+def refuse_huge(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a network of ours that does not fit into this machine's memory, before any of it is allocated."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        size = sum(value.nbytes for value in create_model(name, **settings).state_dict().values())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > memory:
+        made = f"{name} of width {settings['width']} and {settings['classes']} classes"
+        raise RattleError(f"{made} has {size / 1e9:,.0f} GB of weights, this machine {memory / 1e9:,.0f} GB of memory")
 
 
 def fresh_model(saved: Checkpoint) -> nn.Module:
-    """The network of a checkpoint before its weights are loaded."""
+    """The network of a checkpoint before its weights are loaded; code that it names runs by the user's word alone."""
+    if not saved.trust_code:
+        refuse_code([saved.recipe.model], str(saved.path))
     channels = saved.shape[0]
     unit = ([0.0] * channels, [1.0] * channels)  # replaced by the true statistics, which are buffers of the model
     statistics = unit if saved.recipe.normalise else None
@@ -139,7 +155,8 @@ def load_model(
     found = None if device is None else choose_device(device)
     with own_source(run_of(saved.path) if model is None else None, saved.recipe):
         model = fresh_model(saved) if model is None else model
-        began = averaged and int(saved.tensors.get("average.n_averaged", 0)) > 0
+        count = saved.tensors.get("average.n_averaged", torch.zeros(()))
+        began = averaged and count.numel() == 1 and not count.is_complex() and bool(count > 0)
         fill(model, saved.part("average.module" if began else "model"), saved.path)
     return model.eval() if found is None else model.eval().to(found)
 

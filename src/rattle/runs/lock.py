@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
+from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import flatten, to_plain
 from rattle.runs import distributed
 from rattle.runs.environment import environment
-from rattle.runs.io import append_line, read_json, write_atomically, writing
+from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
 from rattle.runs.paths import Run
+from rattle.runs.replaced import FOLDER, clear, set_aside, settle
 from rattle.runs.source import is_kept, keep_source
 
 LOCK = Run.lock.name
@@ -29,7 +30,7 @@ def locked(path: Path) -> Iterator[None]:
 
     The kernel releases the lock of a process that dies, so there are no stale locks.
     """
-    with open(path, "a+", encoding="utf-8") as file:
+    with open(path, "a+", encoding="utf-8", opener=no_link) as file:
         for pause in (0.1, 0.2, 0.4, 0.0):  # a child of a process just killed may hold its lock for a moment more
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,9 +50,9 @@ def locked(path: Path) -> Iterator[None]:
 
 def owner(lock: Path) -> str:
     """The process that holds a lock file, and for how long; empty if none does."""
-    if not lock.exists():
+    if not lock.is_file() or lock.is_symlink():
         return ""
-    with open(lock, encoding="utf-8") as file:
+    with open(lock, encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -64,18 +65,21 @@ def owner(lock: Path) -> str:
 def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Iterator[None]:
     """Hold a run folder for training `recipe`.
 
-    resume: continue the run that is there, if any, for as many epochs as `recipe` says; overwrite: remove it first.
-    Without either, a folder that holds a run is refused, as is a folder that holds anything else. A new run that
-    raises RattleError before it has saved anything leaves nothing behind.
+    resume: continue the run that is there, if any, for as many epochs as `recipe` says; overwrite: replace it, once
+    the new one has a checkpoint (replaced.py). Without either, a folder that holds a run is refused, as is a folder
+    that holds anything else. A new run that raises RattleError before it has saved anything leaves nothing behind.
     """
     new, made = not run.exists(), [folder for folder in (run.folder, *run.folder.parents) if not folder.exists()]
     with ExitStack() as lock:
         distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
         try:
             yield
-        except RattleError:
-            if new and distributed.is_main() and not run.checkpoints.exists() and not run.diverged.exists():
-                remove(run, made)
+        except BaseException as reason:
+            if distributed.is_main():
+                settle(run)
+                unused = not run.checkpoints.exists() and not run.diverged.exists()
+                if new and unused and isinstance(reason, RattleError):
+                    remove(run, made)
             raise
 
 
@@ -84,9 +88,11 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
     check_folder(run, resume=resume, overwrite=overwrite)
     with writing(run.lock):
         lock.enter_context(locked(run.lock))
-    if overwrite:
-        clear(run)
-    elif run.exists():
+        settle(run)  # a process that was killed while it replaced the run
+        refuse_held(run, resume, overwrite)
+        if overwrite:
+            set_aside(run)
+    if run.exists():
         check_resumable(run, recipe)
     run.diverged.unlink(missing_ok=True)
     write_atomically(run.recipe, recipe.to_yaml().encode())
@@ -100,15 +106,23 @@ def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
         raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
     if run.folder.exists() and not run.folder.is_dir():
         raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
-    if run.folder.exists() and not run.exists() and any(map(foreign, run.folder.iterdir())):
+    if str(run.folder).encode("utf-8", "replace").decode() != str(run.folder):
+        raise RattleError(f"{run.folder} is no name in UTF-8, which TensorBoard and safetensors need: choose another")
+    held = run.exists() or (run.folder / FOLDER).is_dir()
+    if run.folder.exists() and not held and any(map(foreign, run.folder.iterdir())):
         raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")
+    refuse_held(run, resume, overwrite)
+
+
+def refuse_held(run: Run, resume: bool, overwrite: bool) -> None:
+    """Refuse a folder that holds a run unless something is to be done with it."""
     if run.exists() and not (resume or overwrite):
         raise RattleError(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
 
 
 def check_resumable(run: Run, recipe: Recipe) -> None:
     """Refuse to go on with other settings than the run has; more epochs are recorded in the run's history."""
-    before = Recipe.from_yaml(run.recipe.read_text(encoding="utf-8"))
+    before = resolve(str(run.folder))
     old, new = flatten(to_plain(before)), flatten(to_plain(recipe))
     changed = [name for name in old | new if old.get(name) != new.get(name) and name != "epochs"]
     if changed == ["model"] and is_kept(run, before.model, recipe.model):
@@ -130,15 +144,6 @@ def foreign(path: Path) -> bool:
     """Whether a file in a folder without a recipe is not from a run that was stopped while it began."""
     unfinished = path.name.startswith(".") and path.name.endswith(".part")
     return not unfinished and path.name not in (LOCK, Run.log.name)
-
-
-def clear(run: Run) -> None:
-    """Remove what a run wrote, and nothing else."""
-    for path in run.written():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def remove(run: Run, made: Sequence[Path]) -> None:
@@ -163,4 +168,5 @@ def record_line(path: Path, line: Mapping[str, Any]) -> None:
 def truncate(path: Path, size: int) -> None:
     """Drop the lines that were written after the checkpoint a run resumes from, when the file had `size` bytes."""
     if distributed.is_main() and path.exists() and path.stat().st_size > size:
-        os.truncate(path, size)
+        with writing(path), open(path, "r+b", opener=no_link) as file:
+            file.truncate(size)

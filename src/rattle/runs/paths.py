@@ -81,6 +81,17 @@ def is_published(path: Path | str) -> bool:
     return str(path).startswith(PREFIXES)
 
 
+def printable(text: str) -> str:
+    """Text for a terminal: line ends stay, other characters that it would obey or not show are written as escapes.
+
+    >>> printable("a\\x1b]0;title\\x07")
+    'a\\\\x1b]0;title\\\\x07'
+    """
+    return "".join(
+        mark if mark.isprintable() or mark == "\n" else mark.encode("unicode_escape").decode() for mark in text
+    )
+
+
 def slugify(text: str, longest: int = 120) -> str:
     """A folder name made of any text: safe for file systems and shells, never a path, at most `longest` characters.
 

@@ -5,7 +5,6 @@ here may come from anybody: a network is one of ours or timm's, and `load.py` bu
 """
 
 import hashlib
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,10 @@ from torch import nn
 from rattle import __version__
 from rattle.data.registry import Data
 from rattle.errors import RattleError
+from rattle.recipes.reading import parse_json
 from rattle.recipes.recipe import Recipe, upgraded
 from rattle.recipes.schema import from_plain, to_plain
-from rattle.runs.checkpoint import Checkpoint
+from rattle.runs.checkpoint import Checkpoint, check_images
 from rattle.runs.io import Plain
 from rattle.runs.paths import is_published
 
@@ -67,8 +67,8 @@ def read_config(path: Path, where: str) -> Plain:
     """The object in a config.json; raises RattleError if `rattle push` did not write it. `where` is named in errors."""
     try:
         text = path.read_bytes() if path.stat().st_size <= LARGEST_CONFIG else b""
-        config = json.loads(text)
-    except (OSError, ValueError, RecursionError):
+        config = parse_json(text)
+    except (OSError, ValueError):
         config = None
     if not isinstance(config, dict) or config.get("library") != "rattle" or not isinstance(config.get("format"), int):
         advice = "weights of other code are opened by `--model NAME --weights FILE`"
@@ -94,16 +94,15 @@ def read_published(weights: Path, config: Plain, where: str) -> Checkpoint:
 
 def check_config(config: Plain, where: str) -> tuple[tuple[str, ...], tuple[int, ...], Recipe]:
     """Classes, shape [C, H, W] and recipe of a config.json; RattleError if it is ill-formed or names code to run."""
-    classes, shape = config.get("classes"), config.get("shape")
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise RattleError(f"{where}: classes in its {CONFIG} must be a list of names")
-    if not isinstance(shape, list) or len(shape) != 3 or not all(type(n) is int and 0 < n <= 10_000 for n in shape):
-        raise RattleError(f"{where}: shape in its {CONFIG} must be channels, height and width, got {shape!r}")
+    try:
+        classes, shape = check_images(config.get("classes"), config.get("shape"))
+    except RattleError as reason:
+        raise RattleError(f"{where}: in its {CONFIG}, {reason}") from reason
     plain = config.get("recipe")
     check_model_name(plain.get("model") if isinstance(plain, dict) else None, where)
     try:
         recipe = without_paths(from_plain(Recipe, upgraded(plain)))  # nor may it name files of the reader's machine
-        return tuple(classes), tuple(shape), recipe
+        return classes, shape, recipe
     except RattleError as reason:
         made = f"published by rattle {config.get('rattle')}, this is {__version__}"
         raise RattleError(f"{where}: {reason} ({made})") from reason

@@ -14,6 +14,7 @@ from rattle.data import Data, Dataset, Images, to_float
 from rattle.errors import RattleError, first_line
 from rattle.evaluation.inputs import Array, as_tensors
 from rattle.losses import refuse_one_logit
+from rattle.models.user import refuse_code
 from rattle.recipes.catalog import resolve
 from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
@@ -21,6 +22,7 @@ from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
 from rattle.runs.source import own_source
 from rattle.training.state import TrainState, init_state
+from rattle.training.teachers import code_of
 from rattle.weights import eval_mode
 
 
@@ -35,6 +37,13 @@ Given = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Datas
 SHUFFLING = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
 
 
+def named_recipe(text: str, trust_code: bool) -> Recipe:
+    """A recipe by its name, file or run folder; code that the latter two name runs only where it is trusted."""
+    recipe = resolve(text)
+    refuse_code([] if trust_code else code_of(recipe), text)
+    return recipe
+
+
 def first_state(
     recipe: Recipe,
     run: Run,
@@ -42,12 +51,13 @@ def first_state(
     data: Given | None,
     classes: Sequence[str] | None,
     resume: bool,
+    trust_code: bool,
 ) -> TrainState:
     """The state of a run before its first step; arguments as for `fit`."""
     recipe, images = take(recipe, model, data, classes)
     recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
     with own_source(run if resume else None, recipe):
-        return init_state(recipe, images, model)
+        return init_state(recipe, images, model, trust_code=trust_code)
 
 
 def take(

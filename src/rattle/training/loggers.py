@@ -10,6 +10,7 @@ from rattle.errors import RattleError, unknown
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import to_plain
 from rattle.runs import distributed
+from rattle.runs.io import refuse_links
 from rattle.runs.paths import Run
 
 LogTarget = Literal["tensorboard", "wandb", "none"]
@@ -81,6 +82,7 @@ def events(run: Run, *, purge_step: int) -> Iterator[Callable[[Mapping[str, Any]
         return
     from torch.utils.tensorboard import SummaryWriter
 
+    refuse_links(run.events / "events")
     with SummaryWriter(str(run.events), purge_step=purge_step) as writer:
 
         def log(metrics: Mapping[str, Any]) -> None:

@@ -23,7 +23,6 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.forward import PairedForward
 from rattle.objectives.base import now
 from rattle.randomness import derive_seed
-from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
@@ -31,8 +30,9 @@ from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.training.batches import augmented, context_of, grown
 from rattle.training.extra import with_extra
-from rattle.training.given import Given, first_state
+from rattle.training.given import Given, first_state, named_recipe
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
+from rattle.training.meter import Diverged, LossMeter
 from rattle.training.numerics import numerics
 from rattle.training.ranks import exchange, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
@@ -40,8 +40,6 @@ from rattle.training.state import (
     LAYERS,
     ORDER,
     WEIGHTS,
-    Diverged,
-    LossMeter,
     TrainState,
     add_teachers,
     init_state,
@@ -68,32 +66,32 @@ def fit(
     overwrite: bool = False,
     log: LogTarget = "tensorboard",
     console: Console | None = None,
+    trust_code: bool = False,
 ) -> Run:
     """Train a recipe into a run folder; `rattle.load(out)` then opens its best model.
 
-    recipe: a Recipe, the name of one, or a YAML file or run folder that holds one. out: the run folder.
-    model: a module with logits [n, C], trained in place of the recipe's network: when fit returns it holds the last
-    weights, in evaluation mode; `rattle.load(out, model=module)` puts the best ones into it. data: images other than
-    the recipe's, as (x, y), a torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1],
-    [n, C, H, W] or [n, H, W, C]; some are held out as `recipe.data` says. classes: the labels' names.
-    resume: continue the run there, bit for bit, also with more epochs; overwrite: replace it. log: where metrics go
-    besides metrics.jsonl. console: where progress is shown.
+    recipe: a Recipe, the name of one, or a YAML file or run folder that holds one. out: the run folder. model: a module
+    with logits [n, C], trained in place of the recipe's network: it ends with the last weights, in evaluation mode;
+    `rattle.load(out, model=module)` puts the best ones into it. data: images other than the recipe's, as (x, y), a
+    torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1], [n, C, H, W] or [n, H, W, C]; some
+    are held out as `recipe.data` says. classes: the labels' names. resume: continue the run, also with more epochs;
+    overwrite: replace it. log: where else metrics go. console: shows progress. trust_code: run code that a file names.
 
     >>> import dataclasses, tempfile, rattle
     >>> recipe = dataclasses.replace(rattle.get_recipe("digits-linf-cnn-trades"), epochs=1, width=4)
     >>> fit(recipe, tempfile.mkdtemp()).checkpoint("best").exists()
     True
     """
-    recipe = resolve(recipe) if isinstance(recipe, str) else recipe
+    recipe = named_recipe(recipe, trust_code) if isinstance(recipe, str) else recipe
     console = console if console is not None and distributed.is_main() else NullConsole()
     torch.set_num_threads(recipe.threads or torch.get_num_threads())
-    run = Run(Path(out))
+    run, first = Run(Path(out)), partial(fit, log=log, trust_code=trust_code)  # first: how teachers are trained
     with distributed.agreed():
-        state = first_state(recipe, run, model, data, classes, resume)
+        state = first_state(recipe, run, model, data, classes, resume, trust_code)
         check_start(state, log)
     recipe, images = state.recipe, state.data
     with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
-        add_teachers(state, train_teachers(recipe, run, images, partial(fit, log=log), resume, overwrite, console))
+        add_teachers(state, train_teachers(recipe, run, images, first, resume, overwrite, console))
         if resume:
             restore(state, run, console)
         return train_or_roll_back(state, run, log, console)
@@ -363,7 +361,8 @@ def roll_back(state: TrainState, run: Run, console: Console, diverged: Diverged)
     rate = state.progress.rate / 2
     if state.initial is not None:
         state.model.load_state_dict(state.initial)
-    state = init_state(state.recipe, state.data, None if state.initial is None else state.model, state.sources)
+    module, trusted = None if state.initial is None else state.model, state.trust_code
+    state = init_state(state.recipe, state.data, module, state.sources, trusted)
     restore(state, run, console)
     state.progress.rate = min(state.progress.rate, 2 * rate) / 2
     console.log(f"{diverged}: back to step {state.progress.step}, learning rate times {state.progress.rate:g}")
@@ -385,6 +384,7 @@ def short_summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> st
 
 
 def summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
-    """An epoch in a line, for logs without a terminal."""
-    values = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name not in ("epoch", "step"))
+    """An epoch in a line, for logs without a terminal; the weights of Taylor terms are in the metrics alone."""
+    shown = {name: value for name, value in metrics.items() if not name.endswith("_over_zeroth")}
+    values = "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if name not in ("epoch", "step"))
     return f"epoch {metrics['epoch']}/{epochs}  {values}  {seconds:.1f} s"

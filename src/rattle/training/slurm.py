@@ -34,8 +34,8 @@ class Slurm:
 class SlurmTask:
     """What a SLURM job calls: train the run of a folder, from wherever it stands. submitit pickles it."""
 
-    def __init__(self, folder: str, ranks: int, make_console: Callable[[], Console]) -> None:
-        self.folder, self.ranks, self.make_console = folder, ranks, make_console
+    def __init__(self, folder: str, ranks: int, make_console: Callable[[], Console], trust_code: bool = False) -> None:
+        self.folder, self.ranks, self.make_console, self.trust_code = folder, ranks, make_console, trust_code
 
     def __call__(self) -> str:
         from submitit.helpers import TorchDistributedEnvironment
@@ -44,7 +44,8 @@ class SlurmTask:
             TorchDistributedEnvironment().export()
         try:
             with distributed.process_group():
-                fit(resolve(self.folder), self.folder, resume=True, console=self.make_console())
+                recipe, console = resolve(self.folder), self.make_console()
+                fit(recipe, self.folder, resume=True, console=console, trust_code=self.trust_code)
         except StoppedBySignal as stop:
             if stop.number == signal.SIGUSR2:
                 signal.raise_signal(signal.SIGUSR2)  # saved; submitit, which listens again, requeues
@@ -83,7 +84,8 @@ def submit(
         )
         numbers = []
         for job in jobs:
-            handed = there.submit(SlurmTask(str(job.folder.absolute()), max(slurm.gpus, 1), make_console))
+            task = SlurmTask(str(job.folder.absolute()), max(slurm.gpus, 1), make_console, job.trust_code)
+            handed = there.submit(task)
             console.log(f"{job.folder.name}: SLURM job {handed.job_id}")
             numbers.append(str(handed.job_id))
     except (RuntimeError, OSError, FailedJobError) as reason:

@@ -1,8 +1,9 @@
 """What changes while training: model, optimizer, average, progress; and how they are saved and restored."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -17,12 +18,15 @@ from rattle.models import check_width, find_head, load_weights
 from rattle.objectives.base import Remembers, RemembersClasses, RemembersPlaces
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
+from rattle.recipes.schema import from_plain
 from rattle.runs import checkpoint, distributed
-from rattle.runs.load import build_model, fill, load, resolve_checkpoint
+from rattle.runs.load import build_model, fill, load_model, open_checkpoint, resolve_checkpoint
 from rattle.runs.lock import truncate
 from rattle.runs.paths import Run, is_published
 from rattle.runs.progress import Console
+from rattle.runs.replaced import settle
 from rattle.training.extra import load_extra
+from rattle.training.meter import Diverged
 from rattle.training.optimizers import make_optimizer
 from rattle.training.teachers import along, network_recipe, teachers_of
 from rattle.weights import eval_mode
@@ -46,48 +50,11 @@ class Progress:
     rate: float = 1.0  # factor on the learning rate; halved by every rollback
     closed: bool = False  # all batches of the epoch begun are done and averaged: what is missing is its validation
 
-
-class LossMeter:
-    """Sums of the terms over an epoch, kept on the device; remembers the first step whose loss was not finite.
-
-    On a CPU every step is looked at; on a GPU only every 50th, so that the loop does not wait for the device.
-    """
-
-    def __init__(self, sums: Mapping[str, float], device: torch.device) -> None:
-        self.names = list(sums)
-        self.sums = torch.tensor(list(sums.values()), dtype=torch.float64, device=device)
-        self.bad_step = torch.full((), -1, device=device)
-        self.bad_terms = torch.zeros_like(self.sums)
-        self.every = 1 if device.type == "cpu" else 50
-
-    def add(self, terms: Mapping[str, Tensor], step: int) -> None:
-        values = torch.stack(tuple(terms.values())).to(torch.float64)
-        if not self.names:
-            self.names = list(terms)
-            self.sums, self.bad_terms = torch.zeros_like(values), torch.zeros_like(values)
-        self.sums = self.sums + values
-        new = (self.bad_step < 0) & ~torch.isfinite(values).all()
-        self.bad_step = torch.where(new, step, self.bad_step)
-        self.bad_terms = torch.where(new, values, self.bad_terms)
-
-    def due(self, step: int) -> bool:
-        return step % self.every == 0
-
-    def read(self) -> dict[str, float]:
-        """The sums so far; raises if a loss was not finite."""
-        if int(self.bad_step) >= 0:
-            terms = dict(zip(self.names, self.bad_terms.tolist(), strict=True))
-            raise Diverged(int(self.bad_step), terms)
-        return dict(zip(self.names, self.sums.tolist(), strict=True))
-
-
-class Diverged(RattleError):
-    """A loss or weight that is not finite."""
-
-    def __init__(self, step: int, terms: Mapping[str, float]) -> None:
-        self.step = step
-        values = ", ".join(f"{name} {value:.4g}" for name, value in terms.items())
-        super().__init__(f"the loss diverged at step {step} ({values})")
+    def __post_init__(self) -> None:
+        numbers = {name: value for name, value in asdict(self).items() if name not in ("sums", "term_weights", "best")}
+        bad = [name for name, value in numbers.items() if not 0 <= value < math.inf]
+        if bad or not (0 < self.rate <= 1 and -1 <= self.best <= 1):
+            raise RattleError(f"{bad[0] if bad else 'rate or best'} is out of its range")
 
 
 @dataclass(slots=True)
@@ -108,6 +75,7 @@ class TrainState:
     teacher_optimizer: torch.optim.Optimizer | None = None  # of those that are trained along
     memory: dict[str, Tensor] = field(default_factory=dict)  # what the objective remembers of each image or class
     shared: dict[str, Tensor] = field(default_factory=dict)  # the memory when all ranks last had the same
+    trust_code: bool = False  # the user's word that code which the checkpoint of a teacher names may run
 
     @property
     def along(self) -> nn.ModuleDict:
@@ -160,18 +128,19 @@ class TrainState:
 
 
 def init_state(
-    recipe: Recipe, data: Dataset, module: nn.Module | None = None, sources: Mapping[str, Path] | None = None
+    recipe: Recipe,
+    data: Dataset,
+    module: nn.Module | None = None,
+    sources: Mapping[str, Path] | None = None,
+    trust_code: bool = False,
 ) -> TrainState:
     """The state of a run that begins: initial weights are a function of the seed, or come from `recipe.init`.
 
     module: trained in place of the network that the recipe names, from the weights it has. sources: the weights of the
     teachers that were trained first, see `train_teachers`; before they are, networks with fresh weights stand for them.
+    trust_code: run code that the checkpoint of a teacher names and the recipe does not.
     """
-    model = new_model(recipe, data) if module is None else module
-    if recipe.init:
-        found = is_published(recipe.init) or Path(recipe.init).is_dir()
-        weights = resolve_checkpoint(recipe.init) if found else recipe.init
-        load_weights(weights, model, fresh_head=True)
+    model = begin_from(recipe.init, new_model(recipe, data) if module is None else module)
     if not len(data.train):
         raise RattleError(f"{data.name} has no training images, only {len(data.test)} test images")
     device = distributed.choose_device(recipe.device)
@@ -187,9 +156,8 @@ def init_state(
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = with_momentum(model.to(memory_format=layout), recipe.batch_norm_momentum)  # type: ignore[call-overload]
     average = recipe.average.averaged(model) if recipe.average else None
-    state = TrainState(
-        recipe, data, model, make_optimizer(recipe, model), average, Progress(), layout, load_extra(recipe, data)
-    )
+    extra, optimizer = load_extra(recipe, data), make_optimizer(recipe, model)
+    state = TrainState(recipe, data, model, optimizer, average, Progress(), layout, extra, trust_code=trust_code)
     add_teachers(state, sources or {})
     if len(state.along):
         state.teacher_optimizer = make_optimizer(recipe, state.along)
@@ -198,6 +166,14 @@ def init_state(
     if module is not None and recipe.on_divergence == "rollback":
         state.initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return state
+
+
+def begin_from(init: str | None, model: nn.Module) -> nn.Module:
+    """The model, with the weights of a run, a checkpoint or a file where `recipe.init` names one."""
+    if init:
+        found = is_published(init) or Path(init).is_dir()
+        load_weights(resolve_checkpoint(init) if found else init, model, fresh_head=True)
+    return model
 
 
 def with_momentum(model: nn.Module, momentum: float | None) -> nn.Module:
@@ -244,13 +220,22 @@ def add_teachers(state: TrainState, sources: Mapping[str, Path]) -> None:
             continue
         weights, trained = teacher.weights or sources.get(name), name in along(recipe.objective)
         try:
-            network = load(weights) if weights else new_model(network_recipe(recipe, teacher), data, number)
+            if weights:
+                network = load_teacher(weights, teacher.model or recipe.model, state.trust_code)
+            else:
+                network = new_model(network_recipe(recipe, teacher), data, number)
             check_width(network.to(state.device), example, len(data.classes))
         except RattleError as reason:
             raise RattleError(f"the teacher {name!r}{f' ({weights})' if weights else ''}: {reason}") from reason
         if trained and recipe.batch_norm == "sync":
             network = nn.SyncBatchNorm.convert_sync_batchnorm(network)
         state.teachers[name] = network.requires_grad_(trained).train(trained).to(memory_format=state.layout)  # type: ignore[call-overload]
+
+
+def load_teacher(path: Path | str, own: str, trust_code: bool) -> nn.Module:
+    """A trained teacher; code that its checkpoint names runs by the user's word, or if it is `own`, the recipe's."""
+    saved = open_checkpoint(path)
+    return load_model(replace(saved, trust_code=trust_code or saved.recipe.model == own))
 
 
 def choose_layout(model: nn.Module, x: Tensor, recipe: Recipe) -> torch.memory_format:
@@ -306,8 +291,9 @@ def save(state: TrainState, run: Run, name: str) -> None:
         more |= {f"memory.{key}": value for key, value in state.memory.items()}
         if state.teacher_optimizer is not None:
             more |= checkpoint.optimizer_tensors("teacher_optimizer", state.teacher_optimizer, state.along)
-    distributed.on_main(
-        lambda: checkpoint.save(
+
+    def write() -> None:
+        checkpoint.save(
             run.checkpoint(name),
             recipe=state.recipe,
             classes=state.data.classes,
@@ -319,7 +305,10 @@ def save(state: TrainState, run: Run, name: str) -> None:
             more=more,
             backup=run.checkpoint("previous") if last else None,
         )
-    )
+        if last:
+            settle(run)  # a run that this one replaces is no longer needed
+
+    distributed.on_main(write)
 
 
 def restore(state: TrainState, run: Run, console: Console) -> None:
@@ -328,6 +317,19 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     if saved is None:
         truncate(run.metrics, 0)
         return
+    try:
+        state.progress = from_plain(Progress, saved.progress, "progress")
+        fill_state(state, saved)
+    except (RattleError, RuntimeError, KeyError, TypeError) as reason:
+        raise RattleError(f"{saved.path} does not go on with this run: {first_line(reason)}") from reason
+    state.share_memory()
+    if state.recipe.epochs > saved.recipe.epochs:
+        console.log(extension(state, saved.recipe.epochs))
+    truncate(run.metrics, state.progress.metrics_size)
+
+
+def fill_state(state: TrainState, saved: checkpoint.Checkpoint) -> None:
+    """Put everything that a checkpoint holds into the state but the progress."""
     fill(state.model, saved.part("model"), saved.path)
     if state.average is not None:
         state.average.load_state_dict(saved.part("average"))
@@ -338,11 +340,6 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
         checkpoint.restore_optimizer(state.teacher_optimizer, state.along, saved.part("teacher_optimizer"))
     for name, value in saved.part("memory").items():
         state.memory[name].copy_(value)
-    state.share_memory()
-    state.progress = Progress(**saved.progress)
-    if state.recipe.epochs > saved.recipe.epochs:
-        console.log(extension(state, saved.recipe.epochs))
-    truncate(run.metrics, state.progress.metrics_size)
 
 
 def extension(state: TrainState, before: int) -> str:

@@ -21,12 +21,13 @@ import torch
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.runs.io import write_atomically
+from rattle.runs.io import no_link, write_atomically, writing
 from rattle.runs.lock import LOCK, owner
 from rattle.runs.paths import Run, slugify
 from rattle.runs.progress import Console, NullConsole
 from rattle.training.signals import StoppedBySignal, listening
 from rattle.training.state import newest
+from rattle.training.teachers import code_of
 
 State = Literal["new", "unfinished", "running", "finished"]
 
@@ -37,6 +38,7 @@ class Job:
 
     folder: Path
     recipe: Recipe
+    trust_code: bool = False  # the user's word, for code that the checkpoint of a teacher names
 
     @property
     def run(self) -> Run:
@@ -78,9 +80,9 @@ def folder_name(point: Mapping[str, Any]) -> str:
     return slugify(",".join(f"{axis}={value}" for axis, value in point.items()) or "run")
 
 
-def plan(points: Sequence[tuple[Mapping[str, Any], Recipe]], out: Path) -> list[Job]:
+def plan(points: Sequence[tuple[Mapping[str, Any], Recipe]], out: Path, *, trust_code: bool = False) -> list[Job]:
     """A folder and a recipe each; two points of one name, or a folder that holds something else, are refused."""
-    jobs = [Job(out / folder_name(point), recipe) for point, recipe in points]
+    jobs = [Job(out / folder_name(point), recipe, trust_code) for point, recipe in points]
     check(jobs)
     return jobs
 
@@ -126,7 +128,9 @@ class Workers:
         if torch.cuda.device_count():
             share["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
         command = [sys.executable, "-m", "rattle", "train", str(job.folder), "--out", str(job.folder), "--resume"]
-        with open(job.folder / "train.log", "ab") as log:
+        # Whoever began the sweep gave their word.
+        command += ["--trust-code"] if job.trust_code or code_of(job.recipe) else []
+        with writing(job.run.log), open(job.run.log, "ab", opener=no_link) as log:
             process = subprocess.Popen(
                 command,
                 stdout=log,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rattle.data import Dataset
 from rattle.errors import RattleError
+from rattle.models.user import is_code
 from rattle.objectives.base import HasTeachers, Objective, Teacher
 from rattle.objectives.registry import get_method
 from rattle.objectives.standard import Standard
@@ -28,6 +29,12 @@ def teachers_of(objective: Objective) -> Mapping[str, tuple[Teacher, str]]:
 def along(objective: Objective) -> list[str]:
     """The names of the teachers that are trained together with the model."""
     return [name for name, (each, how) in teachers_of(objective).items() if how == ALONG and each.weights is None]
+
+
+def code_of(recipe: Recipe) -> list[str]:
+    """The networks of a recipe and of its teachers that are code, see `refuse_code`."""
+    teachers = (teacher.model for teacher, _ in teachers_of(recipe.objective).values())
+    return [name for name in (recipe.model, *teachers) if name is not None and is_code(name)]
 
 
 def train_teachers(

@@ -1,0 +1,135 @@
+"""Text of YAML and JSON as plain data, within limits that honest files never meet: what is read may be anybody's."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rattle.errors import RattleError, first_line
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: every checkpoint holds a recipe
+LARGEST_TEXT = 2**20  # characters of YAML; a recipe has 2,000
+MOST_VALUES = 100_000  # of YAML, after its aliases are unfolded
+DEEPEST = 40  # collections inside each other
+LARGEST_JSON = 2**28  # bytes of a file; the results of 1,000,000 images have 20,000,000
+LONGEST_NUMBER = 40  # digits
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; RattleError if it cannot be read, is too long for YAML, or is not UTF-8."""
+    try:
+        if path.stat().st_size > LARGEST_TEXT:
+            raise RattleError(f"{path} is too long to be read: more than {LARGEST_TEXT:,} bytes")
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as reason:
+        raise RattleError(f"{path} is not UTF-8 text: save it as UTF-8") from reason
+    except OSError as reason:
+        raise RattleError(f"cannot read {path}: {reason.strerror or reason}") from reason
+
+
+@dataclass(slots=True)
+class Collection:
+    """A mapping or sequence of YAML while its events pass."""
+
+    anchor: str | None = None
+    mapping: bool = False
+    entries: int = 0  # keys and values so far
+    values: int = 1  # in it and below it, aliases unfolded
+    keys: set[str] = field(default_factory=set)
+
+
+def parse_yaml(text: str) -> Any:
+    """The data in a recipe's YAML; RattleError if it is not valid, has a key twice or goes beyond the limits."""
+    try:
+        if len(text) > LARGEST_TEXT:
+            raise RattleError(f"it is too long: more than {LARGEST_TEXT:,} characters")
+        check_events(yaml.parse(text, LOADER))
+        return yaml.load(text, LOADER)
+    except RattleError as reason:
+        raise RattleError(f"the recipe is refused: {reason}") from None
+    except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as reason:
+        # Beside YAML's own: what its constructors raise for `!!int x`, for a date that is none, for 5,000 digits.
+        words = " ".join(str(reason).split()) if isinstance(reason, yaml.YAMLError) else first_line(reason)
+        raise RattleError(f"the recipe is not valid YAML: {words}") from reason
+
+
+def check_events(events: Iterator[Any]) -> None:
+    """Refuse what would take much memory or time to construct, before any of it is constructed."""
+    open_: list[Collection] = [Collection()]
+    sizes: dict[str, int] = {}  # of what has an anchor
+    for event in events:
+        if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+            open_.append(Collection(event.anchor, isinstance(event, yaml.MappingStartEvent)))
+            if len(open_) > DEEPEST:
+                raise RattleError(f"it is nested more than {DEEPEST} levels deep")
+            continue
+        if isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            done = open_.pop()
+            size, anchor = done.values, done.anchor
+        elif isinstance(event, yaml.ScalarEvent):
+            size, anchor = 1, event.anchor
+            check_key(open_[-1], event.value)
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                raise RattleError(f"the alias *{event.anchor} stands inside or before what it names")
+            size, anchor = sizes[event.anchor], None
+        else:
+            continue
+        if anchor is not None:
+            sizes[anchor] = size
+        open_[-1].entries += 1
+        open_[-1].values += size
+        if open_[-1].values > MOST_VALUES:
+            raise RattleError(f"it unfolds to more than {MOST_VALUES:,} values")
+
+
+def check_key(collection: Collection, text: str) -> None:
+    """Refuse a key that its mapping has already: only one of the two would count."""
+    if collection.mapping and collection.entries % 2 == 0:
+        if text in collection.keys:
+            raise RattleError(f"the key {text!r} stands there twice")
+        collection.keys.add(text)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The data in a text of JSON; RattleError, which is a ValueError, if it is not valid or goes beyond the limits."""
+    try:
+        text = text if isinstance(text, str) else text.decode("utf-8")
+        found = json.loads(text, parse_int=whole_number)
+        if "\\ud" in text.lower():  # half a character, as of a path that is not UTF-8, cannot be written anywhere
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode("utf-8", "replace"))
+    except RecursionError:
+        raise RattleError(f"it is nested more than {DEEPEST} levels deep") from None
+    except ValueError as reason:
+        raise RattleError(f"it is not valid JSON: {first_line(reason)}") from reason
+    level = [found] if isinstance(found, (dict, list)) else []
+    for _ in range(DEEPEST):
+        inner = (value.values() if isinstance(value, dict) else value for value in level)
+        level = [value for values in inner for value in values if isinstance(value, (dict, list))]
+    if level:
+        raise RattleError(f"it is nested more than {DEEPEST} levels deep")
+    return found
+
+
+def tidy(plain: Any) -> Any:
+    """The same data for tables and pages: keys are texts, and what is no text, finite number, list or mapping is text.
+
+    >>> tidy({1: [float("nan"), 2.5, None]})
+    {'1': ['nan', 2.5, None]}
+    """
+    if isinstance(plain, dict):
+        return {str(key): tidy(value) for key, value in plain.items()}
+    if isinstance(plain, (list, tuple)):
+        return [tidy(value) for value in plain]
+    kept = plain is None or isinstance(plain, (str, int)) or (isinstance(plain, float) and math.isfinite(plain))
+    return plain if kept else str(plain)
+
+
+def whole_number(text: str) -> int:
+    if len(text) > LONGEST_NUMBER:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)

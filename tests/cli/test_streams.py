@@ -1,0 +1,72 @@
+"""Streams that are closed or full, locales without UTF-8 and names that are not: an exit code, and no traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rattle.cli.main import main
+from support.tiny_runs import save_run
+
+
+def rattle(words: str, redirect: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m rattle {words} {redirect}"
+    env = {**os.environ, **variables}
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("words", "redirect", "code"),
+    [
+        ("recipes digits-linf", ">&-", 0),
+        ("recipes digits-linf", "2>&-", 0),
+        ("recipes digits-linf", ">/dev/full", 2),
+        ("evaluate gone", "2>&-", 2),
+        ("evaluate gone", "2>/dev/full", 2),
+        ("recipes digits-linf", "| head -1; exit ${PIPESTATUS[0]}", 0),
+    ],
+)
+def test_a_stream_that_is_closed_or_full_leaves_an_exit_code(words: str, redirect: str, code: int) -> None:
+    ended = rattle(words, redirect)
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+    assert "full" not in redirect or "No space left on device" in ended.stderr or "2>" in redirect
+
+
+def test_a_locale_without_utf_8_shows_escapes() -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    ended = rattle("recipes n\u00f6pe", **plain)
+    assert ended.returncode == 2
+    assert "no recipe's name contains" in ended.stderr
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ["--width", "4", "--epochs", "1", "--data.train-size", "20"]
+    assert main(["train", "digits-linf-cnn-at", *few, "--out", "r\udcff"]) == 2
+    assert "is no name in UTF-8" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    save_run(tmp_path / "run").rename(tmp_path / "r\udcff")  # somebody else's
+    assert main(["evaluate", "r\udcff", "--attacks", "fgsm", "--n", "4"]) == 2
+    assert main(["watch", "r\udcff", "--once"]) == 0
+    assert main(["report", "r\udcff", "--no-compute"]) == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="everything is readable to root")
+def test_a_recipe_that_may_not_be_read_is_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipe.yaml").write_text("epochs: 3")
+    (tmp_path / "recipe.yaml").chmod(0)
+    assert main(["train", str(tmp_path / "recipe.yaml")]) == 2
+    assert "Permission denied" in capsys.readouterr().err
+
+
+def test_a_recipe_that_is_a_folder_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe.yaml").mkdir()
+    assert main(["train", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
