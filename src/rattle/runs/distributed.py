@@ -27,7 +27,7 @@ def rank() -> int:
 
 def check_device(name: str) -> None:
     """Refuse what is the name of no device; whether it is there is another question."""
-    if name.partition(":")[0] not in (*DEVICES, "meta"):  # which nobody computes on, but shapes can be tried
+    if name.partition(":")[0] not in DEVICES:
         raise RattleError(f"there is no device {name!r} here: it is {', '.join(DEVICES)}, or with a number as cuda:1")
 
 
