@@ -101,7 +101,7 @@ class PairedForward(nn.Module):
             features_adv, logits_adv = self.features_and_logits(x_adv)
         derivatives, sampled = (), ()
         if spec.derivatives:
-            at_x, at_x_adv = (map(at_least_float32, self.derivatives_at(part, u)) for part in (x, x_adv))
+            at_x, at_x_adv = (self.derivatives_at(part, u) for part in (x, x_adv))
             derivatives = tuple(zip(at_x, at_x_adv, strict=True))
         if spec.sampled:
             points = [

@@ -70,6 +70,11 @@ def mixed_terms(
     return {name: share * value + (1 - share) * at_w[name] for name, value in terms.items()}
 
 
+def label_rows(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Labels as rows of probabilities, [n, C]; soft ones are that already."""
+    return (y if y.ndim == 2 else nn.functional.one_hot(y, classes)).to(dtype)
+
+
 def check_weights(objective: object, *names: str) -> None:
     """Refuse weights of terms that are negative or no numbers."""
     for name in names:

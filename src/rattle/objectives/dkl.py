@@ -5,13 +5,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Method, Reduce, StepContext, averaged, check_weights, unreduced
+from rattle.objectives.base import Method, Reduce, StepContext, averaged, check_weights, label_rows, unreduced
 from rattle.objectives.taylor_terms import Taylor
 from rattle.weights import AWP
 
@@ -50,7 +49,7 @@ class DKL:
         sums, counted = (context.memory.tensors[name] for name in ("sums", "epoch"))
         epoch = context.moment.epoch
         so_far = torch.where(counted == epoch, sums[epoch % 2], 0.0)  # the first step of an epoch forgets older ones
-        sums[epoch % 2] = so_far + reduce(rows_of(y, p).T @ p / len(y)).to(
+        sums[epoch % 2] = so_far + reduce(label_rows(y, len(p.T), p.dtype).T @ p / len(y)).to(
             sums.dtype
         )  # on any number of ranks the same
         counted.fill_(epoch)
@@ -68,7 +67,7 @@ class DKL:
         """The terms; sums: those of the epoch before, [C, C], with zeros for a class that had no images."""
         seen = sums.sum(1, keepdim=True)
         means = torch.where(seen > 0, sums / seen.clamp_min(1e-12), 1 / len(sums)).to(outputs.logits_adv)
-        w = (rows_of(y, means) @ means) ** self.gamma
+        w = (label_rows(y, len(means), means.dtype) @ means) ** self.gamma
 
         def terms_at(z: Tensor, z_adv: Tensor) -> dict[str, Tensor]:
             return {
@@ -78,11 +77,6 @@ class DKL:
             }
 
         return averaged(terms_at, outputs.pairs) | self.taylor(outputs, y, reduce=reduce)
-
-
-def rows_of(y: Tensor, like: Tensor) -> Tensor:
-    """Labels as rows of probabilities, [n, C]; soft ones are that already."""
-    return (y if y.ndim == 2 else F.one_hot(y, like.shape[1])).to(like.dtype)
 
 
 def pairwise(gap: Tensor, w: Tensor, reduce: Reduce) -> Tensor:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rattle.attacks import PGD
 from rattle.data import Images, to_device, to_float
-from rattle.objectives.base import Memory, Moment, StepContext
+from rattle.objectives.base import Memory, Moment, StepContext, label_rows
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.training.state import ATTACK, EXTRA, PARTNERS, PIXELS, TrainState
@@ -61,8 +61,8 @@ def drawn(state: TrainState, images: Images, rows: Tensor) -> Images:
 
 
 def as_rows(state: TrainState, y: Tensor) -> Tensor:
-    """Labels as rows of probabilities; soft ones are that already."""
-    return y if y.ndim == 2 else nn.functional.one_hot(y, len(state.data.classes)).to(torch.get_default_dtype())
+    """Labels as rows of probabilities, in the precision that soft labels have here."""
+    return label_rows(y, len(state.data.classes), y.dtype if y.ndim == 2 else torch.get_default_dtype())
 
 
 def context_of(state: TrainState, index: Tensor, place: int = 0) -> StepContext:
