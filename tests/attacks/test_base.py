@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import logits_of
+from rattle.attacks.base import accepts_channels_last, logits_of
 from rattle.attacks.registry import get_attack, list_attacks
-from rattle.attacks.rows import FlatModel, RunResult, TargetRows, accepts_channels_last, spawn
+from rattle.attacks.rows import FlatModel, RunResult, TargetRows, spawn
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat

@@ -1,10 +1,12 @@
 """The contract of an attack, (model, x, y, *, generator) -> x_adv, and the input checks that all attacks share."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Protocol, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,10 @@ from rattle.forward import at_least_float32
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
 from rattle.threat import Threat
+
+log = logging.getLogger("rattle")
+
+CHANNELS_LAST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what each model was found to accept
 
 
 class Attack(Protocol):
@@ -192,3 +198,20 @@ def clean_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """Which images the model classifies correctly in one forward pass, [n] bool."""
     return clean_logits(model, x, y).argmax(1) == y
+
+
+@torch.no_grad()
+def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
+    """Whether the model runs on channels-last images like x; tried once per model, with one warning if it does not."""
+    if x.ndim != 4:
+        return False
+    if model not in CHANNELS_LAST:
+        try:
+            logits_of(model, x[:2].clone(memory_format=torch.channels_last))
+            CHANNELS_LAST[model] = True
+        except RuntimeError:
+            # raises again if the layout was not the reason
+            logits_of(model, x[:2].clone(memory_format=torch.contiguous_format))
+            CHANNELS_LAST[model] = False
+            log.warning("the model does not take channels-last images (it flattens by .view?); attacks run slower")
+    return CHANNELS_LAST[model]

@@ -1,37 +1,14 @@
 """Rows of images under attack: a model of flat images; targets side by side, packed as images are broken."""
 
-import logging
 from dataclasses import dataclass
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import Attack, clean_logits, finite, logits_of
+from rattle.attacks.base import Attack, accepts_channels_last, clean_logits, finite, logits_of
 from rattle.attacks.batchnorm import attack_mode, fold_batchnorm
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
-
-log = logging.getLogger("rattle")
-
-CHANNELS_LAST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what each model was found to accept
-
-
-@torch.no_grad()
-def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
-    """Whether the model runs on channels-last images like x; tried once per model, with one warning if it does not."""
-    if x.ndim != 4:
-        return False
-    if model not in CHANNELS_LAST:
-        try:
-            logits_of(model, x[:2].clone(memory_format=torch.channels_last))
-            CHANNELS_LAST[model] = True
-        except RuntimeError:
-            # raises again if the layout was not the reason
-            logits_of(model, x[:2].clone(memory_format=torch.contiguous_format))
-            CHANNELS_LAST[model] = False
-            log.warning("the model does not take channels-last images (it flattens by .view?); attacks run slower")
-    return CHANNELS_LAST[model]
 
 
 class FlatModel:

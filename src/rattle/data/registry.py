@@ -149,13 +149,18 @@ class Data:
         if self.name not in SOURCES and path.is_dir():
             return lambda: folder(path, cache, self.split_seed, self.resize)
         if self.name in SOURCES:
-            return lambda: scale(SOURCES[self.name](root, cache), self.resize, cache)
+            return self.scaled(lambda: SOURCES[self.name](root, cache))
         if path.suffix == ".npz" and path.is_file():
-            return lambda: scale(npz(path, cache, self.split_seed), self.resize, cache)
+            return self.scaled(lambda: npz(path, cache, self.split_seed))
         if path.suffix == ".npz" or len(path.parts) > 1:
             kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
             raise RattleError(f"there is no {kind} at {path} (looked from {Path.cwd()})")
         raise unknown("dataset", self.name, [*SOURCES, "FILE.npz", "FOLDER", "hub:OWNER/NAME"])
+
+    def scaled(self, read: Callable[[], Dataset]) -> Callable[[], Dataset]:
+        """`read`, its images scaled where the settings ask for it."""
+        side = self.resize
+        return read if side is None else lambda: scale(read(), side, self.cache)
 
 
 def batches(n: int, batch_size: int, *, seed: int, epoch: int, drop_last: bool = True) -> Iterator[Tensor]:

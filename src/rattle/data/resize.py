@@ -14,9 +14,9 @@ from rattle.data.pictures import resized
 BLOCK = 256  # images scaled at a time, so that a large part is never whole in memory
 
 
-def scale(data: Dataset, side: int | None, cache: MmapCache) -> Dataset:
-    """The dataset with images side x side (bilinear, antialiased); as it is if side is None or they have that size."""
-    if side is None or tuple(data.test.shape[2:]) == (side, side):
+def scale(data: Dataset, side: int, cache: MmapCache) -> Dataset:
+    """The dataset with images side x side (bilinear, antialiased); as it is if they have that size."""
+    if tuple(data.test.shape[2:]) == (side, side):
         return data
     return replace(data, train=scale_images(data.train, side, cache), test=scale_images(data.test, side, cache))
 

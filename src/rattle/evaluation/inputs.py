@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from rattle.attacks import Attack
-from rattle.attacks.base import check_batch, logits_of
+from rattle.attacks.base import accepts_channels_last, check_batch, logits_of
 from rattle.attacks.registry import get_attack
-from rattle.attacks.rows import accepts_channels_last
 from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation.results import check_name

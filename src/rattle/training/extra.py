@@ -9,9 +9,9 @@ from rattle.runs import distributed
 
 
 def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
-    """The recipe's extra images, if it has some; refuses those that its method cannot learn from."""
+    """The extra images that the recipe names; refuses those that its method cannot learn from."""
     recipe.data.extra_count(min(recipe.batch_size, len(data.train)))
-    if recipe.data.extra and distributed.active():  # one rank unpacks the file while the others wait to map it
+    if distributed.active():  # one rank unpacks the file while the others wait to map it
         distributed.on_main(lambda: recipe.data.load_extra(data))
     extra = recipe.data.load_extra(data)
     if extra is not None and extra.y.ndim == 2:

@@ -156,7 +156,7 @@ def init_state(
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     model = with_momentum(model.to(memory_format=layout), recipe.batch_norm_momentum)  # type: ignore[call-overload]
     average = recipe.average.averaged(model) if recipe.average else None
-    extra, optimizer = load_extra(recipe, data), make_optimizer(recipe, model)
+    extra, optimizer = load_extra(recipe, data) if recipe.data.extra else None, make_optimizer(recipe, model)
     state = TrainState(recipe, data, model, optimizer, average, Progress(), layout, extra, trust_code=trust_code)
     add_teachers(state, sources or {})
     if len(state.along):
