@@ -1,4 +1,4 @@
-"""Curves of the same training on one rank and on two, by the protocol of docs/converging.md.
+"""Curves of the same training on one rank and on two, by the protocol of docs/studies/converging.md.
 
 `python benchmarks/converging.py --out results/converging-digits.json` trains each network by each seed on one rank and
 on two, writes every epoch's losses and accuracies, prints how far they are apart, and exits with code 1 if that is too

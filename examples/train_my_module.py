@@ -1,4 +1,4 @@
-"""Train a module and tensors of your own, as in a notebook, then measure it. docs/own-model.md explains each line."""
+"""Train a module and tensors of your own, then measure it. docs/guides/own-model.md explains each line."""
 
 import sys
 import tempfile

@@ -25,7 +25,7 @@ def build(classes, channels):
 """
 QUICK = ["--epochs", "1", "--attack.steps", "1", "--val-attack.steps", "1", "--log", "none"]
 MINE = ["train", "custom", "--data.name", "my.npz", "--model", "my_net.py:build", "--method", "trades-2nd"]
-PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "training.md").read_text(encoding="utf-8")
 NAME = "runs/my-linf-my_net-trades-2nd-seed0"
 
 

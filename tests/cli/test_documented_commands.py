@@ -32,12 +32,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, seed in (("a", 0), ("b", 1), ("ft", 0)):
         save_run(tmp_path / "runs" / name, seed=seed)
     monkeypatch.chdir(tmp_path)
-    (generated,) = (block for block in blocks("data.md", "python") if "generated.npz" in block)
+    (generated,) = (block for block in blocks("guides/data.md", "python") if "generated.npz" in block)
     exec(generated)
     return tmp_path
 
 
-@pytest.mark.parametrize(("page", "least"), [("report.md", 5), ("attacks.md", 2), ("methods.md", 5), ("data.md", 1)])
+PAGES = [("guides/report.md", 5), ("attacks/index.md", 2), ("methods/index.md", 5), ("guides/data.md", 1)]
+
+
+@pytest.mark.parametrize(("page", "least"), PAGES)
 @pytest.mark.usefixtures("place")
 def test_the_commands_of_a_page_run_in_order(page: str, least: int) -> None:
     found = commands(page)
@@ -49,33 +52,33 @@ def test_the_commands_of_a_page_run_in_order(page: str, least: int) -> None:
 
 
 def test_the_python_line_of_the_attacks_page_makes_the_attack() -> None:
-    (line,) = re.findall(r"^attack = .*$", (DOCS / "attacks.md").read_text(encoding="utf-8"), re.MULTILINE)
+    (line,) = re.findall(r"^attack = .*$", (DOCS / "attacks/index.md").read_text(encoding="utf-8"), re.MULTILINE)
     names: dict = {"rattle": rattle}
     exec(line, names)
     assert names["attack"] == PGD(threat=rattle.Threat(), steps=40, step_size=0.01, restarts=5)
 
 
 def test_the_python_lines_of_the_methods_page_leave_a_gradient() -> None:
-    block, *_ = blocks("methods.md", "python")
+    block, *_ = blocks("methods/index.md", "python")
     names: dict = {}
     exec(block, names)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in names["model"].parameters())
 
 
 def test_the_methods_page_says_what_the_state_of_the_art_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = (block for block in blocks("methods.md", "python") if "a100_cost" in block)
+    (block,) = (block for block in blocks("methods/index.md", "python") if "a100_cost" in block)
     exec(block)
-    assert f"prints `{capsys.readouterr().out.strip()}`" in (DOCS / "methods.md").read_text(encoding="utf-8")
+    assert f"prints `{capsys.readouterr().out.strip()}`" in (DOCS / "methods/index.md").read_text(encoding="utf-8")
 
 
 def test_the_python_lines_of_the_page_on_scale_print_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "scale.md").read_text(encoding="utf-8"), re.DOTALL)
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "guides/scale.md").read_text(encoding="utf-8"), re.DOTALL)
     exec(block, {})
     assert re.search(r"^pgd20 .* 100 ", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_methods_page_has_a_row_for_every_method() -> None:
-    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", (DOCS / "methods/index.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert {*rows} >= {
         name for name, method in METHODS.items() if type(method.objective).__module__.startswith("rattle.")
     }

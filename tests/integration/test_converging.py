@@ -1,4 +1,4 @@
-"""The stored curves of docs/converging.md pass its protocol, and curves that are off do not."""
+"""The stored curves of docs/studies/converging.md pass its protocol, and curves that are off do not."""
 
 import copy
 import json
@@ -24,7 +24,7 @@ def test_the_stored_curves_pass(script: dict, curves: dict, capsys: pytest.Captu
     assert script["judge"](curves, curves)
     said = capsys.readouterr().out
     assert "differ by at most 7.4e-16" in said
-    assert "at most 7.4e-16" in (ROOT / "docs" / "converging.md").read_text()
+    assert "at most 7.4e-16" in (ROOT / "docs" / "studies" / "converging.md").read_text()
 
 
 @pytest.mark.parametrize(("network", "by"), [("cnn-plain", 1e-5), ("cnn", 0.1)])

@@ -1,4 +1,4 @@
-"""docs/publishing.md: its examples run as they stand, and its table of the zoo is what was recorded."""
+"""docs/guides/publishing.md: its examples run as they stand, and its table of the zoo is what was recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support import run_folders
 from support.tiny_runs import save_run
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "publishing.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "guides" / "publishing.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 COMMANDS = [
     line for line in re.findall(r"^rattle .*", TEXT, re.MULTILINE) if "owner/name" not in line or "--to" in line

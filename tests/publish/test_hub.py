@@ -75,7 +75,7 @@ def test_the_code_on_the_card_runs_and_so_does_its_evaluation(
     found: dict = {}
     exec(python, found)
     assert found["x_adv"].shape == (4, 1, 8, 8)
-    guide = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "publishing.md").read_text(encoding="utf-8")
     (python,) = [code for code in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "hf:" in code]
     exec(python.replace("owner/name", "me/digits"), {})
     assert main(["evaluate", "hf:me/digits", "--attacks", "pgd20", "--n", "50"]) == 0

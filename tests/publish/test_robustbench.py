@@ -227,7 +227,7 @@ def test_robustbench_s_benchmark_measures_what_the_submission_says(
 
 @pytest.mark.slow
 def test_the_guide_s_commands_and_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "publishing-robustbench.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "publishing-robustbench.md").read_text(encoding="utf-8")
     shell, python = (re.findall(rf"```{kind}\n(.*?)```", guide, re.DOTALL) for kind in ("bash", "python"))
     monkeypatch.chdir(tmp_path)
     for command in "".join(shell).replace("\\\n", "").splitlines():

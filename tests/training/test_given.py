@@ -387,7 +387,7 @@ def test_the_example_runs_and_learns(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_lines_of_the_guide_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "own-model.md").read_text()
+    text = (ROOT / "docs" / "guides" / "own-model.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(block, "own-model.md", "exec"), {"rattle": rattle})
     assert (tmp_path / "runs" / "mine" / "results" / "pgd20.json").exists()

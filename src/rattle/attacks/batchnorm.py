@@ -38,7 +38,7 @@ def affine_batchnorm(model: nn.Module) -> Iterator[None]:
     """Run BatchNorm layers in evaluation mode as a multiply-add, equal up to float rounding.
 
     torch's own backward sums gradients for weight and bias even if they are not needed: an eighth of an attack's time
-    on slim networks (docs/performance.md). Compiled models are left alone: the compiler does the same.
+    on slim networks (docs/studies/performance.md). Compiled models are left alone: the compiler does the same.
     """
     compiled = getattr(model, "_compiled_call_impl", None) is not None or hasattr(model, "_orig_mod")
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and not compiled and "forward" not in vars(m)]

@@ -65,7 +65,7 @@ def main(args: list[str]) -> None:
         torch.set_num_threads(options.threads)
     if options.trace:
         trace(setup, Path(options.trace))
-        say(f"trace: {options.trace}; open it in chrome://tracing or ui.perfetto.dev (docs/performance.md)")
+        say(f"trace: {options.trace}; open it in chrome://tracing or ui.perfetto.dev (docs/studies/performance.md)")
         return
     rounds = (2 if options.quick else 5) if options.rounds is None else options.rounds
     console, clock = Console(), f"{setup.ratio_clock} seconds"

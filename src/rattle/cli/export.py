@@ -26,7 +26,8 @@ NAMES = {
 @dataclass(frozen=True)
 class Options:
     """Export a trained model; the file is written only if it computes the model's logits on a batch.
-    The format robustbench is a folder: all that a submission to RobustBench takes (docs/publishing-robustbench.md)."""
+    The format robustbench is a folder: all that a submission to RobustBench takes
+    (docs/guides/publishing-robustbench.md)."""
 
     path: Annotated[str, tyro.conf.Positional]  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME
     format: Literal["safetensors", "torchscript", "onnx", "robustbench"] = "safetensors"  # of the file or folder

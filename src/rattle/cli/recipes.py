@@ -95,7 +95,7 @@ def name_lines() -> list[str]:
         "",
         "rattle recipes TEXT   the names that contain TEXT; --all: every name",
         "rattle recipes NAME   what that recipe trains, and what does nothing in it",
-        "rattle train NAME     trains it; each method: docs/methods.md",
+        "rattle train NAME     trains it; each method: docs/methods/index.md",
     ]
 
 

@@ -22,7 +22,7 @@ BEST_OF_CHECKPOINTS = (
 )
 ONE_FOOTING = (
     "Rows of other works were published with their authors' own schedules and settings; ours are trained on one "
-    "footing with the other rows (docs/methods.md)."
+    "footing with the other rows (docs/methods/index.md)."
 )
 FAT_RADIUS = "ours is FAT on TRADES, trained for 8/255; the paper does not say which of its authors' networks it quotes"
 NOT_TRADES_GAT = (

@@ -231,7 +231,7 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
 
 
 def fast(recipe: Recipe, setting: Setting) -> Recipe:
-    """The same method for people without a cluster: a third of the epochs, half the inner steps (docs/performance.md).
+    """For people without a cluster: a third of the epochs, half the inner steps (docs/studies/performance.md).
 
     One cycle of the learning rate up to twice the usual peak, an average of the weights, a larger batch.
     """
@@ -250,7 +250,7 @@ def fast(recipe: Recipe, setting: Setting) -> Recipe:
 
 
 def released(recipe: Recipe) -> Recipe:
-    """The recipe as the authors' release runs it: TRADES + 1st + 2nd and TRADES-AWP + 1st + 2nd (docs/method.md).
+    """As the authors' release runs it: TRADES + 1st + 2nd and TRADES-AWP + 1st + 2nd (docs/guides/method.md).
 
     Its epochs are counted from 1, so that what begins "at epoch 100" begins after 99; it holds no images out.
     """

@@ -12,7 +12,7 @@ from rattle.recipes.recipe import Recipe
 
 @contextmanager
 def numerics(recipe: Recipe, device: torch.device) -> Iterator[None]:
-    """Train with deterministic algorithms or in TF32, where the recipe says so (docs/scale.md)."""
+    """Train with deterministic algorithms or in TF32, where the recipe says so (docs/guides/scale.md)."""
     if recipe.tf32 and device.type != "cuda":
         raise RattleError(f"tf32 is for NVIDIA GPUs, this is {device.type}: leave it out")
     before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
