@@ -16,6 +16,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from rattle.errors import RattleError, check_choices
+from rattle.randomness import streams
 
 Delta = Mapping[str, Tensor]
 
@@ -142,19 +143,26 @@ class Noise:
         return found
 
     def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        """One draw of u by parameter name, on the generator's device; biases and normalisation layers get none."""
-        if self.sigma == 0:
-            return {}
-        device = generator.device if generator is not None else "cpu"
-        u = {
-            name: torch.randn(p.shape, generator=generator, device=device).mul_(self.sigma).to(p)  # one tensor, not two
-            for name, p in model.named_parameters()
-            if self.moves(name, p)
-        }
+        """One draw of u by parameter name, on the weights' device; biases and normalisation layers get none.
+
+        A generator of another device, such as the CPU's beside a GPU, gives the seed of a counter-based stream on the
+        weights' own: the same u on every kind of GPU, where torch's generators draw by the number of processors.
+        """
+        moved = {name: p for name, p in model.named_parameters() if self.sigma and self.moves(name, p)}
+        here = generator.device if generator is not None else torch.device("cpu")
+        far = next((p for p in moved.values() if p.device != here), None)
+        draws = None if far is None else streams(generator, far.detach()[:1])
+
+        def unit(p: Tensor) -> Tensor:
+            if draws is not None:
+                return draws.normal(*p.shape)[0]
+            return torch.randn(p.shape, generator=generator, device=here)
+
+        u = {name: unit(p).mul_(self.sigma).to(p) for name, p in moved.items()}  # one tensor, not two
         if self.scale == "absolute":
             return u
-        unit = replace(self, sigma=1.0).deviations(model)
-        return {name: delta * unit[name] for name, delta in u.items()}
+        rows = replace(self, sigma=1.0).deviations(model)
+        return {name: delta * rows[name] for name, delta in u.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import torch
 from torch import nn
 
 from rattle import cli
-from rattle.attacks import PGD
 from rattle.attacks.base import NotANumber
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
@@ -30,25 +28,17 @@ from rattle.objectives.kd_swa import KD
 from rattle.objectives.lbgat import LBGAT
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
-from rattle.runs.checkpoint import Checkpoint, read
+from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
-from rattle.threat import Threat
 from rattle.training import loop as train
 from rattle.training import ranks as training_ranks
 from rattle.training.loop import fit
 from rattle.weights import ASAM, AWP, EMA, SAM
+from support.double_precision import check_equal, five_steps, in_double_precision, outcome, precisely
 from support.processes import Child, ranks, until
 from support.training import tiny
 
 SIZES = ["--width", "4", "--data.train-size", "256", "--batch-size", "64", "--attack.steps", "2", "--threads", "1"]
-
-
-def five_steps(order: int, **changes: object) -> Recipe:
-    """One epoch of five steps, without a statistic that depends on how a batch is split."""
-    short = PGD(threat=Threat(epsilon=0.2), steps=2, step_size=0.05, loss="kl", start="gaussian")
-    recipe = tiny("trades-2nd", epochs=1, attack=short, val_attack=replace(short, loss="ce"), model="cnn-plain")
-    recipe = replace(recipe, objective=Trades(taylor=Taylor(order=order)), data=replace(recipe.data, train_size=320))
-    return replace(recipe, **changes)
 
 
 CASES = {
@@ -76,21 +66,6 @@ CASES = {
 }
 
 
-@contextmanager
-def in_double_precision() -> Iterator[None]:
-    """sign() and the shares in Taylor targets make 1e-3 of a rounding error of 1e-7: let it be one of 1e-16."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield  # images follow the default type
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def precisely(recipe: Recipe, folder: Path) -> Run:
-    with in_double_precision():
-        return fit(recipe, folder)
-
-
 def together(count: int, action: Callable[[], object], folder: Path) -> list[Child]:
     """Run on so many ranks, inside their process group; all must succeed."""
 
@@ -114,19 +89,6 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     together(2, all_cases, folder / "logs")
     return folder
-
-
-def outcome(run: Run) -> tuple[Checkpoint, dict[str, float]]:
-    return read(run.checkpoint("last")), json.loads(run.metrics.read_text())
-
-
-def check_equal(one: Run, other: Run, tolerance: float = 1e-5) -> None:
-    (left, left_metrics), (right, right_metrics) = outcome(one), outcome(other)
-    assert left.progress["step"] == right.progress["step"] == 5
-    assert left_metrics == pytest.approx(right_metrics, abs=tolerance)
-    assert left.tensors.keys() == right.tensors.keys()
-    for name, value in left.tensors.items():
-        torch.testing.assert_close(value, right.tensors[name], atol=tolerance, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
+from rattle.randomness import streams
 from rattle.weights import AWP, EMA, SWA, Noise, eval_mode, frozen_bn_stats, perturbed
 
 values = st.floats(width=32, allow_nan=False)
@@ -269,3 +271,32 @@ def test_noise_by_name_leaves_out_convolutions_that_are_called_otherwise() -> No
     model = nn.ModuleDict({"conv1": nn.Conv2d(1, 2, 1), "shortcut": nn.Conv2d(1, 2, 1), "head": nn.Linear(2, 2)})
     assert set(Noise(where="conv-names")(model)) == {"conv1.weight"}
     assert set(Noise(where="convolutions")(model)) == {"conv1.weight", "shortcut.weight"}
+
+
+def test_what_is_drawn_beside_a_generator_of_another_device_is_normal_and_never_the_same_twice() -> None:
+    """As `Noise` draws u on a GPU: by counters, from a seed that the CPU's generator gives."""
+
+    def draws(seed: int) -> list[Tensor]:
+        found = streams(generator := torch.Generator().manual_seed(seed), torch.zeros(1))
+        return [
+            found.normal(100, 1000)[0],
+            found.normal(100, 1000)[0],
+            streams(generator, torch.zeros(1)).normal(10**5)[0],
+        ]
+
+    first, again = draws(0), draws(0)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    every = torch.stack([each.flatten() for each in (*first, *draws(1))])
+    assert min(scipy.stats.kstest(each.numpy(), "norm").pvalue for each in every) > 0.001
+    assert (torch.corrcoef(every) - torch.eye(len(every))).abs().max() < 0.02
+    assert abs(float((every[:, 1:] * every[:, :-1]).mean())) < 0.005
+
+
+def test_u_of_weights_on_another_device_is_drawn_there_and_moves_the_generator_on() -> None:
+    model, generator = small().to("meta"), torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    u = Noise()(model, generator=generator)
+    assert {name: (d.shape, d.device) for name, d in u.items()} == {
+        name: (p.shape, p.device) for name, p in model.named_parameters() if p.ndim > 1
+    }
+    assert not torch.equal(generator.get_state(), before)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rattle.errors import RattleError, first_line
+from rattle.runs.meeting import meet
 from rattle.runs.progress import Interrupted
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla")  # kinds of them, besides auto
@@ -69,9 +70,8 @@ def process_group() -> Iterator[None]:
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(choose_device())
-    # After a restart the store still holds the addresses of dead processes: use a prefix for each restart.
     store, me, count = next(dist.rendezvous("env://"))
-    mine = dist.PrefixStore(f"attempt{restart_count()}", store)
+    mine = dist.PrefixStore(meet(store, me, count), store)
     backends = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # gloo reduces CPU tensors without waiting for the GPU
     dist.init_process_group(backends, store=mine, rank=me, world_size=count)
     GROUPS.append(dist.group.WORLD)
