@@ -91,7 +91,11 @@ def on_device(images: Images, device: torch.device | str, limit_bytes: int = 2 *
 
     Those that are decoded on the fly stay as they are: every epoch shows other parts of them.
     """
-    if images.decoded or images.nbytes > limit_bytes or (torch.device(device) == images.storage.device and not images.mapped):
+    if (
+        images.decoded
+        or images.nbytes > limit_bytes
+        or (torch.device(device) == images.storage.device and not images.mapped)
+    ):
         return images
     return images.to(device)
 
@@ -121,7 +125,9 @@ class Dataset:
 
     def digest(self) -> str:
         """A checksum that tells other data from these at little cost: all labels, and the names or the first pixels."""
-        found = hashlib.sha256(repr((self.classes, [p and p.shape for p in (self.train, self.val, self.test)])).encode())
+        found = hashlib.sha256(
+            repr((self.classes, [p and p.shape for p in (self.train, self.val, self.test)])).encode()
+        )
         for part in filter(None, (self.train, self.val, self.test)):
             found.update(part.y.cpu().contiguous().numpy().tobytes())
             if part.decoded:

@@ -50,7 +50,10 @@ def decoded(path: Path, decoder: Decoder, seed: int) -> Dataset:
 
 def from_folders(path: Path, decoder: Decoder) -> tuple[dict[str, Images], tuple[str, ...]]:
     """train/CLASS/*.jpg beside test/CLASS/*.jpg."""
-    folders = {"train": path / "train", "test": next(filter(Path.is_dir, (path / name for name in TEST)), path / "test")}
+    folders = {
+        "train": path / "train",
+        "test": next(filter(Path.is_dir, (path / name for name in TEST)), path / "test"),
+    }
     for folder in folders.values():
         if not folder.is_dir():
             raise RattleError(f"{path} holds neither {folder.name}/ with class folders nor tar shards of that part")

@@ -76,7 +76,9 @@ class Data:
     val_size: int | None = None  # training images to hold out; a tenth, at most 1000, when not given; 0 or none: none
     split_seed: int = 0  # draws the subset, the held-out images, and the test part of a dataset that has none
     resize: int | None = None  # side to scale the images to, whatever their source; the shorter side with data.crop
-    crop: int | None = None  # decode a folder or tar shards on the fly: side of random crops, and of the centre in tests
+    crop: int | None = (
+        None  # decode a folder or tar shards on the fly: side of random crops, and of the centre in tests
+    )
     workers: int | None = None  # threads that decode; as many as this process has cores, up to 16, when not given
     in_memory_limit: float = 4.0  # gigabytes; a larger part is read from a memory-mapped file in ROOT/cache
     augment: Augment = field(default_factory=Augment)  # random changes of the training images
@@ -88,6 +90,11 @@ class Data:
             value = getattr(self, name)
             if value is not None and not low <= value < math.inf:
                 raise RattleError(f"data.{name} must be >= {low}, got {value}")
+        for name, value in (("data.workers", self.workers), ("data.augment.area", self.augment.area)):
+            if value is not None and not self.crop and self.name not in DECODED:
+                raise RattleError(
+                    f"{name} {value} does nothing to images that are not decoded on the fly: set data.crop"
+                )
         if self.crop and self.resize and self.crop > self.resize:
             sides = f"data.crop {self.crop} is larger than data.resize {self.resize}"
             raise RattleError(f"{sides}, the shorter side of the pictures that it is cut from")

@@ -115,7 +115,9 @@ def members(shard: Path, file: object) -> Iterator[tarfile.TarInfo]:
             again.seek(archive.offset)
             end = again.read(BLOCK)
     if end != bytes(BLOCK):
-        what = "damaged: what follows is no header" if len(end) == BLOCK else "cut: the empty block at its end is missing"
+        what = (
+            "damaged: what follows is no header" if len(end) == BLOCK else "cut: the empty block at its end is missing"
+        )
         raise RattleError(f"{shard} is {what}")
 
 

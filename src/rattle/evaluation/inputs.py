@@ -46,7 +46,9 @@ def as_tensors(model: nn.Module, x: Images, y: Array | None) -> tuple[Tensor, Te
         return check_batch(x, y)
     if x.ndim != 4:
         raise RattleError(f"uint8 images must have shape [n, C, H, W], got {list(x.shape)}")
-    stand_in = torch.zeros(1, dtype=torch.float32, device=x.device).expand(x.shape)  # any byte is in range: no need for a float copy
+    stand_in = torch.zeros(1, dtype=torch.float32, device=x.device).expand(
+        x.shape
+    )  # any byte is in range: no need for a float copy
     return x, check_batch(stand_in, y)[1]
 
 

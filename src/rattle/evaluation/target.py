@@ -22,7 +22,6 @@ from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.threat import Threat
 
-
 IN_MEMORY = 2**31  # bytes of decoded pictures; more of them are decoded batch by batch, anew for every attack
 
 

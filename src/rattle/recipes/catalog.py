@@ -155,9 +155,7 @@ def make_recipe(
         **own_settings(base, setting),
         val_attack=replace(attack, loss="ce", start="uniform"),
     )
-    recipe = with_settings(recipe, base.settings) if base.settings else recipe
-    own = {"normalise": False} if model == "python" else {}  # the user's module normalises as it likes
-    recipe = replace(recipe, **{**setting.training, **own}) if setting.training else recipe
+    recipe = with_settings(recipe, base.settings, setting.training)
     recipe = released(recipe) if "-released" in suffixes else recipe
     return with_changes(fast(recipe, setting) if "-fast" in suffixes else recipe, changes)
 
@@ -243,14 +241,16 @@ def own_settings(method: Method, setting: Setting) -> dict[str, Any]:
     }
 
 
-def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
-    """The recipe with a method's further settings; a network of the user's keeps its activation and normalisation."""
+def with_settings(recipe: Recipe, settings: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
+    """The recipe with a method's further settings, and then with those of the dataset's training; a network of the
+    user's keeps its activation and normalisation."""
     plain, own = to_plain(recipe), recipe.model == "python" or ":" in recipe.model
     for path, value in settings.items():
         *parents, last = path.split(".")
         if not (own and last in ("activation", "normalise")):
             reduce(getitem, parents, plain)[last] = value
-    return from_plain(Recipe, plain)
+    fixed = {name: value for name, value in training.items() if recipe.model != "python" or name != "normalise"}
+    return replace(from_plain(Recipe, plain) if settings else recipe, **fixed)
 
 
 def fast(recipe: Recipe, setting: Setting) -> Recipe:

@@ -47,9 +47,6 @@ def idle_settings(recipe: Recipe) -> dict[str, str]:
         found["attack.box-first"] = "only in the l_2 ball does the order of the projections matter"
     if recipe.average is None:
         found["average.*"] = "weights are not averaged; --average.kind EMA or SWA does it"
-    if recipe.data.crop is None:
-        only = "only pictures that are decoded on the fly (data.crop)"
-        found |= {"data.workers": f"{only} are decoded by workers", "data.augment.area": f"{only} are cropped by area"}
     if recipe.data.val_size == 0:
         found |= dict.fromkeys(("val-attack.*", "evaluate-every"), "no images are held out (data.val-size 0)")
     return found
@@ -71,8 +68,6 @@ def refuse_idle(recipe: Recipe) -> Recipe:
         "awp.climbs": climbs,
         "attack.box-first": box_first,
         "head": recipe.head,
-        "data.workers": recipe.data.workers,
-        "data.augment.area": recipe.data.augment.area,
         "noise.outer": noise.outer,
         "noise.scale": scale,
         "objective.taylor.eta": eta,

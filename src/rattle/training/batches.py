@@ -1,6 +1,6 @@
 """What a step begins with: the images of a minibatch as the epoch sees them, and the inner attack of the epoch."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -18,20 +18,24 @@ from rattle.training.state import ATTACK, CROPS, EXTRA, PARTNERS, PIXELS, TrainS
 AREA = 0.08  # smallest share of a picture in a random crop, as usual for ImageNet
 
 
-def in_epoch(state: TrainState, images: Images, parts: Iterable[Tensor]) -> Images:
-    """Images that are decoded on the fly as this epoch crops them, those of the next parts in advance; others as they
-    are. parts: what `augmented` will be given, in its order."""
+def in_epoch(state: TrainState, images: Images, batches: Sequence[Tensor]) -> Images:
+    """Images that are decoded on the fly as this epoch crops them, the next minibatches in advance; others as they are.
+
+    batches: the indices of this rank's minibatches, in their order.
+    """
     if not images.decoded:
         return images
     recipe, n = state.recipe, len(images)
     seed, mixed = derive_seed(recipe.seed, PARTNERS, state.progress.epoch), recipe.data.augment.mix != "none"
 
     def asked() -> Iterator[Tensor]:
-        for index in parts:
+        for index in (part for batch in batches for part in batch.chunk(recipe.accumulate)):
             both = [index, partners(state, n, ImageStreams(seed, index))] if mixed else [index]
             yield from (rows[rows < n] for rows in both)
 
-    return images.cropped(derive_seed(recipe.seed, CROPS, state.progress.epoch), recipe.data.augment.area or AREA, asked())
+    return images.cropped(
+        derive_seed(recipe.seed, CROPS, state.progress.epoch), recipe.data.augment.area or AREA, asked()
+    )
 
 
 def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,8 +89,7 @@ def fit(
     with distributed.agreed():
         state = first_state(recipe, run, model, data, classes, resume, trust_code)
         check_start(state, log)
-    refuse_different(state.data)
-    recipe, images = state.recipe, state.data
+    recipe, images = state.recipe, refuse_different(state.data)
     with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
         add_teachers(state, train_teachers(recipe, run, images, first, resume, overwrite, console))
         if resume:
@@ -172,9 +171,8 @@ def train_epoch(
     order = batches(len(images), recipe.batch_size, **settings)
     shown, extra = progress.step, recipe.data.extra_count(min(recipe.batch_size, len(images)))
     state.train_mode()
-    left = [index for index in order for _ in range(recipe.replays)][progress.batch :]
-    left = [shard(with_extra(index, len(images), extra)) for index in left]
-    images = in_epoch(state, images, (part for index in left for part in index.chunk(recipe.accumulate)))
+    left = [shard(with_extra(i, len(images), extra)) for i in order for _ in range(recipe.replays)][progress.batch :]
+    images = in_epoch(state, images, left)
     for index in left:
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:

@@ -59,11 +59,12 @@ def shard(index: Tensor) -> Tensor:
     return index.chunk(ranks)[distributed.rank()]
 
 
-def refuse_different(data: Dataset) -> None:
-    """Refuse ranks that read different images, such as copies of a folder of which one is not whole."""
+def refuse_different(data: Dataset) -> Dataset:
+    """The data; RattleError where ranks read different images, such as copies of a folder of which one is not whole."""
     found = distributed.gathered(data.digest()) if distributed.active() else [""]
     if other := [str(rank) for rank, each in enumerate(found) if each != found[0]]:
         raise RattleError(f"rank {', '.join(other)} of {len(found)} found other images of {data.name} than rank 0")
+    return data
 
 
 def exchange(
