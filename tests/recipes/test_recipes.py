@@ -14,6 +14,7 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError, unknown
 from rattle.objectives import AT, Taylor, Trades
 from rattle.recipes.catalog import describe, get_recipe, list_recipes, resolve
+from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, number, to_plain
@@ -249,11 +250,24 @@ def check_recipe(name: str, dataset: str, norm: str) -> None:
 
 def test_the_papers_rows_are_listed() -> None:
     listed = set(list_recipes())
-    assert {tuple(name.split("-")[:2]) for name in listed} == set(THREATS)
+    assert {tuple(name.split("-")[:2]) for name in listed} == {*THREATS, ("imagenet", "linf")}
     assert len(listed) == len(list_recipes())
     for name in ("cifar10-linf-preact18-trades-2nd", "cifar10-l2-preact18-trades-awp-1st", "svhn-linf-preact18-at-awp"):
         assert name in listed
     assert get_recipe("cifar10-linf-wrn16-4-trades-2nd").model == "wrn16-4"  # any known model in the same place
+
+
+@pytest.mark.parametrize("model", ["convnext-t", "vit-s", "cnn-slim"])
+@pytest.mark.parametrize("method", ["at", "trades-awp-2nd", "gowal", "n-fgsm"])
+def test_imagenet_recipes_have_the_settings_of_large_images_whatever_the_method(model: str, method: str) -> None:
+    recipe = get_recipe(f"imagenet-linf-{model}-{method}")
+    assert (recipe.attack.threat.epsilon, recipe.attack.steps) == (4 / 255, 3)
+    assert recipe.optimizer == AdamW(lr=1e-3)
+    assert recipe.schedule == Cosine(warmup=0.1)
+    assert isinstance(recipe.average, EMA)
+    assert (recipe.batch_size, recipe.data.crop, recipe.data.augment.pad, recipe.normalise) == (1024, 224, 0, True)
+    assert recipe.model == {"convnext-t": "timm:convnext_tiny", "vit-s": "timm:vit_small_patch16_224"}.get(model, model)
+    assert refuse_idle(Recipe.from_yaml(recipe.to_yaml())) == recipe
 
 
 def test_a_recipe_is_described_in_one_line() -> None:

@@ -29,7 +29,14 @@ from rattle.weights import eval_mode
 ATTACK = "pgd20"
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # in units of the threat's epsilon
 MAX_SHOWN, MAX_EXTREME = 10, 5
-NOT_SETTINGS = ("name", "seed", "threads", "data.root", "data.in_memory_limit")  # they do not make another recipe
+NOT_SETTINGS = (
+    "name",
+    "seed",
+    "threads",
+    "data.root",
+    "data.in_memory_limit",
+    "data.workers",
+)  # they do not make another recipe
 
 
 def first_of_each_class(y: Tensor, classes: int = MAX_SHOWN) -> Tensor:

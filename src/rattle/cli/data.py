@@ -37,10 +37,11 @@ class Show:
     out: str = ""  # PNG file to write; NAME-contact-sheet.png in the current folder when not given
     overwrite: bool = False  # replace the PNG file if it is there
     resize: int | None = None  # side to scale the images to
+    crop: int | None = None  # decode a folder or tar shards on the fly and show the centre of this side
 
     @property
     def source(self) -> data.Data:
-        return data.Data(name=self.name, root=self.root, resize=self.resize)
+        return data.Data(name=self.name, root=self.root, resize=self.resize, crop=self.crop)
 
 
 def main(args: list[str]) -> None:

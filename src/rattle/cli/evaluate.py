@@ -179,7 +179,7 @@ def check_named(options: Options) -> None:
             find_builder(options.model)
         options.check_weights()
         return
-    for name in ("weights", "width", "classes", "mean", "std", "resize"):
+    for name in ("weights", "width", "classes", "mean", "std", "resize", "crop"):
         if getattr(options, name):
             raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
 

@@ -28,6 +28,7 @@ def overview(state: TrainState) -> str:
     n, batch, left = len(data.train), min(recipe.batch_size, len(data.train)), recipe.epochs - done
     shape, weights = "x".join(map(str, data.train.shape[1:])), sum(p.numel() for p in state.model.parameters())
     classes, changes = f"{len(data.classes)} classes", augmented(recipe.data.augment)
+    changes = f"random crops, decoded on the fly, {changes}" if data.train.decoded else changes
     length = f"{recipe.epochs}, {left or 'none'} of them left" if done else f"{recipe.epochs}"
     if state.extra is not None:
         changes += (

@@ -26,6 +26,7 @@ class Augment:
 
     pad: int = 4  # pixels of padding before a random crop of the original size
     flip: bool = True  # mirror half of the images
+    area: float | None = None  # smallest share of a picture in random crops of data.crop; 0.08 when not given
     cutout: int = 0  # side of the square set to zero
     mix: Literal["none", "cutmix", "mixup"] = "none"  # each image with another: a rectangle of it | a share of each
 
@@ -33,6 +34,9 @@ class Augment:
         check_choices(self, "augment")
         if self.pad < 0 or self.cutout < 0:
             raise RattleError(f"augment.pad and augment.cutout must be >= 0, got {self.pad} and {self.cutout}")
+
+        if self.area is not None and not 0 < self.area <= 1:
+            raise RattleError(f"augment.area is a share of the picture, above 0 and at most 1, got {self.area}")
 
     def __call__(self, x: Tensor, streams: ImageStreams) -> Tensor:
         """Images x, uint8 or float [n, C, H, W], to the same type and shape; streams: the randomness of each image."""

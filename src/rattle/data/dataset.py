@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 
 TEST_SHARE = 5  # a dataset without a test part gives one image in five to it
@@ -16,13 +20,13 @@ class Images:
     """Images x [n, C, H, W], uint8 or float in [0, 1], and labels y int64 [n]: in memory, on a device or mapped.
 
     `images[index]` is a batch in memory; of mapped images it reads that batch alone. `x` of a mapped subset copies the
-    whole subset into memory.
+    whole subset into memory. `x` of images that are decoded on the fly are their `Pictures`, and mapped is True.
     """
 
     __slots__ = ("mapped", "rows", "storage", "y")
 
-    def __init__(self, x: Tensor, y: Tensor, *, rows: Tensor | None = None, mapped: bool = False) -> None:
-        """x: the images. y: a label for each. rows: take only these rows of x. mapped: x is a memory-mapped file."""
+    def __init__(self, x: Any, y: Tensor, *, rows: Tensor | None = None, mapped: bool = False) -> None:
+        """x: a tensor, or Pictures. y: a label for each. rows: take only these rows of x. mapped: x is on disk."""
         self.storage, self.y, self.rows, self.mapped = x, y, rows, mapped
         if x.dtype != torch.uint8 and not x.is_floating_point():
             raise RattleError(f"images must be uint8 or floating point in [0, 1], got {x.dtype}")
@@ -33,6 +37,11 @@ class Images:
     @property
     def x(self) -> Tensor:
         return self.storage if self.rows is None else self.storage[self.rows]
+
+    @property
+    def decoded(self) -> bool:
+        """Whether these are pictures that are decoded on the fly."""
+        return isinstance(self.storage, Pictures)
 
     @property
     def shape(self) -> torch.Size:
@@ -55,13 +64,19 @@ class Images:
         return Images(self.storage[rows.to(self.storage.device)], self.y[index])
 
     def subset(self, index: Tensor) -> Images:
-        """The images of an index; mapped images stay mapped."""
+        """The images of an index; mapped images stay mapped, encoded ones encoded."""
         if not self.mapped:
             return self[index]
+        if self.decoded:
+            return Images(self.storage.take(index), self.y[index], mapped=True)
         return Images(self.storage, self.y[index], rows=index if self.rows is None else self.rows[index], mapped=True)
 
     def to(self, device: torch.device | str) -> Images:
         return Images(self.x.to(device), self.y.to(device))
+
+    def cropped(self, seed: int, area: float, asked: Iterable[Tensor]) -> Images:
+        """Random crops of images that are decoded on the fly, see `Pictures.cropped`."""
+        return Images(self.storage.cropped(seed, area, asked), self.y, mapped=True)
 
 
 def to_device(values: Tensor, device: torch.device | str) -> Tensor:
@@ -72,8 +87,15 @@ def to_device(values: Tensor, device: torch.device | str) -> Tensor:
 
 
 def on_device(images: Images, device: torch.device | str, limit_bytes: int = 2 * 2**30) -> Images:
-    """The images on the device if they take at most limit_bytes, else unchanged, to be moved batch by batch."""
-    if images.nbytes > limit_bytes or (torch.device(device) == images.storage.device and not images.mapped):
+    """The images on the device if they take at most limit_bytes, else unchanged, to be moved batch by batch.
+
+    Those that are decoded on the fly stay as they are: every epoch shows other parts of them.
+    """
+    if (
+        images.decoded
+        or images.nbytes > limit_bytes
+        or (torch.device(device) == images.storage.device and not images.mapped)
+    ):
         return images
     return images.to(device)
 
@@ -100,6 +122,19 @@ class Dataset:
         train, test = list(self.train.shape[1:]), list(self.test.shape[1:])
         if train != test:
             raise RattleError(f"{self.name}: training images are {train}, test images {test} (channels, height, width)")
+
+    def digest(self) -> str:
+        """A checksum that tells other data from these at little cost: all labels, and the names or the first pixels."""
+        found = hashlib.sha256(
+            repr((self.classes, [p and p.shape for p in (self.train, self.val, self.test)])).encode()
+        )
+        for part in filter(None, (self.train, self.val, self.test)):
+            found.update(part.y.cpu().contiguous().numpy().tobytes())
+            if part.decoded:
+                found.update(part.storage.records.digest().encode() + part.storage.rows.tobytes())
+            elif len(part):
+                found.update(part[torch.arange(1)].x.cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     @property
     def channels(self) -> int:

@@ -4,6 +4,8 @@ A source is a function load(root, cache) -> Dataset. One file and one line of SO
 `register_source` at run time.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +17,7 @@ from torch import Tensor
 from rattle.data.augment import Augment
 from rattle.data.cifar import cifar10, cifar100
 from rattle.data.dataset import Dataset, Images, balanced_indices, hold_out
+from rattle.data.decoded import Decoder, decoded
 from rattle.data.digits import digits
 from rattle.data.extra import IN_MEMORY, extra_images
 from rattle.data.files import data_root
@@ -39,7 +42,9 @@ SOURCES: dict[str, Load] = {
     "fashion-mnist": fashion_mnist,
 }
 BUILT_IN = frozenset(SOURCES)
+DECODED = {"imagenet": 224}  # found under the root, decoded on the fly; the side of the crops when not given
 EXTRA_FRACTION = 0.7  # of a minibatch (Gowal et al. 2020)
+LEAST = {"val_size": 0, "train_size": 1, "resize": 1, "crop": 1, "workers": 0, "in_memory_limit": 0}
 VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
 
 
@@ -70,17 +75,29 @@ class Data:
     train_size: int | None = None  # train on a balanced subset of this size; all training images when not given
     val_size: int | None = None  # training images to hold out; a tenth, at most 1000, when not given; 0 or none: none
     split_seed: int = 0  # draws the subset, the held-out images, and the test part of a dataset that has none
-    resize: int | None = None  # side to scale the images to, whatever their source
+    resize: int | None = None  # side to scale the images to, whatever their source; the shorter side with data.crop
+    crop: int | None = (
+        None  # decode a folder or tar shards on the fly: side of random crops, and of the centre in tests
+    )
+    workers: int | None = None  # threads that decode; as many as this process has cores, up to 16, when not given
     in_memory_limit: float = 4.0  # gigabytes; a larger part is read from a memory-mapped file in ROOT/cache
     augment: Augment = field(default_factory=Augment)  # random changes of the training images
     extra: str | None = None  # FILE.npz of extra or generated images (image, label), drawn into every minibatch
     extra_fraction: float | None = None  # share of a minibatch that they make up; 0.7 when not given
 
     def __post_init__(self) -> None:
-        for name, low in (("val_size", 0), ("train_size", 1), ("resize", 1), ("in_memory_limit", 0)):
+        for name, low in LEAST.items():
             value = getattr(self, name)
             if value is not None and not low <= value < math.inf:
                 raise RattleError(f"data.{name} must be >= {low}, got {value}")
+        for name, value in (("data.workers", self.workers), ("data.augment.area", self.augment.area)):
+            if value is not None and not self.crop and self.name not in DECODED:
+                raise RattleError(
+                    f"{name} {value} does nothing to images that are not decoded on the fly: set data.crop"
+                )
+        if self.crop and self.resize and self.crop > self.resize:
+            sides = f"data.crop {self.crop} is larger than data.resize {self.resize}"
+            raise RattleError(f"{sides}, the shorter side of the pictures that it is cut from")
         if self.extra_fraction is not None and not 0 < self.extra_fraction < 1:
             raise RattleError(f"data.extra-fraction must lie between 0 and 1, got {self.extra_fraction}")
 
@@ -144,6 +161,8 @@ class Data:
             )
         root, path = data_root(self.root), Path(self.name).expanduser()
         cache = self.cache
+        if self.crop or self.name in DECODED:
+            return self.find_decoded(root, path)
         if self.name.startswith("hub:"):
             return lambda: hub(self.name.removeprefix("hub:"), cache, self.split_seed, self.resize)
         if self.name not in SOURCES and path.is_dir():
@@ -155,7 +174,29 @@ class Data:
         if path.suffix == ".npz" or len(path.parts) > 1:
             kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
             raise RattleError(f"there is no {kind} at {path} (looked from {Path.cwd()})")
-        raise unknown("dataset", self.name, [*SOURCES, "FILE.npz", "FOLDER", "hub:OWNER/NAME"])
+        raise unknown("dataset", self.name, [*SOURCES, *DECODED, "FILE.npz", "FOLDER", "hub:OWNER/NAME"])
+
+    def other(self, name: str) -> Data:
+        """Other images of the size that these have; pictures in a folder are decoded as these are."""
+        if self.crop and not (name in DECODED or Path(name).is_dir()):
+            return Data(name=name, root=self.root, resize=self.crop)
+        return Data(name=name, root=self.root, resize=self.resize, crop=self.crop, workers=self.workers)
+
+    def find_decoded(self, root: Path, path: Path) -> Callable[[], Dataset]:
+        """What reads a dataset that is decoded on the fly."""
+        side = self.crop or DECODED[self.name]
+        if self.name in DECODED:
+            path = root / self.name
+        elif self.name in SOURCES or not path.is_dir():
+            what = "comes as arrays" if self.name in SOURCES or path.is_file() else "is none"
+            raise RattleError(f"data.crop is for a folder of pictures or of tar shards, and {self.name} {what}")
+        if not path.is_dir():
+            where = "name the folder above it with --data.root or RATTLE_DATA, or it with --data.name"
+            raise RattleError(f"{self.name}: there is no folder {path} with train/ and val/ or tar shards; {where}")
+        if self.resize is not None and side > self.resize:  # where the side was not given
+            raise RattleError(f"data.resize {self.resize} leaves no room for crops of {side}: set a smaller data.crop")
+        decoder = Decoder(crop=side, resize=self.resize, workers=self.workers, cache=self.cache.folder)
+        return lambda: decoded(path, decoder, self.split_seed)
 
     def scaled(self, read: Callable[[], Dataset]) -> Callable[[], Dataset]:
         """`read`, its images scaled where the settings ask for it."""

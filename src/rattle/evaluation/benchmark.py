@@ -37,7 +37,7 @@ def benchmark(
     if isinstance(data, str):
         test = Data(name=data, root=root).source().test
         index = choose_images(test.y, n, first=first, shuffled=settings.get("within") is not None)
-        images, settings = test[index], {"index": index, **settings}
+        images, settings = test.subset(index), {"index": index, **settings}
         x, y = images.x, images.y
         settings["metadata"] = {"data": data, **(settings.get("metadata") or {})}
     elif isinstance(data, tuple):

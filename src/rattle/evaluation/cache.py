@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.base import UsesModels, describe
+from rattle.data.decode import Pictures
 from rattle.evaluation.results import check_name
 from rattle.runs import distributed
 from rattle.runs.checkpoint import digest
@@ -24,7 +25,7 @@ ANY = r"partial|images\.npy"  # the kinds of files that an interrupted evaluatio
 
 def cache_key(
     model: nn.Module,
-    x: Tensor,
+    x: Tensor | Pictures,
     y: Tensor,
     attack: Attack,
     *,
@@ -47,7 +48,8 @@ def cache_key(
     return model_digest(model, x, y, settings)
 
 
-def model_digest(model: nn.Module, x: Tensor, y: Tensor, settings: Mapping[str, Any]) -> str:
+def model_digest(model: nn.Module, x: Tensor | Pictures, y: Tensor, settings: Mapping[str, Any]) -> str:
+    x = x.fingerprint() if isinstance(x, Pictures) else x
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()} | {"x": x, "y": y}
     text = json.dumps({**settings, "layers": repr(model)}, sort_keys=True, default=str)
     return digest({key: value.detach().cpu() for key, value in tensors.items()}, {"settings": text})

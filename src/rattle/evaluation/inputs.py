@@ -15,13 +15,14 @@ from rattle.attacks import Attack
 from rattle.attacks.base import accepts_channels_last, check_batch, logits_of
 from rattle.attacks.registry import get_attack
 from rattle.data import to_float
+from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.results import check_name
 from rattle.models.head import refusing
 from rattle.threat import Norm, Threat
 
 Array = Tensor | np.ndarray
-Images = Array | Dataset | DataLoader
+Images = Array | Dataset | DataLoader | Pictures
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, str | Attack]
 
 
@@ -40,11 +41,13 @@ def as_tensors(model: nn.Module, x: Images, y: Array | None) -> tuple[Tensor, Te
         raise RattleError("images without labels cannot be evaluated: give them as y")
     weights = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
     x, y = channels_first(as_tensor(x, weights)), as_tensor(y, weights)
-    if not isinstance(x, Tensor) or x.dtype != torch.uint8:
+    if not isinstance(x, Tensor | Pictures) or x.dtype != torch.uint8:
         return check_batch(x, y)
     if x.ndim != 4:
         raise RattleError(f"uint8 images must have shape [n, C, H, W], got {list(x.shape)}")
-    stand_in = x.new_zeros(1, dtype=torch.float32).expand(x.shape)  # any byte is in range: no need for a float copy
+    stand_in = torch.zeros(1, dtype=torch.float32, device=x.device).expand(
+        x.shape
+    )  # any byte is in range: no need for a float copy
     return x, check_batch(stand_in, y)[1]
 
 
@@ -122,7 +125,7 @@ def floats_for(model: nn.Module, x: Tensor) -> Tensor:
     return as_float(x, channels_last=takes_channels_last(model, x))
 
 
-def image_checksums(x: Tensor, y: Tensor) -> list[str]:
+def image_checksums(x: Tensor | Pictures, y: Tensor) -> list[str]:
     """A checksum of each image and its label, by which results on overlapping sets of images are paired.
 
     Bytes and floats in [0, 1] of the same image have the same one: a float counts as the nearest 255th. An image that

@@ -22,6 +22,8 @@ from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.threat import Threat
 
+IN_MEMORY = 2**31  # bytes of decoded pictures; more of them are decoded batch by batch, anew for every attack
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -43,8 +45,9 @@ class Target:
         self.model.to(distributed.choose_device(self.where))
 
     def images(self, index: Tensor | None = None) -> Images:
-        """The test images of an index, or all of them, on the model's device."""
-        return (self.test if index is None else self.test[index]).to(self.device)
+        """The test images of an index, or all of them, on the model's device; many encoded ones stay encoded."""
+        chosen = self.test if index is None else self.test.subset(index)
+        return chosen if chosen.decoded and chosen.nbytes > IN_MEMORY else chosen.to(self.device)
 
     @property
     def device(self) -> torch.device:
@@ -68,7 +71,7 @@ def target_from_checkpoint(
     saved = path if isinstance(path, Checkpoint) else open_checkpoint(path, trust_code=trust_code)
     recipe, run = saved.recipe, run_of(saved.path)
     own = replace(recipe.data, root=root or recipe.data.root)
-    other = Data(name=data, root=own.root, resize=own.resize) if data else own
+    other = own.other(data) if data else own
     source = other.source()
     return Target(
         name=recipe.with_seed(recipe.name),
@@ -95,6 +98,7 @@ class Network:
     random_weights: bool = False  # evaluate --model without trained weights, as drawn at random from seed 0
     classes: int | None = None  # of --model; as many as the data have when not given
     resize: int | None = None  # side to scale the images to, where the model is made for another size than theirs
+    crop: int | None = None  # decode a folder or tar shards on the fly: side of the centre, of --resize or 8/7 of it
 
     def check_weights(self) -> None:
         """Refuse what contradicts itself."""
@@ -122,7 +126,7 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None,
     """Any network on any data, which may be a dataset's name, a file or a folder; root: where datasets are; device:
     where the model goes."""
     network.check_weights()
-    source = Data(name=data, root=root, resize=network.resize).source()
+    source = Data(name=data, root=root, resize=network.resize, crop=network.crop).source()
     classes, found = network.classes or len(source.classes), len(source.classes)
     if classes < found:
         raise RattleError(f"--classes {classes} is fewer than the {found} classes of {data}")

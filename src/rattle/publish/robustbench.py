@@ -147,7 +147,10 @@ def measure_claim(target: Target, path: str) -> Claim:
     images, n = load_images(file), len(target.test)
     if len(stored.flags) != n:
         raise RattleError(f"AutoAttack ran on {len(stored.flags)} images and RobustBench asks for all {n}: {command}")
-    x, verdicts = to_float(target.test.x).float().contiguous(), torch.tensor([stored.clean, stored.flags]).bool()
+    x, verdicts = (
+        to_float(target.test.to("cpu").x).float().contiguous(),
+        torch.tensor([stored.clean, stored.flags]).bool(),
+    )
     fits = images.x_adv.shape[1:] == x.shape[1:] and bool(((images.index >= 0) & (images.index < n)).all())
     if fits:
         x_adv = x.index_copy(0, images.index, images.x_adv)

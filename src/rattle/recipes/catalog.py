@@ -7,7 +7,7 @@ runs, with `-fast` it costs a third.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -20,8 +20,8 @@ from rattle.objectives import Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.reading import read_text
-from rattle.recipes.recipe import SGD, Recipe
-from rattle.recipes.schedules import CheckpointSchedule, OneCycle, Piecewise
+from rattle.recipes.recipe import SGD, AdamW, Recipe
+from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, to_plain
 from rattle.threat import Norm, Threat
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
@@ -41,6 +41,9 @@ class Setting:
     most_batch: int = 8192  # where few images would leave few steps
     fast_batch: int = 256  # of `-fast` recipes; the rate grows with it
     fast_decay: float = 0.995  # of their weight average: its window is a small part of the run's steps
+    steps: int | None = None  # of the inner attack; the method's when None
+    average: EMA | None = None  # for methods that have none of their own
+    training: Mapping[str, Any] = field(default_factory=dict)  # fields of Recipe that hold for every method
     window: float = 1.0  # steps that a method's own EMA looks back over those published: fewer where runs are shorter
     models: tuple[str, ...] = ("preact18", "wrn34-10", "vgg16", "mobilenetv2", "resnet18")  # those that are listed
 
@@ -70,7 +73,23 @@ SETTINGS = {
     "svhn": Setting(
         data=Data(name="svhn", val_size=1000, augment=Augment(flip=False)), step_sizes=PAPER_THREATS, lr=0.01
     ),
+    # As transformers and ConvNeXt are trained against 4/255: three steps of two thirds of it, AdamW, an average
+    "imagenet": Setting(
+        data=Data(name="imagenet", crop=224, val_size=1000, augment=Augment(pad=0, area=0.08)),
+        step_sizes={"linf": (4 / 255, 8 / 765)},
+        steps=3,
+        lr=1e-3,
+        epochs=100,
+        warmup=5,
+        fast_batch=1024,
+        fast_decay=0.9998,
+        average=EMA(decay=0.9998),
+        training={"optimizer": AdamW(lr=1e-3), "schedule": Cosine(warmup=0.1), "batch_size": 1024, "normalise": True},
+        models=("convnext-t", "vit-s"),
+    ),
 }
+# What a recipe's name calls networks of timm, which is no dependency: pip install timm
+TIMM = {"convnext-t": "timm:convnext_tiny", "vit-s": "timm:vit_small_patch16_224"}
 
 ORDERS = {"": 0, "-1st": 1, "-2nd": 2}  # suffix -> order of the Taylor terms
 SHARPNESS = {"-sam": SAM(), "-asam": ASAM()}  # suffix -> what takes AWP's place, on any method
@@ -91,6 +110,7 @@ def get_recipe(name: str) -> Recipe:
     norm: Norm = "linf" if match[2] == "linf" else "l2"
     model = match[3].removesuffix("-silu")
     changes: dict[str, Any] = {"activation": "silu"} if model != match[3] else {}
+    model = TIMM.get(model, model)
     return make_recipe(match[4], data=SETTINGS[match[1]].data, model=model, norm=norm, name=name, **changes)
 
 
@@ -122,6 +142,7 @@ def make_recipe(
     setting = SETTINGS.get(data.name) or Setting(data=data, step_sizes=PAPER_THREATS)
     base, suffixes = parse_method(method)
     attack = replace(base.attack, **threat_of(setting, norm, epsilon, step_size))
+    attack = replace(attack, steps=setting.steps or attack.steps)
     recipe = Recipe(
         name=name or f"{short(data.name)}-{norm}-{short(model)}-{method}",
         data=data,
@@ -134,7 +155,7 @@ def make_recipe(
         **own_settings(base, setting),
         val_attack=replace(attack, loss="ce", start="uniform"),
     )
-    recipe = with_settings(recipe, base.settings) if base.settings else recipe
+    recipe = with_settings(recipe, base.settings, setting.training)
     recipe = released(recipe) if "-released" in suffixes else recipe
     return with_changes(fast(recipe, setting) if "-fast" in suffixes else recipe, changes)
 
@@ -179,7 +200,7 @@ def threat_of(setting: Setting, norm: Norm, epsilon: float | None, step_size: fl
 
 def with_changes(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
     """The recipe with some of its fields changed; a field that it does not have is refused with the nearest."""
-    names = [field.name for field in fields(Recipe)]
+    names = [each.name for each in fields(Recipe)]
     for key in changes:
         if key not in names:
             raise unknown("setting of a recipe", key, names)
@@ -211,7 +232,7 @@ def own_settings(method: Method, setting: Setting) -> dict[str, Any]:
     schedule = Piecewise(drops=method.drops, factor=method.rate_factor)
     batch = min(method.batch_size, setting.most_batch)
     return {
-        "average": average,
+        "average": average or setting.average,
         "schedule": schedule,
         "epochs": round(setting.epochs * method.length),
         "ramp": method.ramp,
@@ -220,14 +241,16 @@ def own_settings(method: Method, setting: Setting) -> dict[str, Any]:
     }
 
 
-def with_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
-    """The recipe with a method's further settings; a network of the user's keeps its activation and normalisation."""
+def with_settings(recipe: Recipe, settings: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
+    """The recipe with a method's further settings, and then with those of the dataset's training; a network of the
+    user's keeps its activation and normalisation."""
     plain, own = to_plain(recipe), recipe.model == "python" or ":" in recipe.model
     for path, value in settings.items():
         *parents, last = path.split(".")
         if not (own and last in ("activation", "normalise")):
             reduce(getitem, parents, plain)[last] = value
-    return from_plain(Recipe, plain)
+    fixed = {name: value for name, value in training.items() if recipe.model != "python" or name != "normalise"}
+    return replace(from_plain(Recipe, plain) if settings else recipe, **fixed)
 
 
 def fast(recipe: Recipe, setting: Setting) -> Recipe:

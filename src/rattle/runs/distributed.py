@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from rattle.errors import RattleError, first_line
 from rattle.runs.meeting import meet
 from rattle.runs.progress import Interrupted
 
+T = TypeVar("T")
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla")  # kinds of them, besides auto
 # References to process groups, held to the end of the process. Dropping the last reference waits for the group's
 # threads; done by a DDP wrapper in an exception's frames, it would wait while holding the GIL that they need to end.
@@ -131,6 +133,14 @@ def on_main(action: Callable[[], object]) -> None:
         raise RattleError(refusal[0])
 
 
+def gathered(value: T) -> list[T]:
+    """The value of every rank."""
+    found = [value] * world_size()
+    if active():
+        dist.all_gather_object(found, value)
+    return found
+
+
 @contextmanager
 def agreed() -> Iterator[None]:
     """What each rank does alone before they meet: where one refuses or is interrupted, all stop, in its words."""
@@ -139,9 +149,7 @@ def agreed() -> Iterator[None]:
         yield
     except (RattleError, Interrupted) as reason:
         own = reason
-    found: list[tuple[type[Exception], str] | None] = [None] * world_size()
-    if active():
-        dist.all_gather_object(found, None if own is None else (type(own), str(own)))
+    found = gathered(None if own is None else (type(own), str(own)))
     if own is not None:
         raise own
     for kind, words in filter(None, found):

@@ -1,5 +1,7 @@
 """What a step begins with: the images of a minibatch as the epoch sees them, and the inner attack of the epoch."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -10,7 +12,30 @@ from rattle.data import Images, to_device, to_float
 from rattle.objectives.base import Memory, Moment, StepContext, label_rows
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
-from rattle.training.state import ATTACK, EXTRA, PARTNERS, PIXELS, TrainState
+from rattle.runs import distributed
+from rattle.training.state import ATTACK, CROPS, EXTRA, PARTNERS, PIXELS, TrainState
+
+AREA = 0.08  # smallest share of a picture in a random crop, as usual for ImageNet
+
+
+def in_epoch(state: TrainState, images: Images, batches: Sequence[Tensor]) -> Images:
+    """Images that are decoded on the fly as this epoch crops them, the next minibatches in advance; others as they are.
+
+    batches: the indices of this rank's minibatches, in their order.
+    """
+    if not images.decoded:
+        return images
+    recipe, n = state.recipe, len(images)
+    seed, mixed = derive_seed(recipe.seed, PARTNERS, state.progress.epoch), recipe.data.augment.mix != "none"
+
+    def asked() -> Iterator[Tensor]:
+        for index in (part for batch in batches for part in batch.chunk(recipe.accumulate)):
+            both = [index, partners(state, n, ImageStreams(seed, index))] if mixed else [index]
+            yield from (rows[rows < n] for rows in both)
+
+    return images.cropped(
+        derive_seed(recipe.seed, CROPS, state.progress.epoch), recipe.data.augment.area or AREA, asked()
+    )
 
 
 def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,16 +73,22 @@ def partners(state: TrainState, n: int, draws: ImageStreams) -> Tensor:
 def drawn(state: TrainState, images: Images, rows: Tensor) -> Images:
     """The images of these rows; those beyond the training images are extra ones, drawn with replacement."""
     if state.extra is None:
-        batch = images[rows]
+        batch = taken(images, rows)
         return Images(to_device(batch.x, state.device), to_device(batch.y, state.device))
     own, device = rows < len(images), state.device
     seed = derive_seed(state.recipe.seed, EXTRA, state.progress.epoch)
     chosen = ImageStreams(seed, rows[~own]).integers(len(state.extra), 1)[:, 0]
-    first, second = images[rows[own]].to(device), state.extra[chosen].to(device)
+    first, second = taken(images, rows[own]).to(device), state.extra[chosen].to(device)
     x = to_float(second.x, torch.contiguous_format) if first.x.is_floating_point() else second.x
     labels = as_rows(state, first.y) if second.y.ndim == 2 else first.y
     place = torch.cat([own.nonzero(), (~own).nonzero()])[:, 0].argsort()  # the order of the rows again
     return Images(torch.cat([first.x, x])[place], torch.cat([labels, second.y.to(labels.dtype)])[place])
+
+
+def taken(images: Images, rows: Tensor) -> Images:
+    """The images of these rows in memory; a picture that one rank cannot decode stops all ranks."""
+    with distributed.agreed() if images.decoded else nullcontext():
+        return images[rows]
 
 
 def as_rows(state: TrainState, y: Tensor) -> Tensor:

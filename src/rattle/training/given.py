@@ -80,6 +80,10 @@ def take(
     found = as_dataset(data, model, classes)
     if found.val is not None and recipe.data.val_size not in (None, len(found.val)):
         raise RattleError(f"data.val_size does nothing: the Dataset has {len(found.val)} held-out images of its own")
+    if found.train.decoded:
+        raise RattleError(
+            "images that are decoded on the fly are given as Data(name=FOLDER, crop=...), not as a Dataset"
+        )
     parts = {"train": found.train, "val": found.val or found.test}
     tensors = {f"{name}.{k}": v for name, part in parts.items() for k, v in (("x", part.x), ("y", part.y))}
     name = f"memory:{digest(tensors, {})[:16]}"

@@ -28,13 +28,13 @@ from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
-from rattle.training.batches import augmented, context_of, grown
+from rattle.training.batches import augmented, context_of, grown, in_epoch
 from rattle.training.extra import with_extra
 from rattle.training.given import Given, first_state, named_recipe
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.meter import Diverged, LossMeter
 from rattle.training.numerics import numerics
-from rattle.training.ranks import exchange, shard, sync_with_last, wrap_model
+from rattle.training.ranks import exchange, refuse_different, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import (
     LAYERS,
@@ -89,7 +89,7 @@ def fit(
     with distributed.agreed():
         state = first_state(recipe, run, model, data, classes, resume, trust_code)
         check_start(state, log)
-    recipe, images = state.recipe, state.data
+    recipe, images = state.recipe, refuse_different(state.data)
     with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
         add_teachers(state, train_teachers(recipe, run, images, first, resume, overwrite, console))
         if resume:
@@ -171,13 +171,15 @@ def train_epoch(
     order = batches(len(images), recipe.batch_size, **settings)
     shown, extra = progress.step, recipe.data.extra_count(min(recipe.batch_size, len(images)))
     state.train_mode()
-    for index in [index for index in order for _ in range(recipe.replays)][progress.batch :]:
+    left = [shard(with_extra(i, len(images), extra)) for i in order for _ in range(recipe.replays)][progress.batch :]
+    images = in_epoch(state, images, left)
+    for index in left:
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(state, progress.step, steps) * group["lr_scale"]
             optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
-        terms = train_step(state, forward, ddp_forward, images, shard(with_extra(index, len(images), extra)))
+        terms = train_step(state, forward, ddp_forward, images, index)
         terms, reason = exchange(terms, (state.model, *state.along.values()), recipe, autosave.reason())
         meter.add(terms, progress.step + 1)
         if meter.due(progress.step):

@@ -12,6 +12,7 @@ from torch.nn.functional import one_hot
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
+from rattle.data import Dataset
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import find_head
@@ -56,6 +57,14 @@ def shard(index: Tensor) -> Tensor:
     if len(index) % ranks:
         raise RattleError(f"a minibatch of {len(index)} images does not divide over {ranks} ranks: change --batch-size")
     return index.chunk(ranks)[distributed.rank()]
+
+
+def refuse_different(data: Dataset) -> Dataset:
+    """The data; RattleError where ranks read different images, such as copies of a folder of which one is not whole."""
+    found = distributed.gathered(data.digest()) if distributed.active() else [""]
+    if other := [str(rank) for rank, each in enumerate(found) if each != found[0]]:
+        raise RattleError(f"rank {', '.join(other)} of {len(found)} found other images of {data.name} than rank 0")
+    return data
 
 
 def exchange(

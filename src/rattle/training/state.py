@@ -31,8 +31,10 @@ from rattle.training.optimizers import make_optimizer
 from rattle.training.teachers import along, network_recipe, teachers_of
 from rattle.weights import eval_mode
 
-# What a derived seed is for; LAYERS: dropout etc., EXTRA: which extra images are drawn.
-ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS, EXTRA = range(8)
+# What a derived seed is for; LAYERS: dropout etc., EXTRA: which extra images are drawn, CROPS: of encoded pictures.
+ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS, EXTRA, CROPS = range(9)
+
+MOST_PIXELS = 2**29  # that statistics are taken over: 2 GiB in single precision, 3,566 images of 224 pixels
 
 
 @dataclass(slots=True)
@@ -277,7 +279,7 @@ def statistics(recipe: Recipe, data: Dataset) -> tuple[list[float], list[float]]
     """Mean and deviation of each channel over the training images, when the recipe normalises."""
     if not recipe.normalise:
         return None
-    first = torch.arange(min(len(data.train), 10_000))
+    first = torch.arange(min(len(data.train), 10_000, MOST_PIXELS // data.train.shape[1:].numel()))
     x = to_float(data.train[first].x)
     return x.mean((0, 2, 3)).tolist(), x.std((0, 2, 3)).clamp_min(1e-3).tolist()
 

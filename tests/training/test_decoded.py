@@ -1,0 +1,212 @@
+"""Training and evaluation on pictures that are decoded on the fly: the same for every stop, worker and rank."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import rattle
+from rattle import cli
+from rattle.data import Augment, Data
+from rattle.data.decode import Pictures
+from rattle.errors import RattleError
+from rattle.evaluation import target as targets
+from rattle.evaluation.target import target_from_checkpoint
+from rattle.recipes.catalog import get_recipe
+from rattle.recipes.recipe import AdamW, Recipe
+from rattle.runs import distributed
+from rattle.runs.checkpoint import read
+from rattle.runs.paths import Run
+from rattle.training import loop
+from rattle.training import state as states
+from rattle.training.batches import augmented, in_epoch
+from rattle.training.loop import fit
+from support.miniature import make
+from support.precision import in_double
+from support.processes import ranks
+from support.training import content, dies_at, killed
+
+SMALL = ["--data.crop", "16", "--batch-size", "8", "--epochs", "1", "--width", "2", "--attack.steps", "1"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four classes of eight training and four test pictures, in two shards a part."""
+    path = tmp_path_factory.mktemp("pictures") / "set"
+    make(path, train=8, val=4, side=20, classes=4, shards=2)
+    return path
+
+
+def small(pictures: Path, workers: int = 2, **changes: object) -> Recipe:
+    """Two epochs of three steps of a recipe for ImageNet, on the miniature."""
+    recipe = get_recipe("imagenet-linf-cnn-slim-trades-2nd")
+    augment = replace(recipe.data.augment, area=0.5)
+    root = str(pictures.parent / "root")
+    data = replace(recipe.data, name=str(pictures), root=root, crop=16, val_size=4, workers=workers, augment=augment)
+    short = {"batch_size": 8, "epochs": 2, "width": 2, "threads": 1, "save_minutes": 0.0}
+    return replace(recipe, **{"data": data, **short, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return fit(small(pictures), tmp_path_factory.mktemp("runs") / "whole", log="none")
+
+
+def test_a_run_killed_inside_an_epoch_goes_on_as_if_nothing_had_happened(
+    whole: Run, pictures: Path, tmp_path: Path
+) -> None:
+    recipe = small(pictures)
+    killed(recipe, tmp_path / "run", dies_at((loop, "train_step"), 5))
+    assert read(Run(tmp_path / "run").checkpoint("last")).progress["step"] == 4
+    assert content(fit(recipe, tmp_path / "run", resume=True, log="none")) == content(whole)
+
+
+def test_the_number_of_workers_changes_nothing(whole: Run, pictures: Path, tmp_path: Path) -> None:
+    alone = fit(small(pictures, workers=0), tmp_path / "run", log="none")
+    assert alone.metrics.read_bytes() == whole.metrics.read_bytes()
+    one, other = (read(run.checkpoint("last")).tensors for run in (alone, whole))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("mix", ["none", "cutmix"])
+def test_each_epoch_shows_other_parts_and_what_is_announced_is_what_is_asked_for(pictures: Path, mix: str) -> None:
+    recipe = replace(small(pictures, workers=1), objective=get_recipe("digits-linf-cnn-trades").objective)
+    recipe = replace(
+        recipe, accumulate=2, data=replace(recipe.data, augment=Augment(pad=0, flip=False, area=0.5, mix=mix))
+    )
+    state = states.init_state(recipe, recipe.data.load())
+    batches, seen = list(torch.arange(24).split(8)), {}
+    for epoch in (0, 1):
+        state.progress.epoch = epoch
+        images = in_epoch(state, state.data.train, batches)
+        parts = [part for batch in batches for part in batch.chunk(2)]
+        seen[epoch] = torch.cat([augmented(state, images, part)[0] for part in parts])
+        assert not images.storage.begun  # nothing was decoded in advance for nobody
+        plain = in_epoch(state, state.data.train, [])
+        assert torch.equal(torch.cat([augmented(state, plain, part)[0] for part in parts]), seen[epoch])
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_a_run_is_evaluated_the_same_in_bounded_memory(
+    whole: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = ["evaluate", str(whole.folder), "--attacks", "pgd5", "--json", "--batch-size", "6", "--out"]
+    assert cli.main([*command, str(tmp_path / "memory")]) == 0
+    wanted = json.loads(capsys.readouterr().out)
+    monkeypatch.setattr(targets, "IN_MEMORY", 0)
+    target = target_from_checkpoint(whole.folder)
+    assert isinstance(target.images().x, Pictures)
+    assert isinstance(target.images(torch.arange(3)).x, Pictures)
+    assert cli.main([*command, str(tmp_path / "bounded")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for name in ("clean_flags", "images", "n"):
+        assert found[name] == wanted[name]
+    assert found["attacks"]["pgd5"]["flags"] == wanted["attacks"]["pgd5"]["flags"]
+
+
+def test_other_pictures_are_decoded_as_the_runs_own_are(pictures: Path) -> None:
+    own = small(pictures).data
+    assert own.other(str(pictures)) == Data(name=str(pictures), root=own.root, crop=16, workers=2)
+    assert own.other("cifar10") == Data(name="cifar10", root=own.root, resize=16)
+
+
+def test_a_dataset_that_is_decoded_is_given_by_its_name(pictures: Path, tmp_path: Path) -> None:
+    recipe = small(pictures, epochs=1)
+    with pytest.raises(RattleError, match=r"are given as Data\(name=FOLDER, crop=...\), not as a Dataset"):
+        fit(recipe, tmp_path / "run", data=recipe.data.load())
+    run = fit(replace(recipe, data=Data()), tmp_path / "run", data=recipe.data, log="none")
+    assert rattle.load(run.folder)(torch.rand(1, 3, 16, 16)).shape == (1, 4)
+
+
+def test_statistics_of_large_images_are_taken_over_fewer(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small(pictures)
+    data = recipe.data.load()
+    usual = states.statistics(recipe, data)
+    monkeypatch.setattr(states, "MOST_PIXELS", 5 * 3 * 16 * 16)
+    few = states.statistics(recipe, data)
+    assert few != usual
+    x = data.train.x[:5] / 255
+    assert few is not None
+    assert few[0] == pytest.approx(x.mean((0, 2, 3)).tolist())
+
+
+# Several ranks
+
+
+def exactly(pictures: Path) -> Recipe:
+    """Five steps without a statistic that depends on how a batch is split."""
+    recipe = replace(small(pictures, workers=1), model="cnn-plain", width=4, epochs=1, normalise=False)
+    data = replace(recipe.data, val_size=0)
+    return replace(recipe, data=data, batch_size=6, optimizer=AdamW(lr=1e-3, eps=1e-3), noise=replace(recipe.noise))
+
+
+def test_two_ranks_equal_one_process_and_each_decodes_its_own_pictures(pictures: Path, tmp_path: Path) -> None:
+    def action() -> None:
+        real, rows = Pictures.begin, []
+
+        def noting(self: Pictures, index: torch.Tensor) -> object:
+            if self.crops is not None:
+                rows.extend(index.tolist())
+            return real(self, index)
+
+        Pictures.begin = noting  # type: ignore[method-assign]
+        with in_double(), distributed.process_group():
+            fit(exactly(pictures), tmp_path / "two", log="none")
+        (tmp_path / f"rows{os.environ['RANK']}.json").write_text(json.dumps(rows))
+
+    children = ranks(2, action, tmp_path / "logs")
+    assert [child.wait() for child in children] == [0, 0], "\n".join(child.words() for child in children)
+    with in_double():
+        one = fit(exactly(pictures), tmp_path / "one", log="none")
+    left, right = (read(run.checkpoint("last")) for run in (one, Run(tmp_path / "two")))
+    assert left.progress["step"] == right.progress["step"] == 5
+    for name, value in left.tensors.items():
+        torch.testing.assert_close(value, right.tensors[name], atol=1e-5, rtol=0, msg=name)
+    decoded = [set(json.loads((tmp_path / f"rows{rank}.json").read_text())) for rank in (0, 1)]
+    assert [len(rows) for rows in decoded] == [15, 15]
+    assert not decoded[0] & decoded[1]
+
+
+def refused_by_both(args: list[str], folder: Path, *, in_own_folder: bool = False) -> str:
+    """The sentence with which two ranks end a command, both with exit code 2."""
+
+    def action() -> int:
+        os.chdir(folder / f"rank{os.environ['RANK']}" if in_own_folder else folder)
+        return cli.main(args)
+
+    children = ranks(2, action, folder / "logs")
+    assert [child.wait(60) for child in children] == [2, 2], "\n".join(child.words() for child in children)
+    return "".join(child.words() for child in children)
+
+
+def test_a_picture_that_one_rank_cannot_decode_stops_both(tmp_path: Path) -> None:
+    make(tmp_path / "set", train=8, val=2, side=20, classes=4)
+    (tmp_path / "set" / "train" / "class-03" / "00007.jpg").write_bytes(b"\xff\xd8 no picture")
+    args = ["train", "imagenet-linf-cnn-slim-at", "--data.name", "set", "--out", "run", *SMALL]
+    said = refused_by_both([*args, "--data.val-size", "0", "--no-normalise", "--log", "none"], tmp_path)
+    assert "set/train/class-03/00007.jpg is not a whole PNG or JPEG picture" in said
+    assert "Traceback" not in said
+
+
+def test_ranks_with_different_pictures_stop_before_anything_is_trained(tmp_path: Path) -> None:
+    make(tmp_path / "rank0" / "set", train=8, val=2, side=20, classes=4)
+    shutil.copytree(tmp_path / "rank0", tmp_path / "rank1")
+    path = tmp_path / "rank1" / "set" / "train" / "class-03" / "00007.jpg"
+    path.rename(path.with_name("00008.jpg"))
+    args = ["train", "imagenet-linf-cnn-slim-at", "--data.name", "set", "--out", str(tmp_path / "run"), *SMALL]
+    said = refused_by_both([*args, "--data.val-size", "0", "--log", "none"], tmp_path, in_own_folder=True)
+    assert "rank 1 of 2 found other images of set than rank 0" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_shard_that_only_one_rank_misses_stops_both(tmp_path: Path) -> None:
+    make(tmp_path / "rank0" / "set", train=8, val=2, side=20, classes=4, shards=3)
+    shutil.copytree(tmp_path / "rank0", tmp_path / "rank1")
+    (tmp_path / "rank1" / "set" / "train-000001.tar").unlink()
+    args = ["train", "imagenet-linf-cnn-slim-at", "--data.name", "set", "--out", str(tmp_path / "run"), *SMALL]
+    said = refused_by_both([*args, "--log", "none"], tmp_path, in_own_folder=True)
+    assert "of the shards train-0 to 2 in set, 1 is missing: 1" in said
