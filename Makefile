@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test test-slow fuzz check format lint types bench zoo clean
+.PHONY: demo test test-slow test-oldest test-wheel fuzz check format lint types bench zoo dist clean
 
 demo: $(READY)
 	$(BIN)/rattle demo
@@ -15,6 +15,20 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# The tests on the lowest versions that pyproject.toml promises.
+OLDEST := .venv-oldest
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
+
+# Wheel and sdist; the wheel is built from the sdist, so that neither lacks a file unnoticed.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+# Both installed with $(PYTHON) in an environment of their own and used from a folder without sources.
+test-wheel: dist
+	$(PYTHON) tests/support/installed.py dist $(WHEEL_OPTIONS)
 
 # Bad input of seven kinds, in processes with limits of time and memory; counts by kind.
 N ?= 1000
@@ -48,5 +62,10 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable . pytest pytest-xdist hypothesis pyautoattack
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) $(OLDEST) .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
