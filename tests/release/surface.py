@@ -1,7 +1,7 @@
 """What a release promises, as lines of text: names, parameters, commands, options, and what files hold.
 
-`python tests/release/surface.py > tests/release/promised.txt`, in an environment with rattle, writes them down anew; that
-is done once a release, and the diff is what the release takes away and adds.
+`python tests/release/surface.py > tests/release/promised.txt`, in an environment with rattle, writes them down anew;
+that is done once a release, and the diff is what the release takes away and adds.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from rattle.recipes.schema import flatten, to_plain
 from rattle.runs.io import Plain
 from rattle.runs.paths import InRun, Run
 
-SMALL = "--epochs 1 --width 4 --data.train-size 40 --data.val-size 20".split()
+SMALL = ["--epochs", "1", "--width", "4", "--data.train-size", "40", "--data.val-size", "20"]
 
 
 def surface() -> list[str]:
@@ -76,14 +76,14 @@ def file_keys() -> Iterator[str]:
         for words in (
             ["train", "digits-linf-cnn-trades-2nd", *SMALL, "--out", str(run)],
             ["evaluate", str(run), "--attacks", "fgsm", "--n", "10"],
-            ["push", str(run), "me/a", "--to", str(published)],
+            ["push", str(run), "me/a", "--to", str(published), "--no-page"],
         ):
             assert main(words) == 0, words
         yield from keys("metrics.jsonl", json.loads(Run(run).metrics.read_text().splitlines()[-1]))
         yield from keys("environment.json", json.loads(Run(run).environment.read_text()))
         yield from keys("results/ATTACK.json", json.loads((Run(run).results / "fgsm.json").read_text()))
         config = json.loads((published / "config.json").read_text())
-        yield from keys("published config.json", {key: None for key in config})
+        yield from keys("published config.json", dict.fromkeys(config))
 
 
 def keys(file: str, plain: Plain) -> Iterator[str]:
