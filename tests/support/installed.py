@@ -16,7 +16,16 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-IN_SDIST = ["hubconf.py", "LICENSE", "README.md", "CITATION.cff", "Makefile", "constraints.txt", "tests/conftest.py"]
+IN_SDIST = [
+    "hubconf.py",
+    "LICENSE",
+    "README.md",
+    "CITATION.cff",
+    "Makefile",
+    "constraints.txt",
+    "tests/conftest.py",
+    ".github/workflows/test.yml",
+]
 ZOO = "zoo:digits-linf-cnn-trades-2nd"
 RECIPE = "digits-linf-cnn-trades-2nd"
 COMMANDS = [
