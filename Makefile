@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test test-slow fuzz check format lint types bench zoo clean
+.PHONY: demo test test-slow test-oldest test-extras test-wheel fuzz check format lint types bench zoo dist clean
 
 demo: $(READY)
 	$(BIN)/rattle demo
@@ -15,6 +15,27 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+# The tests on the lowest versions that pyproject.toml promises.
+OLDEST := .venv-oldest
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -n 2 --dist loadfile $(TESTS)
+
+# Every extra installed, and the tests that are skipped without them.
+EXTRAS := .venv-extras
+NEED_EXTRAS := tests/models tests/publish tests/evaluation/test_public_models.py tests/data/test_own_data.py tests/cli/test_export.py \
+	tests/training/test_loggers.py tests/training/test_optimizers.py tests/training/test_sweep.py
+test-extras: $(EXTRAS)/.installed
+	$(EXTRAS)/bin/python -m pytest -n 2 --dist loadfile $(NEED_EXTRAS)
+
+# Wheel and sdist; the wheel is built from the sdist, so that neither lacks a file unnoticed.
+dist: $(READY)
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+
+# Both installed with $(PYTHON) in an environment of their own and used from a folder without sources.
+test-wheel: dist
+	$(PYTHON) tests/support/installed.py dist $(WHEEL_OPTIONS)
 
 # Bad input of seven kinds, in processes with limits of time and memory; counts by kind.
 N ?= 1000
@@ -48,5 +69,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
+$(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable . pytest pytest-xdist hypothesis pyautoattack
+	@touch $@
+
+$(EXTRAS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(EXTRAS)
+	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hub,slurm,wandb,onnx,timm]"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) $(OLDEST) $(EXTRAS) .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info

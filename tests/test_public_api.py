@@ -44,11 +44,3 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 def test_import_rattle_imports_no_torch() -> None:
     check = "import sys, rattle; assert rattle.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
-
-
-def test_the_version_is_that_of_the_project() -> None:
-    import tomllib
-    from pathlib import Path
-
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-    assert rattle.__version__ == project["version"]

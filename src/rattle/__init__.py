@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"  # the one place; pyproject.toml reads it
 
 if TYPE_CHECKING:
     from rattle.attacks import PGD as PGD

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from rattle.cli.main import main
+from rattle.report.tables import percent
+from rattle.runs.zoo import entry, list_zoo
 from support.tiny_runs import NET, digits, linear
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 SHELL, PYTHON = (re.findall(rf"```{kind}\n(.*?)```", README, re.DOTALL) for kind in ("bash", "python"))
 COMMANDS = [line for block in SHELL for line in block.splitlines() if line.startswith("rattle ")]
 SHORTER = ["--epochs", "1", "--width", "4", "--data.train-size", "130"]
@@ -62,3 +65,31 @@ def test_the_readme_python_runs(number: int, attacks: list[str], place: Path, mo
     assert [row.split()[0] for row in rows[: 1 + len(attacks)]] == ["clean", *attacks]
     if "AutoAttack" in block:
         assert rows[-1].startswith("robust accuracy: ")
+
+
+def test_the_table_of_the_zoo_is_what_was_recorded() -> None:
+    for name in list_zoo():
+        found, threat = entry(name), entry(name)["config"]["recipe"]["attack"]["threat"]
+        columns = [found["clean"], found["attacks"]["pgd20"], found["attacks"]["autoattack"]]
+        assert {len(column["flags"]) for column in columns} == {500}
+        texts = [percent([bit == "1" for bit in column["flags"]]) for column in columns]
+        row = " | ".join([f"`zoo:{name}`", f"{threat['norm']} {threat['epsilon']}", *texts])
+        assert f"| {row} |\n" in README
+
+
+def test_the_table_of_cifar10_and_its_reading_are_the_study() -> None:
+    study = (ROOT / "results" / "cifar10-study.md").read_text(encoding="utf-8")
+    last = study.partition("**overfit, last checkpoint**")[2].partition("**overfit, last checkpoint, AWP")[0]
+    rows = re.findall(r"^\| TRADES.* \| 4 \|.*$", README, re.MULTILINE)
+    assert len(rows) == 5
+    assert all(row in last for row in rows)
+    lipschitz = [float(row.split("|")[3].split()[0]) for row in last.splitlines() if "± " in row][5:]
+    assert f"falls by {1 - lipschitz[2] / lipschitz[0]:.0%}".replace("%", " %") in README
+    assert "-1.4* [-2.0, -0.9]" in last
+    assert "by 1.4 points, 95 % interval [-2.0, -0.9]" in README
+
+
+def test_every_file_that_the_readme_links_to_is_there() -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)", README) if not link.startswith("https://")]
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -286,7 +286,7 @@ def test_a_narrow_network_survives_its_backward_pass_with_avx2_kernels() -> None
 
 def test_timm_is_named_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(RattleError, match="pip install timm"):
+    with pytest.raises(RattleError, match="rattle-robust\\[timm\\]"):
         create_model("timm:resnet18", classes=3)
 
 

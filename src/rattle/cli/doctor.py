@@ -11,7 +11,14 @@ from rattle.cli.options import parse
 from rattle.models.registry import create_model
 from rattle.runs.environment import environment
 
-EXTRAS = {"hub": "datasets", "slurm": "submitit", "wandb": "wandb", "onnx": "onnx", "dev": "pyautoattack"}
+EXTRAS = {
+    "hub": "datasets",
+    "slurm": "submitit",
+    "wandb": "wandb",
+    "timm": "timm",
+    "onnx": "onnx",
+    "dev": "pyautoattack",
+}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ def timm_builder(spec: str) -> Callable[..., nn.Module]:
     try:
         timm: Any = importlib.import_module("timm")
     except Exception as error:  # not installed, or installed with a torchvision made for another torch
-        raise RattleError(f"timm:{name} needs timm, which could not be imported ({error}): pip install timm") from error
+        advice = "pip install 'rattle-robust[timm]'"
+        raise RattleError(f"timm:{name} needs timm, which could not be imported ({error}): {advice}") from error
     if not timm.is_model(name):
         raise unknown("timm model", name, timm.list_models())
 

@@ -70,7 +70,7 @@ def results_text(name: str, results: Mapping[str, StoredResult]) -> str:
         rows.append([attack, title_of(attack), accuracy, str(len(found.flags)), found.data, settings_text(found)])
     columns = ["Attack", "Accuracy, % [95 % interval]", "n", "Images", "Settings"]
     table = markdown_table(columns, [row[1:] for row in rows], left=1)
-    return f"{table}\nThe first n test images; results/ATTACK.json has a flag for each of them.\n"
+    return f"{table}\nresults/ATTACK.json says which n test images these are, and has a flag for each.\n"
 
 
 def settings_text(result: StoredResult) -> str:
