@@ -1,31 +1,32 @@
-"""What a training step of each method costs over a step of TRADES: processor time, interleaved, and memory.
+"""What a training step of each method costs over a step of TRADES: processor time, interleaved, work and memory.
 
     python benchmarks/method_costs.py --rounds 10
 
 A step near the end of a run (averages have begun, FAT attacks longest) on the digits, from the weights of the zoo's
 TRADES network, one thread: random weights would flatter methods whose attack ends early. Two steps are timed together,
-because GAT alternates. Memory is what the process grows by in three steps, in a process of its own for each method.
-Teachers that are trained first are not part of a step. Writes results/method-costs.json.
+because GAT alternates. `demanded` are the convolutions that a method's passes cannot avoid, `done` the operations that
+its steps did (counted by torch), both over TRADES'. Memory is the most bytes of tensors alive at once in two steps,
+beyond what is there before (weights, teachers, averages). Teachers that are trained first are not part of a step.
+Writes results/method-costs.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import product
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
+from rattle.bench.limit import Limit, unavoidable_passes
+from rattle.bench.measure import interleaved, peak_memory
 from rattle.data import on_device
+from rattle.evaluation.inputs import floats_for
 from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.environment import environment
@@ -36,82 +37,95 @@ from rattle.training.state import init_state
 
 VARIANTS = ("at-1st", "at-2nd", "trades-1st", "trades-2nd", "trades-awp", "trades-awp-2nd", "trades-sam", "mart-2nd")
 NAMES = (*(name for name in METHODS if name != "sota"), *VARIANTS)  # sota needs generated images
+BASE = "trades"
 
 
-def stepper(name: str, batch: int) -> Callable[[], None]:
-    """Two training steps of a method; the weights stay as they are."""
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Two training steps of a method, and the floating-point operations that convolutions of its passes take."""
+
+    run: Callable[[], None]
+    demanded: int
+
+
+def two_steps(name: str, batch: int) -> Steps:
+    """Two steps on the first images; the weights stay as they are."""
     recipe = get_recipe(f"digits-linf-cnn-{name}")
     recipe = replace(recipe, init="zoo:digits-linf-cnn-trades", threads=1, batch_size=batch)
     data = recipe.data.load()
     state = init_state(recipe, data)
-    state.progress.epoch = recipe.epochs - 1
+    state.progress.epoch, state.progress.batch = recipe.epochs - 1, 1  # an epoch's first step also weighs the terms
     follow(state, begins=True)
     state.train_mode()
     forward, ddp_forward = wrap_model(state.model, recipe, teachers=state.teachers, average=state.average)
     images, index = on_device(data.train, state.device), torch.arange(batch)
 
-    def two_steps() -> None:
+    def run() -> None:
         for _ in range(2):
             train_step(state, forward, ddp_forward, images, index)
             state.progress.step += 1
             for network in (state.model, *state.along.values()):
                 network.zero_grad()
 
-    return two_steps
+    limit = Limit(state.model, floats_for(state.model, images.x[:1]))
+    return Steps(run, 2 * batch * limit.flop(unavoidable_passes(recipe)) // recipe.replays)
 
 
-def processor_seconds(step: Callable[[], None]) -> float:
-    start = time.process_time()
-    step()
-    return time.process_time() - start
+class Operations(TorchDispatchMode):
+    """Counts the floating-point operations of convolutions and matrix products, by torch's own formulas.
+
+    torch's FlopCounterMode also keeps track of modules, which breaks on gradients by an image.
+    """
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=found)
+        return found
 
 
-def grown_kb(name: str, batch: int) -> int:
-    """By how much three times two steps raise the most memory that this process ever had."""
-    step = stepper(name, batch)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(3):
-        step()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+def work_of(call: Callable[[], None]) -> int:
+    """Floating-point operations of a call."""
+    with Operations() as counted:
+        call()
+    return counted.total
 
 
-def memory_mb(name: str, batch: int) -> float:
-    """The same in a process of its own."""
-    command = [sys.executable, __file__, "--grown", name, "--batch", str(batch)]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ}).stdout
-    return int(found.split()[-1]) / 1024
-
-
-def measure(batch: int, rounds: int) -> list[dict[str, object]]:
-    steps = {name: stepper(name, batch) for name in NAMES}
-    for step in steps.values():
-        step()  # the first one allocates
-    seconds: dict[str, list[float]] = {name: [] for name in NAMES}
-    for _, name in product(range(rounds), NAMES):
-        seconds[name].append(processor_seconds(steps[name]))
-    rows = []
-    for name, found in seconds.items():
-        ratios = sorted(a / b for a, b in zip(found, seconds["trades"], strict=True))
-        spread = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
-        rows.append({"method": name, "over_trades": median(ratios), "quartiles": spread, "mb": memory_mb(name, batch)})
-        print(
-            f"{name:18} {median(ratios):5.2f}  [{spread[0]:.2f}, {spread[1]:.2f}]  {rows[-1]['mb']:6.1f} MB", flush=True
-        )
-    return rows
+def measure(names: tuple[str, ...], batch: int, rounds: int) -> list[dict[str, Any]]:
+    """A row for each method; the first of its steps, which allocate, are not timed."""
+    steps = {name: two_steps(name, batch) for name in names}
+    done = {name: work_of(each.run) for name, each in steps.items()}
+    memory = {name: peak_memory(each.run) for name, each in steps.items()}
+    seconds = interleaved({name: each.run for name, each in steps.items()}, rounds=rounds, advance=lambda: None)
+    return [
+        {
+            "method": name,
+            "seconds": seconds[name]["processor"].median / 2,
+            "over_trades": (seconds[name]["processor"] / seconds[BASE]["processor"]).summary(),
+            "demanded": steps[name].demanded / steps[BASE].demanded,
+            "done": done[name] / done[BASE],
+            "memory": memory[name] / memory[BASE],
+            "mb": memory[name] / 2**20,
+        }
+        for name in names
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--methods", nargs="+", default=list(NAMES), help="TRADES is always among them")
     parser.add_argument("--out", type=Path, default=Path("results/method-costs.json"))
-    parser.add_argument("--grown", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    if options.grown:
-        print(grown_kb(options.grown, options.batch))
-        return
-    rows = measure(options.batch, options.rounds)
+    rows = measure((BASE, *(name for name in options.methods if name != BASE)), options.batch, options.rounds)
+    for row in rows:
+        over = "{median:.2f} [{low:.2f}, {high:.2f}]".format(**row["over_trades"])
+        counts = "  ".join(f"{name} {row[name]:5.2f}" for name in ("demanded", "done", "memory"))
+        print(f"{row['method']:16} time {over}  {counts}  {row['mb']:6.1f} MB", flush=True)
     stored = {"batch": options.batch, "rounds": options.rounds, "methods": rows, "environment": environment()}
     write_atomically(options.out, json.dumps(stored, indent=1).encode())
 

@@ -195,6 +195,7 @@ WORDS = {
     "export": ["--format", "--out", "--raw"],
     "transfer": ["--from", "--to", "--attacks", "--n"],
     "fidelity": ["--sigmas", "--draws", "--n", "--seed"],
+    "gap": ["--draws", "--n", "--seed"],
     "table": ["--format", "--out"],
     "compare": ["--json", "--out"],
     "watch": ["--once", "--every"],

@@ -41,6 +41,7 @@ DOORS = {
     "landscape": ["landscape", "run"],
     "landscape beside": ["landscape", "honest", "run"],
     "fidelity": ["fidelity", "run", "--n", "5"],
+    "gap": ["gap", "run", "--n", "5"],
     "train": ["train", "run", "--out", "new"],
     "resume": ["train", "run", "--resume"],
     "train a file": ["train", "run/recipe.yaml", "--out", "new"],

@@ -23,6 +23,7 @@ from rattle.cli import paper as command
 from rattle.cli.paper import columns_that_fit
 from rattle.data import Dataset
 from rattle.data.registry import Data
+from rattle.errors import RattleError
 from rattle.evaluation.samples import Difference
 from rattle.objectives.base import Teacher
 from rattle.objectives.registry import METHODS
@@ -40,6 +41,7 @@ from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.paths import Run
 from rattle.stats import Interval
+from support.tiny_runs import digits
 
 LEAST = replace(
     SCALES["tiny"],
@@ -504,11 +506,41 @@ def test_full_scale_is_the_recipes_as_named_and_small_keeps_their_shape() -> Non
 
 def test_table_8_trains_every_row_but_the_one_that_needs_generated_images() -> None:
     found = entries(8, SCALES["full"])
-    assert [entry.row.method for entry in found if entry.recipe is None] == ["HAT(DDPM)"]
+    (quoted,) = [entry for entry in found if entry.recipe is None]
+    assert quoted.row.method == "HAT(DDPM)"
+    assert "--extra FILE.npz trains it" in quoted.row.note
     assert [entry.recipe.name for entry in found[2:5] if entry.recipe] == [
         f"cifar10-linf-resnet18-{method}" for method in ("gat", "gat-trades", "hat")
     ]
     assert "not the published experiment" in found[3].row.note
+
+
+def test_given_generated_images_table_8_trains_that_row_too() -> None:
+    found = entries(8, replace(SCALES["full"], extra="1m.npz"))
+    assert all(entry.recipe for entry in found)
+    plain, generated = found[4:6]
+    assert plain.recipe is not None
+    assert generated.recipe == replace(plain.recipe, data=replace(plain.recipe.data, extra="1m.npz"))
+    assert generated.key == f"{plain.key},data.extra=1m.npz"
+    assert "those of 1m.npz" in generated.row.note
+    with pytest.raises(RattleError, match="--extra does nothing for Table 2"):
+        entries(2, replace(SCALES["full"], extra="1m.npz"))
+
+
+def test_the_command_trains_the_row_of_generated_images(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if (out / "tiny").exists():  # the other rows, if they are trained
+        shutil.copytree(out / "tiny", tmp_path / "tiny")
+    file = tmp_path / "generated.npz"
+    assert run_paper(tmp_path, 8, "--extra", str(file)) == 2
+    assert f"there is no file {file} of extra images" in capsys.readouterr().err
+    x, y, *_ = digits()
+    np.savez(file, image=x[:60].permute(0, 2, 3, 1).numpy(), label=y[:60].numpy())
+    assert run_paper(tmp_path, 8, "--extra", str(file), "--format", "markdown") == 0
+    said = capsys.readouterr().out
+    assert "| HAT, extra images |" in said
+    assert "quoted" not in said
 
 
 def test_a_row_is_quoted_while_no_method_of_its_name_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,7 @@ def test_evaluations_refuse_it_in_python(call: object) -> None:
         ["transfer", "--from", ZOO, "--to", ZOO],
         ["fidelity", ZOO],
         ["landscape", "RUN"],
+        ["gap", "RUN"],
         ["report", "RUN"],
         ["bench"],
         ["sweep", "digits-linf-cnn-at", "--seeds", "0"],

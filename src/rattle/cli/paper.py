@@ -47,6 +47,7 @@ class Options:
     jobs: int = 1  # runs at once, with launcher local
     out: str = "runs/paper"  # folder of the tables; the runs are in OUT/SCALE
     data: tuple[str, ...] = ()  # other sources: cifar10=FILE.npz, or one FILE for every dataset
+    extra: str | None = None  # FILE.npz of generated images, for the row that was trained on such: HAT(DDPM), Table 8
     data_root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     epochs: int | None = None  # of every run; the scale's when not given
     train_size: int | None = None  # training images; the scale's when not given
@@ -113,7 +114,9 @@ def number_of(text: str) -> int:
 def scale_of(options: Options) -> Scale:
     """The scale with what the options change in it."""
     given = {"epochs": options.epochs, "train_size": options.train_size, "n": options.n, "root": options.data_root}
-    given |= {"autoattack_n": options.autoattack_n, "sources": sources(options.data)}
+    given |= {"autoattack_n": options.autoattack_n, "sources": sources(options.data), "extra": options.extra}
+    if options.extra is not None and not Path(options.extra).is_file():
+        raise RattleError(f"there is no file {options.extra} of extra images")
     for word in options.data:
         name, sign, _ = word.partition("=")
         if sign and name in SOURCES and name != (only := SCALES[options.scale].dataset or name):

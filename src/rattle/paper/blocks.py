@@ -87,7 +87,8 @@ def method_of(recipe: Recipe, row: Row) -> str:
     own = METHODS.get(name)
     first = next((other.name for other in METHODS.values() if own and other.objective == own.objective), name)
     name = "" if name == first else f" ({name})"  # pang is TRADES in other settings
-    return recipe.method.replace(" + ", "+") + name + (f", eta {eta}" if eta else "")
+    extra = ", extra images" if recipe.data.extra else ""
+    return recipe.method.replace(" + ", "+") + name + (f", eta {eta}" if eta else "") + extra
 
 
 def setting_of(recipe: Recipe) -> str:

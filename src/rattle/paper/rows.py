@@ -46,6 +46,7 @@ class Row:
     norm: Norm
     cells: tuple[Cell, ...]
     overrides: Overrides = ()  # settings that differ from the recipe's
+    extra: bool = False  # published with generated images beside the dataset's own
     note: str = ""
 
     @property
@@ -143,12 +144,13 @@ def ours(
     eta: float = 0,
     transfer: bool = False,
     overrides: Overrides = (),
+    extra: bool = False,
     note: str = "",
 ) -> Row:
     """A row that a recipe reproduces, perhaps at another eta; dataset, norm and network follow from the recipe's name.
 
     `transfer`: attacks are made on the plain adversarially trained model of the same setting. `note`: what a reader
-    must know who compares ours with the published row.
+    must know who compares ours with the published row. `extra`: it takes generated images too.
     """
     dataset, norm, model, _ = parts_of(recipe)
     surrogate = f"{dataset}-{norm}-{model}-at" if transfer else None
@@ -160,15 +162,8 @@ def ours(
         norm=norm,
         cells=tuple(read_cell(c, text, norm, surrogate) for c, text in zip(columns, numbers.split(), strict=True)),
         overrides=(("objective.taylor.eta", eta),) if eta else overrides,
+        extra=extra,
         note=note,
-    )
-
-
-def quoted(method: str, architecture: str, numbers: str, *, note: str) -> Row:
-    """A row on CIFAR-10 that the paper takes from another work and no recipe reproduces; `note`: why."""
-    cells = tuple(read_cell(c, text, "linf") for c, text in zip(WHITE_BOX, numbers.split(), strict=True))
-    return Row(
-        method=method, recipe=None, architecture=architecture, dataset="cifar10", norm="linf", cells=cells, note=note
     )
 
 

@@ -29,6 +29,7 @@ class Scale:
     dataset: str | None = None  # replaces every dataset
     sources: Mapping[str, str] = field(default_factory=dict)  # dataset -> a file or folder that holds it
     root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
+    extra: str | None = None  # FILE.npz of generated images, for the rows that were trained on such
     models: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)  # network -> (its replacement, width)
     epochs: int | None = None
     train_size: int | None = None

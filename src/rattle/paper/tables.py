@@ -6,7 +6,7 @@ Jin et al., "Randomized Adversarial Training via Taylor Expansion" (CVPR 2023). 
 from functools import partial
 
 from rattle.errors import RattleError
-from rattle.paper.rows import Row, Table, orders, ours, quoted
+from rattle.paper.rows import Row, Table, orders, ours
 
 UNSTATED_EPSILON = (
     "The paper states the epsilon of PGD-20 and CW-20 (0.031) for Table 2 alone; the same is assumed here, as in the "
@@ -156,7 +156,7 @@ TABLE_8 = Table(
         ours("GAT", "cifar10-linf-resnet18-gat", "80.49 53.13 - 47.3"),  # Sriramanan et al. (2020)
         ours("TRADES+GAT", "cifar10-linf-resnet18-gat-trades", "81.32 53.37 - 49.6", note=NOT_TRADES_GAT),
         ours("HAT", "cifar10-linf-resnet18-hat", "84.90 49.08+ - -"),  # Rade and Moosavi-Dezfooli (2022)
-        quoted("HAT(DDPM)", "ResNet-18", "86.86 57.09+ - -", note="quoted alone: it needs a million generated images"),
+        ours("HAT(DDPM)", "cifar10-linf-resnet18-hat", "86.86 57.09+ - -", extra=True),
     ),
     notes=(
         "HAT and HAT(DDPM): 49.08 and 57.09 stand under PGD-20, but their authors report both as AutoAttack accuracy.",
@@ -199,4 +199,4 @@ def published(recipe: str) -> list[tuple[int, Row]]:
     >>> [number for number, _ in published("cifar10-linf-preact18-trades")]
     [7]
     """
-    return [(t.number, row) for t in TABLES.values() for row in t.rows if row.recipe == recipe]
+    return [(t.number, row) for t in TABLES.values() for row in t.rows if row.recipe == recipe and not row.extra]

@@ -42,6 +42,7 @@ class Run:
     gallery = InRun("results/gallery.npz")
     flatness = InRun("results/flatness.json")
     fidelity = InRun("results/fidelity.json")
+    loss_gap = InRun("results/loss-gap.json")
 
     def __fspath__(self) -> str:
         """So that `rattle.load(run)` and every other function that takes a path takes a run."""
