@@ -6,6 +6,10 @@ CACHE holds the adversarially trained models (trained here when missing). cifar1
 x_test [n, 32, 32, 3], y_train and y_test [n]. Every component of both runs right after the other, on the images that
 its own predecessors left unbroken, so that whatever else the machine does falls on both. On a machine that others use
 too, compare processor seconds, and set OMP_WAIT_POLICY=PASSIVE so that threads do not spin while they wait.
+
+`--networks FILE.py:FUNCTION ... --epsilon 0.03` attacks networks of your own in place of these, what FUNCTION()
+returns, on the test images of --cifar10. `--passes` runs ours once more, untimed, on a network that counts; the reference's
+passes are always counted. `--only apgd-t apgd-t-linearised` runs these attacks of ours alone and counts their passes.
 """
 
 from __future__ import annotations
@@ -14,11 +18,12 @@ import argparse
 import json
 import logging
 import platform
+import runpy
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +35,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import PGD, AutoAttack
+from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import spawn
+from rattle.bench.passes import Counted
 from rattle.data import to_float
 from rattle.data.registry import Data, batches
 from rattle.models.registry import create_model
@@ -101,6 +108,15 @@ def resnet(name: str) -> SmallResNet:
     return SmallResNet() if name == "cifar10" else SmallResNet(width=16, stride=1)
 
 
+def own_network(name: str, options: argparse.Namespace) -> tuple[nn.Module, Tensor, Tensor]:
+    """What the function of a file returns, and the first n test images."""
+    file, _, function = name.rpartition(":")
+    model = runpy.run_path(file)[function]()
+    arrays = np.load(options.cifar10)
+    x, y = torch.from_numpy(arrays["x_test"][: options.n]), torch.from_numpy(arrays["y_test"][: options.n])
+    return model.eval(), to_float(x.permute(0, 3, 1, 2)).contiguous(), y.long()
+
+
 def cifar10(name: str, path: Path) -> tuple[nn.Module, Callable[[nn.Module], None], Tensor, Tensor]:
     arrays = np.load(path)
     x, x_test = (torch.from_numpy(arrays[f"x_{part}"]).permute(0, 3, 1, 2) for part in ("train", "test"))
@@ -156,18 +172,20 @@ def ratio(seconds: dict[str, dict[str, float]], component: str | None = None) ->
     return sum(seconds["reference"][p] for p in parts) / max(sum(seconds["ours"][p] for p in parts), 1e-9)
 
 
-def compare(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int, batch: int) -> dict[str, Any]:
+def compare(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int, options: argparse.Namespace) -> Any:
     """Both, component by component; each on what its own earlier components left."""
-    attacks = {"ours": ours(threat, seed, torch.arange(len(x)), model), "reference": reference(model, threat, seed)}
+    index, counted, asked = torch.arange(len(x)), Counted(model), Counted(model)
+    attacks = {"ours": ours(threat, seed, index, model), "reference": reference(counted, threat, seed)}
+    again = ours(threat, seed, index, asked)
     clean = robust(model, x, y)
     flags = {who: clean.clone() for who in attacks}
-    seconds: dict[str, dict[str, float]] = {who: {} for who in attacks}
-    work: dict[str, dict[str, float]] = {who: {} for who in attacks}
-    accuracy: dict[str, dict[str, float]] = {who: {} for who in attacks}
+    seconds, work, accuracy, passes = ({who: {} for who in attacks} for _ in range(4))
     for component in COMPONENTS:
         for who, parts in attacks.items():
+            left = flags[who].nonzero().squeeze(1).split(options.batch)
+            counted.tally.forward = counted.tally.backward = 0
             begin, begin_work = time.perf_counter(), time.process_time()
-            for rows in flags[who].nonzero().squeeze(1).split(batch):
+            for rows in left:
                 extra = (rows,) if who == "ours" else ()
                 x_adv = parts[component](x[rows].clone(), y[rows].clone(), *extra)
                 if not bool(threat.contains(x_adv, x[rows]).all()):
@@ -176,10 +194,16 @@ def compare(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int, b
             seconds[who][component] = time.perf_counter() - begin
             work[who][component] = time.process_time() - begin_work
             accuracy[who][component] = float(flags[who].double().mean())
+            if who == "reference":
+                passes[who][component] = asdict(counted.tally)
+            elif options.passes:
+                passes[who][component] = count(
+                    asked, lambda rows, run=again[component]: run(x[rows], y[rows], rows), left
+                )
         line = f"    {component:8s}"
         for who in attacks:
             line += f" {who} {accuracy[who][component]:7.2%} {seconds[who][component]:6.1f} s"
-            line += f" ({work[who][component]:6.1f} s of processor)  "
+            line += f" ({work[who][component]:6.1f} s of processor, {passes[who].get(component)})  "
         print(line + f"x{ratio(seconds, component):.2f} (x{ratio(work, component):.2f})", flush=True)
     agreement = float((flags["ours"] == flags["reference"]).double().mean())
     print(f"    all      x{ratio(seconds):.2f} (x{ratio(work):.2f}), same result on {agreement:.2%}", flush=True)
@@ -189,10 +213,35 @@ def compare(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int, b
         "seconds": seconds,
         "processor_seconds": work,
         "accuracy": accuracy,
+        "passes": passes,
         "ratio": ratio(seconds),
         "processor_ratio": ratio(work),
         "agreement": agreement,
     }
+
+
+def count(asked: Counted, attack: Callable[[Tensor], Tensor], left: tuple[Tensor, ...]) -> dict[str, int]:
+    """What an attack on these images asks of the network."""
+    asked.tally.forward = asked.tally.backward = 0
+    for rows in left:
+        attack(rows)
+    return asdict(asked.tally)
+
+
+def alone(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int, names: list[str]) -> dict[str, Any]:
+    """Attacks of ours by name, each on all images and alone: robust accuracy, passes, flags against the first one's."""
+    found: dict[str, Any] = {}
+    first = torch.zeros_like(y, dtype=torch.bool)
+    for name in names:
+        asked = Counted(model)
+        begin = time.process_time()
+        x_adv = get_attack(name, threat)(asked, x, y, generator=ImageStreams(seed, torch.arange(len(x))))
+        flags, work = robust(model, x_adv, y), time.process_time() - begin
+        first = first if found else flags
+        found[name] = {"robust": float(flags.double().mean()), **asdict(asked.tally), "processor_seconds": work}
+        found[name]["agreement"] = float((flags == first).double().mean())
+        print(f"    {name}: {found[name]}", flush=True)
+    return found
 
 
 def high_water() -> float:
@@ -239,6 +288,11 @@ def main() -> None:
     parser.add_argument("cache", type=Path, help="folder of the trained models")
     parser.add_argument("--cifar10", type=Path, help="cifar10.npz")
     parser.add_argument("--models", nargs="+", choices=tuple(EPSILON), default=["digits", "cifar10"])
+    parser.add_argument("--networks", nargs="+", default=[], help="FILE.py:FUNCTION, in place of --models")
+    parser.add_argument("--passes", action="store_true", help="count ours' passes too")
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="names of our attacks to run alone and count, no reference"
+    )
     parser.add_argument("--n", type=int, default=200, help="test images")
     parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
@@ -256,10 +310,11 @@ def main() -> None:
         return
     results: dict[str, Any] = {"torch": torch.__version__, "machine": platform.processor() or platform.machine()}
     results |= {"threads": options.threads, "n": options.n, "batch": options.batch, "norm": options.norm, "models": {}}
-    for name in options.models:
+    for name in options.networks or options.models:
         if name != "digits" and not options.cifar10:
             raise SystemExit(f"{name} needs --cifar10 FILE")
-        model, x, y = load(name, options)
+        model, x, y = own_network(name, options) if options.networks else load(name, options)
+        name = name.rpartition(":")[2]
         threat = Threat(norm=options.norm, epsilon=options.epsilon or EPSILON[name])
         entry: dict[str, Any] = {"epsilon": threat.epsilon, "runs": []}
         results["models"][name] = entry
@@ -267,7 +322,9 @@ def main() -> None:
             entry["peak_megabytes"] = peaks(name, x, y, options)
         for seed in options.seeds:
             print(f"  {name}, {threat.norm} {threat.epsilon:.4f}, seed {seed}", flush=True)
-            entry["runs"].append(compare(model, x, y, threat, seed, options.batch))
+            only = options.only
+            run = alone(model, x, y, threat, seed, only) if only else compare(model, x, y, threat, seed, options)
+            entry["runs"].append(run)
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1))
     if options.out:

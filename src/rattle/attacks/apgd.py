@@ -122,6 +122,7 @@ class Ascent(TargetRows):
         self.x_adv = self.x_old = start  # current point and the one before, [r, d]
         self.loss, self.gradient = loss, gradient  # at x_adv, [r] and [r, d]
         self.best, self.best_loss, self.best_gradient = start.clone(), loss, gradient.clone()  # where it was highest
+        self.low, self.high = threat.box(self.x) or (None, None)  # l_inf: what a projection clips to, [r, d]
         self.step_size = torch.full_like(loss, 2 * threat.epsilon)
         self.rises = torch.zeros_like(loss)  # how often the loss rose since the last check
         self.loss_at_check = loss  # the best loss then
@@ -129,11 +130,15 @@ class Ascent(TargetRows):
 
     def next_point(self, *, first: bool) -> Tensor:
         """Eq. (4): a projected step, then momentum, projected again."""
-        z = self.threat.project(self.threat.ascend(self.x_adv, self.gradient, self.step_size[:, None]), self.x)
+        z = self.project(self.threat.ascend(self.x_adv, self.gradient, self.step_size[:, None]))
         if first:
             return z
         a = 0.75  # the momentum alpha: x' + a (z - x') + (1 - a) (x' - x'_old), in place
-        return self.threat.project(z.mul_(a).add_(self.x_adv, alpha=2 - 2 * a).sub_(self.x_old, alpha=1 - a), self.x)
+        return self.project(z.mul_(a).add_(self.x_adv, alpha=2 - 2 * a).sub_(self.x_old, alpha=1 - a))
+
+    def project(self, z: Tensor) -> Tensor:
+        """Onto ball and [0, 1], in place for l_inf: a pass over the numbers instead of four."""
+        return self.threat.project(z, self.x) if self.low is None else z.clamp_(self.low, self.high)
 
     def record(self, loss: Tensor, gradient: Tensor) -> None:
         """Loss and gradient at x_adv, which becomes the best point where the loss is higher than ever."""

@@ -1,5 +1,6 @@
 """FAB, the fast adaptive boundary attack (Croce and Hein 2020, arXiv 1907.02044), plain and targeted."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,22 @@ def fill_greedy(size: Tensor, room: Tensor, amount: Tensor) -> Tensor:
     capacity = size * room.gather(1, order)
     spent = torch.minimum((amount - capacity.cumsum(1) + capacity).clamp_min(0), capacity)
     return torch.zeros_like(room).scatter_(1, order, spent / size.clamp_min(1e-30))
+
+
+def linear_boundaries(
+    model: FlatModel, points: Tensor, y: Tensor, classes: Tensor | None, norm: Norm
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of one column of `classes` [n, k] after the other (None: all wrong ones), at these points: the margin [n, 1],
+    its gradient [n, d] and how far the boundary would be if the model were linear, [n, 1]. One forward pass in all."""
+    leaf = points.detach().requires_grad_()
+    logits = model.logits(leaf)
+    if classes is None:  # counted from the label on, so that nobody asks for the label's own gradient
+        classes = (y[:, None] + torch.arange(1, logits.shape[1], device=y.device)) % logits.shape[1]
+    for k, target in enumerate(classes.T):
+        f = losses.cw_targeted(logits, y, target)
+        (w,) = torch.autograd.grad(f.sum(), leaf, retain_graph=k + 1 < classes.shape[1])
+        f = f.detach()[:, None]
+        yield f, w, f.abs() / (w.norm(dim=1, p=DUAL[norm], keepdim=True) + 1e-12)
 
 
 @dataclass
@@ -118,18 +135,13 @@ class FAB:
 
     def boundary(self, model: FlatModel, live: FABRows) -> tuple[Tensor, Tensor]:
         """Margin [n, 1] and its gradient [n, d] for the target, or for the class of nearest linear boundary (eq. 8)."""
-        leaf = live.x_adv.detach().requires_grad_()
-        logits = model.logits(leaf)
         if self.targets:
-            margin = losses.cw_targeted(logits, live.y, live.target)
+            leaf = live.x_adv.detach().requires_grad_()
+            margin = losses.cw_targeted(model.logits(leaf), live.y, live.target)
             return margin.detach()[:, None], torch.autograd.grad(margin.sum(), leaf)[0]
-        nearest = logits.new_full((len(logits), 1), torch.inf)
-        best, plane = torch.zeros_like(nearest), torch.zeros_like(live.x)
-        for k in range(logits.shape[1]):
-            f = logits[:, k : k + 1] - logits.gather(1, live.y[:, None])
-            (w,) = torch.autograd.grad(f.sum(), leaf, retain_graph=k + 1 < logits.shape[1])
-            away = f.detach().abs() / (w.norm(dim=1, p=DUAL[self.threat.norm], keepdim=True) + 1e-12)
-            closer = (away < nearest) & (live.y != k)[:, None]
-            nearest, best = torch.where(closer, away, nearest), torch.where(closer, f.detach(), best)
+        nearest, best, plane = live.x.new_full((len(live.y), 1), torch.inf), 0, 0
+        for f, w, away in linear_boundaries(model, live.x_adv, live.y, None, self.threat.norm):
+            closer = away < nearest
+            nearest, best = torch.where(closer, away, nearest), torch.where(closer, f, best)
             plane = torch.where(closer, w, plane)
-        return best, plane
+        return torch.as_tensor(best), torch.as_tensor(plane)

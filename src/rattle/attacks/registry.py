@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rattle.attacks.autoattack import ENSEMBLES, AttackSequence, AutoAttack, components
 from rattle.attacks.base import Attack, Ensemble
+from rattle.attacks.linearised import LinearisedAPGD
 from rattle.attacks.pgd import PGD
 from rattle.attacks.rays import RayS
 from rattle.errors import RattleError, unknown, with_fields
@@ -25,6 +26,7 @@ ATTACKS: dict[str, Callable[[Threat], Attack]] = {
     "autoattack-rand": lambda threat: AutoAttack(threat=threat, version="rand"),
     # AutoAttack's first two components: an upper bound on the robust accuracy that AutoAttack leaves
     "apgd-ce+t": lambda threat: AttackSequence({name: get_attack(name, threat) for name in ("apgd-ce", "apgd-t")}),
+    "apgd-t-linearised": lambda threat: LinearisedAPGD(threat=threat),
     "smoke-ensemble": lambda threat: AttackSequence(components("smoke", threat)),
     "rays": lambda threat: RayS(threat=threat),
 }

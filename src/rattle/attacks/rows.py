@@ -1,5 +1,6 @@
 """Rows of images under attack: a model of flat images; targets side by side, packed as images are broken."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,6 +93,15 @@ def spawn(draws: ImageStreams, number: Tensor | int) -> ImageStreams:
     return child
 
 
+def likeliest(logits: Tensor, y: Tensor, count: int) -> Tensor:
+    """The wrong classes of largest logits, the largest first, [n, at most count]."""
+    wrong = logits.scatter(1, y[:, None], float("-inf"))
+    return wrong.topk(min(count, logits.shape[1] - 1), dim=1).indices
+
+
+Choose = Callable[[FlatModel, Tensor, Tensor, Tensor], Tensor]  # (model, rows, y, likeliest [n, k]) -> classes [n, c]
+
+
 def best_of_runs(
     attack: StartedAttack,
     model: nn.Module,
@@ -100,11 +110,14 @@ def best_of_runs(
     draw: Randomness,
     targets: int = 0,
     share: float = 1.0,
+    candidates: int = 0,
+    choose: Choose | None = None,
 ) -> Tensor:
     """The point of highest score that any restart, or any of the likeliest `targets`, found for each image.
 
     Misclassified images are returned as they are. All targets of an image run side by side, so that it leaves as soon
-    as one of them breaks it. Images are attacked in groups of at most `share` rows per image given, for memory.
+    as one of them breaks it. Images are attacked in groups of at most `share` rows per image given, for memory. With
+    `choose` the targets are the first of the likeliest `candidates` in the order it puts them in.
     """
     if attack.threat.epsilon == 0:
         return x.clone()
@@ -114,17 +127,18 @@ def best_of_runs(
         flat = flat_model.flat(x)
         best = RunResult(flat)
         logits = clean_logits(flat_model.model, flat_model.images(flat), y)
-        wrong = logits.scatter(1, y[:, None], float("-inf"))
-        classes = wrong.topk(min(targets, logits.shape[1] - 1), dim=1).indices if targets else y[:, None]
-        count = classes.shape[1]
+        classes = likeliest(logits, y, max(targets, candidates)) if targets else y[:, None]
+        count = min(classes.shape[1], max(targets, 1))
         most_rows = len(x) if count == 1 or len(x) <= 64 else max(64, round(share * len(x)))
         for group in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most_rows // count)):
+            if choose:
+                classes[group] = choose(flat_model, flat[group], y[group], classes[group])
             for restart in range(attack.restarts):
                 if len(group) == 0:
                     break
                 number = torch.arange(len(group) * count, device=x.device)
                 image = group.repeat_interleave(count)
-                rows = TargetRows(number, image, flat[image], y[image], classes[group].flatten())
+                rows = TargetRows(number, image, flat[image], y[image], classes[group, :count].flatten())
                 own_draws = spawn(draws[image], number % count + restart * count)
                 best.keep_better(group, attack.run(flat_model, rows, own_draws, restart))
                 group = group[best.score[group] < torch.inf]

@@ -1,6 +1,7 @@
 """Square Attack (Andriushchenko et al. 2020; for l_1 Croce and Hein 2021): random search by square patches."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -87,7 +88,7 @@ class Search(TargetRows):
         (self.channels, self.height, self.width), self.side = model.shape, 1
         self.best = self.stripes() if self.threat.norm == "linf" else self.tiles()  # point of highest loss, [n, d]
         self.loss = losses.cw(model.logits(self.best), self.y)  # positive where it is misclassified, [n]
-        self.places = self.signs = self.loss  # random numbers of the next queries, see `propose`
+        self.places = self.signs = self.first = self.squares = self.loss  # of the next queries, see `propose`
         self.rejected = None  # patches that did not raise the loss of `best`, [n, H * W * 2^C]; None: not memoized
         deterministic = torch.equal(model.logits(self.x[:2]), model.logits(self.x[:2]))
         if self.threat.norm == "linf" and self.channels <= 4 and deterministic:
@@ -95,17 +96,25 @@ class Search(TargetRows):
 
     def propose(self, query: int) -> None:
         """Change a patch of each image and keep the change where the loss rises."""
-        if query % BLOCK == 0:  # draw uniforms of two corners and an orientation, and signs of the channels
+        side, place = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm), query % BLOCK
+        if place == 0:  # draw uniforms of two corners and an orientation, and signs of the channels
             self.places = self.draws.uniform(BLOCK, 5).to(self.x.dtype)
             self.signs = self.draws.signs(BLOCK, self.channels).to(self.x.dtype)
-        side = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
-        if side != self.side:
-            self.side, self.rejected = side, None if self.rejected is None else torch.zeros_like(self.rejected)
-        propose = self.propose_linf if self.threat.norm == "linf" else self.propose_lp
-        propose(self.places[:, query % BLOCK], self.signs[:, query % BLOCK])
+        if side != self.side and self.rejected is not None:
+            self.rejected = torch.zeros_like(self.rejected)
+        if place == 0 or side != self.side:  # corners of the whole block at once: a dozen small steps
+            self.side = side
+            corners = self.corner(self.places[:, :, :2])
+            self.first = self.model.pixels[0, corners[..., 0], corners[..., 1]]
+            codes = (self.signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
+            self.squares = ((corners[..., 0] * self.width + corners[..., 1]) << self.channels) + codes
+        if self.threat.norm == "linf":
+            self.propose_linf(place)
+        else:
+            self.propose_lp(self.places[:, place], self.signs[:, place])
 
     def corner(self, places: Tensor) -> Tensor:
-        """Top left corners from uniforms, [n, 2]; as in the reference, never the last place when there are several."""
+        """Top left corners from uniforms, [..., 2]; as in the reference, never the last of several places."""
         return (places * places.new_tensor([self.height - self.side, self.width - self.side])).long()
 
     def index(self, corner: Tensor) -> Tensor:
@@ -118,45 +127,53 @@ class Search(TargetRows):
         signs = self.draws.signs(self.channels, 1, self.width).to(self.x.dtype)
         return self.model.flat((self.model.images(self.x) + self.threat.epsilon * signs).clamp_(0, 1))
 
-    def propose_linf(self, places: Tensor, signs: Tensor) -> None:
-        """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2)."""
-        # A square that changes nothing or was rejected since the image last changed is not tried: the answer is known.
-        corner = self.corner(places[:, :2])
-        rows = self.not_rejected(corner, signs)
-        x_new, changed = self.with_square(rows, corner[rows], self.threat.epsilon * signs[rows])
+    def propose_linf(self, place: int) -> None:
+        """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2).
+
+        A square that changes nothing or was rejected since the image last changed is not tried: the answer is known.
+        The others are written into `best` and taken back where the loss did not rise, so that no image is copied.
+        """
+        rows = self.not_rejected(self.squares[:, place])
+        first = self.first[rows, place] + rows * self.x.shape[1]
+        old, changed = self.write_squares(first, self.threat.epsilon * self.signs[rows, place])
         if not bool(changed.all()):
-            rows, x_new = rows[changed], x_new[changed]
+            rows, first, old = rows[changed], first[changed], old[changed]
         if len(rows) == 0:
             return
-        loss = losses.cw(self.model.logits(x_new), self.y[rows])
-        better = (loss > self.loss[rows]).nonzero().squeeze(1)
-        rows = rows[better]
-        self.best[rows], self.loss[rows] = x_new[better], loss[better]
+        x_new = self.best if len(rows) == len(self.best) else self.best[rows]
+        loss, before = losses.cw(self.model.logits(x_new), self.y[rows]), self.loss[rows]
+        better = loss > before
+        self.loss[rows] = torch.where(better, loss, before)
         if self.rejected is not None:
-            self.rejected[rows] = False
+            self.rejected[rows[better]] = False
+        for part, index in self.pixels_of(first[~better]):
+            self.best.view(-1).scatter_(0, index.flatten(), old[~better][part].flatten())
 
-    def not_rejected(self, corner: Tensor, signs: Tensor) -> Tensor:
+    def not_rejected(self, square: Tensor) -> Tensor:
         """Rows whose square has not been rejected yet; marks it as rejected until `best` changes."""
         if self.rejected is None:
             return torch.arange(len(self.y), device=self.x.device)
-        codes = (signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
-        square = ((corner[:, 0] * self.width + corner[:, 1]) << self.channels) + codes
         rows = (~self.rejected.gather(1, square[:, None]).squeeze(1)).nonzero().squeeze(1)
         self.rejected[rows, square[rows]] = True
         return rows
 
-    def with_square(self, rows: Tensor, corner: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """The best points of these rows with a square of x + shift, and which of them it changes; in small parts."""
-        x_new, changed = self.best[rows], torch.empty_like(rows, dtype=torch.bool)
-        count = max(1, MOST_INDICES // (self.channels * self.side**2))
-        for part in (slice(begin, begin + count) for begin in range(0, len(rows), count)):
-            index = self.index(corner[part])
-            old, new = x_new[part].gather(1, index), self.x.take(index + rows[part, None] * self.x.shape[1])
+    def pixels_of(self, first: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """From their first pixels the indices of squares in all images laid end to end, in parts of bounded size."""
+        square = self.model.pixels[:, : self.side, : self.side].flatten()
+        count = max(1, MOST_INDICES // len(square))
+        for part in (slice(begin, begin + count) for begin in range(0, len(first), count)):
+            yield part, first[part, None] + square
+
+    def write_squares(self, first: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """Write squares of x + shift into `best`; what they replace, and which of them change anything."""
+        old = self.best.new_empty(len(first), self.channels * self.side**2)
+        changed = torch.empty_like(first, dtype=torch.bool)
+        for part, index in self.pixels_of(first):
+            old[part], new = self.best.take(index), self.x.take(index)
             new.view(-1, self.channels, self.side**2).add_(shift[part, :, None])
-            new.clamp_(0, 1)
-            x_new[part].scatter_(1, index, new)
-            changed[part] = (new - old).abs_().amax(1) > 0
-        return x_new, changed
+            self.best.view(-1).scatter_(0, index.flatten(), new.clamp_(0, 1).flatten())
+            changed[part] = new.sub_(old[part]).abs_().amax(1) > 0
+        return old, changed
 
     def tiles(self) -> Tensor:
         """l_2 and l_1 start from a grid of bumps of random sign and orientation (Sec. 3.3)."""

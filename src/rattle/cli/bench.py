@@ -3,11 +3,13 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 
+from rattle.bench.cases import QUERIES, STEPS
+from rattle.bench.passes import PASS_COLUMNS, count_passes, pass_rows, passes_to_plain
 from rattle.bench.report import chart, growth_chart, ratio_rows, rows, to_plain
 from rattle.bench.run import GROUPS, bench, check_rounds, growth, trace
 from rattle.bench.setup import Setup
@@ -22,11 +24,13 @@ from rattle.runs.io import new_file, write_atomically
 class Options:
     """Measure images a second and peak memory of training steps, PGD-20 and AutoAttack's components, interleaved with
     plain references (the authors' algorithm, TRADES as published, a textbook PGD, pyautoattack, torchattacks when
-    installed) and with the convolutions alone, the machine's own limit."""
+    installed) and with the convolutions alone, the machine's own limit. With --against passes count instead what
+    AutoAttack's components ask of the network: exact, and alike on every machine."""
 
     model: str = "preact18"  # the network's name
     width: int | None = None  # channels of its first stage; the published width when not given
     batch: int = 32  # images in a batch
+    against: Literal["time", "passes"] = "time"  # passes: forward and backward passes, in images, beside pyautoattack's
     rounds: int | None = None  # times every case runs; 5 when not given, 2 with --quick
     steps: int = 10  # K of the inner maximisation
     parts: tuple[Literal["training", "evaluation", "autoattack"], ...] = GROUPS  # what to measure
@@ -67,6 +71,9 @@ def main(args: list[str]) -> None:
         trace(setup, Path(options.trace))
         say(f"trace: {options.trace}; open it in chrome://tracing or ui.perfetto.dev (docs/studies/performance.md)")
         return
+    if options.against == "passes":
+        print_passes(setup, options.json)
+        return
     rounds = (2 if options.quick else 5) if options.rounds is None else options.rounds
     console, clock = Console(), f"{setup.ratio_clock} seconds"
     result = bench(setup, rounds=rounds, groups=options.parts, console=console)
@@ -81,7 +88,7 @@ def main(args: list[str]) -> None:
         cells = [[c.title, str(c.values), f"{c.time_exponent:.2f}", f"{c.memory_exponent:.2f}"] for c in curves]
         print_table(["a 1st+2nd step against", "values", "time exponent", "memory exponent"], cells)
     if options.json:
-        write_atomically(Path(options.json), (json.dumps(to_plain(result, curves), indent=1) + "\n").encode())
+        write_json(options.json, to_plain(result, curves))
     if options.chart:
         path = Path(options.chart)
         chart(result, path)
@@ -90,3 +97,16 @@ def main(args: list[str]) -> None:
             growth_path = path.with_stem(f"{path.stem}-growth")
             growth_chart(curves, growth_path)
             say(f"growth: {growth_path}")
+
+
+def print_passes(setup: Setup, path: str) -> None:
+    """The table of --against passes, written to `path` too where one is given."""
+    found = count_passes(setup, Console())
+    title = f"passes in images: {setup.model} width {setup.width or 'as published'}, {setup.batch} images, "
+    print_table(PASS_COLUMNS, pass_rows(found, setup.batch), title=f"{title}{STEPS} steps, {QUERIES} queries")
+    if path:
+        write_json(path, passes_to_plain(setup, found))
+
+
+def write_json(path: str, plain: dict[str, Any]) -> None:
+    write_atomically(Path(path), (json.dumps(plain, indent=1) + "\n").encode())
