@@ -112,8 +112,13 @@ class ResultCache:
         append_line(self.path, {"first": first, "key": self.key, **row})
         self.state_file(first).unlink(missing_ok=True)
 
-    def go_on(self, first: int, attack: Callable[[], tuple[dict[str, Any], Tensor]]) -> tuple[dict[str, Any], Tensor]:
-        """Run the attack on the batch that begins with image `first`, from the state that is stored of it, if any."""
+    def go_on(
+        self, first: int, attack: Callable[[], tuple[dict[str, Any], Tensor]], *, images: bool = False
+    ) -> dict[str, Any]:
+        """Run the attack on the batch that begins with image `first`, from the state that is stored of it, if any.
+
+        attack: returns the batch's row and its adversarial images; images: store these too. Returns the stored row.
+        """
         state = State.read(self.state_file(first))
         try:
             with self.keeping(first, state):
@@ -124,7 +129,9 @@ class ResultCache:
             state = State()  # the stored one does not belong together
             with self.keeping(first, state):
                 row, x_adv = attack()
-        return row | {"seconds": row["seconds"] + state.seconds}, x_adv
+        row |= {"seconds": row["seconds"] + state.seconds}
+        self.add(first, row, x_adv if images else None)
+        return row
 
     @contextmanager
     def keeping(self, first: int, state: State) -> Iterator[None]:

@@ -251,9 +251,7 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
             if row is None:
                 shown.begin(index)
                 run = partial(attack_batch, plan, attack, index[live], x[live], y[live], shown)
-                row, x_adv = cache.go_on(int(index[0]), run) if cache else run()
-                if cache:
-                    cache.add(int(index[0]), row, x_adv if plan.save_adversarial else None)
+                row = cache.go_on(int(index[0]), run, images=plan.save_adversarial) if cache else run()[0]
             flags[:, index[live]] = torch.tensor(row["flags"], device=device).bool()
             distances[index[live]] = torch.tensor(row["distances"], device=device)
             seconds += torch.tensor([row["seconds"], *(row["part_seconds"] or [0.0] * len(parts))])
