@@ -1,133 +1,298 @@
-"""Soak: kill -9 training and evaluation at random moments, resume, and compare with what was never stopped.
+"""Soak: kill -9 whatever works for longer at random moments, give the command again, compare with one never stopped.
 
-`python benchmarks/soak.py --kills 100` prints how often a process was killed, how often a later one went on, and how
-many runs and evaluations ended bit for bit as the uninterrupted ones (timing.jsonl and seconds are not compared).
+`python benchmarks/soak.py --kills 1000` trains every method plainly and on two ranks, evaluates, reports, sweeps and
+reproduces a table of the paper. It prints how often a process was killed and how many episodes ended bit for bit as the
+one that was never stopped; clocks (timing.jsonl, seconds) are not compared. Processes are forked from one that has
+torch imported, so that they start at once, and die like any other. `--kinds evaluation report` soaks these alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import ctypes
 import json
 import os
 import random
+import re
+import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
-from contextlib import chdir
+from contextlib import chdir, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 import torch.utils.tensorboard  # before forking: the children need not import it again
 
+import rattle.cli.evaluate
+import rattle.cli.paper
+import rattle.cli.report
+import rattle.cli.sweep
+import rattle.cli.train  # noqa: F401
 from rattle import cli
 from rattle.data.registry import Data
+from rattle.evaluation import cache
+from rattle.objectives.registry import METHODS
+from rattle.recipes.catalog import list_recipes
 from rattle.runs.checkpoint import digest, read
 from rattle.runs.paths import Run
+from rattle.training import sweep
 
-SIZES = "--width 4 --data.train-size 128 --data.val-size 30 --batch-size 32 --threads 1 --epochs 2"
-RECIPE = "digits-linf-cnn-trades-awp-2nd --awp.warmup 1 --attack.steps 1 --val-attack.steps 1"
-KINDS = {"ema": "--average.kind EMA", "swa": "--average.kind SWA --average.start 0", "clock": "--save-minutes 0"}
+SMALL = "--width 4 --data.train-size 64 --data.val-size 20 --batch-size 32 --threads 1 --epochs 2 --save-minutes 0"
+AWP = "digits-linf-cnn-trades-awp-2nd --awp.warmup 1"
+AVERAGES = {"ema": f"{AWP} --average.kind EMA", "swa": f"{AWP} --average.kind SWA --average.start 0"}
+STALL = 600.0  # seconds after which a command counts as hanging
+STATE_EVERY = 0.05  # seconds between two states of an evaluation, 30 by default: its attacks here take less than that
+ATTACKS = ("pgd10", "square", "smoke-ensemble")
+PAPER = ("--scale", "tiny", "--epochs", "1", "--train-size", "64", "--n", "20", "--autoattack-n", "5", "--yes")
+Args = list[str]
 
 
-def start(args: list[str]) -> int:
+@dataclass(frozen=True)
+class Case:
+    """A command that is killed, and what it leaves that must be the same."""
+
+    kind: str
+    name: str
+    command: Callable[[Path], Args]
+    content: Callable[[Path], object]
+    ranks: int = 1
+    prepare: Callable[[Path], object] = lambda out: None
+
+
+def run_forked(args: Args, environment: dict[str, str], said: str) -> int:
     """A process of its own that runs one command; forked, so that it starts at once."""
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        said = os.open("said.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive whoever started it
+        os.environ.update(environment)
+        log = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
         code = cli.main(args)
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
     finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(code)
 
 
-def finish(args: list[str]) -> float:
+class Forked:
+    """What a sweep starts in place of `python -m rattle`: the same command in a forked process."""
+
+    def __init__(self, command: Args, env: dict[str, str], **_: object) -> None:
+        self.pid, self.returncode = run_forked(command[3:], env, f"worker-{os.getpid()}.log"), None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(0.01)
+
+
+def start(case: Case, out: Path) -> list[int]:
+    """The processes of a case's command, one for each rank."""
+    if case.ranks == 1:
+        return [run_forked(case.command(out), {}, "said-0.log")]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(case.ranks)}
+    own = [meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(case.ranks)]
+    return [run_forked(case.command(out), each, f"said-{rank}.log") for rank, each in enumerate(own)]
+
+
+def end_of(pids: list[int], seconds: float) -> list[int] | None:
+    """Their exit codes, None if they have not all ended by then."""
+    codes: dict[int, int] = {}
+    until = time.monotonic() + seconds
+    while len(codes) < len(pids):
+        for pid in pids:
+            if pid not in codes:
+                found, status = os.waitpid(pid, os.WNOHANG)
+                if found:
+                    codes[pid] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() > until and len(codes) < len(pids):
+            return None
+        time.sleep(0.005)
+    return [codes[pid] for pid in pids]
+
+
+def finish(case: Case, out: Path) -> float:
     """Run to the end; the seconds it took."""
     begun = time.monotonic()
-    _, status = os.waitpid(start(args), 0)
-    assert status == 0, f"{' '.join(args)} failed: {Path('said.log').read_text()[-500:]}"
+    codes = end_of(start(case, out), STALL)
+    said = " | ".join(path.read_text(errors="replace")[-500:] for path in sorted(Path().glob("said-*.log")))
+    assert codes == [0] * case.ranks, f"{case.kind} {case.name} ended with {codes}: {said}"
     return time.monotonic() - begun
 
 
-def killed(args: list[str], seconds: float) -> bool:
-    """Start and kill; False when it had ended by then."""
-    pid = start(args)
+def killed(case: Case, out: Path, seconds: float, moments: random.Random) -> bool:
+    """Start and kill, one rank a moment before the others; False when it had ended by then."""
+    pids = start(case, out)
     time.sleep(seconds)
-    os.kill(pid, signal.SIGKILL)
-    return os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    moments.shuffle(pids)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(moments.uniform(0, 0.1) if case.ranks > 1 else 0)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    wrong = [code for code in codes if code not in (0, -signal.SIGKILL)]
+    assert not wrong or case.ranks > 1, f"{case.kind} {case.name} ended with {codes} before it was killed"
+    return -signal.SIGKILL in codes
 
 
 def trained(folder: Path) -> object:
-    """A run's content: lines, weights, averages, optimizer, progress."""
-    run = Run(folder)
-    states = [(saved.progress, digest(saved.tensors, {})) for saved in map(read, map(run.checkpoint, ("best", "last")))]
-    return run.metrics.read_bytes(), states
+    """Runs' content, those of teachers and of a sweep: lines, weights, averages, optimizer, progress."""
+    found = {}
+    for recipe in sorted(folder.parent.glob(f"{folder.name}*/**/recipe.yaml")):
+        run = Run(recipe.parent)
+        states = [(s.progress, digest(s.tensors, {})) for s in map(read, map(run.checkpoint, ("best", "last")))]
+        found[str(run.folder.relative_to(folder.parent))[len(folder.name) :]] = run.metrics.read_bytes(), states
+    return found
+
+
+def timeless(value: object) -> object:
+    """JSON without what clocks said."""
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if "seconds" not in k and k not in ("date", "created")}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
 def evaluated(folder: Path) -> object:
-    """An evaluation's content: everything but seconds."""
-
-    def timeless(value: object) -> object:
-        return {k: timeless(v) for k, v in value.items() if k != "seconds"} if isinstance(value, dict) else value
-
-    return {path.name: timeless(json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))}
+    """An evaluation's content: results, and every adversarial image."""
+    arrays = {path.name: {k: v.tobytes() for k, v in np.load(path).items()} for path in sorted(folder.rglob("*.npz"))}
+    found = sorted(folder.rglob("*.json"))
+    return {str(path.relative_to(folder)): timeless(json.loads(path.read_text())) for path in found} | arrays
 
 
-def episode(args: list[str], seconds: float, moments: random.Random, most: int) -> tuple[int, int]:
-    """Kill up to `most` times, then let it finish: (kills, times it went on)."""
+def reported(folder: Path) -> object:
+    """The page without times and its own folder's name, and the arrays behind it."""
+    page = re.sub(re.escape(str(folder)), "", (folder / "page.html").read_text())
+    return re.sub(r"\d+(\.\d+)? (s|ms|seconds)\b", "", page), evaluated(folder)
+
+
+def papered(folder: Path) -> object:
+    """The runs of a table, their results, and the table as Markdown."""
+    tables = {path.name: path.read_text() for path in sorted(folder.glob("*.md"))}
+    return trained(folder), evaluated(folder), tables
+
+
+def training(recipe: str) -> Callable[[Path], Args]:
+    words = f"{recipe} --attack.steps 1 --val-attack.steps 1 {SMALL}".split()
+    return lambda out: ["train", *words, "--out", str(out), "--resume", "--log", "none"]
+
+
+def cases(place: Path) -> list[Case]:
+    """Everything that is soaked. Ranks do not take every method at this size: those that refuse are left out there."""
+    known = set(list_recipes())
+    recipes = {name: r for name in METHODS if (r := f"digits-linf-cnn-{name}") in known} | AVERAGES
+    found = [Case("training", name, training(recipe), trained) for name, recipe in recipes.items()]
+    found += [Case("ranks", name, training(recipe), trained, ranks=2) for name, recipe in recipes.items()]
+    model = place / "training-ema"
+    attacks = ["--attacks", *ATTACKS, "--n", "30", "--threat.epsilon", "0.1", "--save-adversarial", "--out"]
+    found += [
+        Case("evaluation", f"{n} ranks", lambda out: ["evaluate", str(model), *attacks, str(out)], evaluated, ranks=n)
+        for n in (1, 2)
+    ]
+    found += [
+        Case(
+            "report",
+            "one run",
+            lambda out: ["report", str(out / "run"), "--out", str(out / "page.html")],
+            reported,
+            prepare=lambda out: shutil.copytree(model, out / "run"),
+        ),
+        Case(
+            "sweep",
+            "two seeds",
+            lambda out: ["sweep", *training(AVERAGES["ema"])(out)[1:-5], "--seeds", "0", "1", "--out", str(out)],
+            trained,
+        ),
+        Case(
+            "paper",
+            "table 1",
+            lambda out: ["paper", "1", *PAPER, "--out", str(out)],
+            papered,
+        ),
+    ]
+    return found
+
+
+def episode(case: Case, out: Path, seconds: float, moments: random.Random, most: int) -> int:
+    """Kill up to `most` times, then let it finish; how often it was killed."""
     kills = 0
-    while kills < most and killed(args, moments.uniform(0, seconds)):
+    case.prepare(out)
+    while kills < most and killed(case, out, moments.uniform(0, seconds), moments):
         kills += 1
-    finish(args)
-    return kills, kills
+    finish(case, out)
+    return kills
 
 
-def soak(wanted: int, moments: random.Random, place: Path) -> dict[str, int]:
-    names = ("killed", "killed_training", "killed_evaluation", "resumed", "episodes", "identical")
-    count: dict[str, int] = {name: 0 for name in names}  # noqa: C420 (its type)
-    cases: list[tuple[str, Callable[[Path], list[str]], Callable[[Path], object], object, float]] = []
-    for name, kind in KINDS.items():
-
-        def training(out: Path, kind: str = kind) -> list[str]:
-            return ["train", *f"{RECIPE} {SIZES} {kind}".split(), "--out", str(out), "--resume"]
-
-        seconds = finish(training(place / name))
-        cases.append(("training", training, trained, trained(place / name), seconds))
-
-    def evaluating(out: Path) -> list[str]:
-        attacks = ["--attacks", "pgd10", "apgd-ce", "--n", "120", "--batch-size", "10"]
-        return ["evaluate", str(place / "ema"), *attacks, "--out", str(out)]
-
-    seconds = finish(evaluating(place / "results"))
-    cases.append(("evaluation", evaluating, evaluated, evaluated(place / "results"), seconds))
-    while count["killed"] < wanted:
-        what, command, content, whole, seconds = cases[count["episodes"] % len(cases)]
-        out = place / f"{what}{count['episodes']}"
-        kills, resumed = episode(command(out), seconds, moments, most=5)
-        count["episodes"] += 1
-        count["killed"] += kills
-        count[f"killed_{what}"] += kills
-        count["resumed"] += resumed
-        count["identical"] += content(out) == whole
+def soak(wanted: int, kinds: list[str], moments: random.Random, place: Path, seconds: float) -> dict[str, int]:
+    count: collections.Counter[str] = collections.Counter(killed=0, episodes=0, identical=0)
+    whole: dict[str, tuple[float, object]] = {}
+    every, begun = cases(place), time.monotonic()
+    finish(next(case for case in every if case.name == "ema"), place / "training-ema")
+    chosen = {
+        kind: [case for case in every if case.kind == kind] for kind in kinds or dict.fromkeys(c.kind for c in every)
+    }
+    while count["killed"] < wanted and time.monotonic() - begun < seconds:
+        turn = list(chosen.values())[count["turns"] % len(chosen)]  # kinds take turns, and so do the cases of each
+        case = turn[count["turns"] // len(chosen) % len(turn)]
+        count["turns"] += 1
+        key, out = f"{case.kind}-{case.name}", place / f"{case.kind}{count['turns']}"
+        try:
+            if key not in whole:
+                folder = place / f"whole-{len(whole)}"
+                case.prepare(folder)
+                whole[key] = finish(case, folder), case.content(folder)
+            kills = episode(case, out, whole[key][0], moments, most=8)
+            count["identical"] += (same := case.content(out) == whole[key][1])
+        except AssertionError as reason:
+            same, kills = False, 0
+            print(reason, file=sys.stderr, flush=True)
+        if not same:
+            print(f"DIFFERENT: {key}", file=sys.stderr, flush=True)
+        count.update({"episodes": 1, "killed": kills, f"killed_{case.kind}": kills, f"episodes_{case.kind}": 1})
+        shutil.rmtree(out, ignore_errors=True)
         print(json.dumps(count), file=sys.stderr, flush=True)
-    return count
+    return dict(count)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--kinds", nargs="*", default=[], help="training ranks evaluation report sweep paper")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop after the episode under way by then")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     Data(name="digits").load()
+    cache.EVERY = STATE_EVERY
+    sweep.subprocess = SimpleNamespace(Popen=Forked, DEVNULL=None)  # type: ignore[assignment]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as place, chdir(place):
-        count = soak(options.kills, random.Random(options.seed), Path(place))
+        count = soak(options.kills, options.kinds, random.Random(options.seed), Path(place), 60 * options.minutes)
     print(json.dumps({**count, "seed": options.seed, "seconds": round(time.monotonic() - begun)}))
     sys.exit(count["identical"] != count["episodes"])
 

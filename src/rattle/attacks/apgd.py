@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch
+from rattle.attacks.keeping import kept
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError, check_choices
 from rattle.randomness import ImageStreams, Randomness
@@ -73,25 +74,27 @@ class APGD:
         """One random start; with `eps_schedule` through larger balls first, of which only the last points are used."""
         if not self.eps_schedule:
             return self.ascend(model, self.threat, rows, self.threat.random_start(rows.x, draws), self.steps)
-        x_adv, left = rows.x + draws.normal(rows.x.shape[1]).to(rows.x.dtype), self.steps
-        for factor in (3, 2):  # 30 % of the steps each (Croce and Hein 2021, Sec. 3)
-            ball = replace(self.threat, epsilon=factor * self.threat.epsilon)
-            steps = min(left, math.ceil(0.3 * self.steps))
-            x_adv, left = self.ascend(model, ball, rows, ball.project(x_adv, rows.x), steps).x_adv, left - steps
-        return self.ascend(model, self.threat, rows, self.threat.project(x_adv, rows.x), left)
+        last = RunResult(rows.x + draws.normal(rows.x.shape[1]).to(rows.x.dtype))
+        larger = min(self.steps, math.ceil(0.3 * self.steps))  # 30 % of the steps each (Croce and Hein 2021, Sec. 3)
+        steps = larger, min(self.steps - larger, larger), max(self.steps - 2 * larger, 0)
+        for ball in kept("balls", range(3), last):
+            threat = replace(self.threat, epsilon=(3 - ball) * self.threat.epsilon)
+            found = self.ascend(model, threat, rows, threat.project(last.x_adv, rows.x), steps[ball])
+            last.x_adv, last.score = found.x_adv, found.score
+        return last
 
     def ascend(self, model: FlatModel, threat: Threat, rows: TargetRows, start: Tensor, steps: int) -> RunResult:
         """Algorithm 1 from `start`: the point of highest loss of each row, or the first that is misclassified."""
         result = RunResult(rows.x)
         logits, loss, gradient = self.loss_and_grad(model, rows, start)
-        live = (L1Ascent if threat.norm == "l1" else Ascent)(self, threat, steps, rows, start, loss, gradient)
-        for step in range(steps + 1):
+        live = (L1Ascent if threat.norm == "l1" else Ascent)(self, threat, steps, rows, start, logits, loss, gradient)
+        for step in kept("steps", range(steps + 1), live, result):
             if threat == self.threat:  # a point of a larger ball breaks nothing
-                result.pack_broken(live, live.x_adv, logits.argmax(1) != live.y)
+                result.pack_broken(live, live.x_adv, live.logits.argmax(1) != live.y)
             if len(live.y) == 0 or step == steps:
                 break
             live.x_old, live.x_adv = live.x_adv, live.next_point(first=step == 0)
-            logits, loss, gradient = self.loss_and_grad(model, live, live.x_adv, gradient=step + 1 < steps)
+            live.logits, loss, gradient = self.loss_and_grad(model, live, live.x_adv, gradient=step + 1 < steps)
             live.record(loss, gradient)
             live.adapt(step + 1)
         return result.record(live, live.best, live.best_loss)
@@ -115,12 +118,20 @@ class Ascent(TargetRows):
     """The variables of Algorithm 1, one entry per row, and its steps for l_inf and l_2."""
 
     def __init__(
-        self, attack: APGD, threat: Threat, steps: int, rows: TargetRows, start: Tensor, loss: Tensor, gradient: Tensor
+        self,
+        attack: APGD,
+        threat: Threat,
+        steps: int,
+        rows: TargetRows,
+        start: Tensor,
+        logits: Tensor,
+        loss: Tensor,
+        gradient: Tensor,
     ) -> None:
         super().__init__(**vars(rows))
         self.attack, self.threat, self.steps, self.last_check = attack, threat, steps, 0
         self.x_adv = self.x_old = start  # current point and the one before, [r, d]
-        self.loss, self.gradient = loss, gradient  # at x_adv, [r] and [r, d]
+        self.logits, self.loss, self.gradient = logits, loss, gradient  # at x_adv: [r, C], [r], [r, d]
         self.best, self.best_loss, self.best_gradient = start.clone(), loss, gradient.clone()  # where it was highest
         self.low, self.high = threat.box(self.x) or (None, None)  # l_inf: what a projection clips to, [r, d]
         self.step_size = torch.full_like(loss, 2 * threat.epsilon)

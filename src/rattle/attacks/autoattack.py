@@ -1,14 +1,17 @@
 """AutoAttack (Croce and Hein 2020), the ensemble that robust accuracies are compared by, and ensembles of your own."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from rattle.attacks.apgd import APGD
 from rattle.attacks.base import Attack, Ensemble, UsesModels, check_batch, describe, is_correct
 from rattle.attacks.fab import FAB
+from rattle.attacks.keeping import kept
 from rattle.attacks.rows import spawn
 from rattle.attacks.square import Square
 from rattle.errors import RattleError, check_choices
@@ -19,21 +22,33 @@ from rattle.weights import eval_mode
 StillCorrect = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x_adv, x, y) -> [n] bool
 
 
+@dataclass
+class Components:
+    """What the components of an ensemble have found so far."""
+
+    x_adv: Tensor  # the points of all images
+    after: Tensor  # who was correct before the first component and after each, bool [1 + components, n]
+    seconds: Tensor  # of each component
+
+
 def run_components(
     ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, draws: ImageStreams, still_correct: StillCorrect
-) -> Iterator[tuple[str, Tensor, Tensor]]:
+) -> Iterator[tuple[int, Components]]:
     """Run each component on the correct images that the ones before it left correct, as `still_correct` decides.
 
-    Yields after each component its name, the points of all images so far, and which images are still correct, [n].
+    Yields after each component its number and what was found up to then.
     """
-    x_adv, correct = x.clone(), is_correct(model, x, y)
-    for number, (name, component) in enumerate(ensemble.components().items()):
+    components = list(ensemble.components().values())
+    found = Components(x.clone(), is_correct(model, x, y).repeat(1 + len(components), 1), torch.zeros(len(components)))
+    for number in kept("parts", range(len(components)), found):
+        begun, correct = time.perf_counter(), found.after[number].clone()
         left = correct.nonzero().squeeze(1)
         if len(left):
-            points = component(model, x[left], y[left], generator=spawn(draws[left], number))
-            x_adv[left] = points.to(x_adv)
-            correct[left] = still_correct(x_adv[left], x[left], y[left])
-        yield name, x_adv, correct.clone()
+            points = components[number](model, x[left], y[left], generator=spawn(draws[left], number))
+            found.x_adv[left] = points.to(found.x_adv)
+            correct[left] = still_correct(found.x_adv[left], x[left], y[left])
+        found.after[number + 1], found.seconds[number] = correct, time.perf_counter() - begun
+        yield number, found
 
 
 def run_ensemble(ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
@@ -42,8 +57,8 @@ def run_ensemble(ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, *, 
     draws = streams(generator, x)
     with eval_mode(model):
         runs = run_components(ensemble, model, x, y, draws, lambda x_adv, _, y: is_correct(model, x_adv, y))
-        *_, (_, x_adv, _) = runs
-    return x_adv
+        *_, (_, found) = runs
+    return found.x_adv
 
 
 ENSEMBLES: dict[str, dict[str, APGD | FAB | Square]] = {  # Sec. 4 of the paper; `components` puts the threat in

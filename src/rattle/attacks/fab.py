@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch
+from rattle.attacks.keeping import kept
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness
@@ -112,7 +113,7 @@ class FAB:
         live = FABRows(
             **vars(rows), x_adv=start, nearest=rows.x.clone(), distance=rows.x.new_full(rows.y.shape, torch.inf)
         )
-        for _ in range(self.steps):
+        for _ in kept("steps", range(self.steps), live, result):
             live.x_adv = self.step(live, *self.boundary(model, live))
             with torch.no_grad():
                 adversarial = model.logits(live.x_adv).argmax(1) != live.y

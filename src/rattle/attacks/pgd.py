@@ -1,6 +1,7 @@
 """Projected gradient descent (Madry et al. 2018): FGSM, PGD-K, CW-K and the TRADES inner loop are settings of it."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Literal
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch, check_labels, logits_of
 from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.keeping import kept
 from rattle.errors import check_choices
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
@@ -43,26 +45,28 @@ class PGD:
         with attack_mode(model):
             with torch.no_grad():  # the clean logits do not change while x' does: once, not at every step
                 reference = logits_of(model, x) if self.loss == "kl" else y
-            best = self.ascend(model, x, reference, draws)
-            for _ in range(self.restarts - 1):
+            best = SimpleNamespace(x_adv=x, draws=draws)
+            for restart in kept("restarts", range(self.restarts), best):
                 x_adv = self.ascend(model, x, reference, draws)
-                with torch.no_grad():
-                    loss, lead = (self.sample_losses(logits_of(model, z), reference) for z in (x_adv, best))
-                best[loss > lead] = x_adv[loss > lead]
-            return best
+                if restart:
+                    with torch.no_grad():
+                        loss, lead = (self.sample_losses(logits_of(model, z), reference) for z in (x_adv, best.x_adv))
+                    x_adv = torch.where((loss > lead).view(-1, *[1] * (x.ndim - 1)), x_adv, best.x_adv)
+                best.x_adv = x_adv
+            return best.x_adv
 
     def ascend(self, model: nn.Module, x: Tensor, reference: Tensor, draws: ImageStreams) -> Tensor:
         """One run of `steps` steps."""
-        x_adv = self.start_point(x, draws)
-        for step in range(self.steps):
-            x_adv = x_adv.detach().requires_grad_()
+        point = SimpleNamespace(x_adv=self.start_point(x, draws))
+        for step in kept("steps", range(self.steps), point):
+            x_adv = point.x_adv.detach().requires_grad_()
             logits = logits_of(model, x_adv)
             if step == 0 and self.loss != "kl":
                 check_labels(logits, reference)
             (gradient,) = torch.autograd.grad(self.sample_losses(logits, reference).sum(), x_adv)
             x_adv = self.threat.ascend(x_adv.detach(), gradient, self.step_size)
-            x_adv = self.threat.project(x_adv.clamp_(0, 1) if self.box_first else x_adv, x)
-        return x_adv.detach()
+            point.x_adv = self.threat.project(x_adv.clamp_(0, 1) if self.box_first else x_adv, x)
+        return point.x_adv.detach()
 
     def start_point(self, x: Tensor, draws: ImageStreams) -> Tensor:
         if self.start == "gaussian":

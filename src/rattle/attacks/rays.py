@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rattle.attacks.base import Nearest, check_at_least, check_batch, is_correct
 from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.keeping import kept
 from rattle.attacks.rows import FlatModel
 from rattle.errors import RattleError
 from rattle.randomness import Randomness
@@ -23,6 +24,8 @@ class Rays:
         self.met = torch.zeros_like(y, dtype=torch.bool)  # whether it has met the boundary yet
         self.x_adv, self.distance = x.clone(), x.new_ones(len(x))  # the misclassified point there
         self.queries = torch.zeros_like(y)
+        self.active = y  # rows that are searched still; the next block: its level, and where it begins
+        self.level = self.begin = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +59,15 @@ class RayS:
             correct = is_correct(flat_model.model, flat_model.images(flat_model.flat(x)), y)
             rays = Rays(x.reshape(len(x), -1), y)  # blocks are counted in the images' own order, not in the model's
             rays.distance[~correct] = 0
-            active, level, begin, d = correct.nonzero().squeeze(1), 0, 0, rays.x.shape[1]
-            while len(active):
-                end = min(begin + math.ceil(d / 2**level), d)
-                self.flip_block(flat_model, rays, active, slice(begin, end))
-                level, begin = (level + 1, 0) if end == d else (level, end)
-                active = active[(rays.queries[active] < self.queries) & (rays.distance[active] > near_enough)]
+            rays.active, d = correct.nonzero().squeeze(1), rays.x.shape[1]
+            for _ in kept("steps", range(self.queries), rays):  # each asks at least once
+                if len(rays.active) == 0:
+                    break
+                end = min(rays.begin + math.ceil(d / 2**rays.level), d)
+                self.flip_block(flat_model, rays, rays.active, slice(rays.begin, end))
+                rays.level, rays.begin = (rays.level + 1, 0) if end == d else (rays.level, end)
+                left = (rays.queries < self.queries) & (rays.distance > near_enough)
+                rays.active = rays.active[left[rays.active]]
         return Nearest(rays.x_adv.view_as(x), rays.distance, rays.queries)
 
     def flip_block(self, model: FlatModel, rays: Rays, rows: Tensor, block: slice) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rattle.attacks.base import Attack, accepts_channels_last, clean_logits, finite, logits_of
 from rattle.attacks.batchnorm import attack_mode, fold_batchnorm
+from rattle.attacks.keeping import kept
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 
 
@@ -130,16 +131,16 @@ def best_of_runs(
         classes = likeliest(logits, y, max(targets, candidates)) if targets else y[:, None]
         count = min(classes.shape[1], max(targets, 1))
         most_rows = len(x) if count == 1 or len(x) <= 64 else max(64, round(share * len(x)))
-        for group in (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most_rows // count)):
-            if choose:
-                classes[group] = choose(flat_model, flat[group], y[group], classes[group])
-            for restart in range(attack.restarts):
-                if len(group) == 0:
-                    break
+        groups = (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most_rows // count))
+        for turn in kept("restarts", range(len(groups) * attack.restarts), best):
+            group, restart = groups[turn // attack.restarts], turn % attack.restarts
+            group = group[best.score[group] < torch.inf]
+            if len(group):
+                if choose:
+                    classes[group] = choose(flat_model, flat[group], y[group], classes[group])
                 number = torch.arange(len(group) * count, device=x.device)
                 image = group.repeat_interleave(count)
                 rows = TargetRows(number, image, flat[image], y[image], classes[group, :count].flatten())
                 own_draws = spawn(draws[image], number % count + restart * count)
                 best.keep_better(group, attack.run(flat_model, rows, own_draws, restart))
-                group = group[best.score[group] < torch.inf]
         return flat_model.images(best.x_adv)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch
+from rattle.attacks.keeping import kept
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness
@@ -71,7 +72,7 @@ class Square:
     def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult:
         """One random search: the point of highest loss of each image; of several searches the last one's."""
         result, live = RunResult(rows.x), Search(self, model, rows, draws)
-        for query in range(self.queries + 1):
+        for query in kept("steps", range(self.queries + 1), live, result):
             result.pack_broken(live, live.best, live.loss > 0)
             if len(live.y) == 0 or query == self.queries:
                 break

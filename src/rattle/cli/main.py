@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 from contextlib import suppress
+from typing import NoReturn
 
 from rattle.cli import early, rehearsal
 from rattle.errors import RattleError
@@ -108,5 +109,18 @@ def run() -> int:
     except OSError as reason:  # a full disk, or a pipe that nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(reason, BrokenPipeError):
-            return fail(f"cannot write to stdout: {reason.strerror or reason}; files that were written are whole")
+            code = fail(f"cannot write to stdout: {reason.strerror or reason}; files that were written are whole")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        leave(code)
     return code
+
+
+def leave(code: int) -> NoReturn:
+    """End a rank without taking the interpreter apart.
+
+    A thread of gloo may still be letting go of the last message. It needs the GIL for that, and an interpreter that
+    is being taken apart ends such a thread in a way that aborts the process, after the work is done.
+    """
+    with suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,26 +1,34 @@
 """What an interrupted evaluation leaves: a line of JSON a batch, so that the same call goes on at the first missing.
 
-Lines are in .NAME.RANK.partial, one file a rank, adversarial images in .NAME.FIRST.images.npy, one file a batch.
+Lines are in .NAME.RANK.partial, one file a rank, adversarial images in .NAME.FIRST.images.npy, one file a batch. What
+an attack holds in the middle of a batch is in .NAME.FIRST.KEY.state, written every half a minute while it is not done.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.base import UsesModels, describe
+from rattle.attacks.keeping import Snapshot, keeping
 from rattle.data.decode import Pictures
 from rattle.evaluation.results import check_name
 from rattle.runs import distributed
 from rattle.runs.checkpoint import digest
 from rattle.runs.io import append_line, atomic_file, read_jsonl, write_atomically
 
-ANY = r"partial|images\.npy"  # the kinds of files that an interrupted evaluation leaves
+STATE = r"[0-9a-f]+\.state"
+ANY = rf"partial|images\.npy|{STATE}"  # the kinds of files that an interrupted evaluation leaves
+EVERY = 30.0  # seconds between two states: no more than a minute is lost even when a step takes half of one
 
 
 def cache_key(
@@ -55,6 +63,25 @@ def model_digest(model: nn.Module, x: Tensor | Pictures, y: Tensor, settings: Ma
     return digest({key: value.detach().cpu() for key, value in tensors.items()}, {"settings": text})
 
 
+@dataclass(frozen=True)
+class State:
+    """What an attack held when its batch was broken off."""
+
+    seconds: float = 0.0  # that it took to get there
+    loops: Snapshot = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> "State":
+        """The state in a file; an empty one if the file is absent or damaged: the batch is attacked from its start."""
+        try:
+            if path.is_symlink() or not path.is_file():
+                return cls()
+            stored = torch.load(path, weights_only=True, map_location="cpu")
+            return cls(float(stored["seconds"]), {name: dict(held) for name, held in stored["loops"].items()})
+        except Exception:  # bytes of anybody's make torch's and pickle's readers raise every kind
+            return cls()
+
+
 class ResultCache:
     """The batches of one attack that are on disk already, and the file that the next ones go to.
 
@@ -75,8 +102,8 @@ class ResultCache:
     def drop_others(self) -> None:
         """Leave one file, of the batches that are done; if there are none, their images belong to another key."""
         write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in self.done.values()).encode())
-        for path in cache_files(self.folder, self.name, "partial" if self.done else ANY):
-            if path != self.path:
+        for path in cache_files(self.folder, self.name, rf"partial|{STATE}" if self.done else ANY):
+            if path != self.path and not path.name.endswith(f".{self.key}.state"):
                 path.unlink()
 
     def add(self, first: int, row: Mapping[str, Any], x_adv: Tensor | None = None) -> None:
@@ -85,6 +112,43 @@ class ResultCache:
             with atomic_file(self.image_file(first)) as file:
                 np.save(file, x_adv.detach().cpu().float().numpy())
         append_line(self.path, {"first": first, "key": self.key, **row})
+        self.state_file(first).unlink(missing_ok=True)
+
+    def go_on(
+        self, first: int, attack: Callable[[], tuple[dict[str, Any], Tensor]], *, images: bool = False
+    ) -> dict[str, Any]:
+        """Run the attack on the batch that begins with image `first`, from the state that is stored of it, if any.
+
+        attack: returns the batch's row and its adversarial images; images: store these too. Returns the stored row.
+        """
+        state = State.read(self.state_file(first))
+        try:
+            with self.keeping(first, state):
+                row, x_adv = attack()
+        except Exception as error:
+            if not state.loops or isinstance(error.__cause__, OSError):
+                raise
+            state = State()  # the stored one does not belong together
+            with self.keeping(first, state):
+                row, x_adv = attack()
+        row |= {"seconds": row["seconds"] + state.seconds}
+        self.add(first, row, x_adv if images else None)
+        return row
+
+    @contextmanager
+    def keeping(self, first: int, state: State) -> Iterator[None]:
+        """In the body the attack on a batch goes on from a state and writes its own every half a minute."""
+        begun = time.perf_counter()
+
+        def write(loops: Snapshot) -> None:
+            with atomic_file(self.state_file(first)) as file:
+                torch.save({"seconds": state.seconds + time.perf_counter() - begun, "loops": loops}, file)
+
+        with keeping(write, EVERY, state.loops):
+            yield
+
+    def state_file(self, first: int) -> Path:
+        return self.folder / f".{self.name}.{first}.{self.key}.state"
 
     def image_file(self, first: int) -> Path:
         return self.folder / f".{self.name}.{first}.images.npy"

@@ -149,8 +149,8 @@ def evaluate(
 ) -> Evaluation:
     """Attack images; with a folder `out`, leave out/ATTACK.json for each attack.
 
-    After an interruption the same call goes on at the first missing batch: until the result files are written, `out`
-    holds hidden files with the batches that are done.
+    After an interruption the same call goes on where it was at most a minute before: until the result files are
+    written, `out` holds hidden files with the batches that are done and, every half a minute, the one under way.
 
     >>> model, x, y = torch.nn.Flatten(), torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
     >>> result = evaluate(model, x, y, ["fgsm", "pgd20"], threat=Threat(epsilon=0.1))
@@ -250,9 +250,8 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
             live, row = start[index], done.get(int(index[0]))
             if row is None:
                 shown.begin(index)
-                row, x_adv = attack_batch(plan, attack, index[live], x[live], y[live], shown)
-                if cache:
-                    cache.add(int(index[0]), row, x_adv if plan.save_adversarial else None)
+                run = partial(attack_batch, plan, attack, index[live], x[live], y[live], shown)
+                row = cache.go_on(int(index[0]), run, images=plan.save_adversarial) if cache else run()[0]
             flags[:, index[live]] = torch.tensor(row["flags"], device=device).bool()
             distances[index[live]] = torch.tensor(row["distances"], device=device)
             seconds += torch.tensor([row["seconds"], *(row["part_seconds"] or [0.0] * len(parts))])

@@ -3,11 +3,9 @@
 A point counts only inside the threat's ball and [0, 1], and misclassified in a fresh forward pass.
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.autoattack import run_components
+from rattle.attacks.autoattack import Components, run_components
 from rattle.attacks.base import DistanceAttack, Ensemble, is_correct
 from rattle.errors import RattleError
 from rattle.evaluation.inputs import as_float, takes_channels_last
@@ -47,13 +45,13 @@ def run_and_verify(
         return x, robust[None], distance, []
     check, given = partial(still_correct, model, attack.threat), x.clone()  # an attack may write into its input
     if isinstance(attack, Ensemble):
-        x_adv, parts, clock = x, [], [time.perf_counter()]
-        for number, (_, x_adv, robust) in enumerate(run_components(attack, model, x, y, draws, check)):  # noqa: B007
-            parts.append(robust)
-            clock.append(time.perf_counter())
-            if after_part:
-                after_part(number, robust, clock[-1] - clock[-2])
-        return x_adv, torch.stack([robust, *parts]), distance, [after - before for before, after in pairwise(clock)]
+        told, found = 0, Components(x, robust[None], distance)
+        for number, found in run_components(attack, model, x, y, draws, check):
+            for part in range(told, number + 1):  # parts that an earlier process ran are told too
+                if after_part:
+                    after_part(part, found.after[part + 1], float(found.seconds[part]))
+            told = number + 1
+        return found.x_adv, torch.cat([found.after[-1:], found.after[1:]]), distance, found.seconds.tolist()
     if isinstance(attack, DistanceAttack):
         nearest = attack.search(model, given, y, generator=draws)
         x_adv, distance = nearest.x_adv, nearest.distance

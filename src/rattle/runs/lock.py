@@ -123,21 +123,25 @@ def refuse_held(run: Run, resume: bool, overwrite: bool) -> None:
 def check_resumable(run: Run, recipe: Recipe) -> None:
     """Refuse to go on with other settings than the run has; more epochs are recorded in the run's history."""
     before = resolve(str(run.folder))
-    old, new = flatten(to_plain(before)), flatten(to_plain(recipe))
-    changed = [name for name in old | new if old.get(name) != new.get(name) and name != "epochs"]
-    if changed == ["model"] and is_kept(run, before.model, recipe.model):
-        changed = []  # the same text from another place, by the user's word
+    # The same text from another place goes on, by the user's word.
+    changed = changes(before, recipe, but="model" if is_kept(run, before.model, recipe.model) else "")
     if changed:
-        each = ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in changed[:5])
-        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         command = f"`rattle train {run.folder} --resume`"
-        raise RattleError(f"{run.folder} holds a run of another recipe ({each}{more}): {command} goes on with its own")
+        raise RattleError(f"{run.folder} holds a run of another recipe ({changed}): {command} goes on with its own")
     if recipe.epochs < before.epochs:
         shorter = f"{before.epochs} epochs, which --resume can make more but not {recipe.epochs}"
         raise RattleError(f"the run in {run.folder} has {shorter}: train a shorter one into another --out")
     if recipe.epochs > before.epochs:
         then = read_json(run.environment, [])  # the file is about to be replaced
         append_line(run.history, {"epochs_before": before.epochs, "epochs": recipe.epochs, "environment_before": then})
+
+
+def changes(before: Recipe, recipe: Recipe, *, but: str = "") -> str:
+    """The settings in which two recipes differ besides the epochs and `but`, as text; empty if there are none."""
+    old, new = flatten(to_plain(before)), flatten(to_plain(recipe))
+    changed = [name for name in old | new if old.get(name) != new.get(name) and name not in ("epochs", but)]
+    more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+    return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in changed[:5]) + more
 
 
 def foreign(path: Path) -> bool:
@@ -165,8 +169,17 @@ def record_line(path: Path, line: Mapping[str, Any]) -> None:
     distributed.on_main(lambda: append_line(path, line))
 
 
-def truncate(path: Path, size: int) -> None:
-    """Drop the lines that were written after the checkpoint a run resumes from, when the file had `size` bytes."""
-    if distributed.is_main() and path.exists() and path.stat().st_size > size:
+def truncate(path: Path, size: int) -> str:
+    """Drop the lines that were written after the checkpoint a run resumes from, when the file had `size` bytes.
+
+    Returns what is to be said of a file that has lost some of these; a line that was cut goes too.
+    """
+    found = path.read_bytes() if distributed.is_main() and path.is_file() else b""
+    kept = size if len(found) >= size else found.rfind(b"\n") + 1
+    if len(found) > kept:
         with writing(path), open(path, "r+b", opener=no_link) as file:
-            file.truncate(size)
+            file.truncate(kept)
+    if kept == size or not distributed.is_main():
+        return ""
+    left = f"{found.count(10)} lines are left" if kept else "none of its lines are left"
+    return f"{path} has lost what it held at the checkpoint ({left}): the run goes on, the lines do not come again"

@@ -21,7 +21,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import from_plain
 from rattle.runs import checkpoint, distributed
 from rattle.runs.load import build_model, fill, load_model, open_checkpoint, resolve_checkpoint
-from rattle.runs.lock import truncate
+from rattle.runs.lock import changes, truncate
 from rattle.runs.paths import Run, is_published
 from rattle.runs.progress import Console
 from rattle.runs.replaced import settle
@@ -319,6 +319,8 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     if saved is None:
         truncate(run.metrics, 0)
         return
+    if changed := changes(saved.recipe, state.recipe, but="model"):  # the model's weights are looked at below
+        raise RattleError(f"{saved.path} is of another recipe ({changed}): put the checkpoint of this run there")
     try:
         state.progress = from_plain(Progress, saved.progress, "progress")
         fill_state(state, saved)
@@ -327,7 +329,8 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     state.share_memory()
     if state.recipe.epochs > saved.recipe.epochs:
         console.log(extension(state, saved.recipe.epochs))
-    truncate(run.metrics, state.progress.metrics_size)
+    if lost := truncate(run.metrics, state.progress.metrics_size):
+        console.log(lost)
 
 
 def fill_state(state: TrainState, saved: checkpoint.Checkpoint) -> None:
