@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks.batchnorm import fold_batchnorm
+from rattle.attacks.registry import get_attack
+from rattle.evaluation.evaluate import evaluate
+from rattle.threat import Threat
 from support.attack_cases import SmallNet
 
 
@@ -75,9 +78,47 @@ class Masks(SmallNet):
         return hidden + self.head(x.mean((1, 2, 3))[:, None].expand(-1, 216))
 
 
-@pytest.mark.parametrize("kind", [Noisy, Branches, Masks])
-def test_what_cannot_be_traced_faithfully_is_not_folded(kind) -> None:
-    assert fold_batchnorm(with_random_norms(kind()), torch.rand(3, 2, 6, 6)) is None
+class Crowded(SmallNet):
+    """Traced faithfully, but the answer to an image depends on how many are asked about."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * x.shape[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Noisy, "it draws at random"),
+        (Branches, "it cannot be traced (symbolically traced variables cannot be used as inputs to control flow)"),
+        (Masks, "the copy gives other logits or gradients"),
+        (Crowded, "what it answers to an image changes with the size of the batch"),
+    ],
+)
+def test_what_cannot_be_traced_faithfully_is_not_folded_and_that_is_said_once(
+    kind: type[SmallNet], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = with_random_norms(kind())
+    for _ in range(2):
+        assert fold_batchnorm(model, torch.rand(3, 2, 6, 6)) is None
+    assert [record.getMessage() for record in caplog.records] == [
+        f"attacks ask the network itself, not a faster copy: {reason}"
+    ]
+
+
+@pytest.mark.parametrize("kind", [SmallNet, Branches, Masks, Crowded])
+def test_verdicts_do_not_depend_on_whether_the_copy_was_asked(
+    kind: type[SmallNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model, x = with_random_norms(kind()), torch.rand(40, 2, 6, 6)
+    y = model(x).argmax(1)
+    attack = get_attack("smoke-ensemble", Threat(epsilon=0.02))
+    found = evaluate(model, x, y, {"whole": attack}).attacks["whole"]
+    monkeypatch.setattr("rattle.attacks.rows.fold_batchnorm", lambda *_: None)
+    plain = evaluate(model, x, y, {"whole": attack}).attacks["whole"]
+    assert found.flags == plain.flags
+    assert found.parts == plain.parts
+    assert 0 < sum(found.flags) < len(x)
 
 
 def test_a_model_without_batchnorm_is_not_folded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -171,6 +172,14 @@ def test_a_whole_process_refuses_with_exit_code_2_and_has_not_imported_torch(pla
     assert "Error parsing --epochs" in answer.stderr
     assert "rattle: bad\\x1b[31m.yaml: epochs must be int" in answer.stderr
     assert answer.stderr.endswith("rattle: the number of images must be >= 1, got 0\n")
+
+
+def test_the_command_s_own_process_does_not_wait_for_torch_to_refuse(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n")  # imported while the rehearsal runs
+    command = [sys.executable, "-m", "rattle", "evaluate", "run", "--n", "0"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=place, env=environment, timeout=120)
+    assert (answer.returncode, answer.stderr) == (2, "rattle: the number of images must be >= 1, got 0\n")
 
 
 def test_every_command_that_imports_torch_reads_its_arguments_first() -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.datasets import load_digits
 
 from rattle.data import Augment, Dataset, Images, on_device, to_float
 from rattle.data.dataset import balanced_indices, hold_out
+from rattle.data.digits import stored
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, derive_seed
@@ -76,6 +78,11 @@ def test_a_training_subset_is_balanced_and_apart_from_what_is_held_out(tmp_path:
     assert data.train.y.bincount().tolist() == [3, 3, 3, 3]
     held_out = {image.numpy().tobytes() for image in data.val.x}
     assert not any(image.numpy().tobytes() in held_out for image in data.train.x)
+
+
+def test_the_digits_read_from_their_file_are_those_of_the_package() -> None:
+    for found, expected in zip(stored(), load_digits(return_X_y=True), strict=True):
+        assert np.array_equal(found, expected)
 
 
 def test_the_embedded_digits_need_no_files() -> None:

@@ -1,18 +1,22 @@
 """Faster BatchNorm for attacks: one multiply-add in evaluation mode, or folded into the convolutions of a copy."""
 
 import copy
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line
 from rattle.weights import eval_mode
 
+log = logging.getLogger("rattle")
+SAID: WeakSet[nn.Module] = WeakSet()  # models of which it was said that they are attacked as they are
 TOLERANCE = 1e-4  # relative difference that a folded copy may show in logits and gradients
 
 
@@ -72,20 +76,39 @@ def multiply_add(norm: _BatchNorm) -> Callable[[Tensor], Tensor]:
 def fold_batchnorm(model: nn.Module, x: Tensor) -> nn.Module | None:
     """A copy of a model in evaluation mode with BatchNorm folded into convolutions, and channels-last kernels.
 
-    None if it has no BatchNorm, is random, cannot be traced, or the copy's logits or gradients at the images x differ.
+    None if it has no BatchNorm; None also, and said once, if it is random, answers otherwise among other images, cannot
+    be traced, or the copy's logits or gradients at the images x differ.
     """
     if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         return None
+    folded, reason = checked_copy(model, x)
+    if reason and model not in SAID:
+        SAID.add(model)
+        log.warning("attacks ask the network itself, not a faster copy: %s", reason)
+    return folded
+
+
+def checked_copy(model: nn.Module, x: Tensor) -> tuple[nn.Module | None, str]:
+    """The folded copy, or why there is none."""
     try:
-        first, second = logits_and_gradient(model, x), logits_and_gradient(model, x)
-        if not all(map(torch.equal, first, second)):
-            return None
+        answers = [logits_and_gradient(model, images) for images in (x, x, x[:1], x.repeat(3, *[1] * (x.ndim - 1)))]
+        if not all(map(torch.equal, *answers[:2])):
+            return None, "it draws at random"
+        if not all(agree([part[:1] for part in answers[0]], [part[:1] for part in more]) for more in answers[2:]):
+            return None, "what it answers to an image changes with the size of the batch"
         folded: Any = fold_graph(fx.symbolic_trace(copy.deepcopy(model)))
         folded.to(memory_format=torch.channels_last)
-        pairs = zip(first, logits_and_gradient(folded, x), strict=True)
-        return folded if all(bool((a - b).abs().max() <= TOLERANCE * a.abs().max()) for a, b in pairs) else None
-    except Exception:  # tracing runs the model's own code on proxies: whatever it raises, the model itself still works
-        return None
+        pairs = zip(answers[1:3], (x, x[:1]), strict=True)
+        same = all(agree(answer, logits_and_gradient(folded, images)) for answer, images in pairs)
+        return (folded, "") if same else (None, "the copy gives other logits or gradients")
+    except Exception as reason:  # tracing runs the model's own code on proxies: whatever it raises, the model works
+        return None, f"it cannot be traced ({first_line(reason)})"
+
+
+def agree(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> bool:
+    """Whether logits and gradients are equal up to the tolerance."""
+    pairs = zip(wanted, found, strict=True)
+    return all(bool((a - b).abs().max() <= TOLERANCE * a.abs().max()) for a, b in pairs)
 
 
 @torch.enable_grad()

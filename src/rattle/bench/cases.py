@@ -28,6 +28,7 @@ METHODS = {
     "TRADES-AWP 1st+2nd": "trades-awp-2nd",
 }
 PUBLISHED, AUTHORS = "TRADES as published", "1st+2nd as the authors run it"
+AUTHORS_AWP = "AWP 1st+2nd as the authors run it"
 PGD20, TEXTBOOK, TORCHATTACKS = "PGD-20", "PGD-20, textbook loop", "PGD-20, torchattacks"
 PGD_EPSILON, PGD_STEP = 0.031, 0.003  # the paper's
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
@@ -60,15 +61,16 @@ def cases_of(subject: Subject, groups: tuple[Group, ...]) -> dict[str, Case]:
 
 
 def training(subject: Subject, *, short: bool) -> dict[str, Call]:
-    """A step of every method, and two reference steps."""
+    """A step of every method, and three reference steps."""
     steps = 2 if short else None
     found: dict[str, Call] = {name: library_step(subject, method, steps=steps) for name, method in METHODS.items()}
-    return found | {name: reference_step(subject, name, steps=steps) for name in (PUBLISHED, AUTHORS)}
+    return found | {name: reference_step(subject, name, steps=steps) for name in (PUBLISHED, AUTHORS, AUTHORS_AWP)}
 
 
 def reference_step(subject: Subject, name: str, *, steps: int | None = None) -> Call:
-    """TRADES with the clean forward again at every inner step, or the authors' algorithm, literally; with plain SGD."""
-    recipe = recipe_of(subject.setup, "trades" if name == PUBLISHED else "trades-2nd-released", steps=steps)
+    """TRADES with the clean forward again at every inner step, or the authors' algorithms, literally, by plain SGD."""
+    methods = {PUBLISHED: "trades", AUTHORS: "trades-2nd-released", AUTHORS_AWP: "trades-awp-2nd-released"}
+    recipe = recipe_of(subject.setup, methods[name], steps=steps)
     model, attack, x, y = copy.deepcopy(subject.plain), recipe.attack, subject.x_plain, subject.y
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, weight_decay=5e-4)
     inner = {"epsilon": attack.threat.epsilon, "step_size": attack.step_size, "steps": attack.steps}
@@ -77,6 +79,10 @@ def reference_step(subject: Subject, name: str, *, steps: int | None = None) -> 
         optimizer.zero_grad()
         draws, generator = subject.streams(), torch.Generator().manual_seed(0)
         with subject.autocast:
+            if name == AUTHORS_AWP:
+                method = {"gamma": 0.005, "eta": PUBLISHED_ETA[2], "draws": draws}
+                reference.released_awp_step(model, find_head(model), x, y, optimizer, **method, **inner)
+                return
             if name == PUBLISHED:
                 x_adv = reference.published_inner_loop(model, x, **inner, draws=draws)
                 reference.published_trades(model, x, x_adv, y, inv_lambda=6.0).backward()

@@ -107,6 +107,45 @@ def released_step(
     return loss.detach()
 
 
+def released_awp_step(
+    model: nn.Module,
+    head: nn.Linear,
+    x: Tensor,
+    y: Tensor,
+    optimizer: torch.optim.Optimizer,
+    *,
+    gamma: float,
+    eta: float,
+    inv_lambda: float = 6.0,
+    **inner: Any,
+) -> Tensor:
+    """One step of the authors' AWP-TRADES script: a copy climbs plain TRADES in 3 forwards, the loss takes 2 and 3
+    backwards, and the optimizer steps at w + v before v is subtracted. `inner`: of `published_inner_loop`."""
+    x_adv = published_inner_loop(model, x, **inner)
+    proxy = copy.deepcopy(model).train()
+    robust = kl_batchmean(F.log_softmax(proxy(x_adv), 1), F.softmax(proxy(x), 1))
+    (F.cross_entropy(proxy(x), y) + inv_lambda * robust).backward()
+    pairs = [(p, q) for p, q in zip(model.parameters(), proxy.parameters(), strict=True) if p.ndim > 1]
+    v = [(p, gamma * p.detach().norm() / (q.grad.norm() + 1e-20) * q.grad) for p, q in pairs if q.grad is not None]
+    for p, delta in v:
+        p.data.add_(delta)
+    z, z_adv = model(x), model(x_adv)
+    losses = F.cross_entropy(z, y), F.cross_entropy(z_adv, y)
+    r, r_adv = (torch.autograd.grad(loss, head.weight, retain_graph=True)[0].sum(1) for loss in losses)
+    targets = rows_of_targets(r.abs() - r_adv.abs())[y], rows_of_targets(r_adv.abs() - r.abs())[y]
+    second = rows_of_targets(r_adv**2 - r**2)[y]
+    log_adv, log_clean = F.log_softmax(z_adv, 1), F.log_softmax(z, 1)
+    loss = (1 - eta) * losses[0] + inv_lambda * kl_batchmean(log_adv, F.softmax(z, 1))
+    loss = loss + eta * 0.5 * (kl_batchmean(log_adv, targets[0]) + kl_batchmean(log_clean, targets[1]))
+    loss = loss + eta * 0.2 * (kl_batchmean(log_adv, second) + kl_batchmean(log_clean, second))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    for p, delta in v:
+        p.data.sub_(delta)
+    return loss.detach()
+
+
 def textbook_pgd(model: nn.Module, x: Tensor, y: Tensor, *, epsilon: float, step_size: float, steps: int) -> Tensor:
     """PGD as everybody first writes it: weights ask for gradients, the whole loss is differentiated."""
     x_adv = (x + torch.empty_like(x).uniform_(-epsilon, epsilon)).clamp(0, 1)

@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from rattle.bench.cases import AUTHORS, COMPONENTS, PGD20, PUBLISHED, TEXTBOOK
+from rattle.bench.cases import AUTHORS, AUTHORS_AWP, COMPONENTS, PGD20, PUBLISHED, TEXTBOOK
 from rattle.bench.measure import Rounds
 from rattle.bench.run import LIMIT, Curve, Result
 from rattle.runs.environment import environment
 
-ZEROTH, SECOND = "TRADES", "TRADES 1st+2nd"
+ZEROTH, SECOND, AWP_SECOND = "TRADES", "TRADES 1st+2nd", "TRADES-AWP 1st+2nd"
 ALL_OURS, ALL_PYAUTOATTACK = "our components", "pyautoattack's components"
 RATIOS = {  # name -> what it is, its target for PreAct-ResNet-18 of full width, and the two cases that are compared
     "second_over_zeroth_time": ("1st+2nd over TRADES, time", "at most 1.03", SECOND, ZEROTH),
     "second_over_zeroth_memory": ("1st+2nd over TRADES, memory", "at most 1.03", SECOND, ZEROTH),
     "authors_over_second_time": ("the authors' algorithm over 1st+2nd, time", "at least 2.3", AUTHORS, SECOND),
     "authors_over_second_memory": ("the authors' algorithm over 1st+2nd, memory", "at least 2", AUTHORS, SECOND),
+    "authors_awp_over_awp_time": ("the authors' AWP over AWP 1st+2nd, time", "", AUTHORS_AWP, AWP_SECOND),
     "published_trades_over_trades_time": ("TRADES as published over TRADES, time", "at least 1.5", PUBLISHED, ZEROTH),
     "textbook_pgd20_over_pgd20_time": ("textbook PGD-20 over PGD-20, time", "at least 1.5", TEXTBOOK, PGD20),
     "reference_over_autoattack_time": ("pyautoattack over our components, time", "", ALL_PYAUTOATTACK, ALL_OURS),

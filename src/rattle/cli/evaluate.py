@@ -57,6 +57,7 @@ class AttackOptions:
     sample_seed: int = 0  # draws the sample; the n images of one seed are among those of every larger n
     within: float | None = None  # end each attack once its accuracy is known to +- this many points, at most n images
     batch_size: int = 250
+    jobs: int = 1  # processes that attack batches side by side: as many as there are cores, where networks are small
     seed: int = 0  # of the attacks' random draws
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
@@ -70,7 +71,7 @@ class AttackOptions:
         if self.first and (self.n is None or self.within is not None):
             raise RattleError("--first goes with --n, and not with --within, which needs a random order")
         check_count(self.n)
-        check_settings(self.batch_size, self.within)
+        check_settings(self.batch_size, self.within, self.jobs)
         asked = self.threat.over(threat or Threat())
         if threat is not None:
             self.chosen(asked)
@@ -90,6 +91,7 @@ class AttackOptions:
             "metadata": target.metadata | {"seed": self.seed, **self.sampling(target)},
             "index": self.choose(target),
             "batch_size": self.batch_size,
+            "jobs": self.jobs,
             "seed": self.seed,
             "console": Console() if distributed.is_main() else NullConsole(),
         }

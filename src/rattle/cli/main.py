@@ -50,8 +50,8 @@ def usage() -> str:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+def main(argv: list[str] | None = None, *, alone: bool = False) -> int:
+    """Run one command; returns its exit code. alone: the process is the command's own, and may end with it."""
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help", "help"):
         print(usage())
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:
         early.check(args[0], args[1:])
-        if rehearsal.refuses(args[0], args[1:]):
+        if rehearsal.refuses(args[0], args[1:], alone=alone):
             return rehearsal.REFUSED
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:
@@ -104,7 +104,7 @@ def run() -> int:
             stream.reconfigure(errors="backslashreplace")  # LANG=C, names that are not UTF-8
     code = 0
     try:
-        code = main()
+        code = main(alone=True)
         sys.stdout.flush()
     except OSError as reason:  # a full disk, or a pipe that nobody reads any more
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

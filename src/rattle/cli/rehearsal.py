@@ -3,7 +3,8 @@
 A command that computes has a function `read`: it turns arguments into settings and refuses what needs no model. A
 forked process rehearses it while torch and other heavy packages are blank: they can be imported and subclassed, not
 used. The first use ends the rehearsal undecided, and so does every surprise; then the command itself decides
-(docs/adr/0012-values-are-refused-without-torch.md).
+(docs/adr/0012-values-are-refused-without-torch.md). Meanwhile the command imports torch, so what is right starts no
+later where there are two cores.
 """
 
 import ast
@@ -15,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
+from threading import Thread
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -79,16 +81,37 @@ class BlankFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def refuses(command: str, args: list[str]) -> bool:
-    """Whether the command's `read` refuses the arguments; if so, it has said why."""
+def refuses(command: str, args: list[str], *, alone: bool = False) -> bool:
+    """Whether the command's `read` refuses the arguments; if so, it has said why.
+
+    alone: this process is the command's own. Then torch is imported meanwhile, and a refusal ends the process.
+    """
     if "torch" in sys.modules or not hasattr(os, "fork") or {"-h", "--help"} & {*args} or not has_read(command):
         return False
-    importlib.import_module("rattle.cli.options")  # with tyro, which the command needs too
+    for name in ("rattle.cli.options", "numpy"):  # what both need: the first brings tyro
+        importlib.import_module(name)
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         rehearse(command, args)
+    if not alone:
+        return refused(child)
+    waiting = Thread(target=leave_if_refused, args=(child,))
+    waiting.start()
+    with suppress(ImportError):  # the command itself will say it
+        importlib.import_module("torch")
+    waiting.join()
+    return False
+
+
+def refused(child: int) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == REFUSED
+
+
+def leave_if_refused(child: int) -> None:
+    """End this process if the rehearsal ends with a refusal, in the midst of an import too."""
+    if refused(child):
+        os._exit(REFUSED)
 
 
 def has_read(command: str) -> bool:

@@ -1,7 +1,10 @@
 """scikit-learn's 1,797 handwritten digits, 8x8: part of that package, so the demo and the tests need no download."""
 
+import gzip
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images, balanced_split
@@ -12,9 +15,24 @@ TEST_IMAGES, SPLIT_SEED = 500, 0
 
 def digits(root: Path, cache: MmapCache) -> Dataset:
     """1,297 training and 500 balanced test images; grey values 0..16 become 0..255."""
-    from sklearn.datasets import load_digits
-
-    grey, labels = load_digits(return_X_y=True)
+    grey, labels = stored()
     x = torch.as_tensor(grey).mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)
     train, test = balanced_split(Images(x, torch.as_tensor(labels).long()), TEST_IMAGES, SPLIT_SEED)
     return Dataset(name="digits", train=train, test=test, classes=tuple("0123456789"))
+
+
+def stored() -> tuple[np.ndarray, np.ndarray]:
+    """Grey values [n, 64] and labels [n] from the package's file, without importing it: that takes longer than torch.
+
+    Where a version of the package keeps them elsewhere, its own function reads them.
+    """
+    package = find_spec("sklearn")
+    for folder in (package.submodule_search_locations or []) if package else []:
+        file = Path(folder, "datasets", "data", "digits.csv.gz")
+        if file.is_file():
+            with gzip.open(file, "rt") as text:
+                table = np.loadtxt(text, delimiter=",")
+            return table[:, :-1], table[:, -1].astype(int)
+    from sklearn.datasets import load_digits
+
+    return load_digits(return_X_y=True)

@@ -7,8 +7,7 @@ an attack holds in the middle of a batch is in .NAME.FIRST.KEY.state, written ev
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,44 +113,40 @@ class ResultCache:
         append_line(self.path, {"first": first, "key": self.key, **row})
         self.state_file(first).unlink(missing_ok=True)
 
-    def go_on(
-        self, first: int, attack: Callable[[], tuple[dict[str, Any], Tensor]], *, images: bool = False
-    ) -> dict[str, Any]:
-        """Run the attack on the batch that begins with image `first`, from the state that is stored of it, if any.
-
-        attack: returns the batch's row and its adversarial images; images: store these too. Returns the stored row.
-        """
-        state = State.read(self.state_file(first))
-        try:
-            with self.keeping(first, state):
-                row, x_adv = attack()
-        except Exception as error:
-            if not state.loops or isinstance(error.__cause__, OSError):
-                raise
-            state = State()  # the stored one does not belong together
-            with self.keeping(first, state):
-                row, x_adv = attack()
-        row |= {"seconds": row["seconds"] + state.seconds}
-        self.add(first, row, x_adv if images else None)
-        return row
-
-    @contextmanager
-    def keeping(self, first: int, state: State) -> Iterator[None]:
-        """In the body the attack on a batch goes on from a state and writes its own every half a minute."""
-        begun = time.perf_counter()
-
-        def write(loops: Snapshot) -> None:
-            with atomic_file(self.state_file(first)) as file:
-                torch.save({"seconds": state.seconds + time.perf_counter() - begun, "loops": loops}, file)
-
-        with keeping(write, EVERY, state.loops):
-            yield
-
     def state_file(self, first: int) -> Path:
         return self.folder / f".{self.name}.{first}.{self.key}.state"
 
     def image_file(self, first: int) -> Path:
         return self.folder / f".{self.name}.{first}.images.npy"
+
+
+Attacked = tuple[dict[str, Any], Tensor]  # the row of a batch, and its adversarial images
+
+
+def resumed(attack: Callable[[], Attacked], path: Path) -> Attacked:
+    """What the attack on a batch returns, which goes on from the state at `path`, if there is one.
+
+    While it runs, its own state is written there every half a minute; the cache removes it with the batch's row.
+    """
+    state = State.read(path)
+    try:
+        return run_keeping(attack, path, state)
+    except Exception as error:
+        if not state.loops or isinstance(error.__cause__, OSError):
+            raise
+        return run_keeping(attack, path, State())  # the stored one does not belong together
+
+
+def run_keeping(attack: Callable[[], Attacked], path: Path, state: State) -> Attacked:
+    begun = time.perf_counter()
+
+    def write(loops: Snapshot) -> None:
+        with atomic_file(path) as file:
+            torch.save({"seconds": state.seconds + time.perf_counter() - begun, "loops": loops}, file)
+
+    with keeping(write, EVERY, state.loops):
+        row, x_adv = attack()
+    return row | {"seconds": row["seconds"] + state.seconds}, x_adv
 
 
 def cache_files(folder: Path, name: str, kind: str = ANY) -> list[Path]:

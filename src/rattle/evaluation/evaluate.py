@@ -5,6 +5,7 @@ A flag is True where an image is classified correctly before and after the attac
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.data import to_device
 from rattle.errors import RattleError
-from rattle.evaluation.cache import ResultCache, cache_files, cache_key
+from rattle.evaluation.cache import ResultCache, cache_files, cache_key, resumed
 from rattle.evaluation.inputs import (
     Array,
     Attacks,
@@ -31,9 +32,10 @@ from rattle.evaluation.inputs import (
     image_checksums,
     takes_channels_last,
 )
+from rattle.evaluation.jobs import Workers
 from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
-from rattle.evaluation.shown import showing
+from rattle.evaluation.shown import Shown, showing
 from rattle.evaluation.verify import AfterPart, run_and_verify, save_images
 from rattle.randomness import ImageStreams
 from rattle.runs import distributed
@@ -47,10 +49,22 @@ def image_batches(
     x: Tensor, y: Tensor, size: int, device: Any = None, *, channels_last: bool = True
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(index, images in [0, 1], labels) of each batch in order, on `device`; ranks take turns."""
+    for index in own_batches(len(x), size):
+        yield image_batch(x, y, index, device, channels_last=channels_last)
+
+
+def own_batches(n: int, size: int) -> tuple[Tensor, ...]:
+    """The indices of each batch of n images; ranks take turns."""
+    return torch.arange(n).split(size)[distributed.rank() :: distributed.world_size()]
+
+
+def image_batch(
+    x: Tensor, y: Tensor, index: Tensor, device: Any = None, *, channels_last: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The index, images in [0, 1] and labels of one batch, on `device`."""
     device = y.device if device is None else device
-    for index in torch.arange(len(x)).split(size)[distributed.rank() :: distributed.world_size()]:
-        images = as_float(to_device(x[index.to(x.device)], device), channels_last=channels_last)
-        yield index.to(device), images, y[index.to(y.device)].to(device)
+    images = as_float(to_device(x[index.to(x.device)], device), channels_last=channels_last)
+    return index.to(device), images, y[index.to(y.device)].to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +84,13 @@ class EvalPlan:
     stop: Callable[[], bool] | None = None
     console: Console | None = None
     channels_last: bool = True  # the layout of the images that the model is given; `run_attacks` finds out
+    jobs: int = 1
+    workers: Workers | None = None  # of more than one job, see `with_workers`
 
     def __post_init__(self) -> None:
-        check_settings(self.batch_size, self.within)
+        check_settings(self.batch_size, self.within, self.jobs)
+        if self.jobs > 1 and (distributed.world_size() > 1 or self.device.type != "cpu"):
+            raise RattleError(f"jobs are for one machine's cores, without torchrun and on the CPU, not {self.device}")
         if self.save_adversarial and self.out is None:
             raise RattleError("save_adversarial needs a folder to write to: give it as out")
         if self.mask is not None and len(self.mask) != len(self.y):
@@ -104,15 +122,45 @@ class EvalPlan:
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         return image_batches(self.x, self.y, self.batch_size, self.device, channels_last=self.channels_last)
 
+    def attack(
+        self,
+        attack: Attack,
+        index: Tensor,
+        live: Tensor,
+        state: Path | None,
+        after_part: AfterPart | None = None,
+        *,
+        channels_last: bool,
+    ) -> tuple[dict[str, Any], Tensor | None]:
+        """The cache's row of a batch, [n] int64 of which `live` [n] bool are attacked, and the points to be stored.
+
+        state: the file for what the attack holds in the middle of the batch, if there is a cache.
+        """
+        index, x, y = image_batch(self.x, self.y, index, self.device, channels_last=channels_last)
+        run = partial(attack_batch, self, attack, index[live], x[live], y[live], after_part)
+        row, x_adv = resumed(run, state) if state else run()
+        return row, x_adv if self.save_adversarial else None
+
+    @contextmanager
+    def with_workers(self) -> Iterator["EvalPlan"]:
+        """This plan, with processes to run it where more than one job is asked for."""
+        if self.jobs == 1:
+            yield self
+            return
+        sent = replace(self, stop=None, console=None, mask=None, jobs=1)
+        with closing(Workers(sent, min(self.jobs, -(-len(self.y) // self.batch_size)))) as workers:
+            yield replace(self, workers=workers)
+
     def enough(self, flags: Tensor) -> bool:
         """Whether the flags of the images done so far, [k] bool, give the accuracy as precisely as was asked."""
         return self.within is not None and precise_enough(int(flags.sum()), len(flags), self.within / 100)
 
 
-def check_settings(batch_size: int, within: float | None) -> None:
+def check_settings(batch_size: int, within: float | None, jobs: int = 1) -> None:
     """Refuse what no evaluation can be run with."""
-    if batch_size < 1:
-        raise RattleError(f"batch-size must be >= 1, got {batch_size}")
+    for name, value in {"batch-size": batch_size, "jobs": jobs}.items():
+        if value < 1:
+            raise RattleError(f"{name} must be >= 1, got {value}")
     if within is not None and not 0 < within < 50:
         raise RattleError(f"within is in percentage points, between 0 and 50, got {within}")
 
@@ -141,6 +189,7 @@ def evaluate(
     within: float | None = None,  # stop each attack once its accuracy is known to +- this many percentage points
     mask: Sequence[bool] | None = None,  # attack only these images; the others count as not robust
     batch_size: int = 250,
+    jobs: int = 1,  # processes that attack batches side by side, on a CPU; every result is that of one
     seed: int = 0,  # of the attacks' random draws
     check_model: bool = False,  # look for what makes the numbers unreliable: Evaluation.warnings
     save_adversarial: bool = False,  # also write the images that broke the model, as out/ATTACK-adversarial.npz
@@ -160,8 +209,9 @@ def evaluate(
     chosen = as_attacks(attacks, as_threat(threat, norm, epsilon))
     model = model if device is None or not isinstance(model, nn.Module) else model.to(distributed.choose_device(device))
     settings = {"within": within, "mask": mask, "batch_size": batch_size, "save_adversarial": save_adversarial}
-    plan = make_plan(model, x, y, out, index, seed=seed, **settings, stop=stop, console=console)
-    result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
+    plan = make_plan(model, x, y, out, index, seed=seed, jobs=jobs, **settings, stop=stop, console=console)
+    with plan.with_workers() as plan:
+        result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
     if plan.out is not None:
         finish(partial(save_results, result, plan.out), plan.out, chosen)
     return result
@@ -176,7 +226,7 @@ def curve(
     name: str = "attack",  # of the attack, and so of the file
     out: Path | str | None = None,
     metadata: Mapping[str, Any] | None = None,
-    **settings: Any,  # batch_size, seed, stop, console
+    **settings: Any,  # batch_size, jobs, seed, stop, console
 ) -> dict[float, list[bool]]:
     """Flags at each epsilon, never rising: an image broken at one epsilon counts as broken at every larger one.
 
@@ -192,9 +242,10 @@ def curve(
     plan = make_plan(model, x, y, out, **settings)
     names = {epsilon: f"{name}-{epsilon:.9g}" for epsilon in sorted(attacks)}
     points: dict[float, list[bool]] = {}
-    for epsilon, each in names.items():
-        points[epsilon] = run_attacks(plan, {each: attacks[epsilon]} if epsilon else {}).worst_case
-        plan = replace(plan, mask=points[epsilon])
+    with plan.with_workers() if names else nullcontext(plan) as plan:
+        for epsilon, each in names.items():
+            points[epsilon] = run_attacks(plan, {each: attacks[epsilon]} if epsilon else {}).worst_case
+            plan = replace(plan, mask=points[epsilon])
     if points and plan.out is not None:
         finish(partial(save_curve, name, points, metadata or {}, plan.out), plan.out, names.values())
     return points
@@ -245,15 +296,11 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
     flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)
     distances, seconds = torch.zeros(n, device=device), torch.zeros(1 + len(parts), dtype=torch.float64)
     shows = showing(plan.console or NullConsole(), name, parts, flags, seconds, batch_size=size, cached=set(done))
-    with distributed.agreed(), shows as shown:
-        for index, x, y in plan.batches():
-            live, row = start[index], done.get(int(index[0]))
-            if row is None:
-                shown.begin(index)
-                run = partial(attack_batch, plan, attack, index[live], x[live], y[live], shown)
-                row = cache.go_on(int(index[0]), run, images=plan.save_adversarial) if cache else run()[0]
-            flags[:, index[live]] = torch.tensor(row["flags"], device=device).bool()
-            distances[index[live]] = torch.tensor(row["distances"], device=device)
+    with distributed.agreed(), shows as shown, closing(attacked(plan, attack, start, cache, shown)) as batches:
+        for index, row in batches:
+            live = index[start[index]]
+            flags[:, live] = torch.tensor(row["flags"], device=device).bool()
+            distances[live] = torch.tensor(row["distances"], device=device)
             seconds += torch.tensor([row["seconds"], *(row["part_seconds"] or [0.0] * len(parts))])
             shown.end(index)
             if plan.stop is not None and plan.stop():
@@ -276,6 +323,34 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
     )
     shown.finish(result)
     return result
+
+
+def attacked(
+    plan: EvalPlan, attack: Attack, start: Tensor, cache: ResultCache | None, shown: Shown
+) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """(index, the cache's row) of each batch in order, from the cache or attacked now."""
+    done: dict[int, dict[str, Any]] = dict(cache.done) if cache else {}
+    how = {"channels_last": plan.channels_last}
+
+    def keep(first: int, row: dict[str, Any], x_adv: Tensor | None) -> None:
+        done[first] = row
+        if cache:
+            cache.add(first, row, x_adv)
+
+    def task(index: Tensor) -> tuple[Tensor, Tensor, Path | None]:
+        return index, start[index], cache.state_file(int(index[0])) if cache else None
+
+    indices = [index.to(plan.device) for index in own_batches(len(plan.y), plan.batch_size)]
+    missing = [task(index) for index in indices if int(index[0]) not in done]
+    arriving = plan.workers.run(attack, missing, shown.show_part, **how) if plan.workers else None
+    for index in indices:
+        first = int(index[0])
+        if first not in done and arriving is None:
+            shown.begin(index)
+            keep(first, *plan.attack(attack, *task(index), shown, **how))
+        while first not in done and arriving is not None:
+            keep(*next(arriving))
+        yield index, done[first]
 
 
 def attack_batch(

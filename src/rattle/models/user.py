@@ -19,6 +19,8 @@ from rattle.forward import keep_logits
 from rattle.models.layers import Network, normalisation
 from rattle.models.timm import opens_files, timm_builder
 
+USER_MODULE = "rattle_user_"  # begins the names of modules that were files
+
 
 def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels: int, **options: Any) -> nn.Module:
     """The model that `make` returns when it is given those of the keywords that it has.
@@ -95,7 +97,7 @@ def import_builder(name: str) -> Callable[..., Any]:
     if not source or not attribute:
         raise RattleError(f"a model of your own is given as FILE.py:FUNCTION or package.module:FUNCTION, got {name!r}")
     path = source_file(name)
-    module = _run_file(path, name) if path else _import_module(source, name)
+    module = run_file(path, name) if path else _import_module(source, name)
     if not hasattr(module, attribute):
         public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise unknown(f"function or class of {source}", attribute, public)
@@ -105,10 +107,11 @@ def import_builder(name: str) -> Callable[..., Any]:
     return make
 
 
-def _run_file(path: Path, name: str) -> ModuleType:
+def run_file(path: Path, name: str) -> ModuleType:
+    """Run a user's file, which `name` names, as a module."""
     if not path.is_file():
         raise RattleError(f"no file {path} in {Path.cwd()}, which the model {name} names")
-    module_name = f"rattle_user_{path.stem}"
+    module_name = f"{USER_MODULE}{path.stem}"
     found = importlib.util.spec_from_file_location(module_name, path)
     if found is None or found.loader is None:
         raise RattleError(f"{path} is not a Python file; a model of your own is given as FILE.py:FUNCTION")

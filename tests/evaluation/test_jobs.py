@@ -1,0 +1,194 @@
+"""Several processes attack batches side by side: results are those of one, and what goes wrong in one is a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import APGD, PGD, AttackSequence, RayS
+from rattle.cli.main import main
+from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
+from rattle.runs.progress import Advance, NullConsole
+from rattle.threat import Threat
+
+THREAT = Threat(epsilon=0.03)
+NETWORK = """
+from torch import nn
+def build(classes=10):
+    return Net(classes)
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(144, classes)
+    def forward(self, x):
+        print("a network that prints")
+        return self.head(self.conv(x).relu().flatten(1))
+"""
+
+
+def case(n: int = 36) -> tuple[nn.Module, Tensor, Tensor]:
+    """A small network with BatchNorm, and images that it classifies correctly."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5)
+    model, x = nn.Sequential(*layers).eval(), torch.rand(n, 3, 8, 8)
+    return model, x, model(x).argmax(1)
+
+
+class Counter(NullConsole):
+    """Adds up what bars are told."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
+        assert (total, done) == (36, 0)
+        return nullcontext(self.advance)
+
+    def advance(self, steps: int = 1, **figures: float | str) -> None:
+        self.steps += steps
+
+
+def test_two_processes_give_every_bit_of_one(tmp_path: Path) -> None:
+    attacks = {
+        "both": AttackSequence({"pgd": PGD(threat=THREAT, steps=2), "apgd": APGD(threat=THREAT, steps=10)}),
+        "rays": RayS(threat=THREAT, queries=60),
+    }
+    model, x, y = case()
+    console = Counter()
+    one, two = (
+        evaluate(model, x, y, attacks, batch_size=8, out=tmp_path / str(jobs), save_adversarial=True, **more)
+        for jobs, more in ((1, {}), (2, {"jobs": 2, "console": console}))
+    )
+    assert 0 < one.robust_accuracy < 1
+    assert console.steps == 2 * len(x)
+    for name, attack in one.attacks.items():
+        assert (attack.flags, attack.distances) == (two.attacks[name].flags, two.attacks[name].distances)
+        assert attack.parts == two.attacks[name].parts
+        files = [np.load(tmp_path / jobs / f"{name}-adversarial.npz") for jobs in "12"]
+        assert all(np.array_equal(files[0][key], files[1][key]) for key in files[0].files)
+    assert not [path for path in (tmp_path / "2").iterdir() if path.name.startswith(".")]
+
+
+@dataclass(frozen=True)
+class Failing:
+    """An attack that fails on the batch of a marked image, in the way it is told."""
+
+    how: str
+    threat: Threat = THREAT
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
+        if bool((x == 1).flatten(1).all(1).any()):
+            time.sleep(0.5)  # the batches beside it are done
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("no luck\nat all")
+        return x
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [("kill", "was killed by SIGKILL"), ("raise", "^attacking a batch raised ValueError: no luck$")],
+)
+def test_what_goes_wrong_in_one_is_a_sentence_and_the_batches_done_are_kept(
+    how: str, sentence: str, tmp_path: Path
+) -> None:
+    model, x, _ = case(16)
+    x[13] = 1
+    y = model(x).argmax(1)
+    attack = {"fails": Failing(how)}
+    with pytest.raises(RattleError, match=sentence):
+        evaluate(model, x, y, attack, batch_size=4, jobs=2, out=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / ".fails.0.partial").read_text().splitlines()]
+    assert {row["first"] for row in rows} == {0, 4, 8}
+
+
+def test_what_no_other_process_could_open_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = case(8)
+
+    class Local(nn.Sequential):
+        pass
+
+    with pytest.raises(RattleError, match=r"cannot be sent to other processes .*Local.*; leave out jobs"):
+        evaluate(Local(model), x, y, "fgsm", jobs=2)
+    monkeypatch.setattr(Failing, "__module__", "__main__")
+    model.extra = Failing("raise")  # type: ignore[assignment]
+    with pytest.raises(RattleError, match="Failing is defined in the script itself"):
+        evaluate(model, x, y, "fgsm", jobs=2)
+
+
+def test_a_number_of_jobs_that_means_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    model, x, y = case(8)
+    with pytest.raises(RattleError, match="jobs must be >= 1, got 0"):
+        evaluate(model, x, y, "fgsm", jobs=0)
+    with pytest.raises(RattleError, match="on the CPU, not meta"):
+        evaluate(model.to("meta"), x, y, "fgsm", jobs=2)
+    assert main(["evaluate", "runs/none", "--jobs", "0"]) == 2
+    assert "jobs must be >= 1, got 0" in capsys.readouterr().err
+
+
+def test_the_command_runs_a_file_of_the_users_in_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NETWORK)
+    words = ["evaluate", "--model", "net.py:build", "--random-weights", "--data", "digits", "--n", "40"]
+    words += ["--batch-size", "10", "--attacks", "pgd3", "--threat.epsilon", "0.02", "--json"]
+    flags = []
+    for jobs in "12":
+        assert main([*words, "--jobs", jobs, "--out", jobs]) == 0
+        flags.append(json.loads(Path(jobs, "pgd3.json").read_text())["attacks"]["pgd3"]["flags"])
+    assert flags[0] == flags[1]
+
+
+SLEEPER = """
+import sys, torch
+from rattle.evaluation.evaluate import evaluate
+from sleeping import Sleep
+x = torch.rand(8, 1, 4, 4)
+model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+try:
+    evaluate(model, x, model(x).argmax(1), {"sleep": Sleep()}, batch_size=4, jobs=2)
+except KeyboardInterrupt:
+    sys.exit("stopped by the keyboard")
+"""
+SLEEP = """
+import os, time
+from rattle.threat import Threat
+class Sleep:
+    threat = Threat()
+    def __call__(self, model, x, y, *, generator=None):
+        open(f"at-work-{os.getpid()}", "w").close()
+        time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_one_that_asked_for_it(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "sleeping.py").write_text(SLEEP)
+    (tmp_path / "script.py").write_text(SLEEPER)
+    parent = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 300
+    while len(found := list(tmp_path.glob("at-work-*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    parent.send_signal(number)
+    said = parent.communicate(timeout=60)[1]
+    assert said.strip() == ("stopped by the keyboard" if number == signal.SIGINT else "")
+    children = [int(path.name.rpartition("-")[2]) for path in found]
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, "a process is still there"
+        time.sleep(0.05)
