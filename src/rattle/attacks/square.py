@@ -89,7 +89,8 @@ class Search(TargetRows):
         (self.channels, self.height, self.width), self.side = model.shape, 1
         self.best = self.stripes() if self.threat.norm == "linf" else self.tiles()  # point of highest loss, [n, d]
         self.loss = losses.cw(model.logits(self.best), self.y)  # positive where it is misclassified, [n]
-        self.places = self.signs = self.first = self.squares = self.loss  # of the next queries, see `propose`
+        self.places = self.signs = self.loss  # of the next queries, see `propose`; a stored state has these types
+        self.first = self.squares = self.y
         self.rejected = None  # patches that did not raise the loss of `best`, [n, H * W * 2^C]; None: not memoized
         deterministic = torch.equal(model.logits(self.x[:2]), model.logits(self.x[:2]))
         if self.threat.norm == "linf" and self.channels <= 4 and deterministic:
