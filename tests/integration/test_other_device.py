@@ -1,4 +1,4 @@
-"""Attacks, steps and an evaluation never mix devices: they run on one that is not the CPU, and find what the CPU does."""
+"""Attacks never mix devices: they run on one that is not the CPU, and find there what they find on the CPU."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from rattle.attacks import get_attack
 from rattle.attacks.base import images_checked
-from rattle.evaluation.evaluate import evaluate
 from rattle.models import create_model
 from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat

@@ -1,8 +1,8 @@
 """A device that is not there: tensors that say `meta`, hold their values on the CPU, and refuse to meet the CPU's.
 
 On a GPU two tensors of different devices cannot be added, and which attack or evaluation does so only shows on a GPU.
-Under `OtherDevice()` it shows here: values are right, so that code which looks at them runs too, and a tensor of the CPU
-(a number alone may, as on a GPU) among those of the device raises. `to_device(x)` brings a tensor or a module there.
+Under `OtherDevice()` it shows here: values are right, so that code which looks at them runs too, and a tensor of the
+CPU among those of the device raises (a number alone does not, as on a GPU). `to_device` brings something there.
 """
 
 from typing import Any
@@ -35,6 +35,10 @@ class There(Tensor):
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return call(function, args, kwargs or {})
+
+    def new_tensor(self, data: Any, **settings: Any) -> Tensor:
+        """torch makes it below what Python can see."""
+        return There(self.value.new_tensor(data, **settings))
 
     def __repr__(self) -> str:
         return f"There({self.value})"

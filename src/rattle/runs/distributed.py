@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -128,24 +129,40 @@ def on_main(action: Callable[[], object]) -> None:
             refusal = [str(mistake)]
     dist.broadcast_object_list(refusal, src=0)
     if refusal[0] is not None:
-        raise RattleError(refusal[0])
+        raise told(RattleError(refusal[0]))
 
 
 @contextmanager
 def agreed() -> Iterator[None]:
-    """What each rank does alone before they meet: where one refuses or is interrupted, all stop, in its words."""
+    """What each rank does alone before they meet: where one refuses or is interrupted, all stop, in its words.
+
+    The main rank alone prints them.
+    """
     own: Exception | None = None
     try:
         yield
     except (RattleError, Interrupted) as reason:
         own = reason
-    found: list[tuple[type[Exception], str] | None] = [None] * world_size()
-    if active():
-        dist.all_gather_object(found, None if own is None else (type(own), str(own)))
+    found = of_all_ranks(None if own is None else (type(own), str(own)))
     if own is not None:
-        raise own
+        raise told(own)
     for kind, words in filter(None, found):
-        raise kind(words)
+        raise told(kind(words))
+
+
+def told(mistake: Exception) -> Exception:
+    """The mistake, which every rank raises and the main rank prints."""
+    if isinstance(mistake, RattleError):
+        mistake.told = not is_main()
+    return mistake
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """What each rank has, in their order."""
+    found = [value] * world_size()
+    if active():
+        dist.all_gather_object(found, value)
+    return found
 
 
 def barrier() -> None:

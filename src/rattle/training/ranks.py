@@ -2,6 +2,7 @@
 
 import inspect
 import signal
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -12,11 +13,13 @@ from torch.nn.functional import one_hot
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
+from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
+from rattle.runs.checkpoint import digest
 
 
 def wrap_model(
@@ -42,7 +45,24 @@ def wrap_model(
     known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 renames the option
     option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     settings: dict[str, Any] = {option: False}  # average_statistics does it
+    # The readings exact and trace lay gradients out otherwise than the weights: DDP copies them and is right.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     return forward, DistributedDataParallel(forward, **settings)
+
+
+def refuse_other_images(images: Sequence[Images | None]) -> None:
+    """Refuse ranks with different images, of which 4,096 each are compared: every machine may have files of its own."""
+
+    def look(some: Images) -> str:
+        rows = torch.linspace(0, len(some) - 1, min(len(some), 4096)).long()
+        return digest({"x": some[rows].x.cpu(), "y": some.y.cpu()}, {"images": str(some.shape)})
+
+    if distributed.active():
+        found = distributed.of_all_ranks([look(some) for some in images if some is not None and len(some)])
+        others = [rank for rank, each in enumerate(found) if each != found[0]]
+        if others:
+            words = f"rank {others[0]} has other images than rank 0: give every machine the same files"
+            raise distributed.told(RattleError(words))
 
 
 def sync_with_last(ddp_forward: nn.Module, last: bool) -> Any:
