@@ -89,10 +89,9 @@ def fit(
     with distributed.agreed():
         state = first_state(recipe, run, model, data, classes, resume, trust_code)
         check_start(state, log)
-    recipe, images = state.recipe, state.data
-    refuse_other_images((images.train, images.val, state.extra))
-    with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
-        add_teachers(state, train_teachers(recipe, run, images, first, resume, overwrite, console))
+    refuse_other_images((state.data.train, state.data.val, state.extra))
+    with open_run(run, state.recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
+        add_teachers(state, train_teachers(state.recipe, run, state.data, first, resume, overwrite, console))
         if resume:
             restore(state, run, console)
         return train_or_roll_back(state, run, log, console)
