@@ -11,6 +11,8 @@ T = TypeVar("T")
 class RattleError(ValueError):
     """Something the caller can put right. The command line prints it as one sentence and exits with code 2."""
 
+    told = False  # another rank of the job prints it
+
 
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or its type when it has no message.

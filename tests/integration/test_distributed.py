@@ -17,6 +17,7 @@ from torch import nn
 
 from rattle import cli
 from rattle.attacks.base import NotANumber
+from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
@@ -52,6 +53,10 @@ CASES = {
     "held AWP order 2": five_steps(2, model="cnn", batch_norm="held", awp=AWP(gamma=0.02, warmup=0)),
     "micro-batches": five_steps(0, accumulate=2),
     "head-noise": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="head-noise", eta=6.0))),
+    "exact": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="exact"))),
+    "exact, two draws": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="exact")), noise_samples=2),
+    "trace": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="trace"))),
+    "sampled": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="sampled")), noise_samples=2),
     "AWP of the release": five_steps(2, awp=AWP(gamma=0.02, warmup=0, climbs="plain", decay=5e-4)),
     "S2O": five_steps(0, objective=S2OTrades()),
     "MART, SAM": five_steps(0, objective=Mart(), awp=SAM(rho=0.2)),
@@ -225,8 +230,45 @@ def test_what_one_rank_refuses_all_refuse_in_words(tmp_path: Path) -> None:
 
     children = ranks(2, action, tmp_path / "logs")
     assert [child.wait() for child in children] == [2, 2]
-    for child in children:
-        assert child.words().startswith(f"rattle: {tmp_path}/run is not empty and holds no run: choose another --out")
+    assert children[0].words().startswith(f"rattle: {tmp_path}/run is not empty and holds no run: choose another --out")
+    assert children[1].words() == ""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (["--device", "cuda"], "rattle: there is no device 'cuda' here: "),
+        (["--batch-size", "63"], "rattle: a minibatch of 63 images does not divide over 2 ranks: change --batch-size"),
+        (["--model", "nonsense"], "rattle: unknown model 'nonsense'"),
+        (["--data.train-size", "99999"], "rattle: data.train_size 99999 is more than "),
+    ],
+)
+def test_a_mistake_on_several_ranks_is_one_sentence_of_the_first(
+    tmp_path: Path, mistake: list[str], words: str
+) -> None:
+    def action() -> int:
+        return cli.main(["train", "digits-linf-cnn-trades-2nd", "--out", str(tmp_path / "run"), *SIZES, *mistake])
+
+    children = ranks(2, action, tmp_path / "logs")
+    assert [child.wait() for child in children] == [2, 2], children[0].words()
+    assert children[0].words().startswith(words)
+    assert children[0].words().count("\n") == 1
+    assert children[1].words() == ""
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_with_different_images_are_refused(tmp_path: Path) -> None:
+    def action() -> int:
+        x = torch.randint(256, (128, 1, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        x[5] += int(os.environ["RANK"])
+        words = "rank 1 of 2 has other images than rank 0: give every machine the same files"
+        with distributed.process_group(), pytest.raises(RattleError, match=words) as mistake:
+            fit(tiny(data=Data(name="mine", val_size=0)), tmp_path / "run", data=(x, torch.arange(128) % 10))
+        return int(mistake.value.told != (os.environ["RANK"] == "1"))
+
+    children = ranks(2, action, tmp_path / "logs")
+    assert [child.wait() for child in children] == [0, 0], children[0].words()
+    assert not (tmp_path / "run").exists()
 
 
 class NanOnOneRank(nn.Sequential):

@@ -199,7 +199,7 @@ def test_ranks_with_different_pictures_stop_before_anything_is_trained(tmp_path:
     path.rename(path.with_name("00008.jpg"))
     args = ["train", "imagenet-linf-cnn-slim-at", "--data.name", "set", "--out", str(tmp_path / "run"), *SMALL]
     said = refused_by_both([*args, "--data.val-size", "0", "--log", "none"], tmp_path, in_own_folder=True)
-    assert "rank 1 of 2 found other images of set than rank 0" in said
+    assert "rank 1 of 2 has other images than rank 0" in said
     assert not (tmp_path / "run").exists()
 
 

@@ -50,3 +50,11 @@ def test_an_operation_without_a_deterministic_form_is_named_in_a_sentence() -> N
 
 def in_numerics(**settings: bool) -> object:
     return numerics(tiny("at", **settings), torch.device("cpu"))
+
+
+def test_a_device_without_bfloat16_is_refused_before_training() -> None:
+    words = r"precision bf16 is not for this device \(meta\), use fp32: "
+    with pytest.raises(RattleError, match=words), numerics(tiny(precision="bf16"), torch.device("meta")):
+        pass
+    with numerics(tiny(precision="bf16"), torch.device("cpu")):
+        pass

@@ -1,5 +1,6 @@
 """A sweep is a grid of run folders that can be started again at any time."""
 
+import json
 import os
 import shutil
 import signal
@@ -29,7 +30,7 @@ from support.processes import Child, until
 from support.training import tiny
 
 RECIPE = "digits-linf-cnn-trades-2nd"
-START = Path(__file__).with_name("slurm") / "start.sh"
+START = Path(__file__).parents[1] / "integration" / "slurm" / "start.sh"
 
 
 def points(*words: str, seeds: tuple[int, ...] = ()) -> list[tuple[dict, Recipe]]:
@@ -207,8 +208,16 @@ def test_slurm_without_submitit_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(RattleError, match=r"the slurm launcher needs submitit: pip install 'rattle-robust\[slurm\]'"):
         submit(jobs(tmp_path, "a"), Slurm(), tmp_path, NullConsole())
-    with pytest.raises(RattleError, match=r"slurm.gpus must be >= 0"):
-        Slurm(gpus=-1)
+
+
+@pytest.mark.parametrize("wrong", [{"gpus": -1}, {"nodes": 0}, {"chain": -1}, {"chain": 2}])
+def test_what_slurm_cannot_be_asked_for_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(RattleError, match=r"slurm.gpus and slurm.chain must be >= 0|give --slurm.no-requeue with it"):
+        Slurm(**wrong)
+
+
+def test_each_machine_has_a_rank_for_each_of_its_gpus() -> None:
+    assert [Slurm(nodes=n, gpus=g).ranks for n, g in ((1, 0), (1, 4), (2, 0), (2, 4))] == [1, 4, 2, 8]
 
 
 SIZES = ["--width", "4", "--data.train-size", "256", "--batch-size", "64", "--attack.steps", "2", "--threads", "1"]
@@ -286,3 +295,56 @@ def test_slurm_trains_the_runs_of_a_paper_table_and_the_same_command_prints_it(s
     table = rattle(*command, "--format", "markdown")
     assert table.returncode == 0, table.stderr
     assert "| TRADES+1st+2nd | ours | 1 |" in table.stdout
+
+
+def step_begun(run: Run) -> None:
+    until(run.checkpoint("previous").exists, 300)
+
+
+def jobs_in_queue() -> list[str]:
+    return subprocess.run(["squeue", "--noheader", "--format", "%i"], capture_output=True, text=True).stdout.split()
+
+
+@pytest.mark.slow
+def test_where_slurm_requeues_nothing_a_chain_of_jobs_finishes_a_run(slurm: None, tmp_path: Path) -> None:
+    command = ["sweep", RECIPE, "--seeds", "0", "--out", str(tmp_path), "--launcher", "slurm", *SIZES]
+    handed = rattle(*command, "--epochs", "40", "--slurm.no-requeue", "--slurm.chain", "2")
+    assert handed.returncode == 0, handed.stderr
+    assert handed.stdout == "1 of 1 runs are in the queue; the same command again says how they do\n"
+    numbers = [line.split()[0] for line in handed.stderr.split("seed=0: SLURM job ")[1:]]
+    assert len(numbers) == 3
+    run = Run(tmp_path / "seed=0")
+    step_begun(run)
+    subprocess.run(["scancel", "--signal=USR2", numbers[0]], check=True)  # as when its time is nearly over
+    until(lambda: not set(numbers) & set(jobs_in_queue()), 600)
+    recipe = Recipe.from_yaml(run.recipe.read_text())
+    assert Job(tmp_path / "seed=0", recipe).state == "finished"
+    logs = {n: "".join(p.read_text() for p in (tmp_path / "slurm").glob(f"{n}_*_log.*")) for n in numbers}
+    assert "everything is saved in" in logs[numbers[0]]
+    assert run.metrics.read_bytes() == fit(recipe, tmp_path / "whole").metrics.read_bytes()
+
+
+@pytest.mark.slow
+def test_the_script_for_several_machines_goes_on_in_the_next_job_of_a_chain(slurm: None, tmp_path: Path) -> None:
+    """On the one machine there is, with two ranks."""
+    script = Path(__file__).parents[2] / "examples" / "slurm_nodes.sh"
+    words = [str(script), RECIPE, "--out", str(tmp_path / "run"), *SIZES, "--epochs", "30"]
+    front = Path(sys.executable).parent
+    python = {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PATH": f"{front}:{os.environ['PATH']}"}
+    settings = {**os.environ, **python, "RANKS_PER_NODE": "2", "OMP_NUM_THREADS": "1"}
+
+    def sbatch(*options: str) -> str:
+        given = ["sbatch", "--parsable", "--chdir", str(tmp_path), "--output", "%j.log", *options, *words]
+        return subprocess.run(given, env=settings, check=True, capture_output=True, text=True).stdout.strip()
+
+    first = sbatch()
+    second = sbatch("--dependency", f"afterany:{first}")
+    run = Run(tmp_path / "run")
+    step_begun(run)
+    subprocess.run(["scancel", "--signal=TERM", first], check=True)
+    until(lambda: not {first, second} & set(jobs_in_queue()), 600)
+    assert "stopped by SIGTERM; everything is saved in" in (tmp_path / f"{first}.log").read_text()
+    said = (tmp_path / f"{second}.log").read_text()
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, 31)), said
+    assert f"trained into {run.folder}" in said

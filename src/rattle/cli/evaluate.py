@@ -164,9 +164,10 @@ def known_threat(path: str) -> Threat | None:
 
 
 def main(args: list[str]) -> None:
-    options = read(args)
     with distributed.process_group():
-        target = target_of(options)
+        with distributed.agreed():
+            options = read(args)
+            target = target_of(options)
         run = check_saved if options.verify else attack_target
         run(options, target)
 

@@ -68,12 +68,13 @@ def main(argv: list[str] | None = None, *, alone: bool = False) -> int:
     warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"  # without file and line
     os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:
-        early.check(args[0], args[1:])
-        if rehearsal.refuses(args[0], args[1:], alone=alone):
-            return rehearsal.REFUSED
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2:  # ranks refuse together, once they have met
+            early.check(args[0], args[1:])
+            if rehearsal.refuses(args[0], args[1:], alone=alone):
+                return rehearsal.REFUSED
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:
-        return fail(str(mistake))
+        return 2 if mistake.told else fail(str(mistake))
     except StoppedBySignal as stop:
         print(f"rattle: {printable(str(stop))}", file=sys.stderr)
         return stop.code

@@ -59,8 +59,8 @@ def main(args: list[str]) -> None:
     console = Console()
     left = pending(jobs, console)
     if options.launcher == "slurm":
-        numbers = submit(left, options.slurm, out, console, Console)
-        say(f"{len(numbers)} of {len(jobs)} runs are in the queue; the same command again says how they do")
+        submit(left, options.slurm, out, console, Console)
+        say(f"{len(left)} of {len(jobs)} runs are in the queue; the same command again says how they do")
         return
     failed = run_local(left, at_once=options.jobs, out=out, console=console)
     if failed:

@@ -126,9 +126,12 @@ def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         return
-    options, out, how = read(args)
-    recipe, images = custom.fit_to_images(options.recipe, args) if args[0] == "custom" else (options.recipe, None)
     with distributed.process_group():
+        with distributed.agreed():
+            options, out, how = read(args)
+            recipe, images = (
+                custom.fit_to_images(options.recipe, args) if args[0] == "custom" else (options.recipe, None)
+            )
         trusted = options.trust_code  # what a teacher's checkpoint names; the rest is said, see `refuse_unsaid`
         run = fit(recipe, out, data=images, **how, log=options.log, console=TrainConsole(), trust_code=trusted)
         if not distributed.is_main():

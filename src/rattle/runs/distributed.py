@@ -130,11 +130,11 @@ def on_main(action: Callable[[], object]) -> None:
             refusal = [str(mistake)]
     dist.broadcast_object_list(refusal, src=0)
     if refusal[0] is not None:
-        raise RattleError(refusal[0])
+        raise told(RattleError(refusal[0]))
 
 
 def gathered(value: T) -> list[T]:
-    """The value of every rank."""
+    """The value of every rank, in their order."""
     found = [value] * world_size()
     if active():
         dist.all_gather_object(found, value)
@@ -143,7 +143,10 @@ def gathered(value: T) -> list[T]:
 
 @contextmanager
 def agreed() -> Iterator[None]:
-    """What each rank does alone before they meet: where one refuses or is interrupted, all stop, in its words."""
+    """What each rank does alone before they meet: where one refuses or is interrupted, all stop, in its words.
+
+    The main rank alone prints them.
+    """
     own: Exception | None = None
     try:
         yield
@@ -151,9 +154,16 @@ def agreed() -> Iterator[None]:
         own = reason
     found = gathered(None if own is None else (type(own), str(own)))
     if own is not None:
-        raise own
+        raise told(own)
     for kind, words in filter(None, found):
-        raise kind(words)
+        raise told(kind(words))
+
+
+def told(mistake: Exception) -> Exception:
+    """The mistake, which every rank raises and the main rank prints."""
+    if isinstance(mistake, RattleError):
+        mistake.told = not is_main()
+    return mistake
 
 
 def barrier() -> None:

@@ -34,7 +34,7 @@ from rattle.training.given import Given, first_state, named_recipe
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.meter import Diverged, LossMeter
 from rattle.training.numerics import numerics
-from rattle.training.ranks import exchange, refuse_different, shard, sync_with_last, wrap_model
+from rattle.training.ranks import exchange, refuse_other_images, shard, sync_with_last, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import (
     LAYERS,
@@ -89,9 +89,9 @@ def fit(
     with distributed.agreed():
         state = first_state(recipe, run, model, data, classes, resume, trust_code)
         check_start(state, log)
-    recipe, images = state.recipe, refuse_different(state.data)
-    with open_run(run, recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
-        add_teachers(state, train_teachers(recipe, run, images, first, resume, overwrite, console))
+    refuse_other_images((state.data.train, state.data.val, state.extra))
+    with open_run(run, state.recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
+        add_teachers(state, train_teachers(state.recipe, run, state.data, first, resume, overwrite, console))
         if resume:
             restore(state, run, console)
         return train_or_roll_back(state, run, log, console)
@@ -116,7 +116,7 @@ def train_or_roll_back(state: TrainState, run: Run, log: LogTarget, console: Con
         except Diverged as diverged:
             if state.recipe.on_divergence == "stop" or attempt == MOST_ROLLBACKS:
                 distributed.on_main(lambda diverged=diverged: note_divergence(run, str(diverged)))
-                raise RattleError(f"{diverged}; {after_divergence(run)}") from diverged
+                raise distributed.told(RattleError(f"{diverged}; {after_divergence(run)}")) from diverged
             state = roll_back(state, run, console, diverged)
     raise AssertionError("unreachable")
 

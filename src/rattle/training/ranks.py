@@ -2,6 +2,7 @@
 
 import inspect
 import signal
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -12,7 +13,7 @@ from torch.nn.functional import one_hot
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from rattle.data import Dataset
+from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import find_head
@@ -43,7 +44,20 @@ def wrap_model(
     known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 renames the option
     option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     settings: dict[str, Any] = {option: False}  # average_statistics does it
+    # The readings exact and trace lay gradients out otherwise than the weights: DDP copies them and is right.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     return forward, DistributedDataParallel(forward, **settings)
+
+
+def refuse_other_images(parts: Sequence[Images | None]) -> None:
+    """Refuse ranks that read different images: every machine may have files of its own, and one of them not whole."""
+    found = distributed.gathered([part.digest() for part in parts if part is not None]) if distributed.active() else []
+    others = [str(rank) for rank, each in enumerate(found) if each != found[0]]
+    if others:
+        words = (
+            f"rank {', '.join(others)} of {len(found)} has other images than rank 0: give every machine the same files"
+        )
+        raise distributed.told(RattleError(words))
 
 
 def sync_with_last(ddp_forward: nn.Module, last: bool) -> Any:
@@ -57,14 +71,6 @@ def shard(index: Tensor) -> Tensor:
     if len(index) % ranks:
         raise RattleError(f"a minibatch of {len(index)} images does not divide over {ranks} ranks: change --batch-size")
     return index.chunk(ranks)[distributed.rank()]
-
-
-def refuse_different(data: Dataset) -> Dataset:
-    """The data; RattleError where ranks read different images, such as copies of a folder of which one is not whole."""
-    found = distributed.gathered(data.digest()) if distributed.active() else [""]
-    if other := [str(rank) for rank, each in enumerate(found) if each != found[0]]:
-        raise RattleError(f"rank {', '.join(other)} of {len(found)} found other images of {data.name} than rank 0")
-    return data
 
 
 def exchange(

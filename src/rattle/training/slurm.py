@@ -20,22 +20,31 @@ class Slurm:
     """What SLURM is asked for, for each run."""
 
     partition: str | None = None  # the cluster's default when not given
-    gpus: int = 0  # of each run; more than one trains on as many ranks
+    nodes: int = 1  # machines of each run
+    gpus: int = 0  # on each machine; a rank for each, or one rank a machine without any
     cpus: int = 1  # of each rank
     time: int = 24 * 60  # minutes; a run that needs more is saved, requeued and goes on
     requeue: bool = True  # put a run that was pre-empted or ran out of time back into the queue
+    chain: int = 0  # without requeue: further jobs of each run, each of which begins when the one before it has ended
     account: str | None = None
 
     def __post_init__(self) -> None:
-        if self.gpus < 0 or self.cpus < 1 or self.time < 1:
-            raise RattleError("slurm.gpus must be >= 0, slurm.cpus and slurm.time >= 1")
+        if min(self.gpus, self.chain) < 0 or min(self.nodes, self.cpus, self.time) < 1:
+            raise RattleError("slurm.gpus and slurm.chain must be >= 0, slurm.nodes, slurm.cpus and slurm.time >= 1")
+        if self.chain and self.requeue:
+            raise RattleError("slurm.chain is for clusters that forbid requeueing: give --slurm.no-requeue with it")
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * max(self.gpus, 1)
 
 
 class SlurmTask:
     """What a SLURM job calls: train the run of a folder, from wherever it stands. submitit pickles it."""
 
-    def __init__(self, folder: str, ranks: int, make_console: Callable[[], Console], trust_code: bool = False) -> None:
-        self.folder, self.ranks, self.make_console, self.trust_code = folder, ranks, make_console, trust_code
+    def __init__(self, job: Job, slurm: Slurm, make_console: Callable[[], Console]) -> None:
+        self.folder, self.trust_code = str(job.folder.absolute()), job.trust_code
+        self.ranks, self.requeue, self.make_console = slurm.ranks, slurm.requeue, make_console
 
     def __call__(self) -> str:
         from submitit.helpers import TorchDistributedEnvironment
@@ -47,7 +56,7 @@ class SlurmTask:
                 recipe, console = resolve(self.folder), self.make_console()
                 fit(recipe, self.folder, resume=True, console=console, trust_code=self.trust_code)
         except StoppedBySignal as stop:
-            if stop.number == signal.SIGUSR2:
+            if stop.number == signal.SIGUSR2 and self.requeue:
                 signal.raise_signal(signal.SIGUSR2)  # saved; submitit, which listens again, requeues
             raise
         return self.folder
@@ -76,6 +85,7 @@ def submit(
             name="rattle",
             timeout_min=slurm.time,
             cpus_per_task=slurm.cpus,
+            nodes=slurm.nodes,
             tasks_per_node=max(slurm.gpus, 1),
             slurm_additional_parameters=extra | ({"account": slurm.account} if slurm.account else {}),
             slurm_use_srun=True,
@@ -84,10 +94,12 @@ def submit(
         )
         numbers = []
         for job in jobs:
-            task = SlurmTask(str(job.folder.absolute()), max(slurm.gpus, 1), make_console, job.trust_code)
-            handed = there.submit(task)
-            console.log(f"{job.folder.name}: SLURM job {handed.job_id}")
-            numbers.append(str(handed.job_id))
+            task, before = SlurmTask(job, slurm, make_console), None
+            for _ in range(1 + slurm.chain):  # one that finds the run finished ends at once
+                there.update_parameters(slurm_dependency=before and f"afterany:{before}")
+                before = str(there.submit(task).job_id)
+                console.log(f"{job.folder.name}: SLURM job {before}")
+                numbers.append(before)
     except (RuntimeError, OSError, FailedJobError) as reason:
         raise RattleError(f"SLURM did not take the sweep: {' '.join(str(reason).split())}") from reason
     return numbers

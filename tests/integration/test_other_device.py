@@ -1,0 +1,60 @@
+"""Attacks never mix devices: they run on one that is not the CPU, and find there what they find on the CPU."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import get_attack
+from rattle.attacks.base import images_checked
+from rattle.models import create_model
+from rattle.randomness import ImageStreams
+from rattle.threat import Norm, Threat
+from support.other_device import DEVICE, OtherDevice, There, to_device
+
+EPSILON = {"linf": 0.1, "l2": 0.8, "l1": 6.0}
+BRIEF = {  # every operation goes through Python, so few steps
+    "fgsm": {},
+    "pgd2": {},
+    "cw2": {},
+    "apgd-ce": {"steps": 6},
+    "apgd-dlr": {"steps": 4},
+    "apgd-t": {"steps": 4, "targets": 2},
+    "fab-t": {"steps": 3, "targets": 1},
+    "fab": {"steps": 2, "targets": 0},
+    "square": {"queries": 12},
+    "rays": {"queries": 20},
+}
+
+
+def digits() -> tuple[nn.Module, Tensor, Tensor]:
+    """A small network, images, and the labels that it gives to most of them."""
+    torch.manual_seed(0)
+    model = create_model("cnn", classes=10, channels=1, width=4).eval()
+    x = torch.rand(6, 1, 8, 8)
+    y = model(x).argmax(1)
+    y[0] = (y[0] + 1) % 10  # one is misclassified already
+    return model, x, y
+
+
+def test_two_devices_do_not_mix() -> None:
+    x = to_device(torch.rand(3))
+    with OtherDevice():
+        assert torch.equal((x + torch.ones((), device=DEVICE)).value, x.value + 1)
+        assert (x + torch.tensor(1.0)).device == (x + 1).device == DEVICE
+        with pytest.raises(RuntimeError, match=r"aten.add.Tensor on two devices: \[\(3,\)\] of the CPU"):
+            _ = x + torch.rand(3)
+
+
+@pytest.mark.parametrize("norm", EPSILON)
+@pytest.mark.parametrize("name", BRIEF)
+def test_an_attack_mixes_no_devices_and_finds_what_it_finds_on_the_cpu(name: str, norm: Norm) -> None:
+    if name == "rays" and norm != "linf":
+        pytest.skip("rays is an l_inf attack")
+    attack = get_attack(name, Threat(norm=norm, epsilon=EPSILON[norm]), **BRIEF[name])
+    model, x, y = digits()
+    wanted = attack(model, x, y, generator=ImageStreams(0, torch.arange(6)))
+    with OtherDevice(), images_checked():  # what is on meta has no values to check, as a rule
+        streams = ImageStreams(0, torch.arange(6, device=DEVICE))
+        found = attack(to_device(model), to_device(x), to_device(y), generator=streams)
+    assert isinstance(found, There)
+    torch.testing.assert_close(found.value, wanted)
