@@ -135,7 +135,7 @@ def test_a_run_is_refused_resumed_and_trained_again_from_its_yaml(
         (["train", RECIPE, "--schedule.kind"], "--schedule.kind must be one of Piecewise, Cosine, OneCycle, got ''"),
         (["train", RECIPE, "--resume", "--overwrite"], "--resume continues a run and --overwrite replaces it"),
         (["evaluate", "nowhere"], "there is no run or checkpoint nowhere"),
-        (["recipes", "imagenet"], "no recipe's name contains 'imagenet'"),
+        (["recipes", "nonesuch"], "no recipe's name contains 'nonesuch'"),
         (["recipes", "imagenet", "--yaml"], "unknown recipe 'imagenet'"),
     ],
 )

@@ -36,7 +36,7 @@ MISTAKES = [
     (["fidelity", "nowhere"], "there is no run or checkpoint nowhere"),
     (["data", "get", "cifar"], "unknown dataset to download 'cifar'; did you mean 'cifar10'?"),
     (["data", "gte", "cifar"], "unknown rattle data 'gte'; did you mean 'get'?"),
-    (["recipes", "imagenet"], "no recipe's name contains 'imagenet'; `rattle recipes --all` lists all"),
+    (["recipes", "nonesuch"], "no recipe's name contains 'nonesuch'; `rattle recipes --all` lists all"),
     (["paper", "9"], "the paper has no Table 9; its tables are numbered 1 to 8"),
 ]
 

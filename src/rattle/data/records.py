@@ -68,8 +68,8 @@ def make_records(
     """Records from plain lists, one entry a picture; places: the folder, or the shards."""
     encoded = [os.fsencode(name) for name in names]
     ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
-    columns = (np.asarray(list(column), np.int64) for column in (place, offset, size))
-    return Records(tuple(places), *columns, np.frombuffer(b"".join(encoded), np.uint8), ends)
+    first, second, third = (np.asarray(list(column), np.int64) for column in (place, offset, size))
+    return Records(tuple(places), first, second, third, np.frombuffer(b"".join(encoded), np.uint8), ends)
 
 
 def folder_records(path: Path, classes: Sequence[str]) -> tuple[Records, np.ndarray]:

@@ -76,9 +76,7 @@ class Data:
     val_size: int | None = None  # training images to hold out; a tenth, at most 1000, when not given; 0 or none: none
     split_seed: int = 0  # draws the subset, the held-out images, and the test part of a dataset that has none
     resize: int | None = None  # side to scale the images to, whatever their source; the shorter side with data.crop
-    crop: int | None = (
-        None  # decode a folder or tar shards on the fly: side of random crops, and of the centre in tests
-    )
+    crop: int | None = None  # decode a folder or tar shards on the fly; side of random crops, and of centres in tests
     workers: int | None = None  # threads that decode; as many as this process has cores, up to 16, when not given
     in_memory_limit: float = 4.0  # gigabytes; a larger part is read from a memory-mapped file in ROOT/cache
     augment: Augment = field(default_factory=Augment)  # random changes of the training images

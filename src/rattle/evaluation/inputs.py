@@ -51,7 +51,7 @@ def as_tensors(model: nn.Module, x: Images, y: Array | None) -> tuple[Tensor, Te
     return x, check_batch(stand_in, y)[1]
 
 
-def as_tensor(value: Array, weights: Tensor) -> Tensor:
+def as_tensor(value: Any, weights: Tensor) -> Tensor:
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind not in "fiub":
