@@ -60,6 +60,7 @@ def test_a_published_folder_is_evaluated_tabulated_and_published_again(
 def test_the_card_has_front_matter_results_with_n_and_intervals_and_the_recipe(folder: Path) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
     _, front, text = card.split("---\n", 2)
+    assert "says which n test images these are" in text  # by index: a sample is not the first n
     matter = yaml.safe_load(front)
     assert matter["license"] == "mit"
     assert {"adversarial-robustness", "linf"} <= set(matter["tags"])

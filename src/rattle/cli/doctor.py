@@ -34,7 +34,7 @@ def main(args: list[str]) -> None:
     read(args)
     rows = environment() | {"cuda": "yes" if torch.cuda.is_available() else "no"}
     for extra, module in EXTRAS.items():
-        rows[extra] = "installed" if find_spec(module) else f"not installed: pip install rattle-robust[{extra}]"
+        rows[extra] = "installed" if find_spec(module) else f"not installed: pip install 'rattle-robust[{extra}]'"
     for name, value in rows.items():
         print(f"{name:<10} {value}")
     x, y = torch.rand(32, 1, 8, 8), torch.arange(32) % 10
