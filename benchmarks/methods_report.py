@@ -2,30 +2,63 @@
 
     python benchmarks/methods_report.py
 
-Reads results/methods-study.json and results/method-costs.json. A difference is to TRADES' runs of the same seeds and
-images, with the 95 % interval of the paired differences and Student's p; * means that p is below 0.05 after Holm's
-adjustment for all differences of the table.
+Reads results/methods-study.json, which may lack runs (they are named), and results/method-costs.json. A difference is
+to TRADES' runs of the same seeds and images, with the 95 % interval of the paired differences and Student's p; * means
+that p is below 0.05 after Holm's adjustment for all differences of the table. With one seed there is none: two networks
+are no two methods.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cifar10_report import ACCURACIES, TITLES, Runs, sample_of
-from rattle.evaluation.samples import Difference, difference
+from methods_study import NAMES
+from rattle.evaluation.samples import Difference, Sample, difference
 from rattle.recipes.catalog import get_recipe
-from rattle.stats import holm, summarise
+from rattle.stats import Interval, holm, summarise, t_interval, wilson
 
-BASE = "trades"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BASE, SEEDS = "trades", (0, 1, 2)
+APART = 0.5  # points of AutoAttack: what is more robust than this is in the picture
 
 
+@cache
 def label(method: str) -> str:
-    """What tables call a method."""
-    return get_recipe(f"cifar10-linf-cnn-slim-{method}").method
+    """What tables call a method; with its name where another of the study is called the same."""
+    titles = {name: get_recipe(f"cifar10-linf-cnn-slim-{name}").method for name in NAMES}
+    first = next(name for name, title in titles.items() if title == titles[method])
+    return titles[method] if method == first else f"{titles[method]} ({method})"
+
+
+def missing(runs: Runs, seeds: Sequence[int] = SEEDS) -> str:
+    """The runs that the study still lacks, methods that lack the same seeds together: `seeds 1, 2: at, mart`."""
+    lacking: dict[str, list[str]] = {}
+    for name in NAMES:
+        there = {run["seed"] for run in runs.get(name, [])}
+        if absent := [str(seed) for seed in seeds if seed not in there]:
+            lacking.setdefault(", ".join(absent), []).append(name)
+    return "; ".join(f"seeds {absent}: {', '.join(names)}" for absent, names in lacking.items())
+
+
+def interval_of(sample: Sample) -> Interval:
+    """95 % of the mean accuracy: Student's over seeds, with one seed Wilson's over images."""
+    if len(sample.seeds) > 1:
+        return t_interval(sample.accuracies)
+    return wilson(int(sum(sample.flags[0])), sample.n)
+
+
+def cell(sample: Sample) -> str:
+    """A mean with its interval, in %."""
+    interval = interval_of(sample)
+    return f"{100 * summarise(sample.accuracies).mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
 def strongest_first(runs: Runs) -> list[str]:
@@ -33,14 +66,12 @@ def strongest_first(runs: Runs) -> list[str]:
 
 
 def gaps_to_base(runs: Runs) -> dict[tuple[str, str], Difference]:
-    """(method, column) -> its difference to TRADES on the seeds that both have."""
+    """(method, column) -> its difference to TRADES on the seeds that both have, where those are two or more."""
     found = {}
-    for method in strongest_first(runs):
-        for column in TITLES if method != BASE else ():
-            shared = {run["seed"] for run in runs[method]} & {run["seed"] for run in runs[BASE]}
-            pair = [[run for run in runs[name] if run["seed"] in shared] for name in (method, BASE)]
-            gap = difference(*(sample_of(each, "last", column) for each in pair)) if len(shared) > 1 else None
-            if gap is not None:
+    for method in (method for method in strongest_first(runs) if method != BASE and BASE in runs):
+        for column in TITLES:
+            gap = difference(*(sample_of(runs[name], "last", column) for name in (method, BASE)))
+            if gap is not None and gap.n > 1:
                 found[method, column] = gap
     return found
 
@@ -52,45 +83,76 @@ def tables(runs: Runs, cost: Mapping[str, float]) -> list[str]:
         "|---" * (4 + len(TITLES)) + "|",
     ]
     for method in strongest_first(runs):
-        each = runs[method]
-        cells = [ACCURACIES.mean(sample_of(each, "last", column)) for column in TITLES]
+        each, over = runs[method], f"{cost[method]:.2f}" if method in cost else "-"
+        cells = [cell(sample_of(each, "last", column)) for column in TITLES]
         epochs = each[0]["found"]["last"]["epochs"]
-        lines.append(f"| {label(method)} | {len(each)} | {cost[method]:.2f} | {epochs} | " + " | ".join(cells) + " |")
+        lines.append(f"| {label(method)} | {len(each)} | {over} | {epochs} | " + " | ".join(cells) + " |")
     gaps = gaps_to_base(runs)
+    if not gaps:
+        return [*lines, "", "No method has two seeds in common with TRADES yet: nothing is compared."]
     adjusted = dict(zip(gaps, holm([gap.p for gap in gaps.values()]), strict=True))
-    lines += ["", "| less TRADES | " + " | ".join(TITLES.values()) + " |", "|---" * (1 + len(TITLES)) + "|"]
+    lines += ["", "| less TRADES | seeds | " + " | ".join(TITLES.values()) + " |", "|---" * (2 + len(TITLES)) + "|"]
     for method in dict.fromkeys(method for method, _ in gaps):
         cells = [ACCURACIES.gap(gaps[method, column], adjusted[method, column]) for column in TITLES]
-        lines.append(f"| {label(method)} | " + " | ".join(cells) + " |")
+        lines.append(f"| {label(method)} | {gaps[method, 'clean'].n} | " + " | ".join(cells) + " |")
     return lines
 
 
 def costs_table(rows: list[dict[str, Any]]) -> list[str]:
-    base = next(row["mb"] for row in rows if row["method"] == BASE)
-    lines = ["| method | time over TRADES | quartiles | memory over TRADES |", "|---|---|---|---|"]
-    for row in sorted(rows, key=lambda row: row["over_trades"]):
-        low, high = row["quartiles"]
-        lines.append(
-            f"| `{row['method']}` | {row['over_trades']:.2f} | {low:.2f} to {high:.2f} | {row['mb'] / base:.2f} |"
-        )
+    head = ["method", "passes", "done", "time over TRADES", "memory over TRADES"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for row in sorted(rows, key=lambda row: row["over_trades"]["median"]):
+        time = "{median:.2f} [{low:.2f}, {high:.2f}]".format(**row["over_trades"])
+        cells = [f"`{row['method']}`", f"{row['demanded']:.2f}", f"{row['done']:.2f}", time, f"{row['memory']:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
 def picture(runs: Runs, path: Path) -> None:
-    """Robust accuracy under AutoAttack against clean accuracy: a dot for each run, a name for each method's mean."""
+    """Accuracy under AutoAttack against clean accuracy: a point a method, with both intervals."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    axis = figure.subplots()
-    for place, (method, each) in enumerate(runs.items()):
-        clean, robust = ([100 * a for a in sample_of(each, "last", c).accuracies] for c in ("clean", "autoattack"))
-        colour, x, y = f"C{place % 10}", summarise(clean).mean, summarise(robust).mean
-        axis.scatter(clean, robust, s=14, color=colour, alpha=0.5)
-        axis.annotate(label(method), (x, y), fontsize=7, color=colour, ha="center", va="bottom")
-    axis.set(xlabel="clean accuracy, %", ylabel="accuracy under AutoAttack, 8/255, %")
-    axis.grid(alpha=0.3)
+    figure = Figure(figsize=(10, 7.5), layout="constrained")
+    axes, points = figure.subplots(), []
+    for place, method in enumerate(strongest_first(runs)):
+        samples = [sample_of(runs[method], "last", column) for column in ("clean", "autoattack")]
+        x, y = (100 * summarise(sample.accuracies).mean for sample in samples)
+        if y > APART:
+            (left, right), (low, high) = ([100 * i.low, 100 * i.high] for i in map(interval_of, samples))
+            colour = f"C{place % 10}"
+            axes.plot([left, right], [y, y], color=colour, lw=0.8, alpha=0.4)
+            axes.plot([x, x], [low, high], color=colour, lw=0.8, alpha=0.4)
+            axes.plot(x, y, "s" if len(samples[0].seeds) > 1 else "o", ms=5, color=colour)
+            points.append((x, y, label(method), colour))
+    axes.set(xlabel="clean accuracy, %", ylabel="accuracy under AutoAttack, 8/255, %")
+    axes.set_title("lines: 95 % (squares: over seeds; circles: one seed, over images)", fontsize=9)
+    axes.grid(alpha=0.3)
+    name_points(axes, points)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
+
+
+def name_points(axes: Axes, points: list[tuple[float, float, str, str]]) -> None:
+    """Names in a column at the right, in the order of their heights, each with a line to its point."""
+    if not points:
+        return
+    low, high = axes.get_ylim()
+    step = (high - low) / max(len(points), 12)
+    middle = sum(y for _, y, _, _ in points) / len(points)
+    first = min(high - step / 2, middle + step * (len(points) - 1) / 2)
+    side = axes.get_xlim()[1] + 0.02 * (axes.get_xlim()[1] - axes.get_xlim()[0])
+    for i, (x, y, name, colour) in enumerate(sorted(points, key=lambda point: -point[1])):
+        axes.annotate(
+            name,
+            (x, y),
+            xytext=(side, first - i * step),
+            textcoords="data",
+            fontsize=8,
+            color=colour,
+            va="center",
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.5},
+        )
 
 
 def main() -> None:
@@ -102,7 +164,10 @@ def main() -> None:
     study, runs = json.loads(options.study.read_text()), {}
     for run in study["runs"]:
         runs.setdefault(run["method"], []).append(run)
-    lines = [*tables(runs, study["cost"]), ""]
+    lacking, whole = missing(runs), len(NAMES) * len(SEEDS)
+    done = sum(map(len, runs.values()))
+    state = f"Missing are {lacking}." if lacking else "All runs are there."
+    lines = [f"{done} of {whole} runs. {state}", "", *tables(runs, study["cost"]), ""]
     if options.costs.exists():
         lines += costs_table(json.loads(options.costs.read_text())["methods"])
     options.study.with_suffix(".md").write_text("\n".join(lines) + "\n")

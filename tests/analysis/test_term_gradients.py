@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.analysis.term_gradients import WHOLE, Directions, TermRow, answer, measure_terms, term_rows
+from rattle.analysis.term_gradients import (
+    WHOLE,
+    Directions,
+    TermRow,
+    answer,
+    lasting_interval,
+    measure_terms,
+    term_rows,
+    verdict,
+)
 from rattle.attacks import PGD
 from rattle.data import Images
 from rattle.objectives import AT, Taylor, Trades
@@ -42,7 +51,7 @@ def test_smoothing_is_all_smoothing() -> None:
         assert row.lasts < 1e-6
     assert rows["first"].over_zeroth == pytest.approx(2 * rows["second"].over_zeroth)
     assert rows[WHOLE].over_zeroth == pytest.approx(3 * rows["second"].over_zeroth)
-    assert answer(list(rows.values())).startswith("The Taylor terms do nothing of their own")
+    assert answer(list(rows.values()), 4).startswith("The Taylor terms do nothing of their own")
 
 
 def test_exact_has_no_say_at_a_small_sigma_and_is_not_smoothing() -> None:
@@ -57,7 +66,7 @@ def test_head_knows_whether_the_gaps_between_classes_repeat(base: type) -> None:
     rows = rows_of(Taylor(order=2), base=base)
     assert list(rows) == ["first", "second", WHOLE]
     assert -1 <= rows["first"].gaps_repeat <= 1
-    assert "the gaps between classes repeat with correlation" in answer(list(rows.values()))
+    assert "the gaps between classes repeat with correlation" in answer(list(rows.values()), 4)
 
 
 def test_sampled_adds_a_gradient_without_a_term_of_its_own() -> None:
@@ -86,10 +95,56 @@ def test_the_agreement_of_directions_by_hand() -> None:
         directions = Directions()
         for vector in vectors:
             directions.add(vector)
-        return directions.agreement
+        return directions.agreement()
 
     a, b = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 5.0])
     assert agreement(a, 3 * a) == pytest.approx(1)
     assert agreement(a, b) == pytest.approx(0)
     assert agreement(a, -a) == pytest.approx(-1)
     assert agreement(a, a, b) == pytest.approx(1 / 3)
+
+
+def noisy(n: int, *, shared: float, seed: int) -> tuple[Tensor, Directions, Directions]:
+    """Sizes, own and base directions of n minibatches: own ones share a part of length `shared`, base ones all."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randn(n, 200, generator=generator, dtype=torch.float64)
+    draws /= draws.norm(dim=1, keepdim=True)
+    draws[:, 0] = 0
+    own, base = Directions(), Directions()
+    for draw in draws:
+        common = torch.zeros_like(draw)
+        common[0] = 1
+        own.add(shared * common + (1 - shared**2) ** 0.5 * draw / draw.norm())
+        base.add(common)
+    return torch.ones(n, dtype=torch.float64), own, base
+
+
+def test_leaving_a_minibatch_out_leaves_out_its_cosines() -> None:
+    directions = Directions()
+    for vector in ([1.0, 0.0], [0.0, 1.0], [1.0, 0.0]):
+        directions.add(torch.tensor(vector))
+    assert directions.agreement() == pytest.approx(1 / 3)
+    assert [directions.agreement(i) for i in range(3)] == pytest.approx([0, 1, 0])
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.1, 0.3, 0.8])
+def test_the_interval_of_what_lasts_holds_the_truth_about_as_often_as_it_says(shared: float) -> None:
+    held = 0
+    for seed in range(60):
+        interval = lasting_interval(*noisy(8, shared=shared, seed=seed))
+        assert interval is not None
+        held += interval.low - 1e-9 <= shared <= interval.high + 1e-9
+    assert held >= 51  # 95 % of 60 are 57
+
+
+def test_the_verdict_is_given_only_where_the_interval_is_clear() -> None:
+    row = replace(rows_of(Taylor(order=1))[WHOLE], lasts=0.04, lasts_low=0.02, lasts_high=0.06)
+    assert verdict(row, 8) == "Whether the Taylor terms do something of their own cannot be told from 8 minibatches"
+    assert verdict(replace(row, lasts_high=0.045), 8) == "The Taylor terms do nothing of their own"
+    assert verdict(replace(row, lasts_low=0.055), 8) == "The Taylor terms do something of their own"
+    assert "cannot be told" in verdict(replace(row, lasts_low=None, lasts_high=None), 2)
+    assert "0.04 (95 %: 0.02 to 0.06) of the zeroth's" in answer([row], 8)
+
+
+def test_two_minibatches_have_no_interval() -> None:
+    assert lasting_interval(*noisy(2, shared=0.5, seed=0)) is None

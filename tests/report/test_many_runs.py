@@ -17,7 +17,7 @@ from rattle.report import build
 from rattle.report.compare import compare_runs, group_by_method
 from rattle.report.figures import accuracy_of_many, by_setting
 from rattle.report.palette import FEW, run_colours
-from rattle.report.run_data import load_runs
+from rattle.report.run_data import baseline_first, load_runs
 from rattle.report.sections import detailed
 from rattle.report.sweeps import find_sweep
 from rattle.stats import t_interval, wilson
@@ -233,3 +233,10 @@ def test_an_interval_over_two_seeds_that_disagree_does_not_flatten_a_sweep(tmp_p
     assert sweep.series[0].points[-1].robust.low == 0
     assert by_setting(sweep)["layout"]["yaxis"]["range"][0] > 20
     assert "One that leaves the plot is wider than 25 points" in Page(build(folders, tmp_path / "page.html")).text
+
+
+def test_runs_that_a_shell_named_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    folders = [trained(tmp_path / f"eta={eta}", eta) for eta in (1, 10, 2)]
+    assert [Path(folder).name for folder in baseline_first(folders, None)] == ["eta=1", "eta=2", "eta=10"]
+    assert [Path(folder).name for folder in baseline_first(folders, folders[1])] == ["eta=10", "eta=1", "eta=2"]
+    assert baseline_first(folders[::-1], None) == folders[::-1]  # somebody's choice

@@ -24,6 +24,7 @@ from rattle.objectives.base import HasTeachers, Prepares, UsesContext, mixed_ter
 from rattle.objectives.taylor_terms import without_taylor
 from rattle.randomness import ImageStreams
 from rattle.recipes.recipe import Recipe
+from rattle.stats import Interval, t_interval
 from rattle.training.term_weights import term_gradients
 from rattle.weights import frozen_bn_stats, perturbed
 
@@ -42,28 +43,45 @@ class TermRow:
     own: float  # the part of its length that no combination of these two explains
     repeats: float  # the cosine of that part between two minibatches
     lasts: float  # what is left of that part on average over minibatches, over what is left of the zeroth's gradient
+    lasts_low: float | None  # its 95 % interval, over minibatches
+    lasts_high: float | None
     gaps_repeat: float | None  # the correlation of the gaps between classes between two minibatches (head, released)
 
 
 @dataclass(slots=True)
 class Directions:
-    """The mean cosine of many vectors, two by two, without keeping them."""
+    """The cosines of many vectors, two by two. Keeps the vectors, in single precision."""
 
-    count: int = 0
-    total: Tensor = field(default_factory=lambda: torch.zeros(()))
+    kept: list[Tensor] = field(default_factory=list)
+    cosines: list[list[float]] = field(default_factory=list)  # of each with those before it
 
     def add(self, vector: Tensor) -> None:
-        self.count += 1
-        self.total = self.total + vector / vector.norm().clamp_min(1e-300)
+        unit = (vector / vector.norm().clamp_min(1e-300)).float()
+        self.cosines.append([float(unit @ other) for other in self.kept])
+        self.kept.append(unit)
 
-    @property
-    def agreement(self) -> float:
-        return (float(self.total.square().sum()) - self.count) / (self.count * (self.count - 1))
+    def agreement(self, without: int | None = None) -> float:
+        """The mean cosine of two of them, without the one of a number if that is given."""
+        rows = [row for i, row in enumerate(self.cosines) if i != without]
+        pairs = [value for row in rows for j, value in enumerate(row) if j != without]
+        return math.fsum(pairs) / len(pairs)
 
 
-def lasting(directions: Directions) -> float:
-    """The length of the mean of many unit vectors, without what chance adds to it."""
-    return math.sqrt(max(directions.agreement, 0.0))
+def lasting(sizes: Tensor, own: Directions, base: Directions, without: int | None = None) -> float:
+    """The square of what lasts, which chance may make negative: the length of the mean of many vectors, without what
+    chance adds to it, over the same of the zeroth term's; `sizes` are their lengths over the zeroth's, [batches]."""
+    kept = torch.tensor([i != without for i in range(len(sizes))])
+    return float(sizes[kept].mean()) ** 2 * own.agreement(without) / max(base.agreement(without), 1e-300)
+
+
+def lasting_interval(sizes: Tensor, own: Directions, base: Directions) -> Interval | None:
+    """95 % of what lasts, by leaving out one minibatch at a time (Tukey's jackknife); None with fewer than three."""
+    n = len(sizes)
+    if n < 3:
+        return None
+    whole = lasting(sizes, own, base)
+    found = t_interval([n * whole - (n - 1) * lasting(sizes, own, base, i) for i in range(n)])
+    return Interval(math.sqrt(max(found.low, 0.0)), math.sqrt(max(found.high, 0.0)))
 
 
 def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) -> dict[str, Any]:
@@ -82,7 +100,7 @@ def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) ->
     )  # they may be sorted by class
     parts = [target.images(order[i * size : (i + 1) * size]) for i in range(batches)]
     rows = term_rows(target.model, recipe, parts, seed)
-    return {"terms": [asdict(row) for row in rows], "answer": answer(rows)}
+    return {"terms": [asdict(row) for row in rows], "answer": answer(rows, batches)}
 
 
 def term_rows(model: nn.Module, recipe: Recipe, parts: list[Images], seed: int) -> list[TermRow]:
@@ -109,18 +127,22 @@ def term_rows(model: nn.Module, recipe: Recipe, parts: list[Images], seed: int) 
             own.setdefault(name, Directions()).add(rest)
         for name, gap in between.items():
             gaps.setdefault(name, Directions()).add(gap - gap.mean())
-    names = ("over_zeroth", "to_zeroth", "to_smoothing", "own")
-    means = {name: torch.tensor(rows).mean(0).tolist() for name, rows in values.items()}
-    return [
-        TermRow(
-            name=name,
-            **dict(zip(names, means[name], strict=True)),
-            repeats=own[name].agreement,
-            lasts=means[name][0] * means[name][3] * lasting(own[name]) / max(lasting(base), 1e-300),
-            gaps_repeat=gaps[name].agreement if name in gaps else None,
-        )
-        for name in means
-    ]
+    return [summary(name, torch.tensor(rows), own[name], base, gaps.get(name)) for name, rows in values.items()]
+
+
+def summary(name: str, table: Tensor, own: Directions, base: Directions, gaps: Directions | None) -> TermRow:
+    """The row of a term from what each minibatch gave, [batches, 4], and the directions of its own part."""
+    names, sizes = ("over_zeroth", "to_zeroth", "to_smoothing", "own"), table[:, 0] * table[:, 3]
+    interval = lasting_interval(sizes, own, base)
+    return TermRow(
+        name=name,
+        **dict(zip(names, table.mean(0).tolist(), strict=True)),
+        repeats=own.agreement(),
+        lasts=math.sqrt(max(lasting(sizes, own, base), 0.0)),
+        lasts_low=interval.low if interval else None,
+        lasts_high=interval.high if interval else None,
+        gaps_repeat=gaps.agreement() if gaps else None,
+    )
 
 
 def gradients(
@@ -149,14 +171,24 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
     return a @ b / (a.norm() * b.norm()).clamp_min(1e-300)
 
 
-def answer(rows: list[TermRow]) -> str:
-    """One sentence: whether the terms do something of their own."""
+def verdict(row: TermRow, batches: int) -> str:
+    """What the interval of `lasts` says, as long as it lies on one side of LASTS."""
+    if row.lasts_high is not None and row.lasts_high < LASTS:
+        return "The Taylor terms do nothing of their own"
+    if row.lasts_low is not None and row.lasts_low > LASTS:
+        return "The Taylor terms do something of their own"
+    return f"Whether the Taylor terms do something of their own cannot be told from {batches} minibatches"
+
+
+def answer(rows: list[TermRow], batches: int) -> str:
+    """One sentence: whether the terms do something of their own, measured on so many minibatches."""
     row = rows[-1]
-    verdict = "nothing" if row.lasts < LASTS else "something"
+    interval = "" if row.lasts_high is None else f" (95 %: {row.lasts_low:.2g} to {row.lasts_high:.2g})"
     gaps = [each.gaps_repeat for each in rows if each.gaps_repeat is not None]
     labels = f"; the gaps between classes repeat with correlation {gaps[0]:.2f}" if gaps else ""
     return (
-        f"The Taylor terms do {verdict} of their own: their gradient is {row.over_zeroth:.2g} of the zeroth term's, "
+        f"{verdict(row, batches)}: their gradient is {row.over_zeroth:.2g} of the zeroth term's, "
         f"with cosine {row.to_smoothing:.2f} to label smoothing's and {row.to_zeroth:.2f} to the zeroth's; of the rest "
-        f"what lasts from minibatch to minibatch is {row.lasts:.2g} of the zeroth's{labels}."
+        f"what lasts from minibatch to minibatch is {row.lasts:.2g}{interval} of the zeroth's, where {LASTS:g} or less "
+        f"counts as nothing{labels}."
     )

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -55,20 +55,26 @@ def main(args: list[str]) -> None:
     print_table(columns, rows, title=f"{found['name']}: remainders")
     print("change = |g(w+u) - g(w)| / |g(w)|; remainders are relative to that change: 1 is g(w) alone, less is better.")
     if found["terms"]:
-        columns = [
-            "gradient of",
-            "over zeroth",
-            "cosine to it",
-            "to smoothing",
-            "its own",
-            "repeats",
-            "lasts",
-            "gaps repeat",
-        ]
-        names = ("over_zeroth", "to_zeroth", "to_smoothing", "own", "repeats", "lasts", "gaps_repeat")
-        rows = [[row["name"], *("" if row[n] is None else f"{row[n]:.3g}" for n in names)] for row in found["terms"]]
-        print_table(columns, rows, title=f"{found['recipe']}: what the Taylor terms add")
-        print("its own: the part that neither zeroth nor smoothing explains; repeats: its cosine from batch to batch;")
-        print("lasts: what is left of it on average over batches, over what is left of the zeroth's gradient.")
+        print_terms(found)
     say(f"plot: {pictures[0]}")
     say(found["answer"])
+
+
+def print_terms(found: dict[str, Any]) -> None:
+    """What the Taylor terms add to the gradient."""
+    columns = {
+        "over_zeroth": "over zeroth",
+        "to_zeroth": "cosine to it",
+        "to_smoothing": "to smoothing",
+        "own": "its own",
+        "repeats": "repeats",
+        "lasts": "lasts",
+        "lasts_low": "at least",
+        "lasts_high": "at most",
+        "gaps_repeat": "gaps repeat",
+    }
+    rows = [[row["name"], *("" if row[n] is None else f"{row[n]:.3g}" for n in columns)] for row in found["terms"]]
+    print_table(["gradient of", *columns.values()], rows, title=f"{found['recipe']}: what the Taylor terms add")
+    print("its own: the part that neither zeroth nor smoothing explains; repeats: its cosine from batch to batch;")
+    print("lasts: what is left of it on average over batches, over what is left of the zeroth's gradient, with the")
+    print("95 % interval over batches; more of them (--batches) make it narrower.")

@@ -13,6 +13,7 @@ from rattle.report.compare import over_seeds
 from rattle.report.run_data import RunData, load_runs
 from rattle.report.tables import Format, write_table
 from rattle.runs.io import write_atomically
+from rattle.runs.paths import in_order
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Options:
     out: str = ""  # file to write; the terminal when not given
 
 
-def read_models(folders: Sequence[str]) -> list[RunData]:
+def read_models(folders: Sequence[Path | str]) -> list[RunData]:
     """Runs and folders of results; what could not be read of them is said on stderr."""
     runs = load_runs(folders)
     for run in runs:
@@ -36,7 +37,7 @@ def read_models(folders: Sequence[str]) -> list[RunData]:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "table")
-    table = over_seeds(read_models(options.runs))
+    table = over_seeds(read_models(in_order(options.runs)))
     for sentence in table.refused:
         say(f"not compared: {sentence}", stderr=True)
     text = write_table(table, options.format)

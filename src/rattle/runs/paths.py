@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,21 @@ class Run:
 def epoch_name(epoch: int) -> str:
     """The name of the checkpoint that a schedule saves after an epoch."""
     return f"epoch-{epoch:03d}"
+
+
+def in_order(folders: Sequence[Path | str]) -> list[Path | str]:
+    """Folders as a shell sorts them (a-1, a-10, a-2) in the order of their numbers; any other order is somebody's
+    choice and stays.
+
+    >>> in_order(["a-1", "a-10", "a-2"]), in_order(["b", "a"]), in_order(["0.05", "0.1"])
+    (['a-1', 'a-2', 'a-10'], ['b', 'a'], ['0.05', '0.1'])
+    """
+    names = [str(folder) for folder in folders]
+    if sorted(names) != names and sorted(names, key=str.casefold) != names:
+        return list(folders)
+    number = re.compile(r"([0-9]+(?:\.[0-9]+)?)")  # every second part is one: they are compared with their like
+    parts = [[float(part) if i % 2 else part for i, part in enumerate(number.split(name.casefold()))] for name in names]
+    return [folders[i] for i in sorted(range(len(names)), key=parts.__getitem__)]
 
 
 def is_published(path: Path | str) -> bool:
