@@ -87,9 +87,9 @@ def test_no_square_is_tried_twice_unless_the_model_is_random() -> None:
 def plain_square(model: nn.Module, x: Tensor, y: Tensor, epsilon: float, queries: int, draws: ImageStreams) -> Tensor:
     """Algorithms 1 and 2 word by word: a copy of the image a query, every query asked. At most BLOCK queries."""
     c, h, w = x.shape[1:]
-    best = (x + epsilon * draws.signs(c, 1, w)).clamp(0, 1)
+    best = (x + epsilon * draws.signs(c, 1, w).to(x)).clamp(0, 1)
     loss = cw(model(best), y)
-    places, signs = draws.uniform(BLOCK, 5), draws.signs(BLOCK, c)
+    places, signs = draws.uniform(BLOCK, 5).to(x), draws.signs(BLOCK, c).to(x)
     for query in range(queries):
         side = patch_side(query, 0.8, h, w, "linf")
         for i in (loss <= 0).nonzero().squeeze(1).tolist():
