@@ -8,8 +8,8 @@ its own predecessors left unbroken, so that whatever else the machine does falls
 too, compare processor seconds, and set OMP_WAIT_POLICY=PASSIVE so that threads do not spin while they wait.
 
 `--networks FILE.py:FUNCTION ... --epsilon 0.03` attacks networks of your own in place of these, what FUNCTION()
-returns, on the test images of --cifar10. `--passes` runs ours once more, untimed, on a network that counts; the reference's
-passes are always counted. `--only apgd-t apgd-t-linearised` runs these attacks of ours alone and counts their passes.
+returns, on the test images of --cifar10. `--passes` runs ours once more, untimed, on a network that counts; the
+reference's passes are always counted. `--only apgd-t apgd-t-linearised` runs these attacks of ours alone, counted.
 """
 
 from __future__ import annotations

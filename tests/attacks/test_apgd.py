@@ -59,6 +59,14 @@ def test_an_unbroken_image_gets_the_optimum_of_a_linear_model() -> None:
     torch.testing.assert_close(losses.ce(case.model(x_adv), case.y), best, rtol=1e-5, atol=1e-6)
 
 
+def test_clipping_to_a_box_is_the_projection() -> None:
+    x, z = torch.rand(4, 30), 3 * torch.rand(4, 30) - 1
+    x[0, :2] = torch.tensor([0.0, 1.0])
+    threat = Threat(epsilon=0.1)
+    assert torch.equal(z.clamp(*threat.box(x)), threat.project(z, x))
+    assert Threat(norm="l2").box(x) is None
+
+
 class Wavy(nn.Module):
     """A loss with many maxima, and always the right class; records the loss of every batch."""
 

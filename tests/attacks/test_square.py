@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Square
-from rattle.attacks.square import bump, patch_side
+from rattle.attacks.rows import spawn
+from rattle.attacks.square import BLOCK, bump, patch_side
 from rattle.errors import RattleError
+from rattle.losses import cw
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 from support.attack_cases import NORMS, linear, robust
@@ -80,6 +82,39 @@ def test_no_square_is_tried_twice_unless_the_model_is_random() -> None:
         Square(threat=threat, queries=400)(model, case.x, case.y, generator=ImageStreams(0, torch.arange(8)))
     assert steady.images < random.images / 2
     assert random.images > 8 * 150
+
+
+def plain_square(model: nn.Module, x: Tensor, y: Tensor, epsilon: float, queries: int, draws: ImageStreams) -> Tensor:
+    """Algorithms 1 and 2 word by word: a copy of the image a query, every query asked. At most BLOCK queries."""
+    c, h, w = x.shape[1:]
+    best = (x + epsilon * draws.signs(c, 1, w).to(x)).clamp(0, 1)
+    loss = cw(model(best), y)
+    places, signs = draws.uniform(BLOCK, 5).to(x), draws.signs(BLOCK, c).to(x)
+    for query in range(queries):
+        side = patch_side(query, 0.8, h, w, "linf")
+        for i in (loss <= 0).nonzero().squeeze(1).tolist():
+            top, left = int(places[i, query, 0] * (h - side)), int(places[i, query, 1] * (w - side))
+            patch, new = (slice(None), slice(top, top + side), slice(left, left + side)), best[i].clone()
+            new[patch] = (x[i][patch] + epsilon * signs[i, query].view(c, 1, 1)).clamp(0, 1)
+            risen = cw(model(new[None]), y[i : i + 1])[0]
+            if risen > loss[i]:
+                best[i], loss[i] = new, risen
+    return best
+
+
+@torch.no_grad()
+def test_squares_written_in_place_find_the_points_of_plain_copies() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 5, 4)).double()
+    x = torch.rand(12, 3, 8, 7, dtype=torch.float64)
+    model[3].bias -= model(x).mean(0)  # near every boundary
+    y = model(x).argmax(1)
+    attack = Square(threat=Threat(epsilon=0.05), queries=BLOCK)
+    found = attack(model, x, y, generator=ImageStreams(0, torch.arange(12)))
+    draws = spawn(ImageStreams(0, torch.arange(12)), torch.zeros(12, dtype=torch.long))
+    plain = plain_square(model, x, y, 0.05, BLOCK, draws)
+    assert 0 < robust(model, found, y).sum() < 12  # some images leave the batch on the way
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("norm", NORMS)

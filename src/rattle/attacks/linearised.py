@@ -39,4 +39,4 @@ class LinearisedAPGD:
     def rank(self, model: FlatModel, rows: Tensor, y: Tensor, classes: Tensor) -> Tensor:
         """The classes [n, k] in the order of their linearised distances."""
         planes = linear_boundaries(model, rows, y, classes, self.threat.norm)
-        return classes.gather(1, torch.cat([away for _, _, away in planes], 1).argsort(1, stable=True))
+        return classes.gather(1, torch.cat([away for _, _, away in planes], 1).argsort(dim=1, stable=True))

@@ -59,6 +59,9 @@ def read(args: list[str]) -> tuple[Options, Setup]:
     if options.threads is not None and options.threads < 1:
         raise RattleError(f"threads must be >= 1, got {options.threads}")
     check_rounds(options.rounds)
+    for name in ("rounds", "growth", "trace", "chart"):
+        if options.against == "passes" and getattr(options, name):
+            raise RattleError(f"--{name} is for --against time: passes are counted once, and are exact")
     check_device(options.device)
     return options, setup
 
