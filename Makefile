@@ -16,7 +16,7 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
-# Bad input of seven kinds, in processes with limits of time and memory; counts by kind.
+# Bad input of nine kinds, in processes with limits of time and memory; counts by kind.
 N ?= 1000
 fuzz: $(READY)
 	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=. ../$(BIN)/python -m fuzz -n $(N)

@@ -18,7 +18,7 @@ from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.data import to_device
-from rattle.errors import RattleError
+from rattle.errors import RattleError, check_type
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
 from rattle.evaluation.inputs import (
     Array,
@@ -73,6 +73,7 @@ class EvalPlan:
 
     def __post_init__(self) -> None:
         check_settings(self.batch_size, self.within)
+        check_type("seed", self.seed, int)
         if self.save_adversarial and self.out is None:
             raise RattleError("save_adversarial needs a folder to write to: give it as out")
         if self.mask is not None and len(self.mask) != len(self.y):
@@ -111,6 +112,8 @@ class EvalPlan:
 
 def check_settings(batch_size: int, within: float | None) -> None:
     """Refuse what no evaluation can be run with."""
+    check_type("batch-size", batch_size, int)
+    check_type("within", 1.0 if within is None else within, float)
     if batch_size < 1:
         raise RattleError(f"batch-size must be >= 1, got {batch_size}")
     if within is not None and not 0 < within < 50:
