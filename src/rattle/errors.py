@@ -1,8 +1,11 @@
 """Mistakes a user can mend: one exception, whose text is the whole message."""
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from numbers import Integral, Real
+from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -33,12 +36,32 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> RattleError:
 
 
 def check_choices(settings: Any, where: str) -> None:
-    """Refuse a dataclass in which a field typed as a Literal holds another value; `where` precedes the field's name."""
+    """Refuse a dataclass in which a field typed as a Literal, a number, text or bool holds something else; `where`
+    precedes the field's name."""
     hints = get_type_hints(type(settings))
     for field in fields(settings):
         value, hint = getattr(settings, field.name), hints[field.name]
-        if get_origin(hint) is Literal and value not in get_args(hint):
+        if get_origin(hint) is Literal and (not isinstance(value, str) or value not in get_args(hint)):
             raise RattleError(f"{where}.{field.name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+        kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+        if len(kinds) == 1 and kinds[0] in KINDS and not (value is None and NoneType in get_args(hint)):
+            check_type(f"{where}.{field.name}", value, kinds[0])
+
+
+KINDS = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "text"),
+    bool: (bool, "True or False"),
+}
+
+
+def check_type(name: str, value: object, kind: type) -> None:
+    """Refuse a value that is not of this kind (int, float, str or bool), and a whole number that no tensor holds."""
+    wanted, words = KINDS[kind]
+    wrong = not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool)
+    if wrong or (isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63):
+        raise RattleError(f"{name} must be {words}, got {reprlib.repr(value)}")
 
 
 def with_fields(settings: T, changes: Mapping[str, Any], where: str) -> T:
@@ -49,9 +72,6 @@ def with_fields(settings: T, changes: Mapping[str, Any], where: str) -> T:
     for name, value in changes.items():
         if name not in names:
             raise unknown(f"setting of {where}", name, names)
-        kind = hints[name]
-        wanted = (int, float) if kind is float else kind
-        plain = kind in (bool, int, float, str)
-        if plain and (not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool)):
-            raise RattleError(f"{where}.{name} must be {kind.__name__}, got {value!r}")
+        if hints[name] in KINDS:
+            check_type(f"{where}.{name}", value, hints[name])
     return replace(settings, **changes)

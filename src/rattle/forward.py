@@ -147,6 +147,10 @@ class PairedForward(nn.Module):
         (name,) = (name for name, p in self.model.named_parameters() if head is not None and p is head.weight)
         if name not in deviations:
             raise RattleError(f"objective.taylor.mode head-noise needs noise on {name}: set noise.where matrices")
+        if deviations[name].numel() != self.model.get_parameter(name).shape[0]:
+            raise RattleError(
+                "objective.taylor.mode head-noise takes the deviations of u: (Noise().deviations(model),)"
+            )
         return deviations[name].flatten().square()
 
     def features_and_logits(self, x: Tensor) -> tuple[Tensor | None, Tensor]:

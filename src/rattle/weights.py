@@ -24,7 +24,7 @@ Delta = Mapping[str, Tensor]
 @contextmanager
 def perturbed(model: nn.Module, delta: Delta) -> Iterator[None]:
     """Run the body at w + delta, delta by parameter name; w is restored bit for bit."""
-    parameters = dict(model.named_parameters())
+    parameters = weights_of(model, delta)
     changed: list[Tensor] = [parameters[name] for name in delta]
     with torch.no_grad():
         copies = [p.detach().clone() for p in changed]
@@ -36,6 +36,24 @@ def perturbed(model: nn.Module, delta: Delta) -> Iterator[None]:
         if changed:
             with torch.no_grad():
                 torch._foreach_copy_(changed, copies)
+
+
+def weights_of(model: nn.Module, delta: Delta) -> dict[str, nn.Parameter]:
+    """The model's parameters by name; refuses a delta that is not of them."""
+    if not isinstance(model, nn.Module):
+        raise RattleError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(delta, Mapping):
+        raise RattleError(f"perturbations of weights are a dict by parameter name, got {type(delta).__name__}")
+    parameters = dict(model.named_parameters())
+    for name, d in delta.items():
+        if name not in parameters:
+            raise RattleError(f"the model has no parameter {name!r} to perturb")
+        own = parameters[name]
+        like = isinstance(d, Tensor) and (d.ndim, d.device, d.layout) == (own.ndim, own.device, own.layout)
+        if not like or any(size not in (1, of) for size, of in zip(d.shape, own.shape, strict=True)):
+            what = f"{list(d.shape)} on {d.device}" if isinstance(d, Tensor) else type(d).__name__
+            raise RattleError(f"the perturbation of {name} must be like it, {list(own.shape)} on {own.device}: {what}")
+    return parameters
 
 
 @contextmanager
@@ -148,6 +166,7 @@ class Noise:
         A generator of another device, such as the CPU's beside a GPU, gives the seed of a counter-based stream on the
         weights' own: the same u on every kind of GPU, where torch's generators draw by the number of processors.
         """
+        weights_of(model, {})
         moved = {name: p for name, p in model.named_parameters() if self.sigma and self.moves(name, p)}
         here = generator.device if generator is not None else torch.device("cpu")
         far = next((p for p in moved.values() if p.device != here), None)
@@ -191,7 +210,7 @@ class AWP:
 
     def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
         """v from d."""
-        parameters = dict(model.named_parameters())
+        parameters = weights_of(model, gradients)
         return {
             name: d * (self.gamma * parameters[name].detach().norm() / (d.norm() + 1e-20))
             for name, d in gradients.items()
@@ -207,6 +226,7 @@ class SAM:
     warmup: int = 0  # epochs before it starts
 
     def __post_init__(self) -> None:
+        check_choices(self, "awp")
         check_perturbation("rho", self.rho, self.warmup)
 
     def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
@@ -215,6 +235,7 @@ class SAM:
 
     def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
         """v from d."""
+        weights_of(model, gradients)
         scale = self.rho / (get_total_norm(gradients.values()) + 1e-12)
         return {name: d * scale for name, d in gradients.items()}
 
@@ -230,13 +251,15 @@ class ASAM:
     gradients = SAM.gradients
 
     def __post_init__(self) -> None:
+        check_choices(self, "awp")
         check_perturbation("rho", self.rho, self.warmup)
         if not self.eta >= 0:
             raise RattleError(f"awp.eta must be >= 0, got {self.eta}")
 
     def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
         """v from d."""
-        weights = {name: p.detach() for name, p in model.named_parameters() if not name.endswith("bias")}
+        all_weights = weights_of(model, gradients)
+        weights = {name: p.detach() for name, p in all_weights.items() if not name.endswith("bias")}
         t = {name: weights[name].abs() + self.eta if name in weights else 1.0 for name in gradients}
         scale = self.rho / (get_total_norm([t[name] * d for name, d in gradients.items()]) + 1e-12)
         return {name: t[name] * t[name] * d * scale for name, d in gradients.items()}
@@ -272,6 +295,7 @@ class SWA:
     start: float = 0.275  # fraction of the run after which averaging begins (Chen et al. 2020: epoch 55 of 200)
 
     def __post_init__(self) -> None:
+        check_choices(self, "average")
         check_start(self.start)
 
     def averaged(self, model: nn.Module) -> AveragedModel:
@@ -291,6 +315,7 @@ class EMA:
     warmup: bool = False  # t steps after its start at most (1 + t) / (10 + t) is kept (Gowal et al. 2020)
 
     def __post_init__(self) -> None:
+        check_choices(self, "average")
         if not 0 <= self.decay < 1:
             raise RattleError(f"average.decay must be from 0 to below 1, got {self.decay}")
         check_start(self.start)

@@ -81,7 +81,17 @@ if __name__ == "__main__":
     parser.add_argument("--child", nargs=2, type=int)
     parser.add_argument("kinds", nargs="*")
     options = parser.parse_args()
-    every = options.kinds or ["recipes", "checkpoints", "images", "weights", "results", "commands", "calls"]
+    every = options.kinds or [
+        "recipes",
+        "checkpoints",
+        "images",
+        "formats",
+        "weights",
+        "results",
+        "commands",
+        "calls",
+        "python",
+    ]
     if options.child:
         child(every, *options.child)
     else:

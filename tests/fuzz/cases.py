@@ -24,8 +24,8 @@ import yaml
 from safetensors.torch import save as serialise
 
 import rattle
-from fuzz import mutate
-from rattle.cli.main import main
+from fuzz import doors, formats, mutate
+from fuzz.commands import Refused, command
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.runs.checkpoint import digest, read
@@ -275,22 +275,9 @@ def calls(rng: random.Random) -> None:
 
 
 KINDS: dict[str, Callable[[random.Random], None]] = {
-    each.__name__: each for each in (recipes, checkpoints, images, weights, results, commands, calls)
+    each.__name__: each
+    for each in (recipes, checkpoints, images, formats.formats, weights, results, commands, calls, doors.python)
 }
-
-
-class Refused(Exception):
-    """A command ended with exit code 2."""
-
-
-def command(words: list[str]) -> None:
-    try:
-        code = main(words)
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    if code == 2:
-        raise Refused
-    assert code == 0, f"exit code {code}"
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch
 from rattle.attacks.keeping import kept
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
-from rattle.errors import RattleError, check_choices
+from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Threat
 
@@ -59,7 +59,6 @@ class APGD:
 
     def __post_init__(self) -> None:
         check_at_least(self, targets=1, steps=1, restarts=1, eot=1)
-        check_choices(self, "attack")
         if not 0 <= self.rho <= 1:
             raise RattleError(f"attack.rho must be in [0, 1], got {self.rho}")
         if self.eps_schedule and self.threat.norm != "l1":

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError, first_line
+from rattle.errors import RattleError, check_choices, first_line
 from rattle.forward import at_least_float32
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
@@ -94,6 +94,7 @@ def describe(attack: Attack) -> dict[str, Any]:
 
 def check_at_least(attack: object, **lowest: float) -> None:
     """Refuse settings of an attack below the given values."""
+    check_choices(attack, "attack")
     for name, low in lowest.items():
         if not getattr(attack, name) >= low:
             raise RattleError(f"attack.{name} must be >= {low}, got {getattr(attack, name)}")
@@ -164,15 +165,19 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, IndexError) as reason:
-        weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
-        if weights != x.dtype and "type" in str(reason):
-            raise NotTaken(f"the images are {x.dtype}, the model's weights {weights}; convert one of them") from reason
-        what = f"the model does not take images of shape {list(x.shape[1:])}"
-        raise NotTaken(f"{what}: {first_line(reason)}") from reason
+        raise not_taken(model, x, reason) from reason
 
 
 class NotTaken(RattleError, RuntimeError):
     """The model raised on the images; a RuntimeError too, for those who try several layouts."""
+
+
+def not_taken(model: nn.Module, x: Tensor, reason: Exception) -> NotTaken:
+    """Why the model raised on these images."""
+    weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
+    if weights != x.dtype and "type" in str(reason):
+        return NotTaken(f"the images are {x.dtype}, the model's weights {weights}; convert one of them")
+    return NotTaken(f"the model does not take images of shape {list(x.shape[1:])}: {first_line(reason)}")
 
 
 class NotANumber(RattleError):

@@ -11,7 +11,6 @@ from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch, check_labels, logits_of
 from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.keeping import kept
-from rattle.errors import check_choices
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 
@@ -37,7 +36,6 @@ class PGD:
 
     def __post_init__(self) -> None:
         check_at_least(self, steps=1, restarts=1, step_size=0)
-        check_choices(self, "attack")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y, soft=self.loss != "cw")

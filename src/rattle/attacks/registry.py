@@ -12,7 +12,7 @@ from rattle.attacks.base import Attack, Ensemble
 from rattle.attacks.linearised import LinearisedAPGD
 from rattle.attacks.pgd import PGD
 from rattle.attacks.rays import RayS
-from rattle.errors import RattleError, unknown, with_fields
+from rattle.errors import RattleError, check_type, unknown, with_fields
 from rattle.threat import Threat
 
 COUNTED: dict[str, Literal["ce", "cw"]] = {"pgd": "ce", "cw": "cw"}  # PGD with a number of steps in its name: its loss
@@ -44,6 +44,9 @@ def register_attack(name: str, make: Callable[[Threat], Attack]) -> None:
 
     name: lower-case letters, digits, + and -; result files are called by it. make: the attack for a given threat.
     """
+    check_type("the name", name, str)
+    if not callable(make):
+        raise RattleError(f"make must be a function of the threat, got {type(make).__name__}")
     if not re.fullmatch(r"[a-z][a-z0-9+-]*", name):
         raise RattleError(f"an attack's name has lower-case letters, digits, + and - only, got {name!r}")
     if name in BUILT_IN or name in RENAMED or counted(name):
@@ -63,6 +66,9 @@ def get_attack(name: str, threat: Threat, **settings: Any) -> Attack:
     >>> get_attack("cw20", Threat(epsilon=0.1), restarts=5).steps
     20
     """
+    check_type("the attack's name", name, str)
+    if not isinstance(threat, Threat):
+        raise RattleError(f"the threat must be a rattle.Threat, got {type(threat).__name__}")
     family, steps = counted(name) or ("", 0)
     if name in RENAMED:
         raise RattleError(f"{name} is not AutoAttack and is now called {RENAMED[name]}")

@@ -83,7 +83,7 @@ def numbered(blocks: Iterable[np.ndarray], n: int, what: str) -> Iterator[tuple[
 
 def cache_key(*parts: object) -> str:
     """A short hash of what the images are made from; a Path counts with its size and time of last change."""
-    return hashlib.sha256("\0".join(map(_identity, parts)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(map(_identity, parts)).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _identity(part: object) -> str:

@@ -1,13 +1,13 @@
 """Street View House Numbers (Netzer et al. 2011), format 2: train_32x32.mat and test_32x32.mat."""
 
-import math
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images
-from rattle.data.files import check_size, find, readable
+from rattle.data.files import find
+from rattle.data.mat import load_mat
 from rattle.data.mmap_cache import MmapCache, cache_key
 from rattle.errors import RattleError
 
@@ -19,13 +19,7 @@ def svhn(root: Path, cache: MmapCache) -> Dataset:
 
 def load_images(path: Path, cache: MmapCache) -> Images:
     """X uint8 [32, 32, 3, n] and y [n, 1], where label 10 means the digit 0."""
-    from scipy.io import loadmat, whosmat
-
-    with readable(path, Exception):  # scipy's reader raises many kinds of errors on a broken file
-        for name, shape, _ in whosmat(path):
-            if name in ("X", "y"):
-                check_size(math.prod(shape), f"{path}: {name}")
-        arrays = loadmat(path, variable_names=["X", "y"])
+    arrays = load_mat(path, ("X", "y"))
     x, y = arrays.get("X"), arrays.get("y")
     if not (isinstance(x, np.ndarray) and x.dtype == np.uint8 and x.ndim == 4 and x.shape[:3] == (32, 32, 3)):
         raise RattleError(f"{path}: X is not uint8 [32, 32, 3, n]")

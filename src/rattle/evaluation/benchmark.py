@@ -6,7 +6,7 @@ from torch import nn
 
 from rattle.data.dataset import choose_images
 from rattle.data.registry import Data
-from rattle.errors import RattleError
+from rattle.errors import RattleError, check_type
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.inputs import Array, Attacks, Images, as_tensors, collect
 from rattle.evaluation.results import Evaluation
@@ -32,6 +32,7 @@ def benchmark(
     >>> result.n, list(result.attacks)
     (20, ['fgsm'])
     """
+    check_type("n", 1 if n is None else n, int)
     if n is not None and n < 1:
         raise RattleError(f"n must be >= 1, got {n}")
     if isinstance(data, str):

@@ -19,7 +19,7 @@ from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.data import to_device
-from rattle.errors import RattleError
+from rattle.errors import RattleError, check_type
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key, resumed
 from rattle.evaluation.inputs import (
     Array,
@@ -91,6 +91,7 @@ class EvalPlan:
         check_settings(self.batch_size, self.within, self.jobs)
         if self.jobs > 1 and (distributed.world_size() > 1 or self.device.type != "cpu"):
             raise RattleError(f"jobs are for one machine's cores, without torchrun and on the CPU, not {self.device}")
+        check_type("seed", self.seed, int)
         if self.save_adversarial and self.out is None:
             raise RattleError("save_adversarial needs a folder to write to: give it as out")
         if self.mask is not None and len(self.mask) != len(self.y):
@@ -159,8 +160,10 @@ class EvalPlan:
 def check_settings(batch_size: int, within: float | None, jobs: int = 1) -> None:
     """Refuse what no evaluation can be run with."""
     for name, value in {"batch-size": batch_size, "jobs": jobs}.items():
+        check_type(name, value, int)
         if value < 1:
             raise RattleError(f"{name} must be >= 1, got {value}")
+    check_type("within", 1.0 if within is None else within, float)
     if within is not None and not 0 < within < 50:
         raise RattleError(f"within is in percentage points, between 0 and 50, got {within}")
 

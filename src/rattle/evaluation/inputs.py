@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from rattle.attacks import Attack
 from rattle.attacks.base import accepts_channels_last, check_batch, logits_of
@@ -70,6 +70,9 @@ def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, T
     """The first n images and labels of a Dataset or DataLoader, in its own order; all when n is None."""
     if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
         raise RattleError("the DataLoader shuffles, but results belong to images by their place: use shuffle=False")
+    sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if not (isinstance(data, DataLoader | IterableDataset) or sized):
+        raise RattleError(f"images are tensors, arrays, a Dataset or a DataLoader, got {type(data).__name__}")
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=256, collate_fn=stack_examples)
     images, labels, count = [], [], 0
     for batch in loader:

@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import nn
 
-from rattle.errors import RattleError, unknown
+from rattle.errors import RattleError, check_type, unknown
 from rattle.models.layers import MeanStd
 from rattle.models.mobilenet_v2 import MobileNetV2
 from rattle.models.preact_resnet import PreActResNet
@@ -43,6 +43,9 @@ def register_model(name: str, make: Callable[..., nn.Module]) -> None:
     name: without a colon and not a built-in one; registering a name again replaces it. make: a function or class that
     returns the network; it is given the keywords it has of those that `create_model` describes.
     """
+    check_type("the name", name, str)
+    if not callable(make):
+        raise RattleError(f"make must be a function or class that returns the network, got {type(make).__name__}")
     if name in BUILT_IN or ":" in name:
         raise RattleError(f"{name!r} cannot be registered: it has a colon, or is the name of a built-in model")
     BUILDERS[name] = make
@@ -91,6 +94,10 @@ def create_model(
     >>> create_model("cnn", classes=10, channels=1)(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
+    for what, value in {"classes": classes, "channels": channels, "width": 1 if width is None else width}.items():
+        check_type(what, value, int)
+    for what, value in {"the model's name": name, "activation": activation}.items():
+        check_type(what, value, str)
     if classes < 2:
         raise RattleError(f"a classifier needs at least 2 classes, got {classes}")
     if channels < 1 or (width is not None and width < 1):

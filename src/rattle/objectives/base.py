@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
-from rattle.errors import RattleError
+from rattle.errors import RattleError, check_choices
 from rattle.forward import ForwardSpec, Outputs, Pairs
 from rattle.randomness import ImageStreams
 from rattle.weights import AWP, EMA, SWA
@@ -77,6 +77,7 @@ def label_rows(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
 
 def check_weights(objective: object, *names: str) -> None:
     """Refuse weights of terms that are negative or no numbers."""
+    check_choices(objective, "objective")
     for name in names:
         if not getattr(objective, name) >= 0:
             raise RattleError(f"objective.{name} must be >= 0, got {getattr(objective, name)}")

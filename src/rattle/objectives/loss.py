@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
+from rattle.attacks.base import check_labels, images_checked, not_taken
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
+from rattle.losses import refuse_one_logit
 from rattle.models import find_head
 from rattle.objectives.base import HasTeachers, Objective, Prepares, UsesContext, mixed_terms, total
+from rattle.weights import weights_of
 
 
 def compute_loss(
@@ -29,10 +33,49 @@ def compute_loss(
     >>> x, y = torch.rand(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])
     >>> compute_loss(Trades(), model, x, x, y).backward()
     """
+    if not callable(objective) or not hasattr(objective, "needs"):
+        raise RattleError(f"the objective must be one such as rattle.Trades(), got {type(objective).__name__}")
     if isinstance(objective, HasTeachers | Prepares | UsesContext):
         raise RattleError(
             f"{objective.title} needs teachers, a memory or images of its own making: train it with rattle.fit"
         )
     needs = objective.needs
-    forward = PairedForward(model, needs, find_head(model, head) if needs.features else None)
-    return total(mixed_terms(objective, forward(x, x_adv, u), y, share=needs.share))
+    y = check_inputs(model, x, x_adv, y, u if needs.noise or needs.head_noise else None)
+    if y.ndim == 2 and not getattr(objective, "soft_labels", False):
+        raise RattleError(f"{objective.title} takes no soft labels: y must be whole numbers, one for each image")
+    forward = PairedForward(model, needs, find_head(model, head) if needs.features or needs.head_noise else None)
+    try:
+        outputs = forward(x, x_adv, u)
+    except (RattleError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, IndexError, TypeError, ValueError) as reason:
+        raise not_taken(model, x, reason) from reason
+    refuse_one_logit(outputs.logits_adv)
+    with images_checked():  # values are looked at on a CPU alone
+        check_labels(outputs.logits_adv, y)
+    return total(mixed_terms(objective, outputs, y, share=needs.share))
+
+
+def check_inputs(
+    model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, u: tuple[Mapping[str, Tensor], ...] | None
+) -> Tensor:
+    """The labels, int64 or soft; refuses what no loss can be computed from. u: None if the objective needs none."""
+    for name, value in {"x": x, "x_adv": x_adv, "y": y}.items():
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
+            raise RattleError(f"{name} must be a dense tensor, got {type(value).__name__}")
+    for images in (x, x_adv):
+        if not images.is_floating_point():
+            raise RattleError(f"images must be floating point, got {images.dtype}; divide uint8 images by 255")
+    if x.shape != x_adv.shape or x.dtype != x_adv.dtype or x.device != x_adv.device or x.ndim < 2 or len(x) == 0:
+        own, other = (f"{list(images.shape)} {images.dtype} on {images.device}" for images in (x, x_adv))
+        raise RattleError(f"x and x_adv must be images of the same shape, dtype and device, got {own} and {other}")
+    soft = y.ndim == 2 and y.is_floating_point()
+    whole = y.ndim == 1 and not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+    if not (soft or whole) or len(y) != len(x) or y.device != x.device:
+        got = f"{list(y.shape)} {y.dtype} on {y.device}"
+        raise RattleError(f"y must be {len(x)} whole numbers on {x.device}, got {got}")
+    if u is not None and (not isinstance(u, tuple) or not u):
+        raise RattleError("this reading of the Taylor terms needs u, a tuple of draws: (rattle.Noise()(model),)")
+    for draw in u or ({},):
+        weights_of(model, draw)
+    return y if soft else y.long()

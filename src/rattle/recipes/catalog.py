@@ -15,7 +15,7 @@ from typing import Any
 
 from rattle.data import Augment
 from rattle.data.registry import Data
-from rattle.errors import RattleError, unknown
+from rattle.errors import RattleError, check_type, unknown
 from rattle.objectives import Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
@@ -102,6 +102,7 @@ def get_recipe(name: str) -> Recipe:
     >>> get_recipe("cifar10-l2-preact18-trades-awp-2nd").objective.taylor.eta
     0.2
     """
+    check_type("the recipe's name", name, str)
     match = parts_of(name)
     if re.fullmatch(method_pattern(), name):
         raise RattleError(f"{name} is a method: name a recipe of it, DATASET-NORM-MODEL-{name}, or use make_recipe")
@@ -139,6 +140,9 @@ def make_recipe(
     >>> make_recipe("trades-2nd", epsilon=4 / 255, epochs=30).method
     'TRADES + 1st + 2nd'
     """
+    for what, value in {"method": method, "norm": norm}.items():
+        check_type(what, value, str)
+    check_type("epsilon", 0.0 if epsilon is None else epsilon, float)
     setting = SETTINGS.get(data.name) or Setting(data=data, step_sizes=PAPER_THREATS)
     base, suffixes = parse_method(method)
     attack = replace(base.attack, **threat_of(setting, norm, epsilon, step_size))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError, first_line
+from rattle.errors import RattleError, check_type, first_line
 from rattle.models.registry import create_model, is_built_in
 from rattle.models.user import refuse_code
 from rattle.recipes.recipe import Recipe
@@ -24,6 +24,8 @@ from rattle.runs.source import own_source
 
 def find(path: Path | str) -> tuple[Path, Plain | None]:
     """The file that a path means, see `resolve_checkpoint`, and its config if it is a published model."""
+    if not isinstance(path, str | os.PathLike) or "\0" in str(path):
+        raise RattleError(f"a run or checkpoint is given by its path, got {path!r}")
     if is_published(path):
         return (hub if str(path).startswith("hf:") else zoo).fetch(str(path))
     file = path = Path(path)
@@ -94,6 +96,7 @@ def load(
     >>> load("zoo:digits-linf-cnn-trades-2nd")(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
+    check_type("averaged", averaged, bool)
     saved = open_checkpoint(path, trust_code=trust_code)
     return load_model(saved, averaged=averaged, model=model, device=device)
 

@@ -1,0 +1,219 @@
+"""Calls of the public functions and classes with one or two arguments that are not as they should be."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import rattle
+from support.tiny_runs import digits
+from support.training import tiny
+
+NUMBERS: list[Any] = [-1, 0, 1, 3, 0.5, 10**30, float("nan"), float("inf"), "x", "0.1", None, [], True, torch.ones(2)]
+WORDS: list[Any] = ["", "x", "pgd3", "linf", "l2", "digits", "cnn", "../x", "a\x00b", "é", None, 3, b"x", ["cnn"]]
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+def odd_model(rng: random.Random) -> Any:
+    made: list[Callable[[], Any]] = [
+        lambda: network().half(),
+        lambda: network().double(),
+        lambda: network().to(torch.bfloat16),
+        lambda: network().to("meta"),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 1)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(63, 10)),
+        lambda: nn.Conv2d(1, 10, 3),
+        nn.Flatten,
+        nn.Identity,
+        lambda: None,
+        lambda: network,
+        lambda: network().state_dict(),
+        lambda: "cnn",
+    ]
+    return rng.choice(made)()
+
+
+def odd_images(rng: random.Random, x: torch.Tensor) -> Any:
+    kinds = [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.uint8, torch.complex64]
+    made: list[Callable[[], Any]] = [
+        *[lambda kind=kind: x.to(kind) for kind in kinds],
+        lambda: x[None],
+        lambda: x[:0],
+        lambda: x[:2],
+        lambda: x - 2,
+        lambda: x * float("nan"),
+        lambda: x.numpy(),
+        lambda: x.tolist(),
+        lambda: None,
+        lambda: x.to("meta"),
+        lambda: x.to_sparse(),
+        lambda: x.reshape(-1),
+        lambda: x[:, :, :4],
+        lambda: x.permute(0, 2, 3, 1),
+        lambda: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.quint8),
+        lambda: "images",
+        lambda: {"x": x},
+    ]
+    return rng.choice(made)()
+
+
+def odd_labels(rng: random.Random, y: torch.Tensor) -> Any:
+    made: list[Callable[[], Any]] = [
+        y.int,
+        y.short,
+        lambda: y.to(torch.uint8),
+        y.bool,
+        y.float,
+        lambda: y[:, None],
+        lambda: y[:2],
+        lambda: y + 10,
+        lambda: y - 20,
+        lambda: y + 2**40,
+        lambda: nn.functional.one_hot(y, 10),
+        lambda: nn.functional.one_hot(y, 10).float(),
+        lambda: nn.functional.one_hot(y, 12).float(),
+        y.numpy,
+        y.tolist,
+        lambda: None,
+        lambda: y.to("meta"),
+        lambda: y.to_sparse(),
+        lambda: "labels",
+    ]
+    return rng.choice(made)()
+
+
+def odd_delta(rng: random.Random, delta: dict[str, torch.Tensor]) -> Any:
+    made: list[Any] = [
+        {"x": torch.zeros(2)},
+        {name: d[:1] for name, d in delta.items()},
+        None,
+        [],
+        3,
+        {"1.weight": 0.1},
+    ]
+    made += [{name: d.double() for name, d in delta.items()}, {name: d.to("meta") for name, d in delta.items()}, {}]
+    made += [{name: d.half() for name, d in delta.items()}, {1: torch.zeros(1)}, torch.zeros(2)]
+    return rng.choice(made)
+
+
+ODD: dict[str, Callable[[random.Random, Any], Any]] = {
+    "model": lambda rng, _: odd_model(rng),
+    "x": odd_images,
+    "x_adv": odd_images,
+    "y": odd_labels,
+    "delta": odd_delta,
+    "gradients": odd_delta,
+    "u": lambda rng, u: rng.choice([(), (odd_delta(rng, u[0]),), None, u[0]]),
+    "data": lambda rng, d: rng.choice(
+        [(odd_images(rng, d[0]), d[1]), (d[0], odd_labels(rng, d[1])), d[:1], "gone", 3, None]
+    ),
+}
+
+
+def odd(rng: random.Random, name: str, value: Any) -> Any:
+    """Something else in the place of an argument."""
+    if name in ODD:
+        return ODD[name](rng, value)
+    return rng.choice(WORDS if isinstance(value, str) else NUMBERS)
+
+
+def perturb(model: Any, delta: Any) -> None:
+    with rattle.perturbed(model, delta):
+        pass
+
+
+def descend(value: torch.Tensor) -> None:
+    if value.requires_grad:  # not of a model without weights
+        value.backward()
+
+
+def loss(objective: type, model: Any, x: Any, x_adv: Any, y: Any, **more: Any) -> None:
+    descend(rattle.compute_loss(objective(), model, x, x_adv, y, **more))
+
+
+def sampled_loss(model: Any, x: Any, x_adv: Any, y: Any, u: Any, mode: str) -> None:
+    taylor = rattle.Taylor(order=2, mode=mode)  # type: ignore[arg-type]
+    descend(rattle.compute_loss(rattle.Trades(taylor=taylor), model, x, x_adv, y, u=u))
+
+
+def python(rng: random.Random) -> None:
+    """A public function or class is given arguments that it cannot take."""
+    x, y, model = torch.rand(4, 1, 8, 8), torch.randint(10, (4,)), network()
+    delta = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    batch = {"model": model, "x": x, "x_adv": x.clone(), "y": y}
+    objectives = [
+        rattle.AT,
+        rattle.Trades,
+        rattle.Mart,
+        rattle.ALP,
+        rattle.LabelSmoothing,
+        rattle.S2OAT,
+        rattle.S2OTrades,
+    ]
+    chosen = rng.choice(objectives)
+    few = {"attacks": "fgsm", "epsilon": 0.1, "n": 4, "norm": "linf", "batch_size": 2, "seed": 0}
+    recipe = tiny("at", batch_size=2, epochs=1)
+    doors: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+        *[(lambda **given: loss(chosen, **given), batch | {"head": "1"})] * 3,
+        (
+            sampled_loss,
+            batch | {"u": (delta,), "mode": rng.choice(["exact", "sampled", "trace", "head-noise", "head"])},
+        ),
+        (perturb, {"model": model, "delta": delta}),
+        (
+            lambda model, sigma, scale: rattle.Noise(sigma=sigma, scale=scale)(model),
+            {"model": model, "sigma": 0.1, "scale": "filter"},
+        ),
+        (
+            lambda model, gradients, gamma: rattle.AWP(gamma=gamma)(model, gradients),
+            {"model": model, "gradients": delta, "gamma": 0.1},
+        ),
+        (
+            lambda model, gradients, rho: rattle.SAM(rho=rho)(model, gradients),
+            {"model": model, "gradients": delta, "rho": 0.1},
+        ),
+        (
+            lambda model, gradients, rho, eta: rattle.ASAM(rho=rho, eta=eta)(model, gradients),
+            {"model": model, "gradients": delta, "rho": 0.1, "eta": 0.1},
+        ),
+        (rattle.EMA, {"decay": 0.9, "start": 0.5}),
+        (rattle.SWA, {"start": 0.5}),
+        (rattle.Threat, {"norm": "linf", "epsilon": 0.1}),
+        (rattle.Taylor, {"order": 2, "eta": 0.1, "mode": "head"}),
+        (chosen, {}),
+        (rattle.PGD, {"steps": 2, "step_size": 0.1, "restarts": 1, "loss": "ce", "start": "none"}),
+        (
+            lambda name, epsilon, **more: rattle.get_attack(name, rattle.Threat(epsilon=epsilon), **more),
+            {"name": "apgd-ce", "epsilon": 0.1, "steps": 2, "rho": 0.5},
+        ),
+        (lambda model, x, y, steps: rattle.PGD(steps=steps)(model, x, y), {"model": model, "x": x, "y": y, "steps": 2}),
+        (
+            lambda model, x, y, **more: rattle.evaluate(model, x, y, **more),
+            {
+                "model": model,
+                "x": x,
+                "y": y,
+                **{k: few[k] for k in ("attacks", "epsilon", "norm", "batch_size", "seed")},
+            },
+        ),
+        (lambda model, data, **more: rattle.benchmark(model, data, **more), {"model": model, "data": (x, y), **few}),
+        (
+            lambda model, data: rattle.fit(recipe, "fitted", model=model, data=data),
+            {"model": model, "data": tuple(part[:8] for part in digits()[:2])},
+        ),
+        (rattle.create_model, {"name": "cnn", "classes": 10, "channels": 1, "width": 4, "activation": "relu"}),
+        (rattle.get_recipe, {"name": "digits-linf-cnn-at"}),
+        (rattle.make_recipe, {"method": "trades-2nd", "epsilon": 0.1}),
+        (rattle.load, {"path": "run", "averaged": True, "device": "cpu"}),
+        (rattle.register_attack, {"name": "mine", "make": 3}),
+        (rattle.register_model, {"name": "mine", "make": 3}),
+    ]
+    door, given = rng.choice(doors)
+    for name in rng.sample(sorted(given), min(len(given), rng.choice((1, 1, 2)))):
+        given[name] = odd(rng, name, given[name])
+    door(**given)

@@ -1,0 +1,172 @@
+"""Datasets in others' files (CIFAR's pickles and archive, SVHN's .mat, MNIST's idx, folders of pictures), damaged."""
+
+import gzip
+import io
+import os
+import pickle
+import random
+import struct
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from scipy.io import savemat
+
+from fuzz import mutate
+from fuzz.commands import command
+from rattle.data.cifar import CIFAR10
+from rattle.data.registry import Data
+
+Files = dict[str, bytes]  # by path under the root
+
+
+class Evil:
+    """Unpickled by Python itself, it touches the canary."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("executed"),)
+
+
+def pixels(rng: random.Random, *shape: int) -> np.ndarray:
+    return np.frombuffer(rng.randbytes(int(np.prod(shape))), np.uint8).reshape(shape)
+
+
+def cifar_batches(rng: random.Random) -> Files:
+    """CIFAR-10's batches; now and then one of them holds something else."""
+    files, protocol = {}, rng.choice((2, 2, 3, 4, 5))
+    for name in (*CIFAR10.train, CIFAR10.test):
+        batch: Any = {b"data": pixels(rng, 4, 3072), CIFAR10.labels.encode(): [rng.randrange(10) for _ in range(4)]}
+        how = rng.random()
+        if how < 0.05:
+            batch[b"data"] = mutate.array(rng, batch[b"data"])
+        elif how < 0.1:
+            batch = mutate.data(rng, {"data": 3, "labels": [1, 2, 3]})
+        elif how < 0.15:
+            batch[rng.choice((b"data", b"labels", b"x"))] = Evil()
+        elif how < 0.2:
+            batch[b"labels"] = mutate.data(rng, [1, 2, 3, 4])
+        files[name] = dumped(batch, protocol)
+    names: Any = {CIFAR10.names.encode(): [f"class {i}".encode() for i in range(10)]}
+    files[CIFAR10.meta] = dumped(
+        mutate.data(rng, {"label_names": ["a"] * 10}) if rng.random() < 0.1 else names, protocol
+    )
+    return files
+
+
+def dumped(value: Any, protocol: int) -> bytes:
+    try:
+        return pickle.dumps(value, protocol)
+    except Exception:  # what mutation made cannot be pickled
+        return b""
+
+
+def cifar10(rng: random.Random) -> Files:
+    return {f"{CIFAR10.folder}/{name}": content for name, content in cifar_batches(rng).items()}
+
+
+def cifar10_archive(rng: random.Random) -> Files:
+    """The same as a .tar.gz, with members of odd kinds and names now and then."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=rng.choice(("w:gz", "w:gz", "w:gz", "w", "w:bz2"))) as archive:
+        for name, content in cifar_batches(rng).items():
+            info = tarfile.TarInfo(f"{CIFAR10.folder}/{name}")
+            if rng.random() < 0.05:
+                info.name = rng.choice((f"../{name}", f"/tmp/{name}", name, "x" * 300, f"{CIFAR10.folder}/../{name}"))
+            if rng.random() < 0.05:
+                info.type, info.linkname = (
+                    rng.choice((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)),
+                    "/etc/passwd",
+                )
+            info.size = len(content) if info.isreg() else 0
+            archive.addfile(info, io.BytesIO(content))
+    return {CIFAR10.archive: file.getvalue()}
+
+
+def svhn(rng: random.Random) -> Files:
+    files = {}
+    for part in ("train", "test"):
+        arrays: dict[str, Any] = {"X": pixels(rng, 32, 32, 3, 4), "y": np.array([[10], [1], [2], [3]], np.uint8)}
+        if rng.random() < 0.4:
+            name = rng.choice(("X", "y"))
+            arrays[name] = mutate.array(rng, arrays[name])
+        if rng.random() < 0.1:
+            del arrays[rng.choice(("X", "y"))]
+        file = io.BytesIO()
+        try:
+            savemat(file, arrays, do_compression=rng.random() < 0.5)
+        except Exception:  # scipy cannot write every array
+            file = io.BytesIO(b"MATLAB 5.0")
+        files[f"{part}_32x32.mat"] = file.getvalue()
+    return files
+
+
+def mnist(rng: random.Random) -> Files:
+    files, zipped = {}, rng.random() < 0.5
+    for part in ("train", "t10k"):
+        for stem, array in (("images-idx3", pixels(rng, 4, 28, 28)), ("labels-idx1", pixels(rng, 4) % 10)):
+            shape = list(array.shape)
+            if rng.random() < 0.15:
+                shape[rng.randrange(len(shape))] = rng.choice((0, 1, 5, 2**31, 2**32 - 1))
+            magic = 0x0800 + array.ndim if rng.random() < 0.9 else rng.randrange(2**32)
+            raw = struct.pack(f">{1 + len(shape)}I", magic, *shape) + array.tobytes()
+            files[f"mnist/{part}-{stem}-ubyte" + ".gz" * zipped] = gzip.compress(raw) if zipped else raw
+    return files
+
+
+def folder(rng: random.Random) -> Files:
+    """Pictures of several formats, modes and sizes under class folders, some of them no pictures at all."""
+    files, odd = {}, rng.random() < 0.7
+    for part in rng.choice((("train/", "test/"), ("",), ("train/",))):
+        for name in ("a", "b", rng.choice(("c", "\udc80", "é", " ", "x" * 200))):
+            for number in range(2):
+                size = rng.choice(((8, 8), (1, 1), (9, 8), (8, 4000))) if odd and rng.random() < 0.1 else (8, 8)
+                mode = rng.choice(("L", "RGBA", "P", "1", "I;16", "CMYK", "F")) if odd and rng.random() < 0.1 else "RGB"
+                kind, suffix = rng.choice(
+                    (("PNG", "png"), ("PNG", "png"), ("JPEG", "jpg"), ("GIF", "png"), ("TIFF", "jpeg"))
+                )
+                file = io.BytesIO()
+                try:
+                    Image.new(mode, size).save(file, kind)
+                except (OSError, ValueError, KeyError):  # not every format holds every mode
+                    Image.new("RGB", size).save(file, "PNG")
+                content = mutate.content(rng, file.getvalue()) if odd and rng.random() < 0.15 else file.getvalue()
+                files[f"pictures/{part}{name}/{number}.{suffix}"] = content
+    return files
+
+
+SOURCES: dict[str, Callable[[random.Random], Files]] = {
+    "cifar10": cifar10,
+    "cifar10 archive": cifar10_archive,
+    "svhn": svhn,
+    "mnist": mnist,
+    "pictures": folder,
+}
+
+
+def formats(rng: random.Random) -> None:
+    """A dataset in files of another's format is loaded, shown or evaluated on."""
+    kind = rng.choice(sorted(SOURCES))
+    files = SOURCES[kind](rng)
+    if rng.random() < 0.5:
+        chosen = rng.choice(sorted(files))
+        files[chosen] = mutate.content(rng, files[chosen]) if rng.random() < 0.8 else b""
+    if rng.random() < 0.1:
+        del files[rng.choice(sorted(files))]
+    for name, content in files.items():
+        path = Path("root") / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        except OSError:  # a name that this file system does not take
+            continue
+        if rng.random() < 0.02:
+            path.unlink()
+            rng.choice((Path.mkdir, os.mkfifo, lambda place: place.symlink_to("/dev/zero")))(path)
+    name = "root/pictures" if kind == "pictures" else kind.split()[0]
+    if rng.random() < 0.7:
+        Data(name=name, root="root", resize=rng.choice((None, None, 8, 1))).load()
+    else:
+        command(["data", "show", name, "--root", "root"])
