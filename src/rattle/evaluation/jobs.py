@@ -158,12 +158,13 @@ def serve() -> NoReturn:
         pickle.dump(message, answers)
         answers.flush()
 
+    plan, failure = None, ""
     try:
         plan = welcome(tasks)
     except EOFError:
         os._exit(0)
     except Exception as reason:
-        plan, failure = None, f"the model cannot be opened in another process ({first_line(reason)}); leave out jobs"
+        failure = f"the model cannot be opened in another process ({first_line(reason)}); leave out jobs"
     inbox: SimpleQueue[bytes] = SimpleQueue()
     Thread(target=read_tasks, args=(tasks, inbox), daemon=True).start()
     while True:
