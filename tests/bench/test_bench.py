@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rattle.bench import reference
-from rattle.bench.cases import AUTHORS, METHODS, PUBLISHED, reference_step
+from rattle.bench.cases import AUTHORS, AUTHORS_AWP, METHODS, PUBLISHED, reference_step
 from rattle.bench.limit import ConvolutionRecorder, Limit, Passes, convolutions, unavoidable_passes
 from rattle.bench.measure import Rounds, peak_memory
 from rattle.bench.report import RATIOS, growth_chart, to_plain
@@ -62,7 +62,7 @@ def test_the_chart_is_a_picture(written: Path) -> None:
 
 def test_every_case_has_its_time_and_peak_memory(written: Path) -> None:
     cases = json.loads((written / "b.json").read_text())["cases"]
-    assert {*METHODS, PUBLISHED, AUTHORS, "PGD-20", "apgd-ce", "apgd-t", "fab-t", "square"} <= set(cases)
+    assert {*METHODS, PUBLISHED, AUTHORS, AUTHORS_AWP, "PGD-20", "apgd-ce", "apgd-t", "fab-t", "square"} <= set(cases)
     assert all(case["peak_bytes"] > 0 for case in cases.values())
 
 

@@ -72,6 +72,8 @@ def main(argv: list[str] | None = None, *, alone: bool = False) -> int:
             early.check(args[0], args[1:])
             if rehearsal.refuses(args[0], args[1:], alone=alone):
                 return rehearsal.REFUSED
+        if alone:
+            keep_memory()
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:
         return 2 if mistake.told else fail(str(mistake))
@@ -94,6 +96,22 @@ def fail(sentence: str) -> int:
     with suppress(OSError):  # where stderr is closed or full, the exit code says it
         print(f"rattle: {printable(sentence)}", file=sys.stderr)
     return 2
+
+
+def keep_memory() -> None:
+    """Have glibc keep the memory of large tensors for the next ones, as evaluation's other processes do.
+
+    It would return each to the system and get it back zeroed: up to half of a small network's forward pass goes there
+    (docs/performance.md). Whoever sets MALLOC_MMAP_MAX_ has the word; other systems' allocators are left alone.
+    """
+    if sys.platform != "linux" or "MALLOC_MMAP_MAX_" in os.environ:
+        return
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for setting, value in ((-4, 0), (-1, 2**31 - 1)):  # M_MMAP_MAX, M_TRIM_THRESHOLD
+        if mallopt is not None:
+            mallopt(setting, value)
 
 
 def run() -> int:

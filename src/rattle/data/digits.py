@@ -35,4 +35,4 @@ def stored() -> tuple[np.ndarray, np.ndarray]:
             return table[:, :-1], table[:, -1].astype(int)
     from sklearn.datasets import load_digits
 
-    return load_digits(return_X_y=True)
+    return load_digits(return_X_y=True)  # type: ignore[return-value]

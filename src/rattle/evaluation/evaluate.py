@@ -4,7 +4,7 @@ A flag is True where an image is classified correctly before and after the attac
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -330,7 +330,7 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
 
 def attacked(
     plan: EvalPlan, attack: Attack, start: Tensor, cache: ResultCache | None, shown: Shown
-) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+) -> Generator[tuple[Tensor, dict[str, Any]], None, None]:
     """(index, the cache's row) of each batch in order, from the cache or attacked now."""
     done: dict[int, dict[str, Any]] = dict(cache.done) if cache else {}
     how = {"channels_last": plan.channels_last}

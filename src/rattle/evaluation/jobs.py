@@ -29,8 +29,7 @@ from rattle.models.user import USER_MODULE, run_file
 
 # The same search path as here and no other: not the working directory, which -c alone would put first.
 START = "import sys; sys.path[:] = sys.argv[1:]; from rattle.evaluation.jobs import serve; serve()"
-# An evaluation asks for the same large tensors again and again: glibc would return each to the system and have it
-# zeroed anew (docs/performance.md).
+# As `keep_memory` of the command line: glibc keeps the memory of large tensors for the next ones.
 ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
@@ -75,7 +74,7 @@ class Workers:
 
     def start(self) -> None:
         """Start them; they import torch while this process goes on."""
-        environment = os.environ | ENVIRONMENT | {"OMP_NUM_THREADS": str(self.threads)}
+        environment = ENVIRONMENT | os.environ | {"OMP_NUM_THREADS": str(self.threads)}
         self.todo: SimpleQueue[bytes | None] = SimpleQueue()
         self.found: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         for _ in range(self.count):
@@ -160,12 +159,13 @@ def serve() -> NoReturn:
         pickle.dump(message, answers)
         answers.flush()
 
+    plan, failure = None, ""
     try:
         plan = welcome(tasks)
     except EOFError:
         os._exit(0)
     except Exception as reason:
-        plan, failure = None, f"the model cannot be opened in another process ({first_line(reason)}); leave out jobs"
+        failure = f"the model cannot be opened in another process ({first_line(reason)}); leave out jobs"
     inbox: SimpleQueue[bytes] = SimpleQueue()
     Thread(target=read_tasks, args=(tasks, inbox), daemon=True).start()
     while True:
