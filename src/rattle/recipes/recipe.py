@@ -199,6 +199,7 @@ class Recipe:
         return (images // size if self.drop_last else -(-images // size)) * self.replays
 
     def to_yaml(self) -> str:
+        """The recipe as it stands in every run, its method named for the reader; `from_yaml` reads it."""
         plain = to_plain(self)
         return yaml.safe_dump({"name": plain.pop("name"), "method": self.method, **plain}, sort_keys=False)
 

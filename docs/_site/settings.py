@@ -1,0 +1,67 @@
+"""Settings of a frozen dataclass as documentation: the comment that stands behind each field is its meaning."""
+
+import dataclasses
+import inspect
+import re
+from fractions import Fraction
+from typing import Any
+
+FIELD = re.compile(r"^ {4}(\w+): (?!ClassVar)")
+COMMENT = re.compile(r"  # (.*)$")
+
+
+def comments(lines: list[str]) -> dict[str, str]:
+    """By field, the comment at the end of its line, or of the lines that its default takes."""
+    found: dict[str, str] = {}
+    name = None
+    for line in lines:
+        field = FIELD.match(line)
+        if field:
+            name = field[1]
+        elif line.startswith(("    def ", "    @")) or (line.startswith("    ") and not line.strip()):
+            name = None
+        comment = COMMENT.search(line)
+        if name and comment:
+            found[name] = comment[1].removeprefix("type: ignore").strip()
+            name = None
+    return found
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """Comments of a class and of those that it inherits its fields from."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if dataclasses.is_dataclass(base):
+            found |= comments(inspect.getsource(base).splitlines())
+    return found
+
+
+def shown(value: Any) -> str:
+    """A default as people write it: 8/255 and 5/6, not their decimals."""
+    if isinstance(value, tuple):
+        return " ".join(map(shown, value)) or "none"
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    if not isinstance(value, float):
+        return str(value)
+    for whole in (255, 120, 85, 6, 3):  # epsilon, and the epochs that some schedules were published with
+        parts = value * whole
+        if abs(parts - round(parts)) < 1e-9 and round(value, 4) != value:
+            return f"{round(parts)}/{whole}" if whole in (255, 120, 85) else str(Fraction(round(parts), whole))
+    return f"{value:g}"
+
+
+def rows(settings: Any, prefix: str, skip: tuple[str, ...] = ()) -> list[tuple[str, str, str]]:
+    """Name, default and meaning of every field, those of nested settings too."""
+    known = meanings(type(settings))
+    found = []
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        name = prefix + field.name.replace("_", "-")
+        if field.name in skip:
+            continue
+        if dataclasses.is_dataclass(value) and dataclasses.fields(value):
+            found += rows(value, name + ".")
+        else:
+            found.append((name, shown(value), known.get(field.name, "")))
+    return found
