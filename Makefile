@@ -44,7 +44,7 @@ zoo: $(READY)
 # The site, into build/site: open build/site/index.html. Broken links, unknown references and public names without a
 # docstring fail; so does anything that a page would fetch from elsewhere.
 docs: $(DOCS)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python docs/_site/offline.py build/site
 
 # Reinstalled only when what is to be installed has changed.
