@@ -5,7 +5,7 @@ from typing import Any
 
 from griffe import Class, Docstring, Extension, Object
 
-from settings import comments
+from _site.settings import comments, parameter_comments
 
 EXAMPLE = re.compile(r"(?:^|(?<=\n))>>> (?:.|\n(?!\n))*")
 
@@ -16,6 +16,10 @@ class FieldComments(Extension):
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Called by griffe with everything that was read."""
         if obj.docstring is not None:
+            if obj.is_function and obj.lineno:
+                found = parameter_comments(obj.source.splitlines())
+                listed = "\n".join(f"- `{name}`: {text}" for name, text in found.items())
+                obj.docstring.value += f"\n\n{listed}" if listed else ""
             obj.docstring.value = EXAMPLE.sub(lambda match: f"```pycon\n{match[0]}\n```", obj.docstring.value)
 
     def on_class_members(self, *, cls: Class, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""What mkdocs does besides: cards from the registries, files outside of docs/ that pages link to, the list of decisions.
+"""What mkdocs does besides: cards from the registries, files outside of docs/ that pages link to, decisions listed.
 
 `mkdocs build --strict` fails on every warning that is logged here.
 """
@@ -12,11 +12,12 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import cards
-from public import undocumented
-
+from _site.attack_cards import attack_card, attack_index, slug
+from _site.method_cards import method_card, method_index
+from _site.public import undocumented
+from _site.settings import DOCS, ROOT
 from rattle.attacks.registry import list_attacks
 from rattle.objectives.registry import METHODS
 
@@ -27,7 +28,7 @@ OUTSIDE = "files"  # where files that are not pages lie in the site
 
 def decisions() -> list[tuple[str, str]]:
     """File and title of every decision record."""
-    paths = sorted((cards.DOCS / "adr").glob("0*.md"))
+    paths = sorted((DOCS / "adr").glob("0*.md"))
     return [(path.name, path.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")) for path in paths]
 
 
@@ -35,10 +36,9 @@ def generated() -> dict[str, str]:
     """Pages that no file holds, by their place in docs/."""
     listed = "\n".join(f"- [{title}]({name})" for name, title in decisions())
     return {
-        **{f"methods/{name}.md": cards.method_card(name) for name in METHODS},
-        **{f"attacks/{cards.slug(name)}.md": cards.attack_card(name) for name in list_attacks()},
-        "adr/index.md": "# Decisions\n\nOne page for each decision that a reader would question, and for each budget of lines "
-        "or dependency that was added.\n\n" + listed + "\n",
+        **{f"methods/{name}.md": method_card(name) for name in METHODS},
+        **{f"attacks/{slug(name)}.md": attack_card(name) for name in list_attacks()},
+        "adr/index.md": f"# Decisions\n\nOne page for each decision that a reader would question.\n\n{listed}\n",
     }
 
 
@@ -46,7 +46,7 @@ def on_config(config: Any) -> Any:
     """Add cards and decisions to the navigation, where mkdocs.yml has the sections that they belong to."""
     entries = {
         "Methods": [{name: f"methods/{name}.md"} for name in METHODS],
-        "Attacks": [{name: f"attacks/{cards.slug(name)}.md"} for name in list_attacks()],
+        "Attacks": [{name: f"attacks/{slug(name)}.md"} for name in list_attacks()],
         "Decisions": [{title: f"adr/{name}"} for name, title in decisions()],
     }
     for section in config.nav:
@@ -74,13 +74,13 @@ def outside(page: str, target: str) -> Path | None:
     """The file that a link means, when it lies in the repository and outside of docs/."""
     if "://" in target or target.startswith("mailto:"):
         return None
-    path = (cards.DOCS / page).parent.joinpath(target).resolve()
-    return None if path.is_relative_to(cards.DOCS) or not path.is_relative_to(cards.ROOT) else path
+    path = (DOCS / page).parent.joinpath(target).resolve()
+    return None if path.is_relative_to(DOCS) or not path.is_relative_to(ROOT) else path
 
 
 def place_of(path: Path) -> str:
     """Where a file of the repository lies in the site; pages of it as text, since they are no part of this site."""
-    name = path.relative_to(cards.ROOT).as_posix()
+    name = path.relative_to(ROOT).as_posix()
     return f"{OUTSIDE}/{name}" + (".txt" if path.suffix in (".md", ".py") else "")
 
 
@@ -88,9 +88,9 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     """Links to the copies instead of the files, links from the tables to the cards."""
     uri = page.file.src_uri
     if uri == "methods/index.md":
-        markdown = cards.method_index()
+        markdown = method_index()
     if uri == "attacks/index.md":
-        markdown = cards.attack_index(markdown)
+        markdown = attack_index(markdown)
 
     def link(match: re.Match) -> str:
         path = outside(uri, match[1])

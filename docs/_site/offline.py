@@ -13,7 +13,9 @@ LOADED = re.compile(
     r"[^>]*\bhref=[\"']?(?:https?:)?//[^\"'\s>]+",
     re.IGNORECASE,
 )
-IMPORTED = re.compile(r"@import\s+(?:url\()?[\"']?(?:https?:)?//[^\"')\s]+|url\(\s*[\"']?(?:https?:)?//[^\"')\s]+", re.IGNORECASE)
+IMPORTED = re.compile(
+    r"@import\s+(?:url\()?[\"']?(?:https?:)?//[^\"')\s]+|url\(\s*[\"']?(?:https?:)?//[^\"')\s]+", re.IGNORECASE
+)
 
 
 def fetched(site: Path) -> list[str]:
@@ -22,7 +24,11 @@ def fetched(site: Path) -> list[str]:
     for path in sorted(site.rglob("*")):
         if path.suffix in (".html", ".css", ".svg"):
             text = path.read_text(encoding="utf-8")
-            hits = [*IMPORTED.findall(text)] if path.suffix != ".html" else [*LOADED.findall(text), *IMPORTED.findall(text)]
+            hits = (
+                [*IMPORTED.findall(text)]
+                if path.suffix != ".html"
+                else [*LOADED.findall(text), *IMPORTED.findall(text)]
+            )
             found += [f"{path.relative_to(site)}: {hit}" for hit in hits]
     return found
 

@@ -18,7 +18,9 @@ def undocumented() -> list[str]:
         if not own_docstring(thing):
             missing.append(name)
         if inspect.isclass(thing):
-            functions = {key: value for key, value in vars(thing).items() if inspect.isfunction(value) and key[0] != "_"}
+            functions = {
+                key: value for key, value in vars(thing).items() if inspect.isfunction(value) and key[0] != "_"
+            }
             missing += [f"{name}.{key}" for key, value in functions.items() if not inspect.getdoc(value)]
     return missing
 

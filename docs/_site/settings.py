@@ -1,11 +1,14 @@
-"""Settings of a frozen dataclass as documentation: the comment that stands behind each field is its meaning."""
+"""Documentation that the code holds: docstrings, and the comment behind each setting of a frozen dataclass."""
 
 import dataclasses
 import inspect
 import re
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 FIELD = re.compile(r"^ {4}(\w+): (?!ClassVar)")
 COMMENT = re.compile(r"  # (.*)$")
 
@@ -25,6 +28,18 @@ def comments(lines: list[str]) -> dict[str, str]:
             found[name] = comment[1].removeprefix("type: ignore").strip()
             name = None
     return found
+
+
+def parameter_comments(lines: list[str]) -> dict[str, str]:
+    """By parameter, the comment at the end of its line in a signature that has a line for each."""
+    found = {}
+    for line in lines:
+        if re.match(r"\s*\) ->", line):
+            return found
+        match = re.match(r"\s+(\*{0,2}\w+)\b[^#]*?,?  # (.*)$", line)
+        if match:
+            found[match[1]] = match[2]
+    return {}
 
 
 def meanings(kind: type) -> dict[str, str]:
@@ -65,3 +80,21 @@ def rows(settings: Any, prefix: str, skip: tuple[str, ...] = ()) -> list[tuple[s
         else:
             found.append((name, shown(value), known.get(field.name, "")))
     return found
+
+
+def formula(kind: type) -> tuple[str, str]:
+    """A docstring's first paragraph, and the others without their examples."""
+    first, *others = [part.strip() for part in (inspect.getdoc(kind) or "").split("\n\n")]
+    prose = [part for part in others if not part.startswith(">>>")]
+    return " ".join(first.split()), "\n\n".join(" ".join(part.split()) for part in prose)
+
+
+def table(header: list[str], lines: list[list[str]]) -> str:
+    """Rows of cells in Markdown."""
+    escaped = [[cell.replace("|", r"\|") for cell in line] for line in lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *escaped])
+
+
+def cells(line: str) -> list[str]:
+    """The cells of a row in Markdown."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]

@@ -108,7 +108,9 @@ def write(page: Path) -> None:
         new = text
         for block, printed in run_page(text, Path(place)):
             if block.match[3]:
-                new = new.replace(block.match[0], f"```{block.language}\n{block.code}```\n{block.match[3]}{printed}```\n")
+                new = new.replace(
+                    block.match[0], f"```{block.language}\n{block.code}```\n{block.match[3]}{printed}```\n"
+                )
         for name in IMAGES.findall(text):
             if (Path(place) / name).exists():
                 shutil.copy(Path(place) / name, images / name)
