@@ -59,7 +59,7 @@ def shown(value: Any) -> str:
         return {True: "yes", False: "no", None: "none"}[value]
     if not isinstance(value, float):
         return str(value)
-    for whole in (255, 120, 85, 6, 3):  # epsilon, and the epochs that some schedules were published with
+    for whole in (255, 6, 3, 120, 85):  # epsilon, and the epochs that some schedules were published with
         parts = value * whole
         if abs(parts - round(parts)) < 1e-9 and round(value, 4) != value:
             return f"{round(parts)}/{whole}" if whole in (255, 120, 85) else str(Fraction(round(parts), whole))

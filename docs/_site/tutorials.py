@@ -43,6 +43,22 @@ def blocks(text: str) -> list[Block]:
     return [Block(match[1], match[2], match) for match in BLOCK.finditer(text)]
 
 
+def fences(text: str) -> list[tuple[str, str]]:
+    """Language and content of every fenced block of a page, whatever its indentation."""
+    found: list[tuple[str, list[str]]] = []
+    fence = None
+    for line in text.splitlines():
+        mark = re.fullmatch(r"( *)```(.*)", line)
+        if fence is None and mark:
+            fence = mark[1]
+            found.append((mark[2].strip(), []))
+        elif fence is not None and line == f"{fence}```":
+            fence = None
+        elif fence is not None:
+            found[-1][1].append(line.removeprefix(fence))
+    return [(language, "\n".join(lines)) for language, lines in found]
+
+
 def made_small(text: str) -> str:
     """The page with fewer epochs and images, as it says itself; a replacement that replaces nothing is an error."""
     for old, new in SMALL.findall(text):
