@@ -45,6 +45,7 @@ def test_an_attack_has_a_card_with_its_settings(name: str) -> None:
     attack = rattle.get_attack(name, rattle.Threat())
     for setting, value in re.findall(rf"^\| `{re.escape(name)}\.([\w-]+)` \| ([^|]*) \|", card, re.MULTILINE):
         assert value == shown(getattr(attack, setting.replace("-", "_")))
+    assert not re.findall(r"^\| `[^`]+` \| [^|]* \|  \|$", card, re.MULTILINE), "a setting that is not explained"
 
 
 def test_the_cost_of_a_card_is_the_measured_one() -> None:
