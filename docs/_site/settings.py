@@ -13,6 +13,11 @@ FIELD = re.compile(r"^ {4}(\w+): (?!ClassVar)")
 COMMENT = re.compile(r"  # (.*)$")
 
 
+def as_markdown(comment: str) -> str:
+    """A comment as it is written: *conv* is a pattern in code, and no emphasis."""
+    return comment.replace("*", r"\*")
+
+
 def comments(lines: list[str]) -> dict[str, str]:
     """By field, the comment at the end of its line, or of the lines that its default takes."""
     found: dict[str, str] = {}
@@ -25,7 +30,7 @@ def comments(lines: list[str]) -> dict[str, str]:
             name = None
         comment = COMMENT.search(line)
         if name and comment:
-            found[name] = comment[1].removeprefix("type: ignore").strip()
+            found[name] = as_markdown(comment[1])
             name = None
     return found
 
@@ -38,7 +43,7 @@ def parameter_comments(lines: list[str]) -> dict[str, str]:
             return found
         match = re.match(r"\s+(\*{0,2}\w+)\b[^#]*?,?  # (.*)$", line)
         if match:
-            found[match[1]] = match[2]
+            found[match[1]] = as_markdown(match[2])
     return {}
 
 

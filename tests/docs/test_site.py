@@ -63,13 +63,13 @@ def test_the_page_of_methods_links_every_card_and_keeps_what_is_about_all() -> N
 def test_comments_behind_settings_and_parameters_are_read() -> None:
     lines = [
         "class A:",
-        "    x: float = 1  # how far",
+        "    x: float = 1  # how *far*",
         "    y: tuple = (",
         "        1,",
         "    )  # two",
         "    z: int = 0",
     ]
-    assert comments(lines) == {"x": "how far", "y": "two"}
+    assert comments(lines) == {"x": r"how \*far\*", "y": "two"}
     assert parameter_comments(["def f(", "    x: int,  # how far", "    *,", "    y=1,", ") -> None:"]) == {
         "x": "how far"
     }
