@@ -3,8 +3,9 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+DOCS   := $(VENV)/.installed-docs
 
-.PHONY: demo test test-slow test-oldest test-extras test-wheel fuzz check format lint types bench zoo dist clean
+.PHONY: demo test test-slow test-oldest test-extras test-wheel fuzz check format lint types bench zoo dist docs clean
 
 demo: $(READY)
 	$(BIN)/rattle demo
@@ -61,6 +62,12 @@ bench: $(READY)
 zoo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/make_zoo.py
 
+# The site, into build/site: open build/site/index.html. Broken links, unknown references and public names without a
+# docstring fail; so does anything that a page would fetch from elsewhere.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python docs/_site/offline.py build/site
+
 # Reinstalled only when what is to be installed has changed.
 # torch goes first, by its exact pin, so that no other package's range can pull a CUDA build.
 $(READY): pyproject.toml constraints.txt
@@ -78,6 +85,10 @@ $(EXTRAS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
 	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hub,slurm,wandb,onnx,timm]"
+	@touch $@
+
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 clean:

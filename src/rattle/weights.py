@@ -299,6 +299,7 @@ class SWA:
         check_start(self.start)
 
     def averaged(self, model: nn.Module) -> AveragedModel:
+        """The average, which begins at these weights."""
         return AveragedModel(model)
 
 
@@ -325,6 +326,7 @@ class EMA:
         return min(self.decay, (1 + t) / (10 + t)) if self.warmup else self.decay
 
     def averaged(self, model: nn.Module) -> AveragedModel:
+        """The average, which begins at these weights."""
         return MovingAverage(model, self.decay_at)
 
 

@@ -51,7 +51,7 @@ class APGD:
     threat: Threat = Threat()
     loss: Literal["ce", "dlr", "dlr-targeted"] = "ce"  # maximised; the margin where DLR has too few classes
     targets: int = 9  # dlr-targeted: the most likely wrong classes, one run each; at most C - 1
-    steps: int = 100
+    steps: int = 100  # of each run
     restarts: int = 1  # runs from random points; images broken by one take no part in the next
     eot: int = 1  # gradients averaged at each step, for models that draw at random
     rho: float = 0.75  # a step size stays while the loss rose in more than this share of the steps since the last check

@@ -91,7 +91,7 @@ class FAB:
 
     threat: Threat = Threat()
     targets: int = 9  # the most likely wrong classes, one run each, at most C - 1; 0: towards the nearest boundary
-    steps: int = 100
+    steps: int = 100  # of each run
     restarts: int = 1  # the first run starts at the image, further ones at random within half the ball
     alpha_max: float = 0.1  # most weight given to the projection of the image itself
     overshoot: float = 1.05  # eta: how far beyond the boundary a step goes

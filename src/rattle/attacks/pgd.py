@@ -67,6 +67,7 @@ class PGD:
         return point.x_adv.detach()
 
     def start_point(self, x: Tensor, draws: ImageStreams) -> Tensor:
+        """Where the first step begins: x, x + 0.001 N(0, I), or anywhere in the ball."""
         if self.start == "gaussian":
             return x + 0.001 * draws.normal(*x.shape[1:]).to(x.dtype)
         return self.threat.random_start(x, draws) if self.start == "uniform" else x

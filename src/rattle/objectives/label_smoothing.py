@@ -41,6 +41,7 @@ class LabelSmoothing:
         return {"zeroth": zeroth} | self.taylor(outputs, y, reduce=reduce)
 
     def smoothed_ce(self, logits: Tensor, y: Tensor) -> Tensor:
+        """CE(f(x), q), the mean over the images."""
         spread = torch.full_like(logits, self.smoothing / (logits.shape[1] - 1))
         return -(spread.scatter(1, y[:, None], 1 - self.smoothing) * logits.log_softmax(1)).sum(1).mean()
 

@@ -96,7 +96,7 @@ class Recipe:
     data: Data = field(default_factory=Data)  # the images
     model: str = "cnn"  # the network's name
     width: int | None = None  # channels of its first stage; the published width when not given
-    activation: Literal["relu", "silu"] = "relu"
+    activation: Literal["relu", "silu"] = "relu"  # of a network of the library's
     normalise: bool = False  # subtract the training images' mean and divide by their deviation, inside the model
     init: str | None = None  # weights, a checkpoint or a run to start from; a head for other classes is left fresh
     head: str | None = None  # name of the linear head; the linear layer whose output are the logits when not given
@@ -109,9 +109,9 @@ class Recipe:
     awp: AWP | SAM | ASAM | None = None  # weights moved to where the loss is worse: AWP, or SAM or ASAM in its place
     average: SWA | EMA | None = None  # weight averaging
     ramp: float = 0.0  # fraction of the run in which the inner attack grows, by whole epochs, to its epsilon and step
-    optimizer: SGD | AdamW = field(default_factory=SGD)
-    schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)
-    epochs: int = 200
+    optimizer: SGD | AdamW = field(default_factory=SGD)  # of the outer minimisation
+    schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)  # of the learning rate
+    epochs: int = 200  # over the training images
     batch_size: int = 128  # n, images in a minibatch
     drop_last: bool = True  # leave out an epoch's last images where they fill no minibatch; kept in the release
     seed: int = 0  # decides initial weights, order of images, augmentation, u and attack noise
@@ -199,6 +199,7 @@ class Recipe:
         return (images // size if self.drop_last else -(-images // size)) * self.replays
 
     def to_yaml(self) -> str:
+        """The recipe as it stands in every run, its method named for the reader; `from_yaml` reads it."""
         plain = to_plain(self)
         return yaml.safe_dump({"name": plain.pop("name"), "method": self.method, **plain}, sort_keys=False)
 
