@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import get_attack
 from rattle.attacks.base import images_checked
+from rattle.evaluation.evaluate import evaluate
 from rattle.models import create_model
 from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat
@@ -16,10 +17,10 @@ BRIEF = {  # every operation goes through Python, so few steps
     "fgsm": {},
     "pgd2": {},
     "cw2": {},
-    "apgd-ce": {"steps": 6},
-    "apgd-dlr": {"steps": 4},
-    "apgd-t": {"steps": 4, "targets": 2},
-    "fab-t": {"steps": 3, "targets": 1},
+    "apgd-ce": {"steps": 3},
+    "apgd-dlr": {"steps": 2},
+    "apgd-t": {"steps": 2, "targets": 2},
+    "fab-t": {"steps": 2, "targets": 1},
     "fab": {"steps": 2, "targets": 0},
     "square": {"queries": 12},
     "rays": {"queries": 20},
@@ -58,3 +59,13 @@ def test_an_attack_mixes_no_devices_and_finds_what_it_finds_on_the_cpu(name: str
         found = attack(to_device(model), to_device(x), to_device(y), generator=streams)
     assert isinstance(found, There)
     torch.testing.assert_close(found.value, wanted)
+
+
+def test_an_evaluation_mixes_no_devices_and_gives_the_flags_of_the_cpu() -> None:
+    model, x, y = digits()
+    attacks = {"pgd": get_attack("pgd2", Threat(epsilon=0.1)), "square": get_attack("square", Threat(), queries=5)}
+    wanted = evaluate(model, x, y, attacks, batch_size=4)
+    with OtherDevice(), images_checked():
+        found = evaluate(to_device(model), to_device(x), to_device(y), attacks, batch_size=4)
+    assert found.clean == wanted.clean
+    assert {name: r.flags for name, r in found.attacks.items()} == {name: r.flags for name, r in wanted.attacks.items()}

@@ -40,6 +40,9 @@ class There(Tensor):
         """torch makes it below what Python can see."""
         return There(self.value.new_tensor(data, **settings))
 
+    def tolist(self) -> Any:
+        return self.value.tolist()
+
     def __repr__(self) -> str:
         return f"There({self.value})"
 
