@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 RECIPE = "digits-linf-cnn-trades-2nd"
-FIXED = "--evaluate-every 1000 --data.val-size 0 --epochs"
+FIXED = "--data.val-size 0 --epochs"
 
 
 def rate(ranks: int, threads: int, options: argparse.Namespace) -> float:

@@ -1,14 +1,17 @@
 """A device that is not there: tensors that say `meta`, hold their values on the CPU, and refuse to meet the CPU's.
 
 On a GPU two tensors of different devices cannot be added, and which attack or evaluation does so only shows on a GPU.
-Under `OtherDevice()` it shows here: values are right, so that code which looks at them runs too, and a tensor of the
+Under `other_device()` it shows here: values are right, so that code which looks at them runs too, and a tensor of the
 CPU among those of the device raises (a number alone does not, as on a GPU). `to_device` brings something there.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_map
 
@@ -40,6 +43,9 @@ class There(Tensor):
         """torch makes it below what Python can see."""
         return There(self.value.new_tensor(data, **settings))
 
+    def tolist(self) -> Any:
+        return self.value.tolist()
+
     def __repr__(self) -> str:
         return f"There({self.value})"
 
@@ -66,11 +72,28 @@ def call(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return return_and_correct_aliasing(function, args, kwargs, wrapped) if there else wrapped
 
 
-class OtherDevice(TorchDispatchMode):
-    """While it is active, tensors may be made there too."""
+class Operations(TorchDispatchMode):
+    """What makes tensors from nothing: `zeros`, `arange`, `rand`."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return call(function, args, kwargs or {})
+
+
+class Literals(TorchFunctionMode):
+    """`torch.tensor([1, 2], device=...)`, which torch makes below what the operations see."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        settings = dict(kwargs or {})
+        if function is torch.tensor and settings.get("device") == DEVICE:
+            return There(torch.tensor(*args, **{**settings, "device": CPU}))
+        return function(*args, **settings)
+
+
+@contextmanager
+def other_device() -> Iterator[None]:
+    """While it is active, tensors may be made there too."""
+    with Literals(), Operations():
+        yield
 
 
 def to_device(thing: Any) -> Any:

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import os
 import sys
+import time
 import warnings
 from contextlib import suppress
 from typing import NoReturn
@@ -76,7 +77,7 @@ def main(argv: list[str] | None = None, *, alone: bool = False) -> int:
             keep_memory()
         importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
     except RattleError as mistake:
-        return 2 if mistake.told else fail(str(mistake))
+        return wait_for_words() if mistake.told else fail(str(mistake))
     except StoppedBySignal as stop:
         print(f"rattle: {printable(str(stop))}", file=sys.stderr)
         return stop.code
@@ -90,6 +91,12 @@ def main(argv: list[str] | None = None, *, alone: bool = False) -> int:
             raise
         return fail(f"cannot use {reason.filename}: {reason.strerror}")
     return 0
+
+
+def wait_for_words() -> int:
+    """Of a mistake that the first rank prints: torchrun ends the others as soon as one has ended."""
+    time.sleep(2)
+    return 2
 
 
 def fail(sentence: str) -> int:
