@@ -22,7 +22,6 @@ def outcome(content: bytes, folder: Path) -> str:
     try:
         data.load().train.cropped(0, 0.1, []).x[:]
     except RattleError as refusal:
-        assert len(str(refusal).splitlines()) == 1
         return str(refusal)
     return "fine"
 
@@ -57,6 +56,7 @@ def test_shards_damaged_at_random_are_read_or_refused(tmp_path: Path) -> None:
     for seed in range(40):
         (tmp_path / str(seed)).mkdir()
         found.append(outcome(damaged(whole, random.Random(seed)), tmp_path / str(seed)))
+    assert not [words for words in found if len(words.splitlines()) != 1]
     assert 5 < found.count("fine") < 35
 
 
