@@ -18,6 +18,7 @@ from PIL import Image
 from rattle.cli import main
 from rattle.data import Augment, Data, on_device
 from rattle.data import records as reading
+from rattle.data.dataset import shuffle_classes
 from rattle.data.decode import RATIO, Crops, Framing, Pictures, open_bytes, scaled
 from rattle.data.shards import list_shards
 from rattle.errors import RattleError
@@ -395,6 +396,16 @@ def test_listing_many_members_keeps_no_headers(shards: Path) -> None:
     found = list_shards(sorted(shards.glob("train-*.tar")))
     assert sorted(set(found.place)) == [0, 1]
     assert len(found.names) == len(set(found.names)) == 3 * CLASSES
+
+
+def test_ranks_within_classes_are_those_of_a_loop_over_the_classes() -> None:
+    y = torch.randint(7, (200,)) * 3
+    shuffled, ranks = shuffle_classes(y, torch.Generator().manual_seed(1))
+    twin = torch.empty_like(shuffled)
+    for label in y.unique():
+        members = shuffled[y[shuffled] == label]
+        twin[members] = torch.arange(len(members))
+    assert torch.equal(ranks, twin)
 
 
 def test_the_stand_in_looks_like_a_tensor_of_bytes(folders: Path, tmp_path: Path) -> None:

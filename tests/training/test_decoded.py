@@ -108,6 +108,18 @@ def test_a_run_is_evaluated_the_same_in_bounded_memory(
     assert found["attacks"]["pgd5"]["flags"] == wanted["attacks"]["pgd5"]["flags"]
 
 
+def test_a_network_without_a_run_is_evaluated_on_the_centres(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ["evaluate", "--model", "cnn-slim", "--random-weights", "--data", str(pictures), "--data-root", "root"]
+    assert cli.main([*command, "--crop", "24", "--attacks", "fgsm", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["n"] == 16
+    assert (tmp_path / "cnn-slim-results" / "fgsm.json").is_file()
+    assert cli.main([*command, "--crop", "24", "--resize", "16"]) == 2
+    assert "data.crop 24 is larger than data.resize 16" in capsys.readouterr().err
+
+
 def test_other_pictures_are_decoded_as_the_runs_own_are(pictures: Path) -> None:
     own = small(pictures).data
     assert own.other(str(pictures)) == Data(name=str(pictures), root=own.root, crop=16, workers=2)

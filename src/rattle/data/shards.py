@@ -122,7 +122,9 @@ def members(shard: Path, file: object) -> Iterator[tarfile.TarInfo]:
 
 
 def check_member(shard: Path, member: tarfile.TarInfo, kind: str) -> None:
-    """Refuse a picture or label that is a link or anything else than a plain file, or too large."""
+    """Refuse a picture or label that is a link or anything else than a plain file, too large, or oddly named."""
+    if not member.name.isprintable():  # it is shown in messages, and folders name classes
+        raise RattleError(f"{shard} holds a member whose name is no printable text: {member.name!a}")
     if not member.isreg() or member.issparse():
         what = "a link, and links are not followed" if member.issym() or member.islnk() else "no plain file"
         raise RattleError(f"{shard}: {member.name} is {what}")

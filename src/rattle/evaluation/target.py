@@ -131,7 +131,7 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None,
     if classes < found:
         raise RattleError(f"--classes {classes} is fewer than the {found} classes of {data}")
     timm = re.sub(r"[^\w.-]+", "-", network.model) if network.model.startswith("timm:") else ""
-    file = Path(network.weights or (f"{timm}.pt" if timm else network.model.rpartition(":")[0]))
+    file = Path(network.weights or (f"{timm}.pt" if timm else network.model.rpartition(":")[0] or network.model))
     return Target(
         name=f"{network.model} {file.name}" if network.weights else network.model,
         model=network.build(classes, source.channels) if network.weights else build_alone(network, classes, source),
