@@ -28,11 +28,10 @@ def test_one_target_is_enough_on_a_linear_model(norm) -> None:
 def test_the_first_class_is_the_one_of_nearest_boundary(norm) -> None:
     case = linear(6)
     flat = FlatModel(case.model, case.x)
-    with torch.no_grad():
-        classes = likeliest(case.model(case.x), case.y, 5)
-    ranked = LinearisedAPGD(threat=Threat(norm=norm)).rank(flat, flat.flat(case.x), case.y, classes)
-    assert torch.equal(ranked.sort(1).values, classes.sort(1).values)
     weight, logits = case.model[1].weight.detach(), case.model(case.x).detach()
+    classes = likeliest(logits, case.y, 5)
+    ranked = LinearisedAPGD(threat=Threat(norm=norm), targets=5).rank(flat, flat.flat(case.x), logits, case.y)
+    assert torch.equal(ranked.sort(1).values, classes.sort(1).values)
     dual = {"linf": 1.0, "l2": 2.0, "l1": float("inf")}[norm]
     for i, label in enumerate(case.y):
         steepness = (weight[ranked[i]] - weight[label]).norm(dim=1, p=dual)

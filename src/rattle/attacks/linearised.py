@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from rattle.attacks.apgd import APGD
 from rattle.attacks.base import check_at_least, check_batch
 from rattle.attacks.fab import linear_boundaries
-from rattle.attacks.rows import FlatModel, best_of_runs
+from rattle.attacks.rows import FlatModel, best_of_runs, likeliest
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 
@@ -33,10 +33,11 @@ class LinearisedAPGD:
         x, y = check_batch(x, y)
         settings = {"threat": self.threat, "steps": self.steps, "restarts": self.restarts, "targets": self.targets}
         attack = APGD(loss="dlr-targeted", eps_schedule=self.threat.norm == "l1", **settings)
-        sizes = {"targets": self.targets, "candidates": self.candidates}
-        return best_of_runs(attack, model, x, y, generator, share=0.75, choose=self.rank, **sizes)
+        return best_of_runs(attack, model, x, y, generator, targets=self.targets, share=0.75, choose=self.rank)
 
-    def rank(self, model: FlatModel, rows: Tensor, y: Tensor, classes: Tensor) -> Tensor:
-        """The classes [n, k] in the order of their linearised distances."""
+    def rank(self, model: FlatModel, rows: Tensor, logits: Tensor, y: Tensor) -> Tensor:
+        """Of the likeliest candidates those of smallest linearised distance, the nearest first, [n, targets]."""
+        classes = likeliest(logits, y, self.candidates)
         planes = linear_boundaries(model, rows, y, classes, self.threat.norm)
-        return classes.gather(1, torch.cat([away for _, _, away in planes], 1).argsort(dim=1, stable=True))
+        nearest = torch.cat([away for _, _, away in planes], 1).argsort(dim=1, stable=True)
+        return classes.gather(1, nearest[:, : self.targets])

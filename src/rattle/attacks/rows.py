@@ -100,7 +100,7 @@ def likeliest(logits: Tensor, y: Tensor, count: int) -> Tensor:
     return wrong.topk(min(count, logits.shape[1] - 1), dim=1).indices
 
 
-Choose = Callable[[FlatModel, Tensor, Tensor, Tensor], Tensor]  # (model, rows, y, likeliest [n, k]) -> classes [n, c]
+Choose = Callable[[FlatModel, Tensor, Tensor, Tensor], Tensor]  # (model, rows, logits, y) -> target classes [n, c]
 
 
 def best_of_runs(
@@ -111,14 +111,13 @@ def best_of_runs(
     draw: Randomness,
     targets: int = 0,
     share: float = 1.0,
-    candidates: int = 0,
     choose: Choose | None = None,
 ) -> Tensor:
     """The point of highest score that any restart, or any of the likeliest `targets`, found for each image.
 
     Misclassified images are returned as they are. All targets of an image run side by side, so that it leaves as soon
-    as one of them breaks it. Images are attacked in groups of at most `share` rows per image given, for memory. With
-    `choose` the targets are the first of the likeliest `candidates` in the order it puts them in.
+    as one of them breaks it. Images are attacked in groups of at most `share` rows per image given, for memory.
+    `choose` takes other targets than the likeliest.
     """
     if attack.threat.epsilon == 0:
         return x.clone()
@@ -128,8 +127,8 @@ def best_of_runs(
         flat = flat_model.flat(x)
         best = RunResult(flat)
         logits = clean_logits(flat_model.model, flat_model.images(flat), y)
-        classes = likeliest(logits, y, max(targets, candidates)) if targets else y[:, None]
-        count = min(classes.shape[1], max(targets, 1))
+        classes = likeliest(logits, y, targets) if targets else y[:, None]
+        count = classes.shape[1]
         most_rows = len(x) if count == 1 or len(x) <= 64 else max(64, round(share * len(x)))
         groups = (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most_rows // count))
         for turn in kept("restarts", range(len(groups) * attack.restarts), best):
@@ -137,10 +136,10 @@ def best_of_runs(
             group = group[best.score[group] < torch.inf]
             if len(group):
                 if choose:
-                    classes[group] = choose(flat_model, flat[group], y[group], classes[group])
+                    classes[group] = choose(flat_model, flat[group], logits[group], y[group])
                 number = torch.arange(len(group) * count, device=x.device)
                 image = group.repeat_interleave(count)
-                rows = TargetRows(number, image, flat[image], y[image], classes[group, :count].flatten())
+                rows = TargetRows(number, image, flat[image], y[image], classes[group].flatten())
                 own_draws = spawn(draws[image], number % count + restart * count)
                 best.keep_better(group, attack.run(flat_model, rows, own_draws, restart))
         return flat_model.images(best.x_adv)
