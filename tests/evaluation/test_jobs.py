@@ -23,6 +23,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.runs.progress import Advance, NullConsole
 from rattle.threat import Threat
+from support.processes import until
 
 THREAT = Threat(epsilon=0.03)
 NETWORK = """
@@ -84,14 +85,15 @@ def test_two_processes_give_every_bit_of_one(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Failing:
-    """An attack that fails on the batch of a marked image, in the way it is told."""
+    """An attack that fails on the batch of a marked image, in the way it is told, once the others are in the cache."""
 
     how: str
+    cache: str = ""
     threat: Threat = THREAT
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
         if bool((x == 1).flatten(1).all(1).any()):
-            time.sleep(0.5)  # the batches beside it are done
+            until(lambda: Path(self.cache).read_text().count("\n") == 3, seconds=300)
             if self.how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("no luck\nat all")
@@ -108,7 +110,7 @@ def test_what_goes_wrong_in_one_is_a_sentence_and_the_batches_done_are_kept(
     model, x, _ = case(16)
     x[13] = 1
     y = model(x).argmax(1)
-    attack = {"fails": Failing(how)}
+    attack = {"fails": Failing(how, cache=str(tmp_path / ".fails.0.partial"))}
     with pytest.raises(RattleError, match=sentence):
         evaluate(model, x, y, attack, batch_size=4, jobs=2, out=tmp_path)
     rows = [json.loads(line) for line in (tmp_path / ".fails.0.partial").read_text().splitlines()]

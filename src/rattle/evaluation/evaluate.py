@@ -169,8 +169,16 @@ def check_settings(batch_size: int, within: float | None, jobs: int = 1) -> None
 
 
 def make_plan(
-    model: nn.Module, x: Images, y: Array | None, out: Path | str | None, index: Array | None = None, **settings: Any
+    model: nn.Module,
+    x: Images,
+    y: Array | None,
+    out: Path | str | None,
+    index: Array | None = None,
+    device: torch.device | str | None = None,
+    **settings: Any,
 ) -> EvalPlan:
+    if device is not None and isinstance(model, nn.Module):
+        model = model.to(distributed.choose_device(device))
     x, y = as_tensors(model, x, y)
     rows = torch.arange(len(y)) if index is None else torch.as_tensor(index, dtype=torch.int64).cpu()
     return EvalPlan(model=model, x=x, y=y, out=None if out is None else Path(out), index=rows, **settings)
@@ -210,9 +218,8 @@ def evaluate(
     True
     """
     chosen = as_attacks(attacks, as_threat(threat, norm, epsilon))
-    model = model if device is None or not isinstance(model, nn.Module) else model.to(distributed.choose_device(device))
     settings = {"within": within, "mask": mask, "batch_size": batch_size, "save_adversarial": save_adversarial}
-    plan = make_plan(model, x, y, out, index, seed=seed, jobs=jobs, **settings, stop=stop, console=console)
+    plan = make_plan(model, x, y, out, index, device, seed=seed, jobs=jobs, **settings, stop=stop, console=console)
     with plan.with_workers() as plan:
         result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
     if plan.out is not None:
