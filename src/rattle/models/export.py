@@ -97,8 +97,8 @@ def _read_safetensors(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor
 def _write_torchscript(model: nn.Module, example: Tensor, path: Path) -> None:
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # in favour of torch.export
         traced: Any = torch.jit.trace(model, example, check_trace=False)
-    content = io.BytesIO()  # on a full disk torch's own writer of files aborts the process
-    torch.jit.save(traced, content)
+        content = io.BytesIO()  # on a full disk torch's own writer of files aborts the process
+        torch.jit.save(traced, content)
     path.write_bytes(content.getbuffer())
 
 
