@@ -182,7 +182,9 @@ def evaluated(folder: Path) -> object:
     """An evaluation's content: results, and every adversarial image."""
     arrays = {path.name: {k: v.tobytes() for k, v in np.load(path).items()} for path in sorted(folder.rglob("*.npz"))}
     found = sorted(folder.rglob("*.json"))
-    return {str(path.relative_to(folder)): timeless(json.loads(path.read_text())) for path in found} | arrays
+    return {
+        str(path.relative_to(folder)): timeless(json.loads(path.read_text().replace(str(folder), ""))) for path in found
+    } | arrays
 
 
 def reported(folder: Path) -> object:
@@ -195,6 +197,21 @@ def papered(folder: Path) -> object:
     """The runs of a table, their results, and the table as Markdown."""
     tables = {path.name: path.read_text() for path in sorted(folder.glob("*.md"))}
     return trained(folder), evaluated(folder), tables
+
+
+def difference(one: object, other: object, where: str = "") -> str:
+    """The first place where two contents differ, with a little of both; empty if they are the same."""
+    if one == other:
+        return ""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return next(filter(None, (difference(one[k], other[k], f"{where}/{k}") for k in one)), where)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return next(filter(None, (difference(a, b, f"{where}/{i}") for i, (a, b) in pairs)), where)
+    if isinstance(one, str) and isinstance(other, str):
+        at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+        one, other = one[max(0, at - 60) :], other[max(0, at - 60) :]
+    return f"{where}: {str(one)[:150]} | {str(other)[:150]}"
 
 
 def training(recipe: str) -> Callable[[Path], Args]:
@@ -267,12 +284,12 @@ def soak(wanted: int, kinds: list[str], moments: random.Random, place: Path, sec
                 case.prepare(folder)
                 whole[key] = finish(case, folder), case.content(folder)
             kills = episode(case, out, whole[key][0], moments, most=8)
-            count["identical"] += (same := case.content(out) == whole[key][1])
+            differs = difference(whole[key][1], case.content(out))
         except AssertionError as reason:
-            same, kills = False, 0
-            print(reason, file=sys.stderr, flush=True)
-        if not same:
-            print(f"DIFFERENT: {key}", file=sys.stderr, flush=True)
+            differs, kills = str(reason), 0
+        if differs:
+            print(f"DIFFERENT: {key}{differs}", file=sys.stderr, flush=True)
+        count["identical"] += not differs
         count.update({"episodes": 1, "killed": kills, f"killed_{case.kind}": kills, f"episodes_{case.kind}": 1})
         shutil.rmtree(out, ignore_errors=True)
         print(json.dumps(count), file=sys.stderr, flush=True)

@@ -26,6 +26,12 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: Python's, a device's, or the host's, of which torch and oneDNN tell in own words."""
+    words = ("out of memory", "allocate memory", "could not create a primitive", "can't start new thread")
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in str(error) for w in words))
+
+
 def unknown(kind: str, name: str, valid: Iterable[str]) -> RattleError:
     """An error for a name that is not among the valid ones; it names the nearest and, when they are few, all."""
     names = list(valid)

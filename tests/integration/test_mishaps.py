@@ -1,18 +1,21 @@
 """Damage, full disks, divergence and two writers end in a sentence, with what was saved intact."""
 
 import json
+import os
 import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from rattle.cli.main import fail
+from rattle.cli.main import fail, main
 from rattle.errors import RattleError
 from rattle.recipes.schedules import Piecewise
 from rattle.runs import checkpoint
@@ -215,3 +218,98 @@ def test_a_second_writer_is_refused_with_owner_and_age_and_a_dead_one_s_lock_tak
     child.wait()
     assert "process" in (folder / "lock").read_text()  # stale
     fit(tiny(), folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("cut", "left"), [(None, "none of its lines are left"), (10, "none of"), (-10, "1 lines are left")]
+)
+def test_a_cut_or_deleted_file_of_metrics_is_said_and_the_run_goes_on(
+    whole: Run, tmp_path: Path, cut: int | None, left: str
+) -> None:
+    run, console = Run(tmp_path / "copy"), Lines()
+    shutil.copytree(whole.folder, run.folder)
+    lines = run.metrics.read_bytes().splitlines(keepends=True)
+    run.metrics.write_bytes(run.metrics.read_bytes()[:cut])
+    if cut is None:
+        run.metrics.unlink()
+    longer = replace(recipe_of(whole), epochs=3)
+    fit(longer, run.folder, resume=True, console=console)
+    assert sum("metrics.jsonl has lost what it held" in line and left in line for line in console.said) == 1
+    kept = lines[:1] if cut == -10 else []
+    assert run.metrics.read_bytes().splitlines(keepends=True)[:-1] == kept  # whole lines, and the third epoch's
+    assert json.loads(run.metrics.read_bytes().splitlines()[-1])["epoch"] == 3
+
+
+def test_a_last_checkpoint_of_another_recipe_is_refused_by_name_and_value(whole: Run, tmp_path: Path) -> None:
+    run, other = Run(tmp_path / "copy"), Run(tmp_path / "other")
+    shutil.copytree(whole.folder, run.folder)
+    recipe = recipe_of(whole)
+    fit(replace(recipe, optimizer=replace(recipe.optimizer, lr=0.123)), other.folder)
+    shutil.copy(other.checkpoint("last"), run.checkpoint("last"))
+    before = run.metrics.read_bytes()
+    with pytest.raises(
+        RattleError, match=r"last.safetensors is of another recipe \(optimizer.lr 0.123 -> .*\): put the"
+    ):
+        fit(recipe, run.folder, resume=True)
+    assert run.metrics.read_bytes() == before
+
+
+def test_a_full_disk_at_the_lock_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
+    (small_disk / "film").write_bytes(b"0" * (2**20 - 8192))
+    for free in (0, 4096):
+        with open(small_disk / "film", "r+b") as film:
+            film.truncate(2**20 - 4096 - free)
+        before = sorted(small_disk.rglob("*"))
+        with pytest.raises(RattleError, match="No space left on device; what was saved earlier is intact"):
+            fit(eventful(), small_disk / "run")
+        assert sorted(small_disk.rglob("*")) == before
+
+
+@pytest.mark.parametrize("format", ["safetensors", "torchscript"])
+def test_a_full_disk_in_export_is_a_sentence_and_leaves_nothing(small_disk: Path, whole: Run, format: str) -> None:
+    (small_disk / "film").write_bytes(b"0" * (2**20 - 4096))
+    child = Child(
+        lambda: main(["export", str(whole.folder), "--format", format, "--out", str(small_disk / "model")]),
+        Path(f"{small_disk}.log"),
+    )
+    assert child.wait() == 2, child.words()
+    assert "rattle: cannot write" in child.words()
+    assert [path.name for path in small_disk.iterdir()] == ["film"]
+
+
+def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
+    sizes = ["--width", "256", "--batch-size", "1000", "--data.val-size", "20", "--attack.steps", "1", "--threads", "1"]
+    words = [
+        "train",
+        "digits-linf-cnn-trades",
+        *sizes,
+        "--epochs",
+        "1",
+        "--log",
+        "none",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+
+    def action() -> int:
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + 10**8, now + 10**8))
+        return main(words)
+
+    child = Child(action, tmp_path / "log")
+    assert child.wait() == 2, child.words()
+    assert child.words().splitlines()[-1].startswith("rattle: out of memory (")
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_signal_while_modules_are_imported_stops_in_a_sentence_with_its_code(tmp_path: Path) -> None:
+    blocking = tmp_path / "tyro.py"  # in place of a package that every command imports
+    blocking.write_text("import pathlib, time\npathlib.Path(__file__).with_name('importing').touch()\ntime.sleep(60)\n")
+    words = [sys.executable, "-m", "rattle", "train", "digits-linf-cnn-trades", "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        until((tmp_path / "importing").exists)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (143, "rattle: stopped by SIGTERM; what was saved is intact\n")
+    assert not (tmp_path / "run").exists()

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError, check_choices, first_line
+from rattle.errors import RattleError, check_choices, first_line, is_out_of_memory
 from rattle.forward import at_least_float32
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
@@ -162,9 +162,9 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     weights are of another dtype."""
     try:
         return at_least_float32(logits_in(model(x)))
-    except torch.OutOfMemoryError:
-        raise
     except (RuntimeError, IndexError) as reason:
+        if is_out_of_memory(reason):
+            raise
         raise not_taken(model, x, reason) from reason
 
 

@@ -6,14 +6,16 @@ Only the command that is called is imported, so `rattle --help` and a mistyped c
 import difflib
 import importlib
 import os
+import signal
 import sys
 import time
 import warnings
 from contextlib import suppress
+from types import FrameType
 from typing import NoReturn
 
 from rattle.cli import early, rehearsal
-from rattle.errors import RattleError
+from rattle.errors import RattleError, first_line, is_out_of_memory
 from rattle.runs.paths import printable
 from rattle.training.signals import StoppedBySignal
 
@@ -84,6 +86,10 @@ def main(argv: list[str] | None = None, *, alone: bool = False) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except (MemoryError, RuntimeError) as reason:
+        if not is_out_of_memory(reason):
+            raise
+        return fail(f"out of memory ({first_line(reason)}): take a smaller --batch-size; what was saved is intact")
     except BrokenPipeError:  # `rattle recipes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as reason:
@@ -128,6 +134,9 @@ def run() -> int:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (until the process ends)
         if hasattr(stream := getattr(sys, name), "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # LANG=C, names that are not UTF-8
+    ranks = os.environ.get("WORLD_SIZE", "1") != "1"
+    if not ranks:  # a rank that waits for others inside gloo would not come to hear of it
+        signal.signal(signal.SIGTERM, stop)
     code = 0
     try:
         code = main(alone=True)
@@ -136,9 +145,16 @@ def run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(reason, BrokenPipeError):
             code = fail(f"cannot write to stdout: {reason.strerror or reason}; files that were written are whole")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if ranks:
         leave(code)
     return code
+
+
+def stop(number: int, _: FrameType | None) -> NoReturn:
+    """End the program by a signal while no training listens for it, such as during imports: in words, cleaning up."""
+    with suppress(OSError):
+        os.write(2, f"rattle: stopped by {signal.Signals(number).name}; what was saved is intact\n".encode())
+    sys.exit(128 + number)
 
 
 def leave(code: int) -> NoReturn:

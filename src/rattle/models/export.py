@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import io
 import os
 import tempfile
 import warnings
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
 
-from rattle.errors import RattleError, unknown
+from rattle.errors import RattleError, first_line, unknown
 
 Format = Literal["safetensors", "torchscript", "onnx"]
 TOLERANCE = 1e-4  # relative to the largest logit, at least 1; float32 sums in another order differ by far less
@@ -31,13 +33,17 @@ def export(model: nn.Module, example: Tensor, path: str | Path, format: Format =
     if example.ndim != 4 or len(example) == 0:
         raise RattleError(f"export needs example images [n, C, H, W], got shape {list(example.shape)}")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     model, x = _plain_copy(model), example.detach().cpu().contiguous()
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
-        written = Path(folder) / path.name
-        FORMATS[format][0](model, x, written)
-        check_logits(FORMATS[format][1](model, written), model, x, f"the {format} file", path)
-        os.replace(written, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
+            written = Path(folder) / path.name
+            FORMATS[format][0](model, x, written)
+            check_logits(FORMATS[format][1](model, written), model, x, f"the {format} file", path)
+            os.replace(written, path)
+    except (OSError, SafetensorError) as reason:  # a full disk, a folder that may not be written
+        why = getattr(reason, "strerror", None) or first_line(reason)
+        raise RattleError(f"cannot write {path}: {why}; nothing was written") from reason
     return path
 
 
@@ -91,7 +97,9 @@ def _read_safetensors(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor
 def _write_torchscript(model: nn.Module, example: Tensor, path: Path) -> None:
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # in favour of torch.export
         traced: Any = torch.jit.trace(model, example, check_trace=False)
-        torch.jit.save(traced, str(path))
+        content = io.BytesIO()  # on a full disk torch's own writer of files aborts the process
+        torch.jit.save(traced, content)
+    path.write_bytes(content.getbuffer())
 
 
 def _read_torchscript(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import check_labels, images_checked, not_taken
-from rattle.errors import RattleError
+from rattle.errors import RattleError, is_out_of_memory
 from rattle.forward import PairedForward
 from rattle.losses import refuse_one_logit
 from rattle.models import find_head
@@ -46,9 +46,9 @@ def compute_loss(
     forward = PairedForward(model, needs, find_head(model, head) if needs.features or needs.head_noise else None)
     try:
         outputs = forward(x, x_adv, u)
-    except (RattleError, torch.OutOfMemoryError):
-        raise
     except (RuntimeError, IndexError, TypeError, ValueError) as reason:
+        if isinstance(reason, RattleError) or is_out_of_memory(reason):
+            raise
         raise not_taken(model, x, reason) from reason
     refuse_one_logit(outputs.logits_adv)
     with images_checked():  # values are looked at on a CPU alone

@@ -123,14 +123,15 @@ def on_main(action: Callable[[], object]) -> None:
         action()
         return
     refusal: list[str | None] = [None]
+    own: RattleError | None = None
     if is_main():
         try:
             action()
         except RattleError as mistake:
-            refusal = [str(mistake)]
+            own, refusal = mistake, [str(mistake)]
     dist.broadcast_object_list(refusal, src=0)
     if refusal[0] is not None:
-        raise told(RattleError(refusal[0]))
+        raise told(own or RattleError(refusal[0]))
 
 
 def gathered(value: T) -> list[T]:

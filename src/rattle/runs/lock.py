@@ -24,6 +24,10 @@ from rattle.runs.source import is_kept, keep_source
 LOCK = Run.lock.name
 
 
+class Held(RattleError):
+    """The folder is another process's."""
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a lock file alone; raises RattleError if another process holds it.
@@ -38,7 +42,7 @@ def locked(path: Path) -> Iterator[None]:
             except OSError:
                 time.sleep(pause)
         else:
-            raise RattleError(f"{path.parent} is being written by {owner(path)}: wait, or choose another --out")
+            raise Held(f"{path.parent} is being written by {owner(path)}: wait, or choose another --out")
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
@@ -70,12 +74,13 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
     that holds anything else. A new run that raises RattleError before it has saved anything leaves nothing behind.
     """
     new, made = not run.exists(), [folder for folder in (run.folder, *run.folder.parents) if not folder.exists()]
+    distributed.on_main(lambda: check_folder(run, resume=resume, overwrite=overwrite))
     with ExitStack() as lock:
-        distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
         try:
+            distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
             yield
         except BaseException as reason:
-            if distributed.is_main():
+            if distributed.is_main() and not isinstance(reason, Held):
                 settle(run)
                 unused = not run.checkpoints.exists() and not run.diverged.exists()
                 if new and unused and isinstance(reason, RattleError):
@@ -84,8 +89,7 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
 
 
 def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitStack) -> None:
-    """Check that the folder may be written, lock it, and write recipe and environment."""
-    check_folder(run, resume=resume, overwrite=overwrite)
+    """Lock the folder, and write recipe and environment."""
     with writing(run.lock):
         lock.enter_context(locked(run.lock))
         settle(run)  # a process that was killed while it replaced the run
@@ -117,7 +121,7 @@ def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
 def refuse_held(run: Run, resume: bool, overwrite: bool) -> None:
     """Refuse a folder that holds a run unless something is to be done with it."""
     if run.exists() and not (resume or overwrite):
-        raise RattleError(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
+        raise Held(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
 
 
 def check_resumable(run: Run, recipe: Recipe) -> None:
