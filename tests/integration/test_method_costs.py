@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-NAMES = ("trades", "at", "gat", "hat", "trades-2nd", "trades-awp-2nd", "fat")
+NAMES = ("trades", "at", "hat", "trades-2nd")
 
 
 @pytest.fixture(scope="module")
