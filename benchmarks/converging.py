@@ -86,8 +86,8 @@ def judge(found: dict, stored: dict | None) -> bool:
         mean, error = paired(found["1"][LOCAL], found["2"][LOCAL], name)
         good &= abs(mean) <= FAR * error
         print(f"{LOCAL}, local statistics: {name} on 2 ranks minus 1, last epoch: {mean:+.4f} ± {error:.4f} (s.e.)")
-    for ranks in stored or ():
-        distance = apart(stored[ranks][EXACT], found[ranks][EXACT])
+    for ranks, known in (stored or {}).items():
+        distance = apart(known[EXACT], found[ranks][EXACT])
         good &= distance < SAME
         print(f"{EXACT}, {ranks} rank(s): losses differ from the stored ones by at most {distance:.1e} of themselves")
     return good

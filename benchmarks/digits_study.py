@@ -17,6 +17,7 @@ import torch
 
 from rattle.attacks.registry import get_attack
 from rattle.evaluation.evaluate import evaluate
+from rattle.objectives import Trades
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.load import load
@@ -34,8 +35,9 @@ def recipe_of(method: str, seed: int) -> Recipe:
     recipe = replace(get_recipe(f"digits-linf-cnn-{method.removesuffix('-released')}"), seed=seed)
     if not method.endswith("-released"):
         return recipe
-    taylor = replace(recipe.objective.taylor, mode="released")
-    objective = replace(recipe.objective, taylor=taylor, clean_weight="one-minus-eta")
+    objective = recipe.objective
+    assert isinstance(objective, Trades)
+    objective = replace(objective, taylor=replace(objective.taylor, mode="released"), clean_weight="one-minus-eta")
     return replace(recipe, objective=objective, noise=Noise(sigma=0 if recipe.awp else 1e-4, where="convolutions"))
 
 

@@ -68,16 +68,21 @@ def main(argv: list[str] | None = None, *, alone: bool = False) -> int:
         close = difflib.get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean `rattle {close[0]}`?" if close else f"the commands are {', '.join(COMMANDS)}."
         return fail(f"unknown command {args[0]!r}; {hint}")
+    return execute(args[0], args[1:], alone=alone)
+
+
+def execute(command: str, args: list[str], *, alone: bool) -> int:
+    """Run a command with the words after it; its exit code. Every mistake of a user ends in one sentence."""
     warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"  # without file and line
     os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:
         if int(os.environ.get("WORLD_SIZE", "1")) < 2:  # ranks refuse together, once they have met
-            early.check(args[0], args[1:])
-            if rehearsal.refuses(args[0], args[1:], alone=alone):
+            early.check(command, args)
+            if rehearsal.refuses(command, args, alone=alone):
                 return rehearsal.REFUSED
         if alone:
             keep_memory()
-        importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
+        importlib.import_module(f"rattle.cli.{command}").main(args)
     except RattleError as mistake:
         return wait_for_words() if mistake.told else fail(str(mistake))
     except StoppedBySignal as stop:

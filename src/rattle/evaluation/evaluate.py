@@ -209,8 +209,7 @@ def evaluate(
 ) -> Evaluation:
     """Attack images; with a folder `out`, leave out/ATTACK.json for each attack.
 
-    After an interruption the same call goes on where it was at most a minute before: until the result files are
-    written, `out` holds hidden files with the batches that are done and, every half a minute, the one under way.
+    After an interruption the same call goes on where it was at most a minute before, from hidden files in `out`.
 
     >>> model, x, y = torch.nn.Flatten(), torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
     >>> result = evaluate(model, x, y, ["fgsm", "pgd20"], threat=Threat(epsilon=0.1))

@@ -140,9 +140,7 @@ def make_recipe(
     >>> make_recipe("trades-2nd", epsilon=4 / 255, epochs=30).method
     'TRADES + 1st + 2nd'
     """
-    for what, value in {"method": method, "norm": norm}.items():
-        check_type(what, value, str)
-    check_type("epsilon", 0.0 if epsilon is None else epsilon, float)
+    check_words(method, norm, epsilon)
     setting = SETTINGS.get(data.name) or Setting(data=data, step_sizes=PAPER_THREATS)
     base, suffixes = parse_method(method)
     attack = replace(base.attack, **threat_of(setting, norm, epsilon, step_size))
@@ -162,6 +160,13 @@ def make_recipe(
     recipe = with_settings(recipe, base.settings, setting.training)
     recipe = released(recipe) if "-released" in suffixes else recipe
     return with_changes(fast(recipe, setting) if "-fast" in suffixes else recipe, changes)
+
+
+def check_words(method: str, norm: str, epsilon: float | None) -> None:
+    """Refuse what a Python caller gave of another type."""
+    for what, value in {"method": method, "norm": norm}.items():
+        check_type(what, value, str)
+    check_type("epsilon", 0.0 if epsilon is None else epsilon, float)
 
 
 def method_pattern() -> str:
