@@ -10,7 +10,7 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.models import create_model
 from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat
-from support.other_device import DEVICE, other_device, There, to_device
+from support.other_device import DEVICE, There, other_device, to_device
 
 EPSILON = {"linf": 0.1, "l2": 0.8, "l1": 6.0}
 BRIEF = {  # every operation goes through Python, so few steps
