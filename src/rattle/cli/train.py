@@ -127,8 +127,9 @@ def main(args: list[str]) -> None:
         print(USAGE)
         return
     with distributed.process_group():
+        restarts = distributed.any_rank(distributed.restart_count())  # a machine that came back counts none
         with distributed.agreed():
-            options, out, how = read(args)
+            options, out, how = read(args, restarts)
             recipe, images = (
                 custom.fit_to_images(options.recipe, args) if args[0] == "custom" else (options.recipe, None)
             )
@@ -140,9 +141,10 @@ def main(args: list[str]) -> None:
     say(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20{trust}")
 
 
-def read(args: list[str]) -> tuple[Options, str, dict[str, Any]]:
+def read(args: list[str], restarts: int | None = None) -> tuple[Options, str, dict[str, Any]]:
     """The options with the recipe to train, the run folder, and whether to resume or overwrite it.
 
+    restarts: how often torchrun has started the job again, on the machine that counts most; None: as this one counts.
     Raises RattleError for what takes no network and no images to refuse.
     """
     if args[0].startswith("-"):
@@ -162,7 +164,8 @@ def read(args: list[str]) -> tuple[Options, str, dict[str, Any]]:
     out = options.out or folder_of(text, recipe, options.resume)
     if options.resume and not take(rest, ("epochs",))[0]:
         check_length(Run(Path(out)), recipe)
-    again = distributed.restart_count() > 0  # torchrun --max-restarts: resume, and replace nothing
+    # torchrun --max-restarts: resume, and replace nothing
+    again = (distributed.restart_count() if restarts is None else restarts) > 0
     how: dict[str, Any] = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
     check_folder(Run(Path(out)), **how)
     check_recipe(recipe, goes_on=how["resume"] and Run(Path(out)).exists())

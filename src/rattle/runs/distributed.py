@@ -50,7 +50,7 @@ def choose_device(name: torch.device | str = "auto") -> torch.device:
 
 
 def restart_count() -> int:
-    """How often torchrun has restarted this job because a process died."""
+    """How often torchrun has restarted the ranks of this machine because a process died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
