@@ -13,7 +13,7 @@ from rattle.errors import RattleError
 from rattle.models.registry import list_models
 from rattle.objectives.base import GROUPS
 from rattle.objectives.registry import METHODS
-from rattle.recipes.catalog import SETTINGS, describe, get_recipe, list_recipes, parts_of
+from rattle.recipes.catalog import SETTINGS, TIMM, describe, get_recipe, list_recipes, parts_of
 from rattle.recipes.idle import idle_settings
 from rattle.runs.zoo import entry, list_zoo
 
@@ -81,7 +81,7 @@ def name_lines() -> list[str]:
     rows = {
         "DATASET": ", ".join(SETTINGS),
         "NORM": ", ".join(norms),
-        "MODEL": f"{', '.join(list_models())}; cnn for the digits",
+        "MODEL": f"{', '.join(list_models())}; cnn for the digits; {', '.join(TIMM)} of timm",
         "METHOD": "one of the above, and then, each if wanted:",
         "  -awp": f"adversarial weight perturbation (Wu et al. 2020): {', '.join(awp)}",
         "  -sam, -asam": "sharpness-aware minimisation in its place, on any method",
