@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         early.check(args[0], args[1:])
         if rehearsal.refuses(args[0], args[1:]):
             return rehearsal.REFUSED
-        importlib.import_module(f"rattle.cli.{args[0]}").main(args[1:])
+        call(args[0], args[1:])
     except RattleError as mistake:
         return fail(str(mistake))
     except StoppedBySignal as stop:
@@ -81,10 +81,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    except (MemoryError, RuntimeError) as reason:
-        if not is_out_of_memory(reason):
-            raise
-        return fail(f"out of memory ({first_line(reason)}): take a smaller --batch-size; what was saved is intact")
     except BrokenPipeError:  # `rattle recipes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as reason:
@@ -92,6 +88,17 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return fail(f"cannot use {reason.filename}: {reason.strerror}")
     return 0
+
+
+def call(command: str, args: list[str]) -> None:
+    """Run a command; memory that runs out is a user's mistake too."""
+    try:
+        importlib.import_module(f"rattle.cli.{command}").main(args)
+    except (MemoryError, RuntimeError) as reason:
+        if not is_out_of_memory(reason):
+            raise
+        advice = "take a smaller --batch-size; what was saved is intact"
+        raise RattleError(f"out of memory ({first_line(reason)}): {advice}") from reason
 
 
 def fail(sentence: str) -> int:
