@@ -128,7 +128,7 @@ def test_the_reading_of_imports_sees_every_form(tmp_path: Path) -> None:
 
 
 # Lines of Python. Raised only with a decision record.
-ROOM_BUDGETS = {"method": 1280, "objectives": 2300, "attacks": 1760, "training": 2060}
+ROOM_BUDGETS = {"method": 1300, "objectives": 2340, "attacks": 1800, "training": 2080}
 FILE_BUDGET, FUNCTION_BUDGET = 400, 40
 
 

@@ -54,20 +54,14 @@ def check_choices(settings: Any, where: str) -> None:
             check_type(f"{where}.{field.name}", value, kinds[0])
 
 
-KINDS = {
-    int: (Integral, "a whole number"),
-    float: (Real, "a number"),
-    str: (str, "text"),
-    bool: (bool, "True or False"),
-}
+KINDS = {int: Integral, float: Real, str: str, bool: bool}  # what counts as one: numpy's numbers too
 
 
 def check_type(name: str, value: object, kind: type) -> None:
     """Refuse a value that is not of this kind (int, float, str or bool), and a whole number that no tensor holds."""
-    wanted, words = KINDS[kind]
-    wrong = not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool)
+    wrong = not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind is not bool)
     if wrong or (isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63):
-        raise RattleError(f"{name} must be {words}, got {reprlib.repr(value)}")
+        raise RattleError(f"{name} must be {kind.__name__}, got {reprlib.repr(value)}")
 
 
 def with_fields(settings: T, changes: Mapping[str, Any], where: str) -> T:

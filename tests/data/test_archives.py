@@ -302,3 +302,13 @@ def test_random_damage_is_refused_or_harmless(tmp_path: Path, kind: str) -> None
             sentences.append(str(error))
     assert len(sentences) > 10
     assert not any("\n" in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize("name", ["cifar-10-python.tar.gz", "cifar-10-batches-py/data_batch_2"])
+def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    if "/" in name:
+        write_folder(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
+        (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(RattleError, match="is not a file|lacks data_batch_2"):
+        Data(name="cifar10", root=str(tmp_path)).load()

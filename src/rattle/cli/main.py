@@ -82,7 +82,7 @@ def execute(command: str, args: list[str], *, alone: bool) -> int:
                 return rehearsal.REFUSED
         if alone:
             keep_memory()
-        importlib.import_module(f"rattle.cli.{command}").main(args)
+        call(command, args)
     except RattleError as mistake:
         return wait_for_words() if mistake.told else fail(str(mistake))
     except StoppedBySignal as stop:
@@ -91,10 +91,6 @@ def execute(command: str, args: list[str], *, alone: bool) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    except (MemoryError, RuntimeError) as reason:
-        if not is_out_of_memory(reason):
-            raise
-        return fail(f"out of memory ({first_line(reason)}): take a smaller --batch-size; what was saved is intact")
     except BrokenPipeError:  # `rattle recipes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as reason:
@@ -102,6 +98,17 @@ def execute(command: str, args: list[str], *, alone: bool) -> int:
             raise
         return fail(f"cannot use {reason.filename}: {reason.strerror}")
     return 0
+
+
+def call(command: str, args: list[str]) -> None:
+    """Run a command; memory that runs out is a user's mistake too."""
+    try:
+        importlib.import_module(f"rattle.cli.{command}").main(args)
+    except (MemoryError, RuntimeError) as reason:
+        if not is_out_of_memory(reason):
+            raise
+        advice = "take a smaller --batch-size; what was saved is intact"
+        raise RattleError(f"out of memory ({first_line(reason)}): {advice}") from reason
 
 
 def wait_for_words() -> int:

@@ -51,7 +51,12 @@ def check_size(size: int, what: str, limit: int = MEMBER_LIMIT) -> None:
 
 @contextmanager
 def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Turn EOFError, OSError and the given errors of a parser into a RattleError that names the file."""
+    """Turn EOFError, OSError and the given errors of a parser into a RattleError that names the file.
+
+    A pipe or a device, on which reading could wait for ever, is refused.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise RattleError(f"{path} is not a file: nothing was loaded")
     try:
         yield
     except RattleError:

@@ -140,7 +140,8 @@ def make_recipe(
     >>> make_recipe("trades-2nd", epsilon=4 / 255, epochs=30).method
     'TRADES + 1st + 2nd'
     """
-    check_words(method, norm, epsilon)
+    check_type("method", method, str)
+    check_type("epsilon", 0.0 if epsilon is None else epsilon, float)
     setting = SETTINGS.get(data.name) or Setting(data=data, step_sizes=PAPER_THREATS)
     base, suffixes = parse_method(method)
     attack = replace(base.attack, **threat_of(setting, norm, epsilon, step_size))
@@ -160,13 +161,6 @@ def make_recipe(
     recipe = with_settings(recipe, base.settings, setting.training)
     recipe = released(recipe) if "-released" in suffixes else recipe
     return with_changes(fast(recipe, setting) if "-fast" in suffixes else recipe, changes)
-
-
-def check_words(method: str, norm: str, epsilon: float | None) -> None:
-    """Refuse what a Python caller gave of another type."""
-    for what, value in {"method": method, "norm": norm}.items():
-        check_type(what, value, str)
-    check_type("epsilon", 0.0 if epsilon is None else epsilon, float)
 
 
 def method_pattern() -> str:
@@ -197,6 +191,7 @@ def parse_method(text: str) -> tuple[Method, set[str]]:
 
 def threat_of(setting: Setting, norm: Norm, epsilon: float | None, step_size: float | None) -> dict[str, Any]:
     """Threat and step size of an attack; what is not given is the setting's, the step in proportion to epsilon."""
+    check_type("norm", norm, str)
     if norm not in setting.step_sizes and (epsilon is None or step_size is None):
         Threat(norm=norm)  # refuses what is no norm
         raise RattleError(f"no setting of {norm} is published: give epsilon and step_size")
