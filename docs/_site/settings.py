@@ -26,7 +26,7 @@ def comments(lines: list[str]) -> dict[str, str]:
         field = FIELD.match(line)
         if field:
             name = field[1]
-        elif line.startswith(("    def ", "    @")) or (line.startswith("    ") and not line.strip()):
+        elif not line.strip() or line.startswith(("    def ", "    @")):
             name = None
         comment = COMMENT.search(line)
         if name and comment:
