@@ -92,7 +92,10 @@ def test_the_input_surface_of_a_quadratic_is_the_quadratic_on_the_plane() -> Non
     model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
     plane = input_plane(model, x, y, radius=0.2, points=5, loss=as_loss)
     surface = input_surface(model, x, y, plane, batch_size=7, loss=as_loss)
-    matrix, g, r = model.get_buffer("A").numpy(), plane.gradient.reshape(3, 4), plane.rademacher.reshape(3, 4)
+    matrix = model.get_buffer("A").numpy()
+    g, r = (
+        part.reshape(3, 4).astype(float) for part in (plane.gradient, plane.rademacher)
+    )  # numpy 1: a * g in float32
     for i in range(3):
         for j, a in enumerate(plane.a):
             for k, b in enumerate(plane.b):

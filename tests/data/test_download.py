@@ -181,7 +181,7 @@ def test_a_contact_sheet_shows_a_row_for_each_class(tmp_path: Path, classes: int
     path = contact_sheet(data, tmp_path / "deep" / "sheet.png", columns=4)
     with Image.open(path) as picture:
         assert picture.format == "PNG"
-        values = set(picture.convert("L").get_flattened_data())
+        values = set(picture.convert("L").tobytes())
     assert set((y * 7).tolist()) <= values
 
 

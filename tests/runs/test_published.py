@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save
 from torch.optim.swa_utils import AveragedModel
 
+from rattle import __version__
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.recipes.catalog import get_recipe
@@ -66,7 +67,7 @@ CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a shape of text": (lambda c: c.update(shape="1x8x8"), "must be channels, height and width"),
     "a huge shape": (lambda c: c.update(shape=[10**9, 8, 8]), "must be channels, height and width"),
     "a recipe that is a list": (lambda c: c.update(recipe=[]), "is no model's name"),
-    "an unknown setting": (lambda c: c["recipe"].update(colour="red"), r"published by rattle 0.1.0, this is"),
+    "an unknown setting": (lambda c: c["recipe"].update(colour="red"), f"published by rattle {__version__}, this is"),
     "a later format": (lambda c: c.update(format=99), "this version reads up to 1: upgrade rattle"),
     "another library": (lambda c: c.update(library="transformers"), "was not written by `rattle push`"),
     "another checksum": (lambda c: c.update(sha256="0" * 64), "is damaged: the checksum of model.safetensors"),

@@ -28,6 +28,7 @@ MARGIN = {"l": 56, "r": 16, "t": 12, "b": 48}
 LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"}
 MOST_TICKS = 30  # with more classes their names do not fit along an axis
 MOST_NUMBERS = 12  # with more classes a number does not fit into a cell of the matrix
+FAINT = "rgba(255, 255, 255, 0.33)"  # contours on a surface; plotly 5.20 takes no #rrggbbaa
 ACCURACY_CURVES = (  # column of metrics.jsonl, legend, dash, width
     ("val_robust", "robust", "solid", 2.4),
     ("val_clean", "clean", "dash", 1.6),
@@ -328,7 +329,7 @@ def surface(grid: Grid, loss: np.ndarray, scale: tuple[float, float], titles: tu
     centre, lift = finite(loss[len(grid.a) // 2, len(grid.b) // 2]), 0.015 * (high - low)
     x, y = ([float(f"{v:.4g}") for v in values] for values in (grid.a, grid.b))
     mesh: Spec = {"type": "surface", "x": x, "y": y, "z": rounded(loss.T), "cmin": low, "cmax": high, **MESH}
-    mesh["contours"] = {"z": {"show": True, "start": low, "end": high, "size": (high - low) / 14, "color": "#ffffff55"}}
+    mesh["contours"] = {"z": {"show": True, "start": low, "end": high, "size": (high - low) / 14, "color": FAINT}}
     mesh["hovertemplate"] = "%{x:.3f}, %{y:.3f}: loss %{z:.3f}<extra></extra>"
     top = None if centre is None else centre + lift
     dot: Spec = {"type": "scatter3d", "mode": "markers", "x": [0], "y": [0], "z": [top], "marker": DOT}
