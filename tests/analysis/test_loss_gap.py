@@ -66,6 +66,8 @@ def test_with_two_classes_and_equal_confidence_the_ranks_agree_entirely() -> Non
 def test_there_is_no_correlation_where_nothing_changes() -> None:
     split = split_of(torch.ones(8, 4, dtype=torch.float64))
     assert (split.rank, split.low, split.high, split.pearson) == (None, None, None, None)
+    diverged = split_of(torch.rand(8, 4, dtype=torch.float64).index_fill(0, torch.tensor([2]), float("nan")))
+    assert (diverged.rank, diverged.pearson) == (None, None)
 
 
 def test_over_training_the_excess_of_a_loss_is_test_less_training() -> None:

@@ -104,10 +104,11 @@ def losses_of(
 
 
 def correlation(a: Any, b: Any) -> float | None:
-    """Pearson's; None where one of the two never changes, or there are too few."""
-    a, b = np.asarray(a, float), np.asarray(b, float)
-    constant = any(np.ptp(each) <= 1e-12 * max(abs(each).max(), 1e-300) for each in (a, b)) if len(a) else True
-    return None if len(a) < LEAST or constant else float(np.corrcoef(a, b)[0, 1])
+    """Pearson's; None where one of the two never changes or is not finite, or there are too few."""
+    pair = np.asarray([a, b], float)
+    if pair.shape[1] < LEAST or not np.isfinite(pair).all() or (np.ptp(pair, 1) <= 1e-12 * abs(pair).max(1)).any():
+        return None
+    return float(np.corrcoef(pair)[0, 1])
 
 
 def rank_correlation(a: Any, b: Any) -> tuple[float | None, float | None, float | None]:
