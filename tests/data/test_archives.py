@@ -310,5 +310,5 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path, name: 
         write_folder(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
         (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(RattleError, match="is not a file|lacks data_batch_2"):
+    with pytest.raises(RattleError, match=r"is not a file|lacks data_batch_2"):
         Data(name="cifar10", root=str(tmp_path)).load()

@@ -127,7 +127,7 @@ def keep_memory() -> None:
     """Have glibc keep the memory of large tensors for the next ones, as evaluation's other processes do.
 
     It would return each to the system and get it back zeroed: up to half of a small network's forward pass goes there
-    (docs/performance.md). Whoever sets MALLOC_MMAP_MAX_ has the word; other systems' allocators are left alone.
+    (docs/studies/performance.md). Whoever sets MALLOC_MMAP_MAX_ has the word; other systems' allocators are left alone.
     """
     if sys.platform != "linux" or "MALLOC_MMAP_MAX_" in os.environ:
         return
