@@ -140,7 +140,6 @@ def make_recipe(
     >>> make_recipe("trades-2nd", epsilon=4 / 255, epochs=30).method
     'TRADES + 1st + 2nd'
     """
-    check_type("method", method, str)
     check_type("epsilon", 0.0 if epsilon is None else epsilon, float)
     setting = SETTINGS.get(data.name) or Setting(data=data, step_sizes=PAPER_THREATS)
     base, suffixes = parse_method(method)
