@@ -1,4 +1,4 @@
-"""What the last release promised (docs/stability.md) is still there."""
+"""What the last release promised (docs/guides/stability.md) is still there."""
 
 from pathlib import Path
 
@@ -20,4 +20,4 @@ def test_the_promises_are_of_this_version() -> None:
 def test_nothing_that_was_promised_is_gone() -> None:
     there = {*surface()}
     gone = [line for line in PROMISED if line not in there]
-    assert not gone, f"see docs/stability.md, *Deprecation*: {gone}"
+    assert not gone, f"see docs/guides/stability.md, *Deprecation*: {gone}"
