@@ -71,11 +71,12 @@ def test_counts_do_not_vary(found: dict[str, Tally]) -> None:
 
 
 def test_no_component_asks_more_than_the_references(found: dict[str, Tally]) -> None:
-    """But for the few images on which layouts, BatchNorm and determinism are tried."""
+    """But for the few images on which layouts, BatchNorm (batches of 2, 2, 1 and 6) and determinism are tried."""
+    folding, layout, determinism = 2 + 2 + 1 + 6, PROBED, 4
     for name in COMPONENTS:
         ours, theirs = found[name], found[name + THEIRS]
-        assert 0 < ours.forward <= theirs.forward + 10
-        assert ours.backward <= theirs.backward + 10
+        assert 0 < ours.forward <= theirs.forward + folding + layout + determinism
+        assert ours.backward <= theirs.backward + folding
 
 
 def test_the_last_line_is_the_sum(found: dict[str, Tally]) -> None:

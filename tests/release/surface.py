@@ -91,5 +91,7 @@ def keys(file: str, plain: Plain) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(f"# What rattle {rattle.__version__} promises (docs/guides/stability.md); written by tests/release/surface.py.")
+    print(
+        f"# What rattle {rattle.__version__} promises (docs/guides/stability.md); written by tests/release/surface.py."
+    )
     print("\n".join(surface()))

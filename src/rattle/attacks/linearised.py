@@ -23,7 +23,7 @@ class LinearisedAPGD:
     threat: Threat = Threat()
     targets: int = 3  # one run each; at most C - 1
     candidates: int = 100  # the likeliest wrong classes, of which the targets are chosen
-    steps: int = 100
+    steps: int = 100  # of each run
     restarts: int = 1  # runs from random points; images broken by one take no part in the next
 
     def __post_init__(self) -> None:
