@@ -170,6 +170,7 @@ def method_pattern() -> str:
 
 def parse_method(text: str) -> tuple[Method, set[str]]:
     """The method that a name begins with, its objective with the Taylor terms that the name ends with; the suffixes."""
+    check_type("method", text, str)
     if not re.fullmatch(method_pattern(), text):
         raise unknown("method", text, [f"{method}{suffix}" for method in method_names() for suffix in ORDERS])
     rest, suffixes = text, set()
