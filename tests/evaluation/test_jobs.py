@@ -11,6 +11,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from rattle.attacks import APGD, PGD, AttackSequence, RayS
 from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
+from rattle.models.user import USER_MODULE
 from rattle.runs.progress import Advance, NullConsole
 from rattle.threat import Threat
 from support.processes import until
@@ -155,9 +157,21 @@ def test_the_command_runs_a_file_of_the_users_in_every_process(
     assert flags[0] == flags[1]
 
 
+def test_a_file_of_the_users_that_the_evaluation_does_not_need_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = ModuleType(f"{USER_MODULE}gone")
+    gone.__file__ = str(tmp_path / "gone.py")
+    monkeypatch.setitem(sys.modules, gone.__name__, gone)
+    model, x, y = case(8)
+    one, two = (evaluate(model, x, y, "fgsm", batch_size=4, jobs=jobs) for jobs in (1, 2))
+    assert one.attacks["fgsm"].flags == two.attacks["fgsm"].flags
+
+
 SLEEPER = """
 import sys, torch
 from rattle.evaluation.evaluate import evaluate
+from rattle.models.user import USER_MODULE
 from sleeping import Sleep
 x = torch.rand(8, 1, 4, 4)
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))

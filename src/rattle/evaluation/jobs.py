@@ -66,8 +66,13 @@ class Workers:
     """
 
     def __init__(self, plan: Any, count: int) -> None:
-        user = {name: module.__file__ for name, module in list(sys.modules.items()) if name.startswith(USER_MODULE)}
-        self.greeting = packed((user, folders_of(plan.model))) + packed(plan)
+        sent = packed(plan)
+        user = {
+            name: module.__file__
+            for name, module in list(sys.modules.items())
+            if name.startswith(USER_MODULE) and name.encode() in sent  # a pickle names the modules of what it holds
+        }
+        self.greeting = packed((user, folders_of(plan.model), sent))
         self.count, self.threads = count, max(1, torch.get_num_threads() // count)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.start()
@@ -184,11 +189,11 @@ def serve() -> NoReturn:
 
 def welcome(tasks: io.BufferedReader) -> Any:
     """The plan that a process is sent first; the user's own files, which the first process has run, come before it."""
-    user, folders = pickle.load(tasks)
+    user, folders, sent = pickle.load(tasks)
     for name, file in user.items():
         run_file(Path(file), name)
     sys.path += folders
-    plan = pickle.load(tasks)
+    plan = pickle.loads(sent)
     plan.model.eval()
     return plan
 
@@ -203,7 +208,11 @@ def folders_of(model: nn.Module) -> list[str]:
 
 def read_tasks(tasks: io.BufferedReader, inbox: SimpleQueue) -> None:
     """Read ahead in a thread, which notices in the middle of a batch that nobody is there any more."""
-    with suppress(EOFError):
+    code = 1  # whatever else happens here, nobody would wait for this process in vain
+    try:
         for task in iter(partial(pickle.load, tasks), None):
             inbox.put(task)
-    os._exit(0)
+    except EOFError:
+        code = 0
+    finally:
+        os._exit(code)
