@@ -248,6 +248,7 @@ def test_images_that_mean_nothing_are_refused(spoil, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
+        ({"restarts": 2**31}, "attack.restarts must be at most 1,000,000, got 2147483648"),
         ({"steps": 0}, "attack.steps must be >= 1, got 0"),
         ({"restarts": 0}, "attack.restarts must be >= 1, got 0"),
         ({"step_size": -1.0}, "attack.step_size must be >= 0, got -1.0"),

@@ -92,12 +92,18 @@ def describe(attack: Attack) -> dict[str, Any]:
     return {"kind": type(attack).__name__, **described}
 
 
+MOST_TIMES = 10**6  # that an attack does anything; more is a slip, and would never end
+
+
 def check_at_least(attack: object, **lowest: float) -> None:
-    """Refuse settings of an attack below the given values."""
+    """Refuse settings of an attack below the given values, and counts that no attack comes to the end of."""
     check_choices(attack, "attack")
     for name, low in lowest.items():
-        if not getattr(attack, name) >= low:
-            raise RattleError(f"attack.{name} must be >= {low}, got {getattr(attack, name)}")
+        value = getattr(attack, name)
+        if not value >= low:
+            raise RattleError(f"attack.{name} must be >= {low}, got {value}")
+        if isinstance(value, int) and value > MOST_TIMES:
+            raise RattleError(f"attack.{name} must be at most {MOST_TIMES:,}, got {value}")
 
 
 CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
