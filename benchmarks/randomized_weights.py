@@ -31,6 +31,7 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.objectives import Taylor
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
+from rattle.recipes.schedules import OneCycle
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
@@ -38,10 +39,10 @@ from rattle.runs.paths import Run
 from rattle.training.loop import fit
 from rattle.weights import Noise
 
-MODEL, WIDTH = "cnn-slim", 40  # 229,010 weights, BatchNorm
-IMAGES, HELD_OUT, EPOCHS, BATCH, RATE = 10_000, 2_000, 20, 32, 0.02
-AUGMENT = Augment(pad=0, flip=True)
-STEPS, STEP_SIZE = 5, 3.2 / 255  # of the inner attack: half of the paper's, for twice the runs
+MODEL = "cnn-strided"  # 246,314 weights, BatchNorm
+IMAGES, HELD_OUT, EPOCHS, BATCH, RATE = 20_000, 2_000, 12, 64, 0.1
+AUGMENT, SCHEDULE = Augment(pad=2, flip=True), OneCycle(peak=0.3)
+STEPS, STEP_SIZE = 3, 4 / 255  # of the inner attack: a third of the paper's, for more runs
 CHECKPOINTS = ("best", "last")
 SCREENING_SEEDS, FRESH_SEEDS = (100, 101), (0, 1, 2, 3, 4)
 
@@ -92,7 +93,6 @@ def recipe_of(variant: str, seed: int, data: str) -> Recipe:
     return replace(
         recipe,
         name=f"{MODEL}-{variant}",
-        width=WIDTH,
         data=Data(name=data, train_size=IMAGES, val_size=HELD_OUT, augment=AUGMENT),
         attack=replace(recipe.attack, steps=STEPS, step_size=STEP_SIZE),
         objective=replace(recipe.objective, taylor=taylor),  # type: ignore[type-var]
@@ -100,6 +100,7 @@ def recipe_of(variant: str, seed: int, data: str) -> Recipe:
         noise_samples=changes.get("noise_samples", 1),
         awp=replace(recipe.awp, warmup=1) if recipe.awp else None,  # 10 of 200 epochs
         optimizer=replace(recipe.optimizer, lr=RATE),
+        schedule=SCHEDULE,
         epochs=EPOCHS,
         batch_size=BATCH,
         seed=seed,

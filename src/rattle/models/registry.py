@@ -14,7 +14,7 @@ from rattle.models.layers import MeanStd
 from rattle.models.mobilenet_v2 import MobileNetV2
 from rattle.models.preact_resnet import PreActResNet
 from rattle.models.resnet import ResNet18
-from rattle.models.small import SLIM, SmallCNN
+from rattle.models.small import SLIM, STRIDED, SmallCNN
 from rattle.models.user import call_builder, import_builder
 from rattle.models.vgg import VGG16
 from rattle.models.wide_resnet import WideResNet
@@ -23,6 +23,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "cnn": SmallCNN,
     "cnn-plain": partial(SmallCNN, norm=False),
     "cnn-slim": partial(SmallCNN, width=16, stages=SLIM, pool=4),
+    "cnn-strided": partial(SmallCNN, width=32, stages=STRIDED),
     "preact18": partial(PreActResNet, 18),
     "preact34": partial(PreActResNet, 34),
     "preact50": partial(PreActResNet, 50),
