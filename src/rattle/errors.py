@@ -4,6 +4,7 @@ import difflib
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from numbers import Integral, Real
 from types import NoneType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -41,10 +42,16 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> RattleError:
     return RattleError(f"unknown {kind} {name!r}{hint}{listing}")
 
 
+@cache
+def types_of(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields by name, read once: settings are made anew at every step of a training."""
+    return get_type_hints(kind)
+
+
 def check_choices(settings: Any, where: str) -> None:
     """Refuse a dataclass in which a field typed as a Literal, a number, text or bool holds something else; `where`
     precedes the field's name."""
-    hints = get_type_hints(type(settings))
+    hints = types_of(type(settings))
     for field in fields(settings):
         value, hint = getattr(settings, field.name), hints[field.name]
         if get_origin(hint) is Literal and (not isinstance(value, str) or value not in get_args(hint)):
@@ -68,7 +75,7 @@ def with_fields(settings: T, changes: Mapping[str, Any], where: str) -> T:
     """A dataclass with fields changed; refuses a name that is no field of it, with the nearest, and a wrong type."""
     if not is_dataclass(settings) or isinstance(settings, type):
         raise RattleError(f"{where} is no dataclass and has no settings to change")
-    hints, names = get_type_hints(type(settings)), [field.name for field in fields(settings)]
+    hints, names = types_of(type(settings)), [field.name for field in fields(settings)]
     for name, value in changes.items():
         if name not in names:
             raise unknown(f"setting of {where}", name, names)

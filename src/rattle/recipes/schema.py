@@ -6,7 +6,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from rattle.errors import RattleError, unknown
+from rattle.errors import RattleError, types_of, unknown
 
 T = TypeVar("T")
 OPEN: dict[Any, Callable[[], Sequence[type]]] = {}  # protocol -> the dataclasses that are registered for it now
@@ -15,7 +15,7 @@ OPEN: dict[Any, Callable[[], Sequence[type]]] = {}  # protocol -> the dataclasse
 def to_plain(value: Any) -> Any:
     """Dataclasses become dicts; where several kinds are possible the dict says which under `kind`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = typing.get_type_hints(type(value))
+        hints = types_of(type(value))
         plain = {}
         for field in dataclasses.fields(value):
             entry = to_plain(getattr(value, field.name))
@@ -62,7 +62,7 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     """The dataclass that the plain data describe; unknown keys and ill-typed values are refused with their place."""
     if not isinstance(plain, dict):
         raise RattleError(f"{where or kind.__name__}: expected settings, got {plain!r}")
-    hints = typing.get_type_hints(kind)
+    hints = types_of(kind)
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for key in plain:
         if key not in names:
