@@ -46,7 +46,7 @@ def test_two_devices_do_not_mix() -> None:
             _ = x + torch.rand(3)
 
 
-@pytest.mark.parametrize("norm", EPSILON)
+@pytest.mark.parametrize("norm", ["linf", "l2", pytest.param("l1", marks=pytest.mark.slow)])  # half of the time
 @pytest.mark.parametrize("name", BRIEF)
 def test_an_attack_mixes_no_devices_and_finds_what_it_finds_on_the_cpu(name: str, norm: Norm) -> None:
     if name == "rays" and norm != "linf":
