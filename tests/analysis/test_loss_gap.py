@@ -86,6 +86,7 @@ def test_over_training_the_excess_of_a_loss_is_test_less_training() -> None:
     assert over_training(found[:3])["gap"]["rank"] is None
 
 
+@pytest.mark.slow
 def test_the_command_measures_every_kept_checkpoint_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = replace(RECIPE, epochs=4, batch_size=32, keep_checkpoints=CheckpointSchedule(drops=(0,), dense=1.0))
     recipe = replace(recipe, data=replace(recipe.data, train_size=64), attack=replace(recipe.attack, steps=1))

@@ -427,6 +427,7 @@ def test_a_person_is_asked_before_long_work(
     assert ("TRADES+1st+2nd" in said.out) == (code == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [("trades",), pytest.param((), marks=pytest.mark.slow)])
 def test_runs_at_once_give_the_same_table(
     there: tuple[str, ...], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

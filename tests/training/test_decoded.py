@@ -195,6 +195,7 @@ def refused_by_both(args: list[str], folder: Path, *, in_own_folder: bool = Fals
     return "".join(child.words() for child in children)
 
 
+@pytest.mark.slow
 def test_a_picture_that_one_rank_cannot_decode_stops_both(tmp_path: Path) -> None:
     make(tmp_path / "set", train=8, val=2, side=20, classes=4)
     (tmp_path / "set" / "train" / "class-03" / "00007.jpg").write_bytes(b"\xff\xd8 no picture")
@@ -215,6 +216,7 @@ def test_ranks_with_different_pictures_stop_before_anything_is_trained(tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_shard_that_only_one_rank_misses_stops_both(tmp_path: Path) -> None:
     make(tmp_path / "rank0" / "set", train=8, val=2, side=20, classes=4, shards=3)
     shutil.copytree(tmp_path / "rank0", tmp_path / "rank1")
