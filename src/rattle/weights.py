@@ -166,8 +166,7 @@ class Noise:
         A generator of another device, such as the CPU's beside a GPU, gives the seed of a counter-based stream on the
         weights' own: the same u on every kind of GPU, where torch's generators draw by the number of processors.
         """
-        weights_of(model, {})
-        moved = {name: p for name, p in model.named_parameters() if self.sigma and self.moves(name, p)}
+        moved = {name: p for name, p in weights_of(model, {}).items() if self.sigma and self.moves(name, p)}
         here = generator.device if generator is not None else torch.device("cpu")
         far = next((p for p in moved.values() if p.device != here), None)
         draws = None if far is None else streams(generator, far.detach()[:1])
