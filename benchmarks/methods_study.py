@@ -38,6 +38,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
+from rattle.runs.lock import locked
 from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training.loop import fit
@@ -47,6 +48,7 @@ VARIANTS = ("trades-awp", "mart-awp", "s2o-trades-awp", "trades-sam", "at-asam")
 TAYLOR = ("at-2nd", "trades-1st", "trades-2nd", "trades-awp-2nd", "mart-2nd")
 NAMES = (*(name for name in METHODS if name not in LEFT_OUT), *VARIANTS, *TAYLOR)
 BUDGET, IMAGES, BATCH, RATE = 14, 5_000, 64, 0.05  # epochs of TRADES, training images, batch size, learning rate
+RESULTS = Path(__file__).parents[1] / "results"
 TEST_IMAGES = 1_000  # a fair sample of the 10,000, the same for every run
 
 
@@ -163,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("data", type=Path, help="cifar10.npz")
     parser.add_argument("--out", type=Path, default=Path("runs/methods-study"))
-    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=list(NAMES))
     parser.add_argument("--calibrate", action="store_true", help="measure what each method costs, train nothing")
@@ -182,7 +184,8 @@ def main() -> None:
         if (name, seed) in done:
             continue
         try:
-            study(name, seed, max(2, round(BUDGET / ratios[name])), options)
+            with locked(options.out / f"{name}-seed{seed}.lock"):  # also while it is attacked, when fit holds none
+                study(name, seed, max(2, round(BUDGET / ratios[name])), options)
         except RattleError as refusal:  # another process has it, or it diverged
             print(f"{name} seed {seed}: {refusal}", flush=True)
     return None

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from rattle.attacks.first_layer import fast_first_layer
 from rattle.errors import RattleError, first_line
 from rattle.weights import eval_mode
 
@@ -22,11 +23,12 @@ TOLERANCE = 1e-4  # relative difference that a folded copy may show in logits an
 
 @contextmanager
 def attack_mode(model: nn.Module) -> Iterator[None]:
-    """What every attack runs in: evaluation mode, no gradients for weights, BatchNorm as one multiply-add."""
+    """What every attack runs in: evaluation mode, no gradients for weights, BatchNorm as one multiply-add, and a faster
+    gradient by the image."""
     if not isinstance(model, nn.Module):
         raise RattleError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     wanted = [p for p in model.parameters() if p.requires_grad]
-    with eval_mode(model), affine_batchnorm(model):
+    with eval_mode(model), affine_batchnorm(model), fast_first_layer(model):
         for p in wanted:
             p.requires_grad_(False)
         try:
