@@ -3,7 +3,8 @@
 `python benchmarks/soak.py --kills 1000` trains every method plainly and on two ranks, evaluates, reports, sweeps and
 reproduces a table of the paper. It prints how often a process was killed and how many episodes ended bit for bit as the
 one that was never stopped; clocks (timing.jsonl, seconds) are not compared. Processes are forked from one that has
-torch imported, so that they start at once, and die like any other. `--kinds evaluation report` soaks these alone.
+torch imported, so that they start at once, and die like any other; those of the kind `torchrun` are started by it, and
+one rank dies, or everything. `--kinds evaluation report` soaks these alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -66,6 +68,7 @@ class Case:
     command: Callable[[Path], Args]
     content: Callable[[Path], object]
     ranks: int = 1
+    torchrun: bool = False
     prepare: Callable[[Path], object] = lambda out: None
 
 
@@ -110,8 +113,42 @@ class Forked:
             time.sleep(0.01)
 
 
+def run_torchrun(case: Case, out: Path) -> int:
+    """torchrun, the leader of a group of processes."""
+    front = (
+        f"-m torch.distributed.run --standalone --nproc-per-node {case.ranks} -m -- rattle".split()
+    )  # --: torchrun takes our --log for its own
+    with open("said-0.log", "wb") as said:
+        command = [sys.executable, *front, *case.command(out)]
+        return subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True).pid
+
+
+def ranks_of(agent: int) -> list[int]:
+    """The processes that torchrun has started."""
+    with suppress(OSError):
+        return [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
+    return []
+
+
+def kill_torchrun(agent: int, moments: random.Random) -> bool:
+    """Kill one rank, after which torchrun stops the other and fails, or everything at once; False if it had ended."""
+    ranks = ranks_of(agent)
+    with suppress(ProcessLookupError):
+        if ranks and moments.random() < 0.5:
+            os.kill(moments.choice(ranks), signal.SIGKILL)
+        else:
+            os.killpg(agent, signal.SIGKILL)
+    codes = end_of([agent], STALL)
+    with suppress(ProcessLookupError):
+        os.killpg(agent, signal.SIGKILL)
+    assert codes is not None, "torchrun hangs after the death of a rank"
+    return codes != [0]
+
+
 def start(case: Case, out: Path) -> list[int]:
-    """The processes of a case's command, one for each rank."""
+    """The processes of a case's command, one for each rank; torchrun alone where it starts them."""
+    if case.torchrun:
+        return [run_torchrun(case, out)]
     if case.ranks == 1:
         return [run_forked(case.command(out), {}, "said-0.log")]
     with socket.socket() as probe:
@@ -143,7 +180,7 @@ def finish(case: Case, out: Path) -> float:
     begun = time.monotonic()
     codes = end_of(start(case, out), STALL)
     said = " | ".join(path.read_text(errors="replace")[-500:] for path in sorted(Path().glob("said-*.log")))
-    assert codes == [0] * case.ranks, f"{case.kind} {case.name} ended with {codes}: {said}"
+    assert codes == [0] * len(codes or ()), f"{case.kind} {case.name} ended with {codes}: {said}"
     return time.monotonic() - begun
 
 
@@ -151,6 +188,8 @@ def killed(case: Case, out: Path, seconds: float, moments: random.Random) -> boo
     """Start and kill, one rank a moment before the others; False when it had ended by then."""
     pids = start(case, out)
     time.sleep(seconds)
+    if case.torchrun:
+        return kill_torchrun(pids[0], moments)
     moments.shuffle(pids)
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -227,6 +266,9 @@ def cases(place: Path) -> list[Case]:
     recipes |= AVERAGES
     found = [Case("training", name, training(recipe), trained) for name, recipe in recipes.items()]
     found += [Case("ranks", name, training(recipe), trained, ranks=2) for name, recipe in recipes.items()]
+    found += [
+        Case("torchrun", name, training(recipe), trained, ranks=2, torchrun=True) for name, recipe in recipes.items()
+    ]
     model = place / "training-ema"
     attacks = ["--attacks", *ATTACKS, "--n", "30", "--threat.epsilon", "0.1", "--save-adversarial", "--out"]
     found += [
@@ -301,7 +343,7 @@ def soak(wanted: int, kinds: list[str], moments: random.Random, place: Path, sec
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--kinds", nargs="*", default=[], help="training ranks evaluation report sweep paper")
+    parser.add_argument("--kinds", nargs="*", default=[], help="training ranks torchrun evaluation report sweep paper")
     parser.add_argument("--minutes", type=float, default=1e6, help="stop after the episode under way by then")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
