@@ -114,13 +114,13 @@ class Forked:
 
 
 def run_torchrun(case: Case, out: Path) -> int:
-    """torchrun, the leader of a group of processes."""
+    """torchrun, which starts the ranks."""
     front = (
         f"-m torch.distributed.run --standalone --nproc-per-node {case.ranks} -m -- rattle".split()
     )  # --: torchrun takes our --log for its own
     with open("said-0.log", "wb") as said:
         command = [sys.executable, *front, *case.command(out)]
-        return subprocess.Popen(command, stdout=said, stderr=said, start_new_session=True).pid
+        return subprocess.Popen(command, stdout=said, stderr=said).pid
 
 
 def ranks_of(agent: int) -> list[int]:
@@ -133,14 +133,11 @@ def ranks_of(agent: int) -> list[int]:
 def kill_torchrun(agent: int, moments: random.Random) -> bool:
     """Kill one rank, after which torchrun stops the other and fails, or everything at once; False if it had ended."""
     ranks = ranks_of(agent)
-    with suppress(ProcessLookupError):
-        if ranks and moments.random() < 0.5:
-            os.kill(moments.choice(ranks), signal.SIGKILL)
-        else:
-            os.killpg(agent, signal.SIGKILL)
+    alone = [moments.choice(ranks)] if ranks and moments.random() < 0.5 else None
+    for pid in alone or [agent, *ranks]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     codes = end_of([agent], STALL)
-    with suppress(ProcessLookupError):
-        os.killpg(agent, signal.SIGKILL)
     assert codes is not None, "torchrun hangs after the death of a rank"
     return codes != [0]
 
