@@ -209,9 +209,11 @@ def trained(folder: Path) -> object:
 
 
 def timeless(value: object) -> object:
-    """JSON without what clocks said."""
+    """JSON without what clocks said, and the commit, which somebody may make meanwhile."""
     if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if "seconds" not in k and k not in ("date", "created")}
+        return {
+            k: timeless(v) for k, v in value.items() if "seconds" not in k and k not in ("date", "created", "commit")
+        }
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 

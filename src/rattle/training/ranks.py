@@ -28,7 +28,8 @@ def wrap_model(
     teachers: Mapping[str, nn.Module] | None = None,
     average: AveragedModel | None = None,
 ) -> tuple[PairedForward, nn.Module]:
-    """The model as the step uses it, and the same inside the wrapper that averages gradients over ranks.
+    """The model as the step uses it, and the same inside the wrapper that averages gradients over ranks: on GPUs, where
+    they travel while the backward pass goes on. On processors there is none: `exchange` sends them with all else.
 
     example: images to find the head by, see `find_head`; teachers: the objective's, by name; average: of the
     model's weights, where the objective learns from it.
@@ -41,12 +42,21 @@ def wrap_model(
         forward.compile()
     if not distributed.active():
         return forward, forward
+    if not overlaps(model):
+        distributed.copy_from_main([*forward.parameters(), *forward.buffers()])
+        return forward, forward
     known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 renames the option
     option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     settings: dict[str, Any] = {option: False}  # average_statistics does it
     # The readings exact and trace lay gradients out otherwise than the weights: DDP copies them and is right.
     warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     return forward, DistributedDataParallel(forward, **settings)
+
+
+def overlaps(model: nn.Module) -> bool:
+    """Whether messages travel beside the computation. On a processor they take turns on its cores, and a message of
+    gloo takes a millisecond or two however short it is (docs/guides/scale.md), so fewer are faster."""
+    return next(model.parameters()).device.type != "cpu"
 
 
 def refuse_other_images(parts: Sequence[Images | None]) -> None:
@@ -77,7 +87,8 @@ def exchange(
     terms: Mapping[str, Tensor], networks: Sequence[nn.Module], recipe: Recipe, reason: int
 ) -> tuple[dict[str, Tensor], int]:
     """What ranks tell each other at the end of a step, in one message: their losses, BatchNorm's running statistics (a
-    checkpoint of one rank is then that of all), and a reason to save, the largest of any rank; 0: none.
+    checkpoint of one rank is then that of all), a reason to save, the largest of any rank (0: none), and the gradients
+    where no wrapper averaged them.
 
     Returns the mean losses and the reason. On GPUs the reason is a message of its own between the hosts, or every step
     would wait for the device.
@@ -85,13 +96,15 @@ def exchange(
     if not distributed.active():
         return dict(terms), reason
     local = networks if recipe.batch_norm == "local" else ()
-    buffers = [b for network in local for b in network.buffers() if b.is_floating_point()]
-    values = {**terms, **{f"buffer {i}": b for i, b in enumerate(buffers)}}
+    shared = [b for network in local for b in network.buffers() if b.is_floating_point()]
+    if not overlaps(networks[0]):
+        shared += [p.grad for network in networks for p in network.parameters() if p.grad is not None]
+    values = {**terms, **{f"shared {i}": tensor for i, tensor in enumerate(shared)}}
     host = next(iter(terms.values())).device.type == "cpu"
     if host:  # a count for each number: the largest reason is the last with a count
         values["reasons"] = one_hot(torch.tensor(reason), signal.NSIG).to(next(iter(terms.values())))
     means = distributed.mean_of(values)
-    for i, buffer in enumerate(buffers):
-        buffer.copy_(means[f"buffer {i}"])
+    for i, tensor in enumerate(shared):
+        tensor.copy_(means[f"shared {i}"])
     reason = int(means["reasons"].nonzero().max()) if host else distributed.any_rank(reason)
     return {name: means[name].to(value.dtype) for name, value in terms.items()}, reason
