@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from rattle.attacks import PGD
-from rattle.attacks.batchnorm import attack_mode
-from rattle.attacks.first_layer import MOST_CHANNELS, FirstLayer, fast_first_layer
+from rattle.attacks.batchnorm import MOST_CHANNELS, FirstLayer, attack_mode, fast_first_layer
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
 from rattle.weights import eval_mode
@@ -52,7 +51,7 @@ def test_many_images_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     torch.manual_seed(0)
     conv, x = nn.Conv2d(3, 4, 3, padding=1).double().requires_grad_(False), torch.rand(5, 3, 6, 6, dtype=torch.float64)
     plain = input_gradient(conv, x)
-    monkeypatch.setattr("rattle.attacks.first_layer.MOST_NUMBERS", 2 * 27 * 36)  # two images at once
+    monkeypatch.setattr("rattle.attacks.batchnorm.MOST_NUMBERS", 2 * 27 * 36)  # two images at once
     with fast_first_layer(conv):
         torch.testing.assert_close(input_gradient(conv, x), plain, rtol=1e-12, atol=1e-12)
 
