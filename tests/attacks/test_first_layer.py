@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rattle.attacks import PGD
-from rattle.attacks.batchnorm import MOST_CHANNELS, FirstLayer, attack_mode, fast_first_layer
+from rattle.attacks.fast_paths import MOST_CHANNELS, FirstLayer, attack_mode, fast_first_layer
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
 from rattle.weights import eval_mode
@@ -51,7 +51,7 @@ def test_many_images_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
     torch.manual_seed(0)
     conv, x = nn.Conv2d(3, 4, 3, padding=1).double().requires_grad_(False), torch.rand(5, 3, 6, 6, dtype=torch.float64)
     plain = input_gradient(conv, x)
-    monkeypatch.setattr("rattle.attacks.batchnorm.MOST_NUMBERS", 2 * 27 * 36)  # two images at once
+    monkeypatch.setattr("rattle.attacks.fast_paths.MOST_NUMBERS", 2 * 27 * 36)  # two images at once
     with fast_first_layer(conv):
         torch.testing.assert_close(input_gradient(conv, x), plain, rtol=1e-12, atol=1e-12)
 
@@ -89,7 +89,7 @@ def test_an_attack_finds_the_points_of_the_plain_one(monkeypatch: pytest.MonkeyP
     model, x = create_model("cnn", classes=5, width=8).double().eval(), torch.rand(6, 3, 8, 8, dtype=torch.float64)
     y, attack = torch.arange(6) % 5, PGD(steps=5)
     fast = attack(model, x, y, generator=ImageStreams(0, torch.arange(6)))
-    monkeypatch.setattr("rattle.attacks.batchnorm.fast_first_layer", eval_mode)
+    monkeypatch.setattr("rattle.attacks.fast_paths.fast_first_layer", eval_mode)
     plain = attack(model, x, y, generator=ImageStreams(0, torch.arange(6)))
     torch.testing.assert_close(fast, plain, rtol=0, atol=1e-12)  # no sign of a gradient differs
 
