@@ -29,7 +29,7 @@ from rattle.analysis.landscape import (
     random_like,
 )
 from rattle.attacks.base import check_batch, check_labels
-from rattle.attacks.fast_paths import attack_mode
+from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.randomness import Randomness, streams
 from rattle.runs.arrays import Array

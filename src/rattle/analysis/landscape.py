@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import Attack, check_batch, check_labels, logits_of
-from rattle.attacks.fast_paths import attack_mode
+from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.runs.arrays import Array, InputPlane, InputSurface, WeightSurface

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rattle import losses
 from rattle.attacks.apgd import APGD, FEWEST_CLASSES
 from rattle.attacks.base import accepts_channels_last, check_batch, clean_logits, logits_of
-from rattle.attacks.fast_paths import attack_mode
+from rattle.attacks.batchnorm import attack_mode
 
 SAMPLE = 250  # images used at most
 WEAK_TO_STRONG = ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack")  # accuracy must not rise along it

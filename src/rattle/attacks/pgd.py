@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch, check_labels, logits_of
-from rattle.attacks.fast_paths import attack_mode
+from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.keeping import kept
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat

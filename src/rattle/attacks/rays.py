@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import Nearest, check_at_least, check_batch, is_correct
-from rattle.attacks.fast_paths import attack_mode
+from rattle.attacks.batchnorm import attack_mode
 from rattle.attacks.keeping import kept
 from rattle.attacks.rows import FlatModel
 from rattle.errors import RattleError

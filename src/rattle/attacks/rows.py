@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import Attack, accepts_channels_last, clean_logits, finite, logits_of
-from rattle.attacks.fast_paths import attack_mode, fold_batchnorm
+from rattle.attacks.batchnorm import attack_mode, fold_batchnorm
 from rattle.attacks.keeping import kept
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import Attack, accepts_channels_last, describe
-from rattle.attacks.fast_paths import attack_mode
+from rattle.attacks.batchnorm import attack_mode
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 

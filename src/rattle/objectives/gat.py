@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import check_batch, logits_of
-from rattle.attacks.fast_paths import attack_mode
+from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.losses import ce
 from rattle.objectives.base import ONE_STEP, Method, Moment, Reduce, StepContext

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import logits_of
-from rattle.attacks.fast_paths import attack_mode
+from rattle.attacks.batchnorm import attack_mode
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import kl

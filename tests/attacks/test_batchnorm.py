@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rattle.attacks.fast_paths import fold_batchnorm
+from rattle.attacks.batchnorm import fold_batchnorm
 from rattle.attacks.registry import get_attack
 from rattle.evaluation.evaluate import evaluate
 from rattle.threat import Threat
