@@ -35,13 +35,16 @@ from rattle.recipes.schedules import OneCycle
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
+from rattle.runs.lock import locked
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
 from rattle.weights import Noise
 
 MODEL = "cnn-strided"  # 246,314 weights, BatchNorm
-IMAGES, HELD_OUT, EPOCHS, BATCH, RATE = 20_000, 2_000, 12, 64, 0.1
+IMAGES, HELD_OUT, EPOCHS, BATCH, RATE = 20_000, 2_000, 12, 128, 0.2
+EXPANDED = ("exact", "trace")  # readings that differentiate twice, in float32; all else trains in bf16
 AUGMENT, SCHEDULE = Augment(pad=2, flip=True), OneCycle(peak=0.3)
+RESULTS = Path(__file__).parents[1] / "results" / "randomized-weights.json"
 STEPS, STEP_SIZE = 3, 4 / 255  # of the inner attack: a third of the paper's, for more runs
 CHECKPOINTS = ("best", "last")
 SCREENING_SEEDS, FRESH_SEEDS = (100, 101), (0, 1, 2, 3, 4)
@@ -104,6 +107,8 @@ def recipe_of(variant: str, seed: int, data: str) -> Recipe:
         epochs=EPOCHS,
         batch_size=BATCH,
         seed=seed,
+        evaluate_every=2,
+        precision="fp32" if taylor.mode in EXPANDED and taylor.order else "bf16",
         save_minutes=3,
         threads=1,
     )
@@ -121,8 +126,6 @@ def train(variant: str, seed: int, options: argparse.Namespace) -> tuple[Run, Re
 def screen(variant: str, seed: int, options: argparse.Namespace) -> None:
     """Train, and attack the held-out training images: nothing here sees a test image."""
     stored = folder_of(options, variant, seed) / "screen.json"
-    if stored.exists():
-        return
     start = time.process_time()
     run, recipe = train(variant, seed, options)
     held_out, found = recipe.data.load().val, {}
@@ -141,34 +144,38 @@ def decide(variant: str, seed: int, options: argparse.Namespace) -> None:
     """Train, attack the test images, measure flatness."""
     run, recipe = train(variant, seed, options)
     test: Images = recipe.data.load().test
+    found = {}
     for which in CHECKPOINTS:
-        stored = run.folder / f"study-{which}.json"
-        if not stored.exists():
-            found = accuracies_and_flatness(load(run.checkpoint(which)), test, run.folder / f"results-{which}")
-            write_atomically(stored, json.dumps(found).encode())
-            print(variant, seed, which, {k: v for k, v in found.items() if k != "flags"}, flush=True)
+        found[which] = accuracies_and_flatness(load(run.checkpoint(which)), test, run.folder / f"results-{which}")
+        print(variant, seed, which, {k: v for k, v in found[which].items() if k != "flags"}, flush=True)
+    write_atomically(run.folder / "decide.json", json.dumps(found).encode())
+
+
+STAGES = {"screen": "screened", "decide": "runs"}  # what is in a run's STAGE.json once it is done -> its list
+
+
+def finished() -> dict[str, list[dict[str, Any]]]:
+    """The runs that were gathered before, whose folders may be gone."""
+    stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return {part: stored.get(part, []) for part in STAGES.values()}
 
 
 def gathered(options: argparse.Namespace) -> dict[str, Any]:
     """All runs that are finished, of both stages."""
-    screened, decided = [], []
-    for folder in sorted(path for path in options.out.iterdir() if (path / "recipe.yaml").exists()):
-        name, _, seed = folder.name.rpartition("-seed")
-        if (folder / "screen.json").exists():
-            found = json.loads((folder / "screen.json").read_text())
-            screened.append({"method": name, "seed": int(seed), "found": found})
-        parts = {which: folder / f"study-{which}.json" for which in CHECKPOINTS}
-        if all(path.exists() for path in parts.values()):
-            found = {which: json.loads(path.read_text()) for which, path in parts.items()}
-            decided.append({"method": name, "seed": int(seed), "found": found})
-    return {"environment": environment(), "screened": screened, "runs": decided}
+    parts = finished()
+    for stage, part in STAGES.items():
+        runs = {(run["method"], run["seed"]): run for run in parts[part]}
+        for path in sorted(options.out.glob(f"*/{stage}.json")):
+            name, _, seed = path.parent.name.rpartition("-seed")
+            runs[name, int(seed)] = {"method": name, "seed": int(seed), "found": json.loads(path.read_text())}
+        parts[part] = [runs[key] for key in sorted(runs)]
+    return {"environment": environment(), **parts}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("data", type=Path, help="cifar10.npz")
     parser.add_argument("--out", type=Path, default=Path("runs/randomized-weights"))
-    parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--stage", choices=("regime", "screen", "decide"), default="screen")
     parser.add_argument("--best", nargs="*", default=[], choices=list(VARIANTS), help="of the screening, to decide on")
     parser.add_argument("--gather", action="store_true", help="write down what is there, run nothing")
@@ -176,8 +183,7 @@ def main() -> None:
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.gather:
-        options.results.mkdir(exist_ok=True)
-        (options.results / "randomized-weights.json").write_text(json.dumps(gathered(options), indent=1) + "\n")
+        RESULTS.write_text(json.dumps(gathered(options), indent=1) + "\n")
         return
     again = {
         "regime": (screen, ("trades",), SCREENING_SEEDS[:1]),
@@ -185,9 +191,14 @@ def main() -> None:
         "decide": (decide, (*ALWAYS, *options.best, *(f"awp + {name}" for name in options.best[:1])), FRESH_SEEDS),
     }
     work, variants, seeds = again[options.stage]
+    done = {(run["method"], run["seed"]) for run in finished()[STAGES["decide" if work is decide else "screen"]]}
     for seed, variant in product(seeds, variants):
+        folder = folder_of(options, variant, seed)
+        if (folder.name.rpartition("-seed")[0], seed) in done or (folder / f"{work.__name__}.json").exists():
+            continue
         try:
-            work(variant, seed, options)
+            with locked(folder.with_name(f"{folder.name}.lock")):  # also while it is attacked, when fit holds none
+                work(variant, seed, options)
         except RattleError as refusal:  # another process has it, or it diverged
             print(f"{variant} seed {seed}: {refusal}", flush=True)
 
