@@ -186,7 +186,9 @@ def test_training_in_bf16_keeps_weights_in_single_precision_and_learns(tmp_path:
 def test_a_compiled_network_trains_to_the_same_weights(tmp_path: Path) -> None:
     recipe = five_steps(2)
     eager = precisely(recipe, tmp_path / "eager")
-    check_equal(eager, precisely(replace(recipe, compile=True), tmp_path / "compiled"))
+    compiled = precisely(replace(recipe, compile=True), tmp_path / "compiled")
+    weights = ("first_over_zeroth", "second_over_zeroth")  # a compiled graph can be run backwards once only
+    check_equal(eager, compiled, only_one_has=weights)
 
 
 def test_statistics_over_ranks_need_a_gpu_and_say_so(tmp_path: Path) -> None:
