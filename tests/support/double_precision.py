@@ -47,7 +47,7 @@ def outcome(run: Run) -> tuple[Checkpoint, dict[str, float]]:
 
 
 def check_equal(one: Run, other: Run, tolerance: float = 1e-5, only_one_has: Iterable[str] = ()) -> None:
-    """Losses, weights and all else to the tolerance; the first run's metrics may have further figures of these names."""
+    """Losses, weights and all else to the tolerance; the first may have further figures of these names."""
     (left, left_metrics), (right, right_metrics) = outcome(one), outcome(other)
     for name in only_one_has:
         del left_metrics[name]
