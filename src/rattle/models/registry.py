@@ -23,7 +23,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "cnn": SmallCNN,
     "cnn-plain": partial(SmallCNN, norm=False),
     "cnn-slim": partial(SmallCNN, width=16, stages=SLIM, pool=4),
-    "cnn-strided": partial(SmallCNN, width=32, stages=STRIDED),
+    "cnn-strided": partial(SmallCNN, width=16, stages=STRIDED),
     "preact18": partial(PreActResNet, 18),
     "preact34": partial(PreActResNet, 34),
     "preact50": partial(PreActResNet, 50),

@@ -6,7 +6,7 @@ from rattle.models.layers import MeanStd, Network, activate
 
 PLAIN = ((1, 1), (1, 1), (2, 2), (2, 1))  # for 8x8 and 28x28 images
 SLIM = ((1, 2), (2, 2), (2, 1), (4, 2))  # for studies on 32x32 images without a GPU
-STRIDED = ((1, 2), (2, 2), (4, 2), (4, 1))  # more weights for the same time: its large layers see 4x4 pixels
+STRIDED = ((1, 2), (3, 2), (6, 2), (8, 1))  # more weights for the same time: its large layers see 4x4 pixels
 
 
 class SmallCNN(Network):
