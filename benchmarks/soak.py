@@ -115,9 +115,8 @@ class Forked:
 
 def run_torchrun(case: Case, out: Path) -> int:
     """torchrun, which starts the ranks."""
-    front = (
-        f"-m torch.distributed.run --standalone --nproc-per-node {case.ranks} -m -- rattle".split()
-    )  # --: torchrun takes our --log for its own
+    # Without -- torchrun would take our --log for one of its own options.
+    front = f"-m torch.distributed.run --standalone --nproc-per-node {case.ranks} -m -- rattle".split()
     with open("said-0.log", "wb") as said:
         command = [sys.executable, *front, *case.command(out)]
         return subprocess.Popen(command, stdout=said, stderr=said).pid
