@@ -42,9 +42,9 @@ class Block(nn.Module):
         return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + self.short(x))
 
 
-def build(norm: type[nn.Module] | None, classes: int = 10, width: int = 16) -> nn.Module:
-    """Three residual blocks at 16x16, 8x8 and 4x4; 78 thousand weights with ten classes."""
-    stem = [nn.Conv2d(3, width, 3, 2, 1), *([norm(width)] if norm else []), nn.ReLU()]
+def build(norm: type[nn.Module] | None, classes: int = 10, width: int = 16, stride: int = 2) -> nn.Module:
+    """Three residual blocks, the first at half resolution, or whole with stride 1; 78 thousand weights."""
+    stem = [nn.Conv2d(3, width, 3, stride, 1), *([norm(width)] if norm else []), nn.ReLU()]
     sizes = [(width, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, classes)]
     return nn.Sequential(*stem, *(Block(*size, norm) for size in sizes), *head)
@@ -52,6 +52,7 @@ def build(norm: type[nn.Module] | None, classes: int = 10, width: int = 16) -> n
 
 NETWORKS = {  # name: (network, epochs, highest learning rate)
     "resnet": (lambda: build(None), 6, 0.05),
+    "resnet_whole": (lambda: build(None, stride=1), 6, 0.05),
     "resnet_bn": (lambda: build(nn.BatchNorm2d), 6, 0.2),
     "resnet100": (lambda: build(nn.BatchNorm2d, classes=100), 10, 0.2),
 }
@@ -65,6 +66,10 @@ def trained(name: str) -> nn.Module:
 
 def resnet() -> nn.Module:
     return trained("resnet")
+
+
+def resnet_whole() -> nn.Module:
+    return trained("resnet_whole")
 
 
 def resnet_bn() -> nn.Module:

@@ -82,10 +82,16 @@ def fold_batchnorm(model: nn.Module, x: Tensor) -> nn.Module | None:
     if not any(isinstance(module, nn.BatchNorm2d) for module in model.modules()):
         return None
     folded, reason = checked_copy(model, x)
-    if reason and model not in SAID:
+    if reason:
+        say_once(model, reason)
+    return folded
+
+
+def say_once(model: nn.Module, reason: str) -> None:
+    """Warn that a model is attacked as it is, slower than it might be."""
+    if model not in SAID:
         SAID.add(model)
         log.warning("attacks ask the network itself, not a faster copy: %s", reason)
-    return folded
 
 
 def checked_copy(model: nn.Module, x: Tensor) -> tuple[nn.Module | None, str]:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_at_least, check_batch
+from rattle.attacks.base import check_at_least, check_batch, finite
 from rattle.attacks.keeping import kept
+from rattle.attacks.patches import Answer, Patches
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness
@@ -93,6 +94,8 @@ class Search(TargetRows):
         self.first = self.squares = self.y
         self.rejected = None  # patches that did not raise the loss of `best`, [n, H * W * 2^C]; None: not memoized
         deterministic = torch.equal(model.logits(self.x[:2]), model.logits(self.x[:2]))
+        self.known = self.x.new_empty(len(self.y), 0)  # layers' answers to `best`; empty: whole passes are taken
+        self.patches = Patches(model, self.x) if self.threat.norm == "linf" and deterministic else None
         if self.threat.norm == "linf" and self.channels <= 4 and deterministic:
             self.rejected = self.y.new_zeros(len(self.y), self.height * self.width << self.channels, dtype=torch.bool)
 
@@ -104,6 +107,8 @@ class Search(TargetRows):
             self.signs = self.draws.signs(BLOCK, self.channels).to(self.x.dtype)
         if side != self.side and self.rejected is not None:
             self.rejected = torch.zeros_like(self.rejected)
+        if side != self.side and self.patches is not None:
+            self.known = self.patches.begin(self.best, side)
         if place == 0 or side != self.side:  # corners of the whole block at once: a dozen small steps
             self.side = side
             corners = self.corner(self.places[:, :, :2])
@@ -142,14 +147,30 @@ class Search(TargetRows):
             rows, first, old = rows[changed], first[changed], old[changed]
         if len(rows) == 0:
             return
-        x_new = self.best if len(rows) == len(self.best) else self.best[rows]
-        loss, before = losses.cw(self.model.logits(x_new), self.y[rows]), self.loss[rows]
+        loss, answer = self.loss_of_squares(rows, self.squares[rows, place])
+        before = self.loss[rows]
         better = loss > before
         self.loss[rows] = torch.where(better, loss, before)
+        if answer is not None:
+            answer.accept(better)
         if self.rejected is not None:
             self.rejected[rows[better]] = False
         for part, index in self.pixels_of(first[~better]):
             self.best.view(-1).scatter_(0, index.flatten(), old[~better][part].flatten())
+
+    def loss_of_squares(self, rows: Tensor, square: Tensor) -> tuple[Tensor, Answer | None]:
+        """The loss of rows of `best` in which a square was changed, and the answer of `patches` where it was asked."""
+        if self.patches is None or self.known.shape[1] == 0:
+            x_new = self.best if len(rows) == len(self.best) else self.best[rows]
+            return losses.cw(self.model.logits(x_new), self.y[rows]), None
+        place = square >> self.channels
+        corner = torch.stack([place // self.width, place % self.width], 1)
+        answer = self.patches.answer(self.known, self.best, self.side, rows, corner)
+        loss = losses.cw(finite(answer.logits), self.y[rows])
+        broken = loss > 0
+        if bool(broken.any()):  # the network itself decides whether an image is broken
+            loss[broken] = losses.cw(self.model.logits(self.best[rows[broken]]), self.y[rows[broken]])
+        return loss, answer
 
     def not_rejected(self, square: Tensor) -> Tensor:
         """Rows whose square has not been rejected yet; marks it as rejected until `best` changes."""
