@@ -20,7 +20,7 @@ from rattle.errors import first_line
 MOST_REACHED = 0.6  # share of a layer's pixels up to which windows are tried
 MOST_STORED = 2**26  # numbers stored for all images together: 256 MiB in float32
 # Costs in multiplications of a whole convolution, measured on one core (docs/studies/performance.md)
-IN_A_WINDOW, MOVED, CALL = 1.6, 40, 2.7e5  # a multiplication in a window, a number read or written, a call of torch
+IN_A_WINDOW, MOVED, CALL = 1.4, 43, 3.4e5  # a multiplication in a window, a number read or written, a call of torch
 LEAST_SAVED = 0.05  # share of the whole pass below which windows are not used
 
 
@@ -142,14 +142,21 @@ class Plan:
         """Whether windows are estimated to be faster than whole layers for so many images at once, and fit."""
         work = {node: self.layers.multiplications(node) for node in self.layers.nodes}
         inside = sum(work[n] * math.prod(s.size / s.length for s in window) for n, window in self.windows.items())
-        reads = [read for step in self.steps for read in step.inputs if isinstance(read, Read)] + self.border
-        moved = sum(
-            self.stored[read.source].channels * (math.prod(read.size) + len(self.read_places.grids[read.paste]))
-            for read in reads
-        )
-        calls = (8 * len(reads) + len(self.steps)) / max(images, 1)
-        saved = sum(work[node] for node in self.windows) - IN_A_WINDOW * inside - MOVED * moved - CALL * calls
+        cost = IN_A_WINDOW * inside + MOVED * self.moved() + CALL * self.calls() / max(images, 1)
+        saved = sum(work[node] for node in self.windows) - cost
         return 0 < self.size * images <= MOST_STORED and saved >= LEAST_SAVED * sum(work.values())
+
+    def reads(self) -> list[Read]:
+        return [read for step in self.steps for read in step.inputs if isinstance(read, Read)] + self.border
+
+    def moved(self) -> int:
+        """Numbers that are read and pasted for one image."""
+        sizes = ((read, math.prod(read.size) + len(self.read_places.grids[read.paste])) for read in self.reads())
+        return sum(self.stored[read.source].channels * pixels for read, pixels in sizes)
+
+    def calls(self) -> int:
+        """Calls of torch for one query of all images."""
+        return 8 * len(self.reads()) + len(self.steps)
 
     def differs(self, node: fx.Node, source: fx.Node) -> bool:
         """Whether a pointwise node needs another window of an input than the one that is computed."""
