@@ -42,6 +42,18 @@ class Residual(nn.Module):
         return self.head(F.silu(out).mean((2, 3)) + h.amax((2, 3)).mean(1, keepdim=True))
 
 
+class Named(nn.Module):
+    """Arguments by name, and one that is not an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.act, self.two, self.head = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.LazyLinear(4)
+
+    def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
+        h = F.leaky_relu(input=self.one(x), negative_slope=0.1)
+        return self.head(self.two(self.act(input=torch.mul(h, scale))).flatten(1))
+
+
 class Uneven(nn.Module):
     """A number of its own for every pixel is added between two convolutions, and channels are put side by side."""
 
@@ -68,6 +80,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
         *(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.LazyLinear(4))
     ),
     "residual": Residual,
+    "named": Named,
     "uneven": Uneven,
 }
 

@@ -16,6 +16,8 @@ from rattle.attacks.batchnorm import agree, say_once
 from rattle.attacks.reach import Layers, Recorder, Window
 from rattle.attacks.rows import FlatModel
 from rattle.errors import first_line
+from rattle.forward import at_least_float32
+from rattle.losses import logits_in
 
 MOST_REACHED = 0.6  # share of a layer's pixels up to which windows are tried
 MOST_STORED = 2**26  # numbers stored for all images together: 256 MiB in float32
@@ -91,7 +93,7 @@ class Answer:
             self.values[step.node] = value = step.run(*inputs or [patch])
             if step.node in plan.stored:
                 self.computed[step.node] = value.permute(0, 2, 3, 1).reshape(-1, value.shape[1])
-        self.logits: Tensor = plan.tail(*map(self.find, plan.border))
+        self.logits = at_least_float32(logits_in(plan.tail(*map(self.find, plan.border))))
 
     def find(self, source: Any) -> Any:
         if not isinstance(source, Read):
@@ -260,27 +262,24 @@ class Patches:
 
     def begin(self, best: Tensor, side: int) -> Tensor:
         """What is stored of images before squares of this size; [n, 0] where whole passes are to be taken."""
-        if (plan := self.plan(side)) and plan.pays(len(best)):
-            known = plan.store(self.model.images(best))
-            if self.agrees(known, best, side):
-                return known
-            self.refuse("windows of its layers give other logits")
+        try:
+            if not self.refused and (plan := self.plan(side)).pays(len(best)):
+                known = plan.store(self.model.images(best))
+                if self.agrees(known, best, side):
+                    return known
+                self.refuse("windows of its layers give other logits")
+        except Exception as reason:  # the model's own code runs on proxies and windows: whatever it raises, it works
+            self.refuse(f"it cannot be traced ({first_line(reason)})")
         return best.new_empty(len(best), 0)
 
     def refuse(self, reason: str) -> None:
         self.refused = True
         say_once(self.model.model, reason)
 
-    def plan(self, side: int) -> Plan | None:
-        """The plan for squares of this size; None for a network that is asked itself."""
-        if self.layers is None and not self.refused:
-            try:
-                self.layers = Layers(self.model.model, self.model.images(self.x))
-            except Exception as reason:  # tracing runs the model's own code on proxies: whatever it raises, it works
-                self.refuse(f"it cannot be traced ({first_line(reason)})")
-        if self.layers is None or self.refused:
-            return None
+    def plan(self, side: int) -> Plan:
+        """The plan for squares of this size."""
         if side not in self.plans:
+            self.layers = self.layers or Layers(self.model.model, self.model.images(self.x))
             self.plans[side] = Plan(self.layers, side)
         return self.plans[side]
 
@@ -290,9 +289,8 @@ class Patches:
         begins = (rows * height + corner[:, 0]) * width + corner[:, 1]
         grid = torch.arange(side)[:, None] * width + torch.arange(side)
         patch = best.view(-1, channels).index_select(0, (begins[:, None] + grid.flatten()).view(-1))
-        plan = self.plan(side)
-        assert plan is not None  # `begin` gave what is known
-        return Answer(plan, known, rows, corner, patch.view(-1, side, side, channels).permute(0, 3, 1, 2))
+        patch = patch.view(-1, side, side, channels).permute(0, 3, 1, 2)
+        return Answer(self.plan(side), known, rows, corner, patch)
 
     def agrees(self, known: Tensor, best: Tensor, side: int) -> bool:
         """Whether the logits are the network's own with inverted squares in two corners and in the middle."""

@@ -105,8 +105,10 @@ class Layers:
 
     def sort(self, node: fx.Node) -> None:
         """Find out whether a node is a filter, or treats every pixel by itself."""
+        keywords = {name: value for name, value in node.kwargs.items() if name != "inplace"}
+        if any(isinstance(value, fx.Node) for value in keywords.values()):
+            return  # steps hand their inputs over by place
         if node.op in ("call_function", "call_method") and node.target in POINTWISE:
-            keywords = {name: value for name, value in node.kwargs.items() if name != "inplace"}
             self.pointwise[node] = partial(POINTWISE[node.target], **keywords)
         elif node.op == "call_module":
             module = self.traced.get_submodule(str(node.target))
@@ -127,11 +129,13 @@ class Layers:
     def window_of(self, node: fx.Node, side: int, known: dict[fx.Node, Window]) -> Window | None:
         """What a square reaches of a node's value, from what it reaches of its inputs; None if that is not known."""
         shape = self.shapes.get(node, ())
+        if len(shape) != 4:
+            return None
         if node.op == "placeholder":
             rows, columns = (Span(torch.arange(length - side + 1), side, length) for length in shape[2:])
             return rows, columns
         inputs = [n for n in node.all_input_nodes if n not in self.constants]
-        if not inputs or len(shape) != 4 or any(n not in known for n in inputs):
+        if not inputs or any(n not in known for n in inputs):
             return None
         rows, columns = known[inputs[0]]
         if found := self.filters.get(node):
