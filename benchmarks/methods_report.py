@@ -21,7 +21,7 @@ from cifar10_report import ACCURACIES, TITLES, Runs, sample_of
 from methods_study import NAMES
 from rattle.evaluation.samples import Difference, Sample, difference
 from rattle.recipes.catalog import get_recipe
-from rattle.stats import Interval, holm, summarise, t_interval, wilson
+from rattle.stats import Interval, holm, seeds_interval, summarise, wilson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def missing(runs: Runs, seeds: Sequence[int] = SEEDS) -> str:
 def interval_of(sample: Sample) -> Interval:
     """95 % of the mean accuracy: Student's over seeds, with one seed Wilson's over images."""
     if len(sample.seeds) > 1:
-        return t_interval(sample.accuracies)
+        return seeds_interval(sample.flags)
     return wilson(int(sum(sample.flags[0])), sample.n)
 
 

@@ -129,14 +129,14 @@ def test_the_reading_of_imports_sees_every_form(tmp_path: Path) -> None:
 
 # Lines of Python, for every room. Raised only with a decision record (docs/adr/0014-every-room-has-a-budget.md).
 ROOM_BUDGETS = {
-    "method": 1290,
+    "method": 1320,
     "attacks": 2290,
     "models": 1620,
     "data": 2510,
     "objectives": 2340,
     "recipes": 1090,
     "runs": 1680,
-    "evaluation": 1830,
+    "evaluation": 1840,
     "training": 2100,
     "compat": 180,
     "analysis": 1730,

@@ -1,6 +1,7 @@
 """Intervals and tests against values computed by hand or with scipy 1.17."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rattle.stats import (
     holm,
     mcnemar,
     precise_enough,
+    seeds_interval,
     student,
     summarise,
     t_interval,
@@ -192,7 +194,36 @@ def test_samples_of_other_protocols_or_other_seeds_have_no_difference() -> None:
     assert same is not None
     assert same.p == 1
     assert constant is not None
-    assert constant.p == pytest.approx(0, abs=1e-6)
+    # 0.1 in both seeds, of other images: twenty of a hundred vary, and Student's t would be infinitely sure
+    assert constant.p == pytest.approx(2 * NormalDist().cdf(-0.1 / (math.sqrt(20 * 0.5 / 2) / 100)))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_seeds_that_agree_by_luck_are_no_evidence(paired: bool) -> None:
+    """Two methods that are alike: with two seeds of 100 images Student's p is 0 as often as two differences agree."""
+    generator, sure, surest_by_seeds = np.random.default_rng(0), 0, 0
+    for _ in range(1000):
+        chances = generator.beta(0.5, 0.5, 100)  # of each image to be classified right
+        flags = [tuple(tuple(row) for row in (generator.random((2, 100)) < chances).astype(int)) for _ in range(2)]
+        a, b = (Sample(seeds=(0, 1) if paired or k == 0 else (2, 3), flags=rows) for k, rows in enumerate(flags))
+        p = two_sided_p(a, b)
+        assert p is not None
+        sure += p < 0.001
+        surest_by_seeds += student([x - y for x, y in zip(a.accuracies, b.accuracies, strict=True)]) < 0.001
+    assert sure <= 4
+    assert surest_by_seeds > 30
+
+
+def test_an_interval_over_seeds_is_no_narrower_than_its_images_allow() -> None:
+    apart = [[1] * 60 + [0] * 40, [1] * 20 + [0] * 80, [1] * 90 + [0] * 10]
+    assert seeds_interval(apart) == t_interval([0.6, 0.2, 0.9])
+    alike = [[1, 0] * 50, [0, 1] * 50, [1, 0] * 50]  # a half each
+    half = NormalDist().inv_cdf(0.975) * math.sqrt(100 / 3 / 3) / 100
+    assert (seeds_interval(alike).low, seeds_interval(alike).high) == pytest.approx((0.5 - half, 0.5 + half))
+    one, none = (Sample(seeds=(0, 1, 2), flags=tuple(map(tuple, x))) for x in (alike, [[0] * 100] * 3))
+    found = difference(one, none)
+    assert found is not None
+    assert found.interval == seeds_interval(alike)
 
 
 def test_holm_never_lowers_a_p_value_and_keeps_their_order() -> None:

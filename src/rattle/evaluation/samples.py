@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rattle.stats import Interval, mcnemar, student, t_interval, welch
+from rattle.stats import Interval, error_of_images, mcnemar, normal, seeds_interval, student, t_interval, welch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +64,22 @@ def comparable(a: Sample, b: Sample) -> bool:
     return a.protocol == b.protocol and {len(flags) for flags in a.flags} == {len(flags) for flags in b.flags}
 
 
-def paired_test(a: Sample, b: Sample, seeds: Sequence[int]) -> tuple[list[float], float, str]:
-    """(differences a less b, two-sided p, name of the test) over seeds that both have.
+def paired_test(a: Sample, b: Sample, seeds: Sequence[int]) -> tuple[list[list[float]], float, str]:
+    """(differences a less b [seeds][images], two-sided p, name of the test) over seeds that both have.
 
     One seed: McNemar's mid-p, or Student's t over images where they have distances instead of flags. Several: Student's
-    t of the paired differences.
+    t of the paired differences; where seeds agree more than their images do, the images decide (`error_of_images`).
     """
     pairs = [(a.flags[a.seeds.index(seed)], b.flags[b.seeds.index(seed)]) for seed in seeds]
+    gaps = [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs]
     if len(pairs) > 1:
-        over_seeds = [sum(x) / len(x) - sum(y) / len(y) for x, y in pairs]
-        return over_seeds, student(over_seeds), "Student's t over seeds"
+        over_seeds = [math.fsum(gap) / len(gap) for gap in gaps]
+        by_images = normal(math.fsum(over_seeds) / len(gaps), error_of_images(gaps))
+        return gaps, max(student(over_seeds), by_images), "Student's t over seeds"
     first, second = pairs[0]
-    over_images = [x - y for x, y in zip(first, second, strict=True)]
     if set(first) | set(second) <= {0, 1}:
-        return over_images, mcnemar(first, second).p_mid, "McNemar's test over images"
-    return over_images, student(over_images), "Student's t over images"
+        return gaps, mcnemar(first, second).p_mid, "McNemar's test over images"
+    return gaps, student(gaps[0]), "Student's t over images"
 
 
 def difference(a: Sample, b: Sample) -> Difference | None:
@@ -91,15 +92,17 @@ def difference(a: Sample, b: Sample) -> Difference | None:
     seeds = [seed for seed in a.seeds if seed in b.seeds]
     if not seeds or not comparable(a, b):
         return None
-    each, p, test = paired_test(a, b, seeds)
-    return Difference(mean=math.fsum(each) / len(each), interval=t_interval(each), p=p, test=test, n=len(seeds))
+    gaps, p, test = paired_test(a, b, seeds)
+    interval = seeds_interval(gaps) if len(gaps) > 1 else t_interval(gaps[0])
+    mean = math.fsum(map(math.fsum, gaps)) / len(gaps) / a.n
+    return Difference(mean=mean, interval=interval, p=p, test=test, n=len(seeds))
 
 
 def two_sided_p(a: Sample, b: Sample) -> float | None:
     """How likely so large a difference is by chance; None where they are not comparable, or one seed meets several.
 
     The same seeds, or one seed each: by `paired_test` (with one seed it speaks of these two networks, not of the
-    methods). Other seeds: Welch's test.
+    methods). Other seeds: Welch's test, and the images where seeds agree more than these do.
     """
     if not comparable(a, b):
         return None
@@ -107,4 +110,7 @@ def two_sided_p(a: Sample, b: Sample) -> float | None:
         b = replace(b, seeds=a.seeds)  # paired by the images, whatever the seeds
     if sorted(a.seeds) == sorted(b.seeds) and len(set(a.seeds)) == len(a.seeds):
         return paired_test(a, b, a.seeds)[1]
-    return welch(a.accuracies, b.accuracies) if min(len(a.seeds), len(b.seeds)) > 1 else None
+    if min(len(a.seeds), len(b.seeds)) == 1:
+        return None
+    gap = math.fsum(a.accuracies) / len(a.seeds) - math.fsum(b.accuracies) / len(b.seeds)
+    return max(welch(a.accuracies, b.accuracies), normal(gap, math.hypot(*(error_of_images(s.flags) for s in (a, b)))))

@@ -9,7 +9,7 @@ from rattle.paper.plan import Entry, Plan, States
 from rattle.paper.protocols import Evaluator, Measured, Protocol
 from rattle.paper.rows import Cell, Row
 from rattle.recipes.recipe import Recipe
-from rattle.stats import Interval, holm, summarise, t_interval, wilson
+from rattle.stats import Interval, holm, seeds_interval, summarise, t_interval, wilson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +70,21 @@ def cell_result(cell: Cell, by_seed: Mapping[int, Measured]) -> CellResult:
         images=len(measured[0].values),
         mean=summary.mean,
         deviation=summary.deviation,
-        interval=t_interval(values) if len(values) > 1 else interval_over_images(measured[0].values, unit),
+        interval=interval_of(sample, unit),
         sample=sample,
     )
 
 
-def interval_over_images(values: Sequence[float], unit: float) -> Interval | None:
-    """95 % interval of one seed's mean: Wilson's for flags, Student's for distances."""
+def interval_of(sample: Sample, unit: float) -> Interval | None:
+    """95 % interval of a mean: over seeds; of one seed over images, Wilson's for flags, Student's for distances."""
+    values = sample.flags[0]
     are_flags = set(values) <= {0, 1}
-    if len(values) == 1 and not are_flags:
+    if len(sample.seeds) > 1:
+        within = seeds_interval(sample.flags)
+    elif len(values) == 1 and not are_flags:
         return None
-    within = wilson(int(sum(values)), len(values)) if are_flags else t_interval(values)
+    else:
+        within = wilson(int(sum(values)), len(values)) if are_flags else t_interval(values)
     return Interval(unit * within.low, unit * within.high)
 
 

@@ -10,7 +10,7 @@ from rattle.report.grid import best_epoch
 from rattle.report.naming import settings_text, short_setting, title_of, varied
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Accuracy, accuracy
-from rattle.stats import summarise, t_interval
+from rattle.stats import seeds_interval, summarise
 
 FEWEST_VALUES = 3  # of a setting that is drawn as an axis
 MOST_SETTINGS = 2  # that a plot shows: one along its axis, one by colour
@@ -101,7 +101,7 @@ def mean_of(sample: Sample) -> Accuracy:
     """Mean in % with its 95 % interval: Student's over seeds, of one seed Wilson's over images."""
     if len(sample.flags) == 1:
         return accuracy(sample.flags[0])
-    interval, mean = t_interval(sample.accuracies), summarise(sample.accuracies).mean
+    interval, mean = seeds_interval(sample.flags), summarise(sample.accuracies).mean
     return Accuracy(100 * mean, 100 * max(0.0, interval.low), 100 * min(1.0, interval.high))
 
 
