@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cifar10_report import ACCURACIES, TITLES, Runs, sample_of
 from methods_study import NAMES
@@ -23,11 +24,7 @@ from rattle.evaluation.samples import Difference, Sample, difference
 from rattle.recipes.catalog import get_recipe
 from rattle.stats import Interval, holm, seeds_interval, summarise, wilson
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 BASE, SEEDS = "trades", (0, 1, 2)
-APART = 0.5  # points of AutoAttack: what is more robust than this is in the picture
 
 
 @cache
@@ -109,50 +106,28 @@ def costs_table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def picture(runs: Runs, path: Path) -> None:
-    """Accuracy under AutoAttack against clean accuracy: a point a method, with both intervals."""
+    """A row a method, the most robust at the top: a dot a seed, the mean and its interval."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 7.5), layout="constrained")
-    axes, points = figure.subplots(), []
-    for place, method in enumerate(strongest_first(runs)):
-        samples = [sample_of(runs[method], "last", column) for column in ("clean", "autoattack")]
-        x, y = (100 * summarise(sample.accuracies).mean for sample in samples)
-        if y > APART:
-            (left, right), (low, high) = ([100 * i.low, 100 * i.high] for i in map(interval_of, samples))
-            colour = f"C{place % 10}"
-            axes.plot([left, right], [y, y], color=colour, lw=0.8, alpha=0.4)
-            axes.plot([x, x], [low, high], color=colour, lw=0.8, alpha=0.4)
-            axes.plot(x, y, "s" if len(samples[0].seeds) > 1 else "o", ms=5, color=colour)
-            points.append((x, y, label(method), colour))
-    axes.set(xlabel="clean accuracy, %", ylabel="accuracy under AutoAttack, 8/255, %")
-    axes.set_title("lines: 95 % (squares: over seeds; circles: one seed, over images)", fontsize=9)
-    axes.grid(alpha=0.3)
-    name_points(axes, points)
+    methods = strongest_first(runs)[::-1]
+    figure = Figure(figsize=(10, 0.26 * len(methods) + 1), layout="constrained")
+    panels = dict(zip(("autoattack", "clean"), figure.subplots(1, 2, sharey=True), strict=True))
+    for column, axes in panels.items():
+        base = 100 * summarise(sample_of(runs[BASE], "last", column).accuracies).mean if BASE in runs else math.nan
+        axes.axvline(base, color="0.6", lw=0.8, ls="--")
+        for place, method in enumerate(methods):
+            sample = sample_of(runs[method], "last", column)
+            interval = interval_of(sample)
+            axes.plot([100 * interval.low, 100 * interval.high], [place, place], color="C0", lw=2.5, alpha=0.3)
+            axes.plot([100 * share for share in sample.accuracies], [place] * len(sample.seeds), ".", color="C0", ms=4)
+            axes.plot(100 * summarise(sample.accuracies).mean, place, "|", color="C3", ms=10, mew=2)
+        shares = [100 * share for m in methods for share in sample_of(runs[m], "last", column).accuracies]
+        axes.set(xlim=(max(0, min(shares) - 2), max(shares) + 3), ylim=(-0.7, len(methods) - 0.3))
+        axes.set(xlabel=f"{TITLES[column]}, %", yticks=range(len(methods)), yticklabels=map(label, methods))
+        axes.grid(axis="x", alpha=0.3)
+    figure.suptitle("dots: seeds; red: mean; bars: 95 % over seeds; dashed: TRADES", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-
-
-def name_points(axes: Axes, points: list[tuple[float, float, str, str]]) -> None:
-    """Names in a column at the right, in the order of their heights, each with a line to its point."""
-    if not points:
-        return
-    low, high = axes.get_ylim()
-    step = (high - low) / max(len(points), 12)
-    middle = sum(y for _, y, _, _ in points) / len(points)
-    first = min(high - step / 2, middle + step * (len(points) - 1) / 2)
-    side = axes.get_xlim()[1] + 0.02 * (axes.get_xlim()[1] - axes.get_xlim()[0])
-    for i, (x, y, name, colour) in enumerate(sorted(points, key=lambda point: -point[1])):
-        axes.annotate(
-            name,
-            (x, y),
-            xytext=(side, first - i * step),
-            textcoords="data",
-            fontsize=8,
-            color=colour,
-            va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.5},
-        )
 
 
 def main() -> None:
