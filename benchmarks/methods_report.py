@@ -20,9 +20,9 @@ from typing import Any
 
 from cifar10_report import ACCURACIES, TITLES, Runs, sample_of
 from methods_study import NAMES
-from rattle.evaluation.samples import Difference, Sample, difference
+from rattle.evaluation.samples import Difference, Sample, difference, interval_of
 from rattle.recipes.catalog import get_recipe
-from rattle.stats import Interval, holm, seeds_interval, summarise, wilson
+from rattle.stats import holm, summarise
 
 BASE, SEEDS = "trades", (0, 1, 2)
 
@@ -43,13 +43,6 @@ def missing(runs: Runs, seeds: Sequence[int] = SEEDS) -> str:
         if absent := [str(seed) for seed in seeds if seed not in there]:
             lacking.setdefault(", ".join(absent), []).append(name)
     return "; ".join(f"seeds {absent}: {', '.join(names)}" for absent, names in lacking.items())
-
-
-def interval_of(sample: Sample) -> Interval:
-    """95 % of the mean accuracy: Student's over seeds, with one seed Wilson's over images."""
-    if len(sample.seeds) > 1:
-        return seeds_interval(sample.flags)
-    return wilson(int(sum(sample.flags[0])), sample.n)
 
 
 def cell(sample: Sample) -> str:

@@ -130,6 +130,7 @@ class Plan:
         for node in reversed(layers.nodes):
             if node not in self.windows and (node.op == "output" or not self.needed.isdisjoint(node.users)):
                 self.needed.add(node)
+        self.read_whole = [node for node in self.windows if not self.needed.isdisjoint(node.users)]
         self.stored: dict[fx.Node, Stored] = {}
         self.size = 0  # numbers stored for an image
         self.stored_places, self.read_places = Places(), Places()
@@ -166,7 +167,7 @@ class Plan:
 
     def lay_out(self) -> None:
         """Give every value that is read around its window, or as a whole, a place in an image's row."""
-        rings = {node: 0 for node in self.windows if not self.needed.isdisjoint(node.users)}
+        rings = dict.fromkeys(self.read_whole, 0)
         for node in self.windows:
             for source in (n for n in node.all_input_nodes if n in self.windows):
                 if found := self.layers.filters.get(node):
@@ -195,9 +196,9 @@ class Plan:
                 self.steps.append(Step(node, self.layers.pointwise[node], inputs))
             if node in self.stored:
                 self.written[node] = self.in_stored(node, [(span.first, span.size) for span in window])
-        graph, border = fx.Graph(), [node for node in self.windows if not self.needed.isdisjoint(node.users)]
-        self.border = [self.read(node, None) for node in border]
-        copies = {node: graph.placeholder(node.name) for node in border}
+        self.border = [self.read(node, None) for node in self.read_whole]
+        graph = fx.Graph()
+        copies = {node: graph.placeholder(node.name) for node in self.read_whole}
         for node in self.layers.nodes:
             if node in self.needed:
                 copies[node] = graph.node_copy(node, copies.__getitem__)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rattle.stats import Interval, error_of_images, mcnemar, normal, seeds_interval, student, t_interval, welch
+from rattle.stats import Interval, error_of_images, mcnemar, normal, seeds_interval, student, t_interval, welch, wilson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +80,16 @@ def paired_test(a: Sample, b: Sample, seeds: Sequence[int]) -> tuple[list[list[f
     if set(first) | set(second) <= {0, 1}:
         return gaps, mcnemar(first, second).p_mid, "McNemar's test over images"
     return gaps, student(gaps[0]), "Student's t over images"
+
+
+def interval_of(sample: Sample) -> Interval:
+    """95 % of the mean: over seeds; of one seed over images, Wilson's for flags, Student's for distances."""
+    if len(sample.seeds) > 1:
+        return seeds_interval(sample.flags)
+    (values,) = sample.flags
+    if set(values) <= {0, 1}:
+        return wilson(int(sum(values)), len(values))
+    return t_interval(values)
 
 
 def difference(a: Sample, b: Sample) -> Difference | None:

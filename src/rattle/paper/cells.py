@@ -4,12 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rattle.evaluation.samples import Difference, Sample, difference
+from rattle.evaluation.samples import Difference, Sample, difference, interval_of
 from rattle.paper.plan import Entry, Plan, States
 from rattle.paper.protocols import Evaluator, Measured, Protocol
 from rattle.paper.rows import Cell, Row
 from rattle.recipes.recipe import Recipe
-from rattle.stats import Interval, holm, seeds_interval, summarise, t_interval, wilson
+from rattle.stats import Interval, holm, summarise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def cell_result(cell: Cell, by_seed: Mapping[int, Measured]) -> CellResult:
     unit, measured = 100.0 if cell.unit == "%" else 1.0, list(by_seed.values())
     sample = Sample(seeds=tuple(by_seed), flags=tuple(m.values for m in measured), protocol=measured[0].protocol)
     values = [unit * share for share in sample.accuracies]
-    summary = summarise(values)
+    summary, within = summarise(values), interval_of(sample)
     return CellResult(
         seeds=tuple(by_seed),
         values=tuple(values),
@@ -70,22 +70,9 @@ def cell_result(cell: Cell, by_seed: Mapping[int, Measured]) -> CellResult:
         images=len(measured[0].values),
         mean=summary.mean,
         deviation=summary.deviation,
-        interval=interval_of(sample, unit),
+        interval=None if math.isinf(within.low) else Interval(unit * within.low, unit * within.high),
         sample=sample,
     )
-
-
-def interval_of(sample: Sample, unit: float) -> Interval | None:
-    """95 % interval of a mean: over seeds; of one seed over images, Wilson's for flags, Student's for distances."""
-    values = sample.flags[0]
-    are_flags = set(values) <= {0, 1}
-    if len(sample.seeds) > 1:
-        within = seeds_interval(sample.flags)
-    elif len(values) == 1 and not are_flags:
-        return None
-    else:
-        within = wilson(int(sum(values)), len(values)) if are_flags else t_interval(values)
-    return Interval(unit * within.low, unit * within.high)
 
 
 def compare_rows(
