@@ -2,8 +2,9 @@
 
     python benchmarks/randomized_weights.py cifar10.npz --stage regime    # TRADES alone, to choose the regime
     python benchmarks/randomized_weights.py cifar10.npz --stage screen    # held-out training images choose
-    python benchmarks/randomized_weights.py cifar10.npz --stage decide --best NAME NAME
     python benchmarks/randomized_weights.py cifar10.npz --gather          # writes results/randomized-weights.json
+    python benchmarks/randomized_weights.py cifar10.npz --stage decide    # fresh seeds, all test images; gather again
+    python benchmarks/randomized_weights_report.py
 
 Trains what is missing; a broken run resumes, and several processes share the work. The protocol, with what was fixed
 before which stage ran, is docs/studies/randomized-weights.md. cifar10.npz holds uint8 arrays x_train, x_test
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -112,8 +113,13 @@ def recipe_of(variant: str, seed: int, data: str) -> Recipe:
     )
 
 
+def slug(variant: str) -> str:
+    """A variant's name in folders and results."""
+    return variant.replace(" ", "-").replace("+", "and")
+
+
 def folder_of(options: argparse.Namespace, variant: str, seed: int) -> Path:
-    return options.out / f"{variant.replace(' ', '-').replace('+', 'and')}-seed{seed}"
+    return options.out / f"{slug(variant)}-seed{seed}"
 
 
 def train(variant: str, seed: int, options: argparse.Namespace) -> tuple[Run, Recipe]:
@@ -170,6 +176,25 @@ def finished() -> dict[str, list[dict[str, Any]]]:
     return {part: stored.get(part, []) for part in STAGES.values()}
 
 
+def score(found: Mapping[str, Any]) -> float:
+    """By which the screening chooses: the mean of PGD-20 and CW-20, best and last checkpoint, of one run."""
+    return sum(found[which][attack] for which in ("best", "last") for attack in WEAK) / (2 * len(WEAK))
+
+
+def chosen(screened: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The two best variants of a whole screening, TRADES and AWP aside, the better one first."""
+    scores = {(run["method"], run["seed"]): score(run["found"]) for run in screened}
+    names = [variant for variant in VARIANTS if variant not in ("trades", "awp")]
+    lacking = [
+        f"{name} seed {seed}" for name, seed in product(names, SCREENING_SEEDS) if (slug(name), seed) not in scores
+    ]
+    if lacking:
+        raise RattleError(
+            f"the screening lacks {len(lacking)} runs, so nothing can be chosen: {', '.join(lacking[:5])}"
+        )
+    return sorted(names, key=lambda name: -sum(scores[slug(name), seed] for seed in SCREENING_SEEDS))[:2]
+
+
 def gathered(options: argparse.Namespace) -> dict[str, Any]:
     """All runs that are finished, of both stages."""
     parts = finished()
@@ -187,7 +212,6 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="cifar10.npz")
     parser.add_argument("--out", type=Path, default=Path("runs/randomized-weights"))
     parser.add_argument("--stage", choices=("regime", "screen", "decide"), default="screen")
-    parser.add_argument("--best", nargs="*", default=[], choices=list(VARIANTS), help="of the screening, to decide on")
     parser.add_argument("--gather", action="store_true", help="write down what is there, run nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -195,16 +219,17 @@ def main() -> None:
     if options.gather:
         RESULTS.write_text(json.dumps(gathered(options), indent=1) + "\n")
         return
-    again = {
-        "regime": (screen, ("trades",), SCREENING_SEEDS[:1]),
-        "screen": (screen, tuple(VARIANTS), SCREENING_SEEDS),
-        "decide": (decide, (*ALWAYS, *options.best, *(f"awp + {name}" for name in options.best[:1])), FRESH_SEEDS),
-    }
-    work, variants, seeds = again[options.stage]
+    if options.stage == "decide":
+        best = chosen(finished()["screened"])
+        work, variants, seeds = decide, (*dict.fromkeys([*ALWAYS, *best]), f"awp + {best[0]}"), FRESH_SEEDS
+    else:
+        work, variants, seeds = screen, tuple(VARIANTS), SCREENING_SEEDS
+    if options.stage == "regime":
+        variants, seeds = ("trades",), SCREENING_SEEDS[:1]
     done = {(run["method"], run["seed"]) for run in finished()[STAGES["decide" if work is decide else "screen"]]}
     for seed, variant in product(seeds, variants):
         folder = folder_of(options, variant, seed)
-        if (folder.name.rpartition("-seed")[0], seed) in done or (folder / f"{work.__name__}.json").exists():
+        if (slug(variant), seed) in done or (folder / f"{work.__name__}.json").exists():
             continue
         try:
             with locked(folder.with_name(f"{folder.name}.lock")):  # also while it is attacked, when fit holds none

@@ -1,0 +1,65 @@
+"""The study of randomized weights: a rule chooses from a whole screening, and the report works on what is there."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rattle.errors import RattleError
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+COLUMNS = ("clean", "pgd20", "cw20", "autoattack")
+FLATNESS = ("lipschitz", "input_curvature", "weight_curvature", "noise_rise")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return runpy.run_path(str(BENCHMARKS / "randomized_weights_report.py"), run_name="randomized_weights_report")
+
+
+def screened(method: str, seed: int, accuracy: float) -> dict[str, Any]:
+    checkpoint = dict.fromkeys(COLUMNS[:3], accuracy)
+    return {"method": method, "seed": seed, "found": {"best": checkpoint, "last": checkpoint, "processor_seconds": 9.0}}
+
+
+def decided(method: str, seed: int, share: float) -> dict[str, Any]:
+    """Of the 1,000 images that share is right; the seed decides which."""
+    flags = np.packbits(np.random.default_rng(seed).random(1000) < share).tobytes().hex()
+    checkpoint = {"flags": dict.fromkeys(COLUMNS, flags), **dict.fromkeys(FLATNESS, share + 0.01 * seed)}
+    return {"method": method, "seed": seed, "found": {"best": checkpoint, "last": checkpoint}}
+
+
+def test_the_two_best_are_chosen_trades_and_awp_aside(script: dict[str, Any]) -> None:
+    import randomized_weights as study  # type: ignore[import-not-found]
+
+    high = {"trades": 50.0, "awp": 60.0, "head 0.1": 40.0, "inner 0.03": 41.0}
+    runs = [screened(study.slug(name), seed, high.get(name, 30.0)) for name in study.VARIANTS for seed in (100, 101)]
+    assert study.chosen(runs) == ["inner 0.03", "head 0.1"]
+    with pytest.raises(RattleError, match=r"lacks 1 runs.*inner 0.01 seed 101"):
+        study.chosen([run for run in runs if (run["method"], run["seed"]) != ("inner-0.01", 101)])
+
+
+def test_the_report_names_what_earns_a_recipe(
+    script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares = {"trades": 0.3, "head-0.2": 0.3, "awp": 0.5, "awp-and-inner-0.03": 0.7}
+    study = {
+        "screened": [screened("trades", 100, 31.0), screened("inner-0.03", 100, 32.0)],
+        "runs": [decided(method, seed, share) for method, share in shares.items() for seed in range(5)],
+    }
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    monkeypatch.setattr("sys.argv", ["", "--study", str(tmp_path / "study.json"), "--picture", str(tmp_path / "p.png")])
+    script["main"]()
+    text = (tmp_path / "study.md").read_text()
+    assert "2 of 52 runs" in text
+    assert text.index("| inner 0.03 | 1 | 32.00 |") < text.index("| trades | 1 | 31.00 |")
+    assert "| head 0.2 less trades | 5 | +0.0 [" in text
+    assert "awp + inner 0.03 over awp (AutoAttack" in text
+    assert "head 0.2 over" not in text
+    assert (tmp_path / "p.png").stat().st_size > 1000
