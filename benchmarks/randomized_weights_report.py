@@ -44,7 +44,7 @@ def best_first(screened: Runs) -> list[str]:
 
 
 def screening_table(screened: Runs) -> list[str]:
-    """Means over seeds, the best score first; cost in processor seconds over TRADES' of the same seeds."""
+    """Means over seeds, the best score first."""
     head = [
         "variant",
         "seeds",
@@ -53,7 +53,6 @@ def screening_table(screened: Runs) -> list[str]:
         "clean, last",
         "PGD-20, best / last",
         "CW-20, best / last",
-        "cost",
     ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name in best_first(screened):
@@ -65,11 +64,8 @@ def screening_table(screened: Runs) -> list[str]:
             for column in ("clean", "pgd20", "cw20")
         }
         attacks = [f"{means['best', column]:.1f} / {means['last', column]:.1f}" for column in ("pgd20", "cw20")]
-        base = {run["seed"]: run["found"]["processor_seconds"] for run in screened.get("trades", [])}
-        ratios = [found["processor_seconds"] / base[seed] for seed, found in founds.items() if seed in base]
-        cost = f"{summarise(ratios).mean:.2f}" if ratios else "-"
         clean = f"{means['last', 'clean']:.1f}"
-        cells = [NAMES[name], str(len(founds)), f"{mean_score(screened[name]):.2f}", scores, clean, *attacks, cost]
+        cells = [NAMES[name], str(len(founds)), f"{mean_score(screened[name]):.2f}", scores, clean, *attacks]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
