@@ -9,7 +9,9 @@ too, compare processor seconds, and set OMP_WAIT_POLICY=PASSIVE so that threads 
 
 `--networks FILE.py:FUNCTION ... --epsilon 0.03` attacks networks of your own in place of these, what FUNCTION()
 returns, on the test images of --cifar10. `--passes` runs ours once more, untimed, on a network that counts; the
-reference's passes are always counted. `--only apgd-t apgd-t-linearised` runs these attacks of ours alone, counted.
+reference's passes are always counted. `--apart` gives the reference a process of its own, with the memory allocator as
+it comes, and ours the kept memory of its commands; otherwise both share this process and its settings. `--only apgd-t
+apgd-t-linearised` runs these attacks of ours alone, counted.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ from rattle.attacks import PGD, AutoAttack
 from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import spawn
 from rattle.bench.passes import Counted
+from rattle.cli.main import keep_memory
 from rattle.data import to_float
 from rattle.data.registry import Data, batches
 from rattle.models.registry import create_model
@@ -172,36 +177,90 @@ def ratio(seconds: dict[str, dict[str, float]], component: str | None = None) ->
     return sum(seconds["reference"][p] for p in parts) / max(sum(seconds["ours"][p] for p in parts), 1e-9)
 
 
-def compare(model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int, options: argparse.Namespace) -> Any:
+Timed = tuple[Tensor, float, float, dict[str, int]]  # adversarial images, wall seconds, processor seconds, passes
+
+
+class Timer:
+    """The reference's components on a network, timed and counted."""
+
+    def __init__(self, model: nn.Module, threat: Threat, seed: int) -> None:
+        self.model = Counted(model)
+        self.parts = reference(self.model, threat, seed)
+
+    def __call__(self, component: str, x: Tensor, y: Tensor) -> Timed:
+        self.model.tally.forward = self.model.tally.backward = 0
+        return *timed(self.parts[component], x, y), asdict(self.model.tally)
+
+
+def timed(attack: Callable[..., Tensor], *args: Tensor) -> tuple[Tensor, float, float]:
+    begin, begin_work = time.perf_counter(), time.process_time()
+    x_adv = attack(*args)
+    return x_adv, time.perf_counter() - begin, time.process_time() - begin_work
+
+
+def begin_apart(name: str, options: argparse.Namespace, threat: Threat, seed: int) -> None:
+    """In the reference's own process: load the network once."""
+    global timer
+    torch.set_num_threads(options.threads)
+    logging.getLogger("auto-attack").setLevel(logging.ERROR)
+    timer = Timer((own_network if options.networks else load)(name, options)[0], threat, seed)
+
+
+def attack_apart(component: str, x: Tensor, y: Tensor) -> Timed:
+    return timer(component, x, y)
+
+
+def compare(
+    name: str, x: Tensor, y: Tensor, model: nn.Module, threat: Threat, seed: int, options: argparse.Namespace
+) -> Any:
     """Both, component by component; each on what its own earlier components left."""
-    index, counted, asked = torch.arange(len(x)), Counted(model), Counted(model)
-    attacks = {"ours": ours(threat, seed, index, model), "reference": reference(counted, threat, seed)}
-    again = ours(threat, seed, index, asked)
+    if not options.apart:
+        return compare_with(Timer(model, threat, seed), x, y, model, threat, seed, options)
+    arguments = (name, options, threat, seed)
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=begin_apart, initargs=arguments) as other:
+        wait = lambda *args: other.submit(attack_apart, *args).result()  # noqa: E731
+        return compare_with(wait, x, y, model, threat, seed, options)
+
+
+def compare_with(
+    theirs: Callable[[str, Tensor, Tensor], Timed],
+    x: Tensor,
+    y: Tensor,
+    model: nn.Module,
+    threat: Threat,
+    seed: int,
+    options: argparse.Namespace,
+) -> Any:
+    index, asked, sides = torch.arange(len(x)), Counted(model), ("ours", "reference")
+    attacks, again = ours(threat, seed, index, model), ours(threat, seed, index, asked)
     clean = robust(model, x, y)
-    flags = {who: clean.clone() for who in attacks}
-    seconds, work, accuracy, passes = ({who: {} for who in attacks} for _ in range(4))
+    flags = {who: clean.clone() for who in sides}
+    seconds, work, accuracy, passes = ({who: {} for who in sides} for _ in range(4))
     for component in COMPONENTS:
-        for who, parts in attacks.items():
+        for who in sides:
             left = flags[who].nonzero().squeeze(1).split(options.batch)
-            counted.tally.forward = counted.tally.backward = 0
-            begin, begin_work = time.perf_counter(), time.process_time()
+            wall, processor, tally = 0.0, 0.0, {"forward": 0, "backward": 0}
             for rows in left:
-                extra = (rows,) if who == "ours" else ()
-                x_adv = parts[component](x[rows].clone(), y[rows].clone(), *extra)
+                images, labels = x[rows].clone(), y[rows].clone()
+                if who == "ours":
+                    x_adv, *spent = timed(attacks[component], images, labels, rows)
+                else:
+                    x_adv, *spent, asked_for = theirs(component, images, labels)
+                    tally = {kind: tally[kind] + asked_for[kind] for kind in tally}
+                wall, processor = wall + spent[0], processor + spent[1]
                 if not bool(threat.contains(x_adv, x[rows]).all()):
                     raise SystemExit(f"{who} {component}: a point left the ball")
                 flags[who][rows] = robust(model, x_adv, y[rows])
-            seconds[who][component] = time.perf_counter() - begin
-            work[who][component] = time.process_time() - begin_work
+            seconds[who][component], work[who][component] = wall, processor
             accuracy[who][component] = float(flags[who].double().mean())
             if who == "reference":
-                passes[who][component] = asdict(counted.tally)
+                passes[who][component] = tally
             elif options.passes:
                 passes[who][component] = count(
                     asked, lambda rows, run=again[component]: run(x[rows], y[rows], rows), left
                 )
         line = f"    {component:8s}"
-        for who in attacks:
+        for who in sides:
             line += f" {who} {accuracy[who][component]:7.2%} {seconds[who][component]:6.1f} s"
             line += f" ({work[who][component]:6.1f} s of processor, {passes[who].get(component)})  "
         print(line + f"x{ratio(seconds, component):.2f} (x{ratio(work, component):.2f})", flush=True)
@@ -299,6 +358,7 @@ def main() -> None:
     parser.add_argument("--norm", choices=("linf", "l2", "l1"), default="linf")
     parser.add_argument("--epsilon", type=float, help="instead of the model's own")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--apart", action="store_true", help="the reference in a process of its own, as it comes")
     parser.add_argument("--memory", action="store_true", help="also measure peak memory")
     parser.add_argument("--out", type=Path, help="JSON file for the numbers")
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
@@ -308,13 +368,16 @@ def main() -> None:
     if options.peak:
         peak(options)
         return
+    if options.apart:
+        keep_memory()
     results: dict[str, Any] = {"torch": torch.__version__, "machine": platform.processor() or platform.machine()}
-    results |= {"threads": options.threads, "n": options.n, "batch": options.batch, "norm": options.norm, "models": {}}
+    results |= {"threads": options.threads, "n": options.n, "batch": options.batch, "norm": options.norm}
+    results |= {"apart": options.apart, "models": {}}
     for name in options.networks or options.models:
         if name != "digits" and not options.cifar10:
             raise SystemExit(f"{name} needs --cifar10 FILE")
         model, x, y = own_network(name, options) if options.networks else load(name, options)
-        name = name.rpartition(":")[2]
+        path, name = name, name.rpartition(":")[2]
         threat = Threat(norm=options.norm, epsilon=options.epsilon or EPSILON[name])
         entry: dict[str, Any] = {"epsilon": threat.epsilon, "runs": []}
         results["models"][name] = entry
@@ -323,7 +386,7 @@ def main() -> None:
         for seed in options.seeds:
             print(f"  {name}, {threat.norm} {threat.epsilon:.4f}, seed {seed}", flush=True)
             only = options.only
-            run = alone(model, x, y, threat, seed, only) if only else compare(model, x, y, threat, seed, options)
+            run = alone(model, x, y, threat, seed, only) if only else compare(path, x, y, model, threat, seed, options)
             entry["runs"].append(run)
             if options.out:
                 options.out.write_text(json.dumps(results, indent=1))
