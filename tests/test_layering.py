@@ -130,7 +130,7 @@ def test_the_reading_of_imports_sees_every_form(tmp_path: Path) -> None:
 # Lines of Python, for every room. Raised only with a decision record (docs/adr/0014-every-room-has-a-budget.md).
 ROOM_BUDGETS = {
     "method": 1320,
-    "attacks": 2290,
+    "attacks": 2340,
     "models": 1620,
     "data": 2510,
     "objectives": 2340,

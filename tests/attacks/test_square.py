@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import Square
+from rattle.attacks import Square, square
 from rattle.attacks.rows import spawn
 from rattle.attacks.square import BLOCK, bump, patch_side
 from rattle.errors import RattleError
@@ -115,6 +115,37 @@ def test_squares_written_in_place_find_the_points_of_plain_copies() -> None:
     plain = plain_square(model, x, y, 0.05, BLOCK, draws)
     assert 0 < robust(model, found, y).sum() < 12  # some images leave the batch on the way
     torch.testing.assert_close(found, plain, rtol=0, atol=1e-12)
+
+
+class Passes(nn.Module):
+    """Counts how often it is asked, and about how many images."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.count, self.images = inner, 0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count, self.images = self.count + 1, self.images + len(x)
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("images", [1, 12])
+@torch.no_grad()
+def test_queries_asked_ahead_find_the_points_of_queries_one_by_one(images, monkeypatch) -> None:
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, 4)).double()
+    x = torch.rand(images, 3, 10, 10, dtype=torch.float64)
+    y, found, models = inner(x).argmax(1), [], []
+    for ahead in (1, 4):
+        monkeypatch.setattr(square, "AHEAD", ahead)
+        models.append(Passes(inner))
+        attack = Square(threat=Threat(epsilon=0.01 if images > 1 else 1e-3), queries=230)  # ends within a block
+        found.append(attack(models[-1], x, y, generator=ImageStreams(0, torch.arange(images))))
+    one_by_one, ahead = models
+    assert 0 < robust(inner, found[0], y).sum() < images or images == 1
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-12)
+    assert ahead.count < 0.6 * one_by_one.count
+    assert ahead.images < 1.3 * one_by_one.images
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -141,11 +141,11 @@ class Plan:
             self.lay_out()
             self.compile()
 
-    def pays(self, images: int) -> bool:
-        """Whether windows are estimated to be faster than whole layers for so many images at once, and fit."""
+    def pays(self, images: int, ahead: int = 1) -> bool:
+        """Whether windows are estimated to be faster than whole layers, so many of each image at once, and fit."""
         work = {node: self.layers.multiplications(node) for node in self.layers.nodes}
         inside = sum(work[n] * math.prod(s.size / s.length for s in window) for n, window in self.windows.items())
-        cost = IN_A_WINDOW * inside + MOVED * self.moved() + CALL * self.calls() / max(images, 1)
+        cost = IN_A_WINDOW * inside + MOVED * self.moved() + CALL * self.calls() / max(images * ahead, 1)
         saved = sum(work[node] for node in self.windows) - cost
         return 0 < self.size * images <= MOST_STORED and saved >= LEAST_SAVED * sum(work.values())
 
@@ -261,10 +261,10 @@ class Patches:
         filters = any(isinstance(module, nn.Conv2d) for module in model.model.modules())
         self.refused = not (filters and model.channels_last and x.device.type == "cpu")  # never measured on a GPU
 
-    def begin(self, best: Tensor, side: int) -> Tensor:
+    def begin(self, best: Tensor, side: int, ahead: int = 1) -> Tensor:
         """What is stored of images before squares of this size; [n, 0] where whole passes are to be taken."""
         try:
-            if not self.refused and (plan := self.plan(side)).pays(len(best)):
+            if not self.refused and (plan := self.plan(side)).pays(len(best), ahead):
                 known = plan.store(self.model.images(best))
                 if self.agrees(known, best, side):
                     return known
@@ -284,21 +284,16 @@ class Patches:
             self.plans[side] = Plan(self.layers, side)
         return self.plans[side]
 
-    def answer(self, known: Tensor, best: Tensor, side: int, rows: Tensor, corner: Tensor) -> Answer:
-        """To these rows of images, which differ from what is known in a square with its corner at [n, 2]."""
-        channels, height, width = self.model.shape
-        begins = (rows * height + corner[:, 0]) * width + corner[:, 1]
-        grid = torch.arange(side)[:, None] * width + torch.arange(side)
-        patch = best.view(-1, channels).index_select(0, (begins[:, None] + grid.flatten()).view(-1))
-        patch = patch.view(-1, side, side, channels).permute(0, 3, 1, 2)
+    def answer(self, known: Tensor, side: int, rows: Tensor, corner: Tensor, patch: Tensor) -> Answer:
+        """To these rows of known images with a patch [n, C, s, s] in a square whose corner is at [n, 2]."""
         return Answer(self.plan(side), known, rows, corner, patch)
 
     def agrees(self, known: Tensor, best: Tensor, side: int) -> bool:
         """Whether the logits are the network's own with inverted squares in two corners and in the middle."""
         bottom, right = (length - side for length in self.model.shape[1:])
         corner = torch.tensor([(0, 0), (bottom, right), (bottom // 2, right // 2)])[: len(best)]
-        changed = best[: len(corner)].clone()
+        changed, patches = best[: len(corner)].clone(), []
         for image, (top, left) in zip(self.model.images(changed), corner.tolist(), strict=True):
-            image[:, top : top + side, left : left + side].mul_(-1).add_(1)
-        answer = self.answer(known, changed, side, torch.arange(len(corner)), corner)
+            patches.append(image[:, top : top + side, left : left + side].mul_(-1).add_(1))
+        answer = self.answer(known, side, torch.arange(len(corner)), corner, torch.stack(patches))
         return agree([self.model.logits(changed)], [answer.logits])

@@ -100,6 +100,12 @@ def likeliest(logits: Tensor, y: Tensor, count: int) -> Tensor:
     return wrong.topk(min(count, logits.shape[1] - 1), dim=1).indices
 
 
+def is_small(rows: Tensor) -> bool:
+    """Whether some more of these rows [n, d] cost little: on a processor, up to the size of CIFAR's images. The batch
+    of a GPU is as large as its owner wanted."""
+    return rows.device.type == "cpu" and rows.shape[1] <= 3 * 32 * 32
+
+
 Choose = Callable[[FlatModel, Tensor, Tensor, Tensor], Tensor]  # (model, rows, logits, y) -> target classes [n, c]
 
 
@@ -116,8 +122,8 @@ def best_of_runs(
     """The point of highest score that any restart, or any of the likeliest `targets`, found for each image.
 
     Misclassified images are returned as they are. All targets of an image run side by side, so that it leaves as soon
-    as one of them breaks it. Images are attacked in groups of at most `share` rows per image given, for memory.
-    `choose` takes other targets than the likeliest.
+    as one of them breaks it. Images are attacked in groups of at most `share` rows per image given, for memory, or of
+    64 rows where those are small: fewer do not fill a pass. `choose` takes other targets than the likeliest.
     """
     if attack.threat.epsilon == 0:
         return x.clone()
@@ -129,7 +135,7 @@ def best_of_runs(
         logits = clean_logits(flat_model.model, flat_model.images(flat), y)
         classes = likeliest(logits, y, targets) if targets else y[:, None]
         count = classes.shape[1]
-        most_rows = len(x) if count == 1 or len(x) <= 64 else max(64, round(share * len(x)))
+        most_rows = max(64 if is_small(flat) else min(len(x), 64), round(share * len(x))) if count > 1 else len(x)
         groups = (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most_rows // count))
         for turn in kept("restarts", range(len(groups) * attack.restarts), best):
             group, restart = groups[turn // attack.restarts], turn % attack.restarts

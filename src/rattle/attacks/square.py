@@ -12,13 +12,14 @@ from rattle import losses
 from rattle.attacks.base import check_at_least, check_batch, finite
 from rattle.attacks.keeping import kept
 from rattle.attacks.patches import Answer, Patches
-from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
+from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs, is_small
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Threat
 
 MOST_INDICES = 2**16  # pixels changed at once: their indices are eight bytes each
 BLOCK = 50  # queries whose random numbers are drawn at once
+ROWS, AHEAD = 256, 4  # few images ask up to AHEAD queries at once, about ROWS in all; 5 % of them are asked in vain
 HALVED_AFTER = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # queries after which the patch's area halves
 
 
@@ -73,11 +74,11 @@ class Square:
     def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult:
         """One random search: the point of highest loss of each image; of several searches the last one's."""
         result, live = RunResult(rows.x), Search(self, model, rows, draws)
-        for query in kept("steps", range(self.queries + 1), live, result):
+        for _ in kept("steps", range(self.queries + 1), live, result):
             result.pack_broken(live, live.best, live.loss > 0)
-            if len(live.y) == 0 or query == self.queries:
+            if len(live.y) == 0 or int(live.at.min()) == self.queries:
                 break
-            live.propose(query)
+            live.propose()
         return result.record(live, live.best, torch.full_like(live.loss, restart))
 
 
@@ -93,32 +94,49 @@ class Search(TargetRows):
         self.places = self.signs = self.loss  # of the next queries, see `propose`; a stored state has these types
         self.first = self.squares = self.y
         self.rejected = None  # patches that did not raise the loss of `best`, [n, H * W * 2^C]; None: not memoized
+        self.at, self.stop = torch.zeros_like(self.y), 0  # next query of each image, and where they wait for each other
+        self.most = max(len(self.y), ROWS if is_small(self.x) else 0)  # rows in a pass
         deterministic = torch.equal(model.logits(self.x[:2]), model.logits(self.x[:2]))
         self.known = self.x.new_empty(len(self.y), 0)  # layers' answers to `best`; empty: whole passes are taken
         self.patches = Patches(model, self.x) if self.threat.norm == "linf" and deterministic else None
         if self.threat.norm == "linf" and self.channels <= 4 and deterministic:
             self.rejected = self.y.new_zeros(len(self.y), self.height * self.width << self.channels, dtype=torch.bool)
 
-    def propose(self, query: int) -> None:
-        """Change a patch of each image and keep the change where the loss rises."""
-        side, place = patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm), query % BLOCK
-        if place == 0:  # draw uniforms of two corners and an orientation, and signs of the channels
+    def propose(self) -> None:
+        """Change a patch of each image and keep the change where the loss rises; of few images several in turn."""
+        query = int(self.at.min())
+        if query == self.stop:
+            self.begin(query)
+        if self.threat.norm == "linf":
+            self.propose_linf()
+        else:
+            self.propose_lp(self.places[:, query % BLOCK], self.signs[:, query % BLOCK])
+            self.at += 1
+
+    def begin(self, query: int) -> None:
+        """Prepare the queries up to `stop`: those of a block whose patches have one size."""
+        side = self.side_at(query)
+        if query % BLOCK == 0:  # draw uniforms of two corners and an orientation, and signs of the channels
             self.places = self.draws.uniform(BLOCK, 5).to(self.x.dtype)
             self.signs = self.draws.signs(BLOCK, self.channels).to(self.x.dtype)
         if side != self.side and self.rejected is not None:
             self.rejected = torch.zeros_like(self.rejected)
         if side != self.side and self.patches is not None:
-            self.known = self.patches.begin(self.best, side)
-        if place == 0 or side != self.side:  # corners of the whole block at once: a dozen small steps
-            self.side = side
-            corners = self.corner(self.places[:, :, :2])
-            self.first = self.model.pixels[0, corners[..., 0], corners[..., 1]]
-            codes = (self.signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
-            self.squares = ((corners[..., 0] * self.width + corners[..., 1]) << self.channels) + codes
-        if self.threat.norm == "linf":
-            self.propose_linf(place)
-        else:
-            self.propose_lp(self.places[:, place], self.signs[:, place])
+            self.known = self.patches.begin(self.best, side, self.ahead(len(self.y)))
+        self.side = side
+        corners = self.corner(self.places[:, :, :2])
+        self.first = self.model.pixels[0, corners[..., 0], corners[..., 1]]
+        codes = (self.signs > 0).long() @ (2 ** torch.arange(self.channels, device=self.x.device))
+        self.squares = ((corners[..., 0] * self.width + corners[..., 1]) << self.channels) + codes
+        end = min(query - query % BLOCK + BLOCK, self.attack.queries)
+        self.stop = next((later for later in range(query + 1, end) if self.side_at(later) != side), end)
+
+    def side_at(self, query: int) -> int:
+        return patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
+
+    def ahead(self, images: int) -> int:
+        """How many queries each image asks at once: passes of few images are slow, and most queries fail."""
+        return 1 if self.patches is None else max(1, min(AHEAD, self.most // images))
 
     def corner(self, places: Tensor) -> Tensor:
         """Top left corners from uniforms, [..., 2]; as in the reference, never the last of several places."""
@@ -134,51 +152,76 @@ class Search(TargetRows):
         signs = self.draws.signs(self.channels, 1, self.width).to(self.x.dtype)
         return self.model.flat((self.model.images(self.x) + self.threat.epsilon * signs).clamp_(0, 1))
 
-    def propose_linf(self, place: int) -> None:
+    def propose_linf(self) -> None:
         """l_inf: a square gets x + epsilon or x - epsilon, one sign for each channel (Algorithm 2).
 
-        A square that changes nothing or was rejected since the image last changed is not tried: the answer is known.
-        The others are written into `best` and taken back where the loss did not rise, so that no image is copied.
+        Each image asks its next queries at once, each as if those before it failed; where one did not, those after it
+        are asked again. A square that changes nothing or was rejected since the image last changed is not tried: the
+        answer is known.
         """
-        rows = self.not_rejected(self.squares[:, place])
-        first = self.first[rows, place] + rows * self.x.shape[1]
-        old, changed = self.write_squares(first, self.threat.epsilon * self.signs[rows, place])
-        if not bool(changed.all()):
-            rows, first, old = rows[changed], first[changed], old[changed]
-        if len(rows) == 0:
-            return
-        loss, answer = self.loss_of_squares(rows, self.squares[rows, place])
-        before = self.loss[rows]
-        better = loss > before
-        self.loss[rows] = torch.where(better, loss, before)
+        rows = (self.at < self.stop).nonzero().squeeze(1)
+        ahead = self.ahead(len(rows))
+        query = (self.at[rows, None] + torch.arange(ahead, device=rows.device)).flatten()
+        row, query = self.unknown(rows.repeat_interleave(ahead), query)
+        success = self.ask(row, query)[rows]
+        self.at[rows] = torch.where(success < self.stop, success + 1, self.at[rows] + ahead).clamp_max_(self.stop)
+
+    def unknown(self, row: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Those queries before `stop` that were not rejected yet; marks them until `best` changes."""
+        row, query = (each[query < self.stop] for each in (row, query))
+        if self.rejected is None:
+            return row, query
+        square = self.squares[row, query % BLOCK]
+        new = ~self.rejected[row, square]
+        self.rejected[row, square] = True
+        return row[new], query[new]
+
+    def ask(self, row: Tensor, query: Tensor) -> Tensor:
+        """Make the first change of each image that raises its loss; the numbers of those queries [n], else `stop`."""
+        success, place = torch.full_like(self.y, self.stop), query % BLOCK
+        first = self.first[row, place] + row * self.x.shape[1]
+        old, new = self.squares_at(first, self.threat.epsilon * self.signs[row, place])
+        if not bool((changed := (new != old).any(1)).all()):
+            row, query, place, first, old, new = (each[changed] for each in (row, query, place, first, old, new))
+        if len(row) == 0:
+            return success
+        loss, answer = self.loss_of_squares(row, place, old, new)
+        better = loss > self.loss[row]
+        success.scatter_reduce_(0, row[better], query[better], "amin")
+        better &= query == success[row]
+        self.loss[row[better]] = loss[better]
+        self.write(self.best, first[better], new[better])
         if answer is not None:
             answer.accept(better)
         if self.rejected is not None:
-            self.rejected[rows[better]] = False
-        for part, index in self.pixels_of(first[~better]):
-            self.best.view(-1).scatter_(0, index.flatten(), old[~better][part].flatten())
+            self.rejected[row[better]] = False
+        return success
 
-    def loss_of_squares(self, rows: Tensor, square: Tensor) -> tuple[Tensor, Answer | None]:
-        """The loss of rows of `best` in which a square was changed, and the answer of `patches` where it was asked."""
+    def loss_of_squares(self, row: Tensor, place: Tensor, old: Tensor, new: Tensor) -> tuple[Tensor, Answer | None]:
+        """The loss of rows of `best` with new squares for old ones, and the answer of `patches` where it was asked."""
         if self.patches is None or self.known.shape[1] == 0:
-            x_new = self.best if len(rows) == len(self.best) else self.best[rows]
-            return losses.cw(self.model.logits(x_new), self.y[rows]), None
-        place = square >> self.channels
-        corner = torch.stack([place // self.width, place % self.width], 1)
-        answer = self.patches.answer(self.known, self.best, self.side, rows, corner)
-        loss = losses.cw(finite(answer.logits), self.y[rows])
+            return losses.cw(self.logits(row, place, old, new), self.y[row]), None
+        where = self.squares[row, place] >> self.channels
+        corner = torch.stack([where // self.width, where % self.width], 1)
+        patch = new.view(-1, self.channels, self.side, self.side)
+        answer = self.patches.answer(self.known, self.side, row, corner, patch)
+        loss = losses.cw(finite(answer.logits), self.y[row])
         broken = loss > 0
         if bool(broken.any()):  # the network itself decides whether an image is broken
-            loss[broken] = losses.cw(self.model.logits(self.best[rows[broken]]), self.y[rows[broken]])
+            logits = self.logits(*(each[broken] for each in (row, place, old, new)))
+            loss[broken] = losses.cw(logits, self.y[row[broken]])
         return loss, answer
 
-    def not_rejected(self, square: Tensor) -> Tensor:
-        """Rows whose square has not been rejected yet; marks it as rejected until `best` changes."""
-        if self.rejected is None:
-            return torch.arange(len(self.y), device=self.x.device)
-        rows = (~self.rejected.gather(1, square[:, None]).squeeze(1)).nonzero().squeeze(1)
-        self.rejected[rows, square[rows]] = True
-        return rows
+    def logits(self, row: Tensor, place: Tensor, old: Tensor, new: Tensor) -> Tensor:
+        """Of whole images; where each is asked once they are changed in place and back, so that none is copied."""
+        in_place = len(row) == len(self.best) and bool((row.diff() > 0).all())
+        images, at = (self.best, row) if in_place else (self.best[row], torch.arange(len(row), device=row.device))
+        first = self.first[row, place] + at * images.shape[1]
+        self.write(images, first, new)
+        logits = self.model.logits(images)
+        if in_place:
+            self.write(images, first, old)
+        return logits
 
     def pixels_of(self, first: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """From their first pixels the indices of squares in all images laid end to end, in parts of bounded size."""
@@ -187,16 +230,18 @@ class Search(TargetRows):
         for part in (slice(begin, begin + count) for begin in range(0, len(first), count)):
             yield part, first[part, None] + square
 
-    def write_squares(self, first: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Write squares of x + shift into `best`; what they replace, and which of them change anything."""
+    def squares_at(self, first: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """What squares hold in `best`, and what x + shift puts there, each [n, C * s * s]."""
         old = self.best.new_empty(len(first), self.channels * self.side**2)
-        changed = torch.empty_like(first, dtype=torch.bool)
+        new = torch.empty_like(old)
         for part, index in self.pixels_of(first):
-            old[part], new = self.best.take(index), self.x.take(index)
-            new.view(-1, self.channels, self.side**2).add_(shift[part, :, None])
-            self.best.view(-1).scatter_(0, index.flatten(), new.clamp_(0, 1).flatten())
-            changed[part] = new.sub_(old[part]).abs_().amax(1) > 0
-        return old, changed
+            old[part], new[part] = self.best.take(index), self.x.take(index)
+        new.view(-1, self.channels, self.side**2).add_(shift[:, :, None])
+        return old, new.clamp_(0, 1)
+
+    def write(self, images: Tensor, first: Tensor, values: Tensor) -> None:
+        for part, index in self.pixels_of(first):
+            images.view(-1).scatter_(0, index.flatten(), values[part].flatten())
 
     def tiles(self) -> Tensor:
         """l_2 and l_1 start from a grid of bumps of random sign and orientation (Sec. 3.3)."""
