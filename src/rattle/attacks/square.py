@@ -135,8 +135,8 @@ class Search(TargetRows):
         return patch_side(query, self.attack.p_init, self.height, self.width, self.threat.norm)
 
     def ahead(self, images: int) -> int:
-        """How many queries each image asks at once: passes of few images are slow, and most queries fail."""
-        return 1 if self.patches is None else max(1, min(AHEAD, self.most // images))
+        """How many queries an image asks at once: passes of few images are slow, and after the first ones most fail."""
+        return 1 if self.patches is None or self.stop <= BLOCK else max(1, min(AHEAD, self.most // images))
 
     def corner(self, places: Tensor) -> Tensor:
         """Top left corners from uniforms, [..., 2]; as in the reference, never the last of several places."""
