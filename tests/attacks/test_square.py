@@ -67,10 +67,10 @@ class Counting(nn.Module):
 
     def __init__(self, inner: nn.Module, noise: float = 0.0) -> None:
         super().__init__()
-        self.inner, self.noise, self.images = inner, noise, 0
+        self.inner, self.noise, self.count, self.images = inner, noise, 0, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.images += len(x)
+        self.count, self.images = self.count + 1, self.images + len(x)
         z = self.inner(x)
         return z + self.noise * torch.randn_like(z)
 
@@ -117,18 +117,6 @@ def test_squares_written_in_place_find_the_points_of_plain_copies() -> None:
     torch.testing.assert_close(found, plain, rtol=0, atol=1e-12)
 
 
-class Passes(nn.Module):
-    """Counts how often it is asked, and about how many images."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.count, self.images = inner, 0, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count, self.images = self.count + 1, self.images + len(x)
-        return self.inner(x)
-
-
 @pytest.mark.parametrize("images", [1, 12])
 @torch.no_grad()
 def test_queries_asked_ahead_find_the_points_of_queries_one_by_one(images, monkeypatch) -> None:
@@ -138,7 +126,7 @@ def test_queries_asked_ahead_find_the_points_of_queries_one_by_one(images, monke
     y, found, models = inner(x).argmax(1), [], []
     for ahead in (1, 4):
         monkeypatch.setattr(square, "AHEAD", ahead)
-        models.append(Passes(inner))
+        models.append(Counting(inner))
         attack = Square(threat=Threat(epsilon=0.01 if images > 1 else 1e-3), queries=230)  # ends within a block
         found.append(attack(models[-1], x, y, generator=ImageStreams(0, torch.arange(images))))
     one_by_one, ahead = models
