@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -84,6 +85,8 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "awp": {"base": "trades-awp", "noise": NO_U},
 }
 ALWAYS = ("trades", "smoothing 0.2", "head 0.2", "awp")  # in the second stage whatever the first one finds
+# Of these the first stage chooses two. Constant soft labels have neither u nor a derivative: they are the control.
+CANDIDATES = tuple(name for name in VARIANTS if name not in ALWAYS and not name.startswith("smoothing"))
 
 
 def recipe_of(variant: str, seed: int, data: str) -> Recipe:
@@ -181,18 +184,27 @@ def score(found: Mapping[str, Any]) -> float:
     return sum(found[which][attack] for which in ("best", "last") for attack in WEAK) / (2 * len(WEAK))
 
 
-def chosen(screened: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The two best variants of a whole screening, TRADES and AWP aside, the better one first."""
+def still_open(screened: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """The two best of the candidates whose runs are all there, and those that could displace one of them: with the best
+    score of any run so far in the place of each run they lack, their mean would do. Both the most promising first."""
     scores = {(run["method"], run["seed"]): score(run["found"]) for run in screened}
-    names = [variant for variant in VARIANTS if variant not in ("trades", "awp")]
-    lacking = [
-        f"{name} seed {seed}" for name, seed in product(names, SCREENING_SEEDS) if (slug(name), seed) not in scores
-    ]
-    if lacking:
+    ceiling = max(scores.values(), default=math.inf)
+    known = {name: [scores.get((slug(name), seed)) for seed in SCREENING_SEEDS] for name in CANDIDATES}
+    hopes = {name: sum(ceiling if s is None else s for s in each) for name, each in known.items()}
+    whole = [name for name in CANDIDATES if None not in known[name]]
+    best = sorted(whole, key=lambda name: -hopes[name])[:2]
+    bar = hopes[best[-1]] if len(best) == 2 else -math.inf
+    return best, sorted((n for n in CANDIDATES if n not in whole and hopes[n] >= bar), key=lambda name: -hopes[name])
+
+
+def chosen(screened: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The two best candidates, the better one first, once no run that the screening lacks can displace them."""
+    best, others = still_open(screened)
+    if others:
         raise RattleError(
-            f"the screening lacks {len(lacking)} runs, so nothing can be chosen: {', '.join(lacking[:5])}"
+            f"the screening lacks runs that may change its choice, so nothing is chosen: {', '.join(others)}"
         )
-    return sorted(names, key=lambda name: -sum(scores[slug(name), seed] for seed in SCREENING_SEEDS))[:2]
+    return best
 
 
 def gathered(options: argparse.Namespace) -> dict[str, Any]:
@@ -207,6 +219,21 @@ def gathered(options: argparse.Namespace) -> dict[str, Any]:
     return {"environment": environment(), **parts}
 
 
+def jobs(options: argparse.Namespace) -> list[tuple[str, int]]:
+    """(variant, seed) of the runs that a stage lacks; in the screening, those that its choice waits for come first."""
+    there = gathered(options)
+    done = {(run["method"], run["seed"]) for run in there[STAGES.get(options.stage, "screened")]}
+    if options.stage == "regime":
+        wanted = [("trades", SCREENING_SEEDS[0])]
+    elif options.stage == "screen":
+        awaited = still_open(there["screened"])[1]
+        wanted = list(product(dict.fromkeys([*awaited, *VARIANTS]), SCREENING_SEEDS))
+    else:
+        best = chosen(there["screened"])
+        wanted = [(variant, seed) for seed in FRESH_SEEDS for variant in (*ALWAYS, *best, f"awp + {best[0]}")]
+    return [(variant, seed) for variant, seed in wanted if (slug(variant), seed) not in done]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("data", type=Path, help="cifar10.npz")
@@ -219,18 +246,11 @@ def main() -> None:
     if options.gather:
         RESULTS.write_text(json.dumps(gathered(options), indent=1) + "\n")
         return
-    if options.stage == "decide":
-        best = chosen(finished()["screened"])
-        work, variants, seeds = decide, (*dict.fromkeys([*ALWAYS, *best]), f"awp + {best[0]}"), FRESH_SEEDS
-    else:
-        work, variants, seeds = screen, tuple(VARIANTS), SCREENING_SEEDS
-    if options.stage == "regime":
-        variants, seeds = ("trades",), SCREENING_SEEDS[:1]
-    done = {(run["method"], run["seed"]) for run in finished()[STAGES["decide" if work is decide else "screen"]]}
-    for seed, variant in product(seeds, variants):
+    work, tried = decide if options.stage == "decide" else screen, set()
+    while left := [job for job in jobs(options) if job not in tried]:
+        variant, seed = left[0]
+        tried.add(left[0])
         folder = folder_of(options, variant, seed)
-        if (slug(variant), seed) in done or (folder / f"{work.__name__}.json").exists():
-            continue
         try:
             with locked(folder.with_name(f"{folder.name}.lock")):  # also while it is attacked, when fit holds none
                 work(variant, seed, options)

@@ -35,14 +35,28 @@ def decided(method: str, seed: int, share: float) -> dict[str, Any]:
     return {"method": method, "seed": seed, "found": {"best": checkpoint, "last": checkpoint}}
 
 
-def test_the_two_best_are_chosen_trades_and_awp_aside(script: dict[str, Any]) -> None:
+def test_the_two_best_are_chosen_controls_and_what_is_decided_anyway_aside(script: dict[str, Any]) -> None:
     import randomized_weights as study  # type: ignore[import-not-found]
 
-    high = {"trades": 50.0, "awp": 60.0, "head 0.1": 40.0, "inner 0.03": 41.0}
+    high = {"trades": 50.0, "awp": 60.0, "smoothing 0.1": 70.0, "head 0.2": 45.0, "head 0.1": 40.0, "inner 0.03": 41.0}
     runs = [screened(study.slug(name), seed, high.get(name, 30.0)) for name in study.VARIANTS for seed in (100, 101)]
     assert study.chosen(runs) == ["inner 0.03", "head 0.1"]
-    with pytest.raises(RattleError, match=r"lacks 1 runs.*inner 0.01 seed 101"):
-        study.chosen([run for run in runs if (run["method"], run["seed"]) != ("inner-0.01", 101)])
+
+
+def test_nothing_is_chosen_while_a_missing_run_could_change_it(script: dict[str, Any]) -> None:
+    import randomized_weights as study  # type: ignore[import-not-found]
+
+    high = {"head 0.1": 40.0, "inner 0.03": 41.0, "inner 0.01": 39.5, "exact 1": 10.0}
+    runs = [screened(study.slug(name), seed, high.get(name, 30.0)) for name in study.VARIANTS for seed in (100, 101)]
+
+    def without(*names: str) -> list[dict[str, Any]]:
+        return [run for run in runs if (run["method"], run["seed"]) not in [(study.slug(n), 101) for n in names]]
+
+    with pytest.raises(RattleError, match=r"lacks runs that may change its choice.*: inner 0.01$"):
+        study.chosen(without("inner 0.01", "exact 1"))  # 39.5 and 41 are more than 40 twice
+    assert study.chosen(without("exact 1")) == ["inner 0.03", "head 0.1"]
+    with pytest.raises(RattleError, match="lacks runs"):
+        study.chosen([])
 
 
 def test_the_report_names_what_earns_a_recipe(
