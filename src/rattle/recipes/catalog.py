@@ -248,7 +248,7 @@ def own_settings(method: Method, setting: Setting) -> dict[str, Any]:
 def with_settings(recipe: Recipe, settings: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
     """The recipe with a method's further settings, and then with those of the dataset's training; a network of the
     user's keeps its activation and normalisation."""
-    plain, own = to_plain(recipe), recipe.model == "python" or ":" in recipe.model
+    plain, own = to_plain(recipe) if settings else {}, recipe.model == "python" or ":" in recipe.model
     for path, value in settings.items():
         *parents, last = path.split(".")
         if not (own and last in ("activation", "normalise")):

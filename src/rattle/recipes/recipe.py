@@ -78,9 +78,10 @@ MOST = 1_000_000  # epochs, images of a batch and so on: more is a slip, and wou
 def check_finite(settings: Any, where: str = "") -> None:
     """Refuse a number in nested settings that is infinite or not a number, and text that no file can hold."""
     for each in fields(settings):
-        value, name = getattr(settings, each.name), f"{where}{each.name.replace('_', '-')}"
+        value, name = getattr(settings, each.name), where + each.name.replace("_", "-")
         if is_dataclass(value):
             check_finite(value, f"{name}.")
+            continue
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, float) and not math.isfinite(number):
                 raise RattleError(f"{name} must be a finite number, got {number}")
