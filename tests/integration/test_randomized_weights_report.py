@@ -62,7 +62,7 @@ def test_nothing_is_chosen_while_a_missing_run_could_change_it(script: dict[str,
 def test_the_report_names_what_earns_a_recipe(
     script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares = {"trades": 0.3, "head-0.2": 0.3, "awp": 0.5, "awp-and-inner-0.03": 0.7}
+    shares = {"trades": 0.3, "smoothing-0.2": 0.1, "head-0.2": 0.3, "awp": 0.5, "awp-and-inner-0.03": 0.7}
     study = {
         "screened": [screened("trades", 100, 31.0), screened("inner-0.03", 100, 32.0)],
         "runs": [decided(method, seed, share) for method, share in shares.items() for seed in range(5)],
@@ -75,5 +75,6 @@ def test_the_report_names_what_earns_a_recipe(
     assert text.index("| inner 0.03 | 1 | 32.00 |") < text.index("| trades | 1 | 31.00 |")
     assert "| head 0.2 less trades | 5 | +0.0 [" in text
     assert "awp + inner 0.03 over awp (AutoAttack" in text
-    assert "head 0.2 over" not in text
+    assert "| head 0.2 less smoothing 0.2 | 5 | +2" in text
+    assert "head 0.2 over" not in text  # not over TRADES or AWP
     assert (tmp_path / "p.png").stat().st_size > 1000
