@@ -1,6 +1,7 @@
 """What randomized weights buy, on real CIFAR-10: every reading and control screened, then the best on fresh seeds.
 
     python benchmarks/randomized_weights.py cifar10.npz --stage regime    # TRADES alone, to choose the regime
+    python benchmarks/randomized_weights.py cifar10.npz --stage weigh     # which readings have a say in the gradient
     python benchmarks/randomized_weights.py cifar10.npz --stage screen    # held-out training images choose
     python benchmarks/randomized_weights.py cifar10.npz --gather          # writes results/randomized-weights.json
     python benchmarks/randomized_weights.py cifar10.npz --stage decide    # fresh seeds, all test images; gather again
@@ -18,7 +19,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 
 from cifar10_study import WEAK, accuracies_and_flatness
+from rattle.analysis.term_gradients import LASTS, term_rows
 from rattle.data import Augment, Images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
@@ -49,6 +51,7 @@ AUGMENT, SCHEDULE = Augment(pad=0, flip=True), OneCycle(peak=0.3)
 RESULTS = Path(__file__).parents[1] / "results" / "randomized-weights.json"
 STEPS, STEP_SIZE = 3, 4 / 255  # of the inner attack: a third of the paper's, for more runs
 SCREENING_SEEDS, FRESH_SEEDS = (100, 101), (0, 1, 2, 3, 4)
+WEIGHED = 16  # minibatches of held-out images on which readings are weighed
 
 
 def reading(mode: str, *, eta: float | None = None, noise: Noise | None = None, samples: int = 1, **more: Any) -> dict:
@@ -57,10 +60,15 @@ def reading(mode: str, *, eta: float | None = None, noise: Noise | None = None, 
     return {"taylor": taylor, "noise": noise or Noise(), "noise_samples": samples}
 
 
+def outer_filters(sigma: float) -> Noise:
+    """u in proportion to filters, in the outer step alone."""
+    return Noise(sigma=sigma, scale="filter", inner=0.0)
+
+
 NO_U = Noise(sigma=0)
 INNER = {f"inner {sigma:g}": {"noise": Noise(sigma=sigma)} for sigma in (0.01, 0.03)}
 FILTERS = {s: Noise(sigma=s, scale="filter") for s in (0.05, 0.1, 0.2)}
-# A name for each, with its strength; `inner_0` has u in the outer step alone.
+# A name for each, with its strength.
 VARIANTS: Mapping[str, dict[str, Any]] = {
     "trades": {"noise": NO_U},
     **INNER,
@@ -73,20 +81,16 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
         f"exact {eta:g}": reading("exact", eta=eta, antithetic=True, noise=Noise(sigma=0.0, inner=0.0, outer=1.0))
         for eta in (0.2, 1.0)
     },
-    **{f"trace filter {s:g}": reading("trace", eta=6.0, noise=replace(FILTERS[s], inner=0.0)) for s in (0.05, 0.1)},
-    **{
-        f"head-noise filter {s:g}": reading("head-noise", eta=6.0, noise=replace(FILTERS[s], inner=0.0))
-        for s in (0.1, 0.2)
-    },
+    "exact 0.2 sigma 0.1": reading("exact", eta=0.2, antithetic=True, noise=Noise(sigma=0.0, inner=0.0, outer=0.1)),
+    **{f"trace filter {s:g}": reading("trace", eta=6.0, noise=outer_filters(s)) for s in (0.05, 0.1, 0.4)},
+    **{f"head-noise filter {s:g}": reading("head-noise", eta=6.0, noise=outer_filters(s)) for s in (0.1, 0.2, 2)},
     "sampled 0.01": reading("sampled", antithetic=True),
     **{f"sampled filter {s:g}": reading("sampled", antithetic=True, noise=FILTERS[s]) for s in (0.05, 0.1, 0.2)},
-    "sampled filter 0.1 outer": reading("sampled", antithetic=True, noise=replace(FILTERS[0.1], inner=0.0)),
+    "sampled filter 0.1 outer": reading("sampled", antithetic=True, noise=outer_filters(0.1)),
     **{f"mixture filter {s:g}": reading("sampled", share=0.5, noise=FILTERS[s]) for s in (0.1, 0.2)},
     "awp": {"base": "trades-awp", "noise": NO_U},
 }
 ALWAYS = ("trades", "smoothing 0.2", "head 0.2", "awp")  # in the second stage whatever the first one finds
-# Of these the first stage chooses two. Constant soft labels have neither u nor a derivative: they are the control.
-CANDIDATES = tuple(name for name in VARIANTS if name not in ALWAYS and not name.startswith("smoothing"))
 
 
 def recipe_of(variant: str, seed: int, data: str) -> Recipe:
@@ -170,13 +174,40 @@ def decide(variant: str, seed: int, options: argparse.Namespace) -> None:
     write_atomically(run.folder / "decide.json", json.dumps(found).encode())
 
 
+def weigh(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What every variant with Taylor terms adds to the gradient of TRADES' own network, on held-out images: by its
+    name, as `rattle fidelity` measures it."""
+    run, recipe = train("trades", SCREENING_SEEDS[0], options)
+    held_out, model = recipe.data.load().val, load(run.checkpoint("best"))
+    assert held_out is not None
+    parts = [held_out[torch.arange(i * BATCH, (i + 1) * BATCH)] for i in range(WEIGHED)]
+    found = {}
+    for name, changes in VARIANTS.items():
+        if "taylor" in changes:
+            row = term_rows(model, recipe_of(name, recipe.seed, str(options.data)), parts, recipe.seed)[-1]
+            found[name] = {"n": len(parts) * BATCH, **asdict(row)}
+            print(name, found[name], flush=True)
+    return found
+
+
+def candidates(weights: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Of these the first stage chooses two: what the second one does not have anyway and has a say in the gradient.
+
+    Constant soft labels have neither u nor a derivative: they are the control.
+    """
+    if not weights:
+        raise RattleError("run --stage weigh first: it tells which readings have a say")
+    others = [name for name in VARIANTS if name not in ALWAYS and not name.startswith("smoothing")]
+    return [name for name in others if name not in weights or weights[name]["over_zeroth"] >= LASTS]
+
+
 STAGES = {"screen": "screened", "decide": "runs"}  # what is in a run's STAGE.json once it is done -> its list
 
 
-def finished() -> dict[str, list[dict[str, Any]]]:
-    """The runs that were gathered before, whose folders may be gone."""
+def finished() -> dict[str, Any]:
+    """What was gathered before, of runs whose folders may be gone."""
     stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return {part: stored.get(part, []) for part in STAGES.values()}
+    return {"weights": stored.get("weights", {})} | {part: stored.get(part, []) for part in STAGES.values()}
 
 
 def score(found: Mapping[str, Any]) -> float:
@@ -184,22 +215,22 @@ def score(found: Mapping[str, Any]) -> float:
     return sum(found[which][attack] for which in ("best", "last") for attack in WEAK) / (2 * len(WEAK))
 
 
-def still_open(screened: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+def still_open(screened: Sequence[Mapping[str, Any]], names: Sequence[str]) -> tuple[list[str], list[str]]:
     """The two best of the candidates whose runs are all there, and those that could displace one of them: with the best
     score of any run so far in the place of each run they lack, their mean would do. Both the most promising first."""
     scores = {(run["method"], run["seed"]): score(run["found"]) for run in screened}
     ceiling = max(scores.values(), default=math.inf)
-    known = {name: [scores.get((slug(name), seed)) for seed in SCREENING_SEEDS] for name in CANDIDATES}
+    known = {name: [scores.get((slug(name), seed)) for seed in SCREENING_SEEDS] for name in names}
     hopes = {name: sum(ceiling if s is None else s for s in each) for name, each in known.items()}
-    whole = [name for name in CANDIDATES if None not in known[name]]
+    whole = [name for name in names if None not in known[name]]
     best = sorted(whole, key=lambda name: -hopes[name])[:2]
     bar = hopes[best[-1]] if len(best) == 2 else -math.inf
-    return best, sorted((n for n in CANDIDATES if n not in whole and hopes[n] >= bar), key=lambda name: -hopes[name])
+    return best, sorted((n for n in names if n not in whole and hopes[n] >= bar), key=lambda name: -hopes[name])
 
 
-def chosen(screened: Sequence[Mapping[str, Any]]) -> list[str]:
+def chosen(screened: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
     """The two best candidates, the better one first, once no run that the screening lacks can displace them."""
-    best, others = still_open(screened)
+    best, others = still_open(screened, names)
     if others:
         raise RattleError(
             f"the screening lacks runs that may change its choice, so nothing is chosen: {', '.join(others)}"
@@ -209,7 +240,9 @@ def chosen(screened: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def gathered(options: argparse.Namespace) -> dict[str, Any]:
     """All runs that are finished, of both stages."""
-    parts = finished()
+    parts, weights = finished(), options.out / "weights.json"
+    if weights.exists():
+        parts["weights"] = json.loads(weights.read_text())
     for stage, part in STAGES.items():
         runs = {(run["method"], run["seed"]): run for run in parts[part]}
         for path in sorted(options.out.glob(f"*/{stage}.json")):
@@ -226,10 +259,10 @@ def jobs(options: argparse.Namespace) -> list[tuple[str, int]]:
     if options.stage == "regime":
         wanted = [("trades", SCREENING_SEEDS[0])]
     elif options.stage == "screen":
-        awaited = still_open(there["screened"])[1]
+        awaited = still_open(there["screened"], candidates(there["weights"]))[1]
         wanted = list(product(dict.fromkeys([*awaited, *VARIANTS]), SCREENING_SEEDS))
     else:
-        best = chosen(there["screened"])
+        best = chosen(there["screened"], candidates(there["weights"]))
         wanted = [(variant, seed) for seed in FRESH_SEEDS for variant in (*ALWAYS, *best, f"awp + {best[0]}")]
     return [(variant, seed) for variant, seed in wanted if (slug(variant), seed) not in done]
 
@@ -238,13 +271,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("data", type=Path, help="cifar10.npz")
     parser.add_argument("--out", type=Path, default=Path("runs/randomized-weights"))
-    parser.add_argument("--stage", choices=("regime", "screen", "decide"), default="screen")
+    parser.add_argument("--stage", choices=("regime", "weigh", "screen", "decide"), default="screen")
     parser.add_argument("--gather", action="store_true", help="write down what is there, run nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.gather:
         RESULTS.write_text(json.dumps(gathered(options), indent=1) + "\n")
+        return
+    if options.stage == "weigh":
+        write_atomically(options.out / "weights.json", json.dumps(weigh(options)).encode())
         return
     work, tried = decide if options.stage == "decide" else screen, set()
     while left := [job for job in jobs(options) if job not in tried]:

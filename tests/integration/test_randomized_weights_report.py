@@ -13,6 +13,7 @@ import pytest
 from rattle.errors import RattleError
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+WEIGHTS = {"trace filter 0.1": {"over_zeroth": 0.01}, "head 0.1": {"over_zeroth": 0.3}}
 COLUMNS = ("clean", "pgd20", "cw20", "autoattack")
 FLATNESS = ("lipschitz", "input_curvature", "weight_curvature", "noise_rise")
 
@@ -35,28 +36,36 @@ def decided(method: str, seed: int, share: float) -> dict[str, Any]:
     return {"method": method, "seed": seed, "found": {"best": checkpoint, "last": checkpoint}}
 
 
-def test_the_two_best_are_chosen_controls_and_what_is_decided_anyway_aside(script: dict[str, Any]) -> None:
+def test_the_two_best_are_chosen_of_what_has_a_say_and_is_not_decided_anyway(script: dict[str, Any]) -> None:
     import randomized_weights as study  # type: ignore[import-not-found]
 
-    high = {"trades": 50.0, "awp": 60.0, "smoothing 0.1": 70.0, "head 0.2": 45.0, "head 0.1": 40.0, "inner 0.03": 41.0}
+    aside = {"trades": 50.0, "awp": 60.0, "smoothing 0.1": 70.0, "head 0.2": 45.0, "trace filter 0.1": 80.0}
+    high = {**aside, "head 0.1": 40.0, "inner 0.03": 41.0}
     runs = [screened(study.slug(name), seed, high.get(name, 30.0)) for name in study.VARIANTS for seed in (100, 101)]
-    assert study.chosen(runs) == ["inner 0.03", "head 0.1"]
+    assert study.chosen(runs, study.candidates(WEIGHTS)) == ["inner 0.03", "head 0.1"]
+
+
+def test_nothing_is_a_candidate_before_it_is_weighed(script: dict[str, Any]) -> None:
+    import randomized_weights as study  # type: ignore[import-not-found]
+
+    with pytest.raises(RattleError, match="--stage weigh first"):
+        study.candidates({})
 
 
 def test_nothing_is_chosen_while_a_missing_run_could_change_it(script: dict[str, Any]) -> None:
     import randomized_weights as study  # type: ignore[import-not-found]
 
-    high = {"head 0.1": 40.0, "inner 0.03": 41.0, "inner 0.01": 39.5, "exact 1": 10.0}
+    names, high = study.candidates(WEIGHTS), {"head 0.1": 40.0, "inner 0.03": 41.0, "inner 0.01": 39.5, "exact 1": 10.0}
     runs = [screened(study.slug(name), seed, high.get(name, 30.0)) for name in study.VARIANTS for seed in (100, 101)]
 
     def without(*names: str) -> list[dict[str, Any]]:
         return [run for run in runs if (run["method"], run["seed"]) not in [(study.slug(n), 101) for n in names]]
 
     with pytest.raises(RattleError, match=r"lacks runs that may change its choice.*: inner 0.01$"):
-        study.chosen(without("inner 0.01", "exact 1"))  # 39.5 and 41 are more than 40 twice
-    assert study.chosen(without("exact 1")) == ["inner 0.03", "head 0.1"]
+        study.chosen(without("inner 0.01", "exact 1"), names)  # 39.5 and 41 are more than 40 twice
+    assert study.chosen(without("exact 1"), names) == ["inner 0.03", "head 0.1"]
     with pytest.raises(RattleError, match="lacks runs"):
-        study.chosen([])
+        study.chosen([], names)
 
 
 def test_the_report_names_what_earns_a_recipe(
@@ -71,7 +80,7 @@ def test_the_report_names_what_earns_a_recipe(
     monkeypatch.setattr("sys.argv", ["", "--study", str(tmp_path / "study.json"), "--picture", str(tmp_path / "p.png")])
     script["main"]()
     text = (tmp_path / "study.md").read_text()
-    assert "2 of 52 runs" in text
+    assert "2 of 58 runs" in text
     assert text.index("| inner 0.03 | 1 | 32.00 |") < text.index("| trades | 1 | 31.00 |")
     assert "| head 0.2 less trades | 5 | +0.0 [" in text
     assert "awp + inner 0.03 over awp (AutoAttack" in text
