@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cifar10_report import ACCURACIES, FLATNESS, TITLES, Layout, Runs
-from randomized_weights import FRESH_SEEDS, SCREENING_SEEDS, VARIANTS, score, slug
+from randomized_weights import ALWAYS, FRESH_SEEDS, SCREENING_SEEDS, VARIANTS, score, slug
 from rattle.evaluation.samples import Difference, difference
 from rattle.stats import holm, summarise
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NAMES = {slug(name): name for name in VARIANTS} | {slug(f"awp + {name}"): f"awp + {name}" for name in VARIANTS}
+DECIDED = len(ALWAYS) + 3  # two that are chosen, and AWP with the better one
 BASES = ("trades", "awp")  # what a reading has to beat
 Gaps = Mapping[
     tuple[str, str, str], Difference
@@ -43,6 +44,24 @@ def mean_score(runs: Sequence[dict[str, Any]]) -> float:
 
 def best_first(screened: Runs) -> list[str]:
     return sorted(screened, key=lambda name: -mean_score(screened[name]))
+
+
+def weights_table(weights: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What each reading adds to the gradient on TRADES' network, the lightest first."""
+    head = [
+        "reading",
+        "length over the zeroth's",
+        "cosine to the zeroth's",
+        "cosine to smoothing's",
+        "part that is its own",
+        "what lasts of it",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for name, row in sorted(weights.items(), key=lambda item: item[1]["over_zeroth"]):
+        numbers = [f"{row['over_zeroth']:.2g}", *(f"{row[key]:.2f}" for key in ("to_zeroth", "to_smoothing", "own"))]
+        low, middle, high = (f"{round(row[key], 5):.2g}" for key in ("lasts_low", "lasts", "lasts_high"))
+        lines.append("| " + " | ".join([name, *numbers, f"{middle} [{low}, {high}]"]) + " |")
+    return lines
 
 
 def screening_table(screened: Runs) -> list[str]:
@@ -169,8 +188,9 @@ def main() -> None:
     study = json.loads(options.study.read_text())
     screened, runs = grouped(study["screened"]), grouped(study["runs"])
     whole = len(VARIANTS) * len(SCREENING_SEEDS)
-    lines = [f"**Screening**: {len(study['screened'])} of {whole} runs.", "", *screening_table(screened), ""]
-    lines += [f"**Decision**: {len(study['runs'])} runs, of {len(FRESH_SEEDS)} for each method.", ""]
+    lines = ["**What the readings add to the gradient**", "", *weights_table(study["weights"]), ""]
+    lines += [f"**Screening**: {len(study['screened'])} of {whole} runs.", "", *screening_table(screened), ""]
+    lines += [f"**Decision**: {len(study['runs'])} of {DECIDED * len(FRESH_SEEDS)} runs.", ""]
     for which in ("best", "last") if runs else ():
         lines += [f"*{which} checkpoint*", ""]
         for layout in (ACCURACIES, FLATNESS):

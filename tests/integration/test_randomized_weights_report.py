@@ -72,7 +72,9 @@ def test_the_report_names_what_earns_a_recipe(
     script: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares = {"trades": 0.3, "smoothing-0.2": 0.1, "head-0.2": 0.3, "awp": 0.5, "awp-and-inner-0.03": 0.7}
+    row = dict.fromkeys(("to_zeroth", "to_smoothing", "own", "lasts_low", "lasts", "lasts_high"), 0.5)
     study = {
+        "weights": {"head 0.2": row | {"over_zeroth": 0.4}, "trace filter 0.1": row | {"over_zeroth": 0.01}},
         "screened": [screened("trades", 100, 31.0), screened("inner-0.03", 100, 32.0)],
         "runs": [decided(method, seed, share) for method, share in shares.items() for seed in range(5)],
     }
@@ -80,6 +82,7 @@ def test_the_report_names_what_earns_a_recipe(
     monkeypatch.setattr("sys.argv", ["", "--study", str(tmp_path / "study.json"), "--picture", str(tmp_path / "p.png")])
     script["main"]()
     text = (tmp_path / "study.md").read_text()
+    assert text.index("| trace filter 0.1 | 0.01 |") < text.index("| head 0.2 | 0.4 | 0.50 |")
     assert "2 of 58 runs" in text
     assert text.index("| inner 0.03 | 1 | 32.00 |") < text.index("| trades | 1 | 31.00 |")
     assert "| head 0.2 less trades | 5 | +0.0 [" in text
