@@ -137,7 +137,7 @@ ROOM_BUDGETS = {
     "recipes": 1090,
     "runs": 1680,
     "evaluation": 1840,
-    "training": 2100,
+    "training": 2120,
     "compat": 180,
     "analysis": 1730,
     "report": 2180,

@@ -42,6 +42,16 @@ class Stop(Exception):
     """What a power cut looks like from inside."""
 
 
+class Listening(NullConsole):
+    """Keeps the lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
+
+
 class Interrupting(NullConsole):
     """Stops training after some optimizer steps, or after some epochs were recorded."""
 

@@ -10,19 +10,10 @@ import pytest
 from rattle.recipes.schedules import OneCycle, Piecewise
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
-from rattle.runs.progress import NullConsole
 from rattle.training import loop
 from rattle.training.loop import fit
 from rattle.weights import SWA
-from support.training import Interrupting, Stop, content, dies_at, eventful, killed, tiny
-
-
-class Listening(NullConsole):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def log(self, line: str) -> None:
-        self.lines.append(line)
+from support.training import Interrupting, Listening, Stop, content, dies_at, eventful, killed, tiny
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from rattle.recipes.catalog import get_recipe
 from rattle.training.loop import fit
 from rattle.training.term_weights import term_gradients
 from rattle.weights import Noise
+from support.training import Listening
 
 TINY = replace(
     get_recipe("digits-linf-cnn-trades-2nd"),
@@ -56,6 +57,25 @@ def test_the_weight_of_exact_grows_with_the_square_of_sigma(tmp_path: Path) -> N
         recipe = replace(TINY, epochs=1, objective=exact, noise=Noise(sigma=0, outer=sigma))
         first.append(metrics(fit(recipe, tmp_path / f"{sigma}", log="none").folder)[0]["first_over_zeroth"])
     assert first[1] / first[0] == pytest.approx(100, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("taylor", "sigma", "said"),
+    [
+        (Taylor(order=1, mode="exact"), 1e-3, "have no say"),
+        (Taylor(order=2, mode="exact", eta=1000.0), 0.1, "drown the rest"),
+        (Taylor(order=2), 0.01, None),
+    ],
+)
+def test_a_run_says_once_that_its_terms_have_no_say_or_drown_the_rest(
+    taylor: Taylor, sigma: float, said: str | None, tmp_path: Path
+) -> None:
+    console, noise = Listening(), Noise(sigma=0, outer=sigma) if taylor.mode == "exact" else Noise(sigma=sigma)
+    recipe = replace(TINY, epochs=3, objective=Trades(taylor=taylor), noise=noise)
+    fit(recipe, tmp_path / "run", log="none", console=console)
+    found = [line for line in console.lines if line.startswith("the Taylor terms")]
+    assert len(found) == (said is not None)
+    assert all(f"the Taylor terms {said} (" in line for line in found)
 
 
 def test_without_taylor_terms_there_is_nothing_to_weigh(tmp_path: Path) -> None:

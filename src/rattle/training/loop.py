@@ -49,7 +49,7 @@ from rattle.training.state import (
 )
 from rattle.training.step import step
 from rattle.training.teachers import train_teachers
-from rattle.training.term_weights import climbed, weighed
+from rattle.training.term_weights import climbed, remark, weighed
 from rattle.weights import EMA, SWA
 
 MOST_ROLLBACKS = 5
@@ -152,6 +152,8 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
             log_epoch(metrics)
             advance(0, **best(state))
             console.log((short_summary if console.live else summary)(metrics, recipe.epochs, seconds))
+            if metrics["epoch"] == 2 and (line := remark(progress.term_weights)):
+                console.log(line)  # not after the first: a fresh network has hardly a zeroth term
     state.model.eval()
     return run
 

@@ -17,6 +17,7 @@ from rattle.training.state import TrainState
 from rattle.weights import ASAM, AWP, SAM
 
 WEIGHED = ("zeroth", "first", "second")
+SAY = (0.01, 10.0)  # a heaviest term outside of this does nothing, or drowns the rest
 Terms = Callable[..., dict[str, Tensor]]
 
 
@@ -56,3 +57,16 @@ def weighed(objective: Terms, model: nn.Module, state: TrainState) -> Terms:
         return terms
 
     return noting
+
+
+def remark(weights: Mapping[str, float]) -> str | None:
+    """A sentence on Taylor terms that have no say beside the zeroth term, or drown it; none where they are in between.
+
+    >>> remark({"first_over_zeroth": 7e-4, "second_over_zeroth": 6e-5})
+    'the Taylor terms have no say (0.0007 of the zeroth): raise objective.taylor.eta, or noise.outer where it is drawn'
+    """
+    if not weights or SAY[0] <= (heaviest := max(weights.values())) <= SAY[1]:
+        return None
+    said, do = ("have no say", "raise") if heaviest < SAY[0] else ("drown the rest", "lower")
+    advice = f"{do} objective.taylor.eta, or noise.outer where it is drawn"
+    return f"the Taylor terms {said} ({heaviest:.1g} of the zeroth): {advice}"
