@@ -13,7 +13,7 @@ import pytest
 import rattle
 
 SOURCE = Path(rattle.__file__).parent
-METHOD = "errors threat losses taylor weights forward randomness stats"
+METHOD = "errors threat losses jets taylor weights forward randomness stats"
 # A room imports only from rooms on lines above its own, and from itself.
 ORDER = [
     "method",
@@ -129,7 +129,7 @@ def test_the_reading_of_imports_sees_every_form(tmp_path: Path) -> None:
 
 # Lines of Python, for every room. Raised only with a decision record (docs/adr/0014-every-room-has-a-budget.md).
 ROOM_BUDGETS = {
-    "method": 1320,
+    "method": 1530,
     "attacks": 2340,
     "models": 1620,
     "data": 2510,

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from rattle.errors import RattleError, first_line
+from rattle.jets import NoRule, derivatives
 from rattle.losses import logits_in
 from rattle.weights import frozen_bn_stats
 
@@ -131,6 +132,15 @@ def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int
 
     BatchNorm normalises as the model's mode says; its running statistics do not move.
     """
+    with frozen_bn_stats(model):
+        try:
+            return derivatives(model, x, u, order)
+        except NoRule:
+            return nested(model, x, u, order)
+
+
+def nested(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int) -> list[Tensor]:
+    """`directional` by torch.func alone, for any model that it can differentiate."""
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     along, fixed = {k: parameters[k] for k in u}, {k: p for k, p in parameters.items() if k not in u}
     u = dict(u)
@@ -142,7 +152,7 @@ def directional(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int
         return jvp(g, (w,), (u,))[1]
 
     try:
-        with frozen_bn_stats(model), ElementaryNorms(), warnings.catch_warnings():
+        with ElementaryNorms(), warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", "`torch.jit.script` is deprecated", DeprecationWarning
             )  # torch's own call
