@@ -6,6 +6,7 @@ here raise `NoRule`; `taylor.directional` then nests `torch.func.jvp`, which is 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -49,9 +50,9 @@ class Jets(TorchFunctionMode):
         strange = [a for a in given if isinstance(a, Tensor) and a.grad_fn is not None and not self.moves(a)]
         if strange or not torch.is_grad_enabled():
             raise NoRule("a tensor made where operations are not seen or not differentiated")
-        if func in RULES:
+        if func in rules():
             try:
-                jet = RULES[func](self, func, *args, **kwargs)
+                jet = rules()[func](self, func, *args, **kwargs)
             except TypeError as reason:  # arguments that the rule does not know, such as alpha of torch.add
                 raise NoRule(str(reason)) from reason
             self.known[id(jet[0])] = jet, jet[0]._version
@@ -107,10 +108,9 @@ def affine(jets: Jets, func: Any, h: Tensor, weight: Tensor, bias: Part = None, 
     return func(h, w, bias, *args, **kwargs), first, plus(layer(h2, w), twice, twice, layer(h, w2))
 
 
-def summed(jets: Jets, func: Any, a: Any, b: Any) -> Jet:
-    """a + b or a - b."""
+def summed(jets: Jets, func: Any, a: Any, b: Any, *, sign: int = 1) -> Jet:
+    """a + b or, with sign -1, a - b."""
     (a, a1, a2), (b, b1, b2) = jets.of(a), jets.of(b)
-    sign = -1 if func in DIFFERENCES else 1
     value, (b1, b2) = func(a, b), each(lambda d: sign * d, b1, b2)
     return value, *each(lambda d: d.expand_as(value), plus(a1, b1), plus(a2, b2))
 
@@ -169,17 +169,21 @@ def batch_norm(
     return value if bias is None else value + bias.view(shape), first, second
 
 
-DIFFERENCES = (torch.sub, Tensor.sub, Tensor.__sub__)
-RULES: dict[Any, Callable[..., Jet]] = {
-    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, F.linear), affine),
-    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), product),
-    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, *DIFFERENCES), summed),
-    **dict.fromkeys((F.relu, torch.relu, Tensor.relu), relu),
-    **dict.fromkeys((F.avg_pool2d, F.adaptive_avg_pool2d, torch.flatten, Tensor.flatten, Tensor.view), linear),
-    **dict.fromkeys((Tensor.reshape, Tensor.mean, torch.mean, Tensor.contiguous, Tensor.__getitem__), linear),
-    F.max_pool2d: max_pool,
-    F.batch_norm: batch_norm,
-}
+@cache
+def rules() -> dict[Any, Callable[..., Jet]]:
+    """The rule of every operation that has one."""
+    sums = torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__
+    shapes = torch.flatten, Tensor.flatten, Tensor.view, Tensor.reshape, Tensor.contiguous, Tensor.__getitem__
+    return {
+        **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d, F.linear), affine),
+        **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), product),
+        **dict.fromkeys(sums, summed),
+        **dict.fromkeys((torch.sub, Tensor.sub, Tensor.__sub__), partial(summed, sign=-1)),
+        **dict.fromkeys((F.relu, torch.relu, Tensor.relu), relu),
+        **dict.fromkeys((F.avg_pool2d, F.adaptive_avg_pool2d, torch.mean, Tensor.mean, *shapes), linear),
+        F.max_pool2d: max_pool,
+        F.batch_norm: batch_norm,
+    }
 
 
 def derivatives(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int) -> list[Tensor]:
@@ -195,4 +199,5 @@ def derivatives(model: nn.Module, x: Tensor, u: Mapping[str, Tensor], order: int
     _, first, second = jets.of(logits)
     if first is None:
         raise NoRule("logits that no operation seen has made")
-    return [first, torch.zeros_like(first) if second is None else second][:order]
+    parts = [first, torch.zeros_like(first) if second is None else second][:order]
+    return [part if part.requires_grad else part + 0 * logits for part in parts]  # constant in w, with a gradient of 0

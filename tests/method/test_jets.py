@@ -111,6 +111,15 @@ def test_what_has_no_rule_is_noticed(something: nn.Module) -> None:
         derivatives(model, torch.rand(4, 1, 8, 8), Noise()(model), 2)
 
 
+def test_derivatives_that_do_not_depend_on_the_weights_have_a_gradient_of_zero() -> None:
+    model, x = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), torch.rand(2, 1, 2, 2)
+    u = Noise(sigma=0.1)(model)
+    first, second = derivatives(model, x, u, 2)
+    assert torch.allclose(first, x.flatten(1) @ u["1.weight"].T)
+    assert not second.any()
+    assert not any(gradient(model, part.sum()).any() for part in (first, second))
+
+
 def test_without_a_rule_or_gradients_the_nested_way_is_taken() -> None:
     model, x = Layers(nn.Tanh()).double(), torch.rand(4, 1, 8, 8, dtype=torch.double)
     u = Noise(sigma=0.1)(model)
