@@ -74,7 +74,7 @@ class Layout:
 
     def mean(self, sample: Sample) -> str:
         found = summarise(sample.accuracies)
-        return f"{self.text(found.mean)} ± {self.text(found.deviation)}"
+        return f"{self.text(found.mean)} ± {self.text(found.deviation)}" if found.n > 1 else self.text(found.mean)
 
     def gap(self, gap: Difference, p: float) -> str:
         low, high = (self.text(end, "+") for end in (gap.interval.low, gap.interval.high))

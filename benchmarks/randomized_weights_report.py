@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NAMES = {slug(name): name for name in VARIANTS} | {slug(f"awp + {name}"): f"awp + {name}" for name in VARIANTS}
+SHOWN = 6  # points below the best that the picture shows; what is worse is named at its edge
 DECIDED = len(ALWAYS) + 3  # two that are chosen, and AWP with the better one
 BASES = ("trades", "awp")  # what a reading has to beat
 Gaps = Mapping[
@@ -139,23 +140,36 @@ def decision_tables(runs: Runs, which: str, layout: Layout) -> list[str]:
 
 
 def picture(screened: Runs, runs: Runs, path: Path) -> None:
-    """Left the screening, the best at the top; right what the decision found, less TRADES."""
+    """Left the screening, the best at the top; right what the decision found, less TRADES, if it has two seeds."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 0.24 * len(screened) + 1.4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+    gaps = gaps_of(runs, "last", ACCURACIES)
+    figure = Figure(figsize=(11 if gaps else 6, 0.24 * len(screened) + 1.4), layout="constrained")
+    left, *right = figure.subplots(1, 2 if gaps else 1, squeeze=False)[0]
     draw_screening(left, screened)
-    draw_gaps(right, gaps_of(runs, "last", ACCURACIES))
+    for axis in right:
+        draw_gaps(axis, gaps)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
 
 def draw_screening(axis: Axes, screened: Runs) -> None:
     names = best_first(screened)[::-1]
+    left = mean_score(screened[names[-1]]) - SHOWN
     for place, name in enumerate(names):
-        scores = [score(run["found"]) for run in screened[name]]
+        scores, mean = [score(run["found"]) for run in screened[name]], mean_score(screened[name])
         axis.plot(scores, [place] * len(scores), ".", color="C0", ms=5)
-        axis.plot(summarise(scores).mean, place, "|", color="C3", ms=10, mew=2)
+        axis.plot(mean, place, "|", color="C3", ms=10, mew=2)
+        if mean < left:
+            axis.annotate(
+                f"\N{LEFTWARDS ARROW} {mean:.1f}",
+                (left, place),
+                (4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
+    axis.set_xlim(left=left)
     if "trades" in screened:
         axis.axvline(mean_score(screened["trades"]), color="0.6", lw=0.8, ls="--")
     axis.set_yticks(range(len(names)), [NAMES[name] for name in names], fontsize=8)

@@ -76,7 +76,8 @@ def test_the_report_names_what_earns_a_recipe(
     study = {
         "weights": {"head 0.2": row | {"over_zeroth": 0.4}, "trace filter 0.1": row | {"over_zeroth": 0.01}},
         "screened": [screened("trades", 100, 31.0), screened("inner-0.03", 100, 32.0)],
-        "runs": [decided(method, seed, share) for method, share in shares.items() for seed in range(5)],
+        "runs": [decided(method, seed, share) for method, share in shares.items() for seed in range(5)]
+        + [decided("sampled-filter-0.05", 0, 0.3)],
     }
     (tmp_path / "study.json").write_text(json.dumps(study))
     monkeypatch.setattr("sys.argv", ["", "--study", str(tmp_path / "study.json"), "--picture", str(tmp_path / "p.png")])
@@ -85,6 +86,8 @@ def test_the_report_names_what_earns_a_recipe(
     assert text.index("| trace filter 0.1 | 0.01 |") < text.index("| head 0.2 | 0.4 | 0.50 |")
     assert "2 of 58 runs" in text
     assert text.index("| inner 0.03 | 1 | 32.00 |") < text.index("| trades | 1 | 31.00 |")
+    assert "| sampled filter 0.05 | 1 | " in text
+    assert "nan" not in text
     assert "| head 0.2 less trades | 5 | +0.0 [" in text
     assert "awp + inner 0.03 over awp (AutoAttack" in text
     assert "| head 0.2 less smoothing 0.2 | 5 | +2" in text
