@@ -6,7 +6,8 @@ Reads results/randomized-weights.json, which may lack runs. The screening is sor
 CW-20 over checkpoints and seeds. In the decision a difference is to TRADES' (or AWP's) runs of the same seeds and
 images, or of the paper's terms to constant soft labels, with the 95 % interval of the paired differences and Student's
 p; * means that p is below 0.05 after Holm's adjustment for all differences of a table. A reading earns a recipe if it
-is more robust than TRADES or AWP at an adjusted p below 0.01.
+is more robust than TRADES or AWP at an adjusted p below 0.01. Where the best checkpoint of every run is its last one,
+there is one table for both.
 """
 
 from __future__ import annotations
@@ -139,6 +140,13 @@ def decision_tables(runs: Runs, which: str, layout: Layout) -> list[str]:
     return lines
 
 
+def checkpoints(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """Those that have tables: the last alone where it is the best one in every run."""
+    if not runs:
+        return []
+    return ["last"] if all(run["found"]["best"] == run["found"]["last"] for run in runs) else ["best", "last"]
+
+
 def picture(screened: Runs, runs: Runs, path: Path) -> None:
     """Left the screening, the best at the top; right what the decision found, less TRADES, if it has two seeds."""
     from matplotlib.figure import Figure
@@ -205,7 +213,7 @@ def main() -> None:
     lines = ["**What the readings add to the gradient**", "", *weights_table(study["weights"]), ""]
     lines += [f"**Screening**: {len(study['screened'])} of {whole} runs.", "", *screening_table(screened), ""]
     lines += [f"**Decision**: {len(study['runs'])} of {DECIDED * len(FRESH_SEEDS)} runs.", ""]
-    for which in ("best", "last") if runs else ():
+    for which in checkpoints(study["runs"]):
         lines += [f"*{which} checkpoint*", ""]
         for layout in (ACCURACIES, FLATNESS):
             lines += [*decision_tables(runs, which, layout), ""]

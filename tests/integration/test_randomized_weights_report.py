@@ -93,3 +93,11 @@ def test_the_report_names_what_earns_a_recipe(
     assert "| head 0.2 less smoothing 0.2 | 5 | +2" in text
     assert "head 0.2 over" not in text  # not over TRADES or AWP
     assert (tmp_path / "p.png").stat().st_size > 1000
+
+
+def test_the_best_checkpoint_has_tables_of_its_own_unless_it_is_the_last_in_every_run(script: dict[str, Any]) -> None:
+    runs = [decided("trades", seed, 0.3) for seed in range(2)]
+    assert script["checkpoints"]([]) == []
+    assert script["checkpoints"](runs) == ["last"]
+    runs[1]["found"]["best"] = decided("trades", 1, 0.4)["found"]["best"]
+    assert script["checkpoints"](runs) == ["best", "last"]
