@@ -11,7 +11,7 @@ from pathlib import Path
 import rattle
 
 SOURCE = Path(rattle.__file__).parent
-METHOD = "errors threat losses jets taylor weights forward randomness stats"
+METHOD = "errors settings registry threat losses jets taylor weights forward randomness stats"
 # A room imports only from rooms on lines above its own, and from itself.
 ORDER = [
     "method",
@@ -32,6 +32,8 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms.spli
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 NO_TORCH = (
     "errors",
+    "settings",
+    "registry",
     "stats",
     "recipes/schema",
     "recipes/reading",

@@ -6,8 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rattle.errors import RattleError, check_choices
+from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
+from rattle.settings import check_settings
 
 Norm = Literal["linf", "l2", "l1"]
 SPARSE = 0.01  # the share of coordinates that one l_1 step moves (Tramer and Boneh 2019)
@@ -57,7 +58,7 @@ class Threat:
     epsilon: float = 8 / 255  # radius of the ball, images being in [0, 1]
 
     def __post_init__(self) -> None:
-        check_choices(self, "threat")
+        check_settings(self, "threat")
         if not self.epsilon >= 0:
             raise RattleError(f"threat.epsilon must be >= 0, got {self.epsilon}")
 

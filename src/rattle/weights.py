@@ -15,8 +15,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import get_total_norm
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from rattle.errors import RattleError, check_choices
+from rattle.errors import RattleError
 from rattle.randomness import streams
+from rattle.settings import check_settings
 
 Delta = Mapping[str, Tensor]
 
@@ -131,7 +132,7 @@ class Noise:
     outer: float | None = None  # sigma of the outer step alone, in the readings that draw u there
 
     def __post_init__(self) -> None:
-        check_choices(self, "noise")
+        check_settings(self, "noise")
         for name in ("sigma", "inner", "outer"):
             if (value := getattr(self, name)) is not None and not value >= 0:
                 raise RattleError(f"noise.{name} must be >= 0, got {value}")
@@ -197,7 +198,7 @@ class AWP:
     decay: float = 0.0  # weight decay of v, added to the gradient; the optimizer's makes it that of w + v: the release
 
     def __post_init__(self) -> None:
-        check_choices(self, "awp")
+        check_settings(self, "awp")
         check_perturbation("gamma", self.gamma, self.warmup)
         if not self.decay >= 0:
             raise RattleError(f"awp.decay must be >= 0, got {self.decay}")
@@ -225,7 +226,7 @@ class SAM:
     warmup: int = 0  # epochs before it starts
 
     def __post_init__(self) -> None:
-        check_choices(self, "awp")
+        check_settings(self, "awp")
         check_perturbation("rho", self.rho, self.warmup)
 
     def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
@@ -250,7 +251,7 @@ class ASAM:
     gradients = SAM.gradients
 
     def __post_init__(self) -> None:
-        check_choices(self, "awp")
+        check_settings(self, "awp")
         check_perturbation("rho", self.rho, self.warmup)
         if not self.eta >= 0:
             raise RattleError(f"awp.eta must be >= 0, got {self.eta}")
@@ -294,7 +295,7 @@ class SWA:
     start: float = 0.275  # fraction of the run after which averaging begins (Chen et al. 2020: epoch 55 of 200)
 
     def __post_init__(self) -> None:
-        check_choices(self, "average")
+        check_settings(self, "average")
         check_start(self.start)
 
     def averaged(self, model: nn.Module) -> AveragedModel:
@@ -315,7 +316,7 @@ class EMA:
     warmup: bool = False  # t steps after its start at most (1 + t) / (10 + t) is kept (Gowal et al. 2020)
 
     def __post_init__(self) -> None:
-        check_choices(self, "average")
+        check_settings(self, "average")
         if not 0 <= self.decay < 1:
             raise RattleError(f"average.decay must be from 0 to below 1, got {self.decay}")
         check_start(self.start)

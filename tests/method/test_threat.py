@@ -121,7 +121,7 @@ def test_distance_is_the_norm_of_the_difference() -> None:
     [
         ({"norm": "l7"}, "threat.norm must be one of linf, l2, l1, got 'l7'"),
         ({"epsilon": -0.1}, "threat.epsilon must be >= 0, got -0.1"),
-        ({"epsilon": float("nan")}, "threat.epsilon must be >= 0, got nan"),
+        ({"epsilon": float("nan")}, "threat.epsilon must be finite, got nan"),
     ],
 )
 def test_a_threat_that_means_nothing_is_refused(given_settings: dict, sentence: str) -> None:

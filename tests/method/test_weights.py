@@ -226,7 +226,7 @@ def test_ema_is_the_moving_average_and_swa_the_mean() -> None:
     ("make", "sentence"),
     [
         (lambda: Noise(sigma=-1), "noise.sigma must be >= 0, got -1"),
-        (lambda: Noise(sigma=math.nan), "noise.sigma must be >= 0, got nan"),
+        (lambda: Noise(sigma=math.nan), "noise.sigma must be finite, got nan"),
         (
             lambda: Noise(where="biases"),
             "noise.where must be one of matrices, convolutions, conv-names, got 'biases'",

@@ -14,8 +14,9 @@ from rattle.attacks.fab import FAB
 from rattle.attacks.keeping import kept
 from rattle.attacks.rows import spawn
 from rattle.attacks.square import Square
-from rattle.errors import RattleError, check_choices
+from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, Randomness, streams
+from rattle.settings import check_settings
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
@@ -104,7 +105,7 @@ class AutoAttack:
         if self.version in RENAMED:
             new = RENAMED[self.version]
             raise RattleError(f"attack.version {self.version!r} was not AutoAttack; it is now called {new}")
-        check_choices(self, "attack")
+        check_settings(self, "attack")
 
     def components(self) -> dict[str, Attack]:
         return components(self.version, self.threat)

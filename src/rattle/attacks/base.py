@@ -11,10 +11,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError, check_choices, first_line, is_out_of_memory
+from rattle.errors import RattleError, first_line, is_out_of_memory
 from rattle.forward import at_least_float32
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.randomness import Randomness
+from rattle.settings import check_settings
 from rattle.threat import Threat
 
 log = logging.getLogger("rattle")
@@ -97,7 +98,7 @@ MOST_TIMES = 10**6  # that an attack does anything; more is a slip, and would ne
 
 def check_at_least(attack: object, **lowest: float) -> None:
     """Refuse settings of an attack below the given values, and counts that no attack comes to the end of."""
-    check_choices(attack, "attack")
+    check_settings(attack, "attack")
     for name, low in lowest.items():
         value = getattr(attack, name)
         if not value >= low:

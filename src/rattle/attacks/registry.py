@@ -12,7 +12,8 @@ from rattle.attacks.base import Attack, Ensemble
 from rattle.attacks.linearised import LinearisedAPGD
 from rattle.attacks.pgd import PGD
 from rattle.attacks.rays import RayS
-from rattle.errors import RattleError, check_type, unknown, with_fields
+from rattle.errors import RattleError, unknown
+from rattle.settings import check_type, with_fields
 from rattle.threat import Threat
 
 COUNTED: dict[str, Literal["ce", "cw"]] = {"pgd": "ce", "cw": "cw"}  # PGD with a number of steps in its name: its loss

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rattle.errors import RattleError, check_choices
+from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
+from rattle.settings import check_settings
 
 
 def to_float(x: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
@@ -31,7 +32,7 @@ class Augment:
     mix: Literal["none", "cutmix", "mixup"] = "none"  # each image with another: a rectangle of it | a share of each
 
     def __post_init__(self) -> None:
-        check_choices(self, "augment")
+        check_settings(self, "augment")
         if self.pad < 0 or self.cutout < 0:
             raise RattleError(f"augment.pad and augment.cutout must be >= 0, got {self.pad} and {self.cutout}")
 

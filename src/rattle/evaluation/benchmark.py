@@ -6,10 +6,11 @@ from torch import nn
 
 from rattle.data.dataset import choose_images
 from rattle.data.registry import Data
-from rattle.errors import RattleError, check_type
+from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.inputs import Array, Attacks, Images, as_tensors, collect
 from rattle.evaluation.results import Evaluation
+from rattle.settings import check_type
 from rattle.threat import Norm
 
 

@@ -19,7 +19,7 @@ from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.data import to_device
-from rattle.errors import RattleError, check_type
+from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key, resumed
 from rattle.evaluation.inputs import (
     Array,
@@ -40,6 +40,7 @@ from rattle.evaluation.verify import AfterPart, run_and_verify, save_images
 from rattle.randomness import ImageStreams
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole
+from rattle.settings import check_type
 from rattle.stats import precise_enough
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode

@@ -9,7 +9,7 @@ from functools import partial
 
 from torch import nn
 
-from rattle.errors import RattleError, check_type, unknown
+from rattle.errors import RattleError, unknown
 from rattle.models.layers import MeanStd
 from rattle.models.mobilenet_v2 import MobileNetV2
 from rattle.models.preact_resnet import PreActResNet
@@ -18,6 +18,7 @@ from rattle.models.small import SLIM, STRIDED, SmallCNN
 from rattle.models.user import call_builder, import_builder
 from rattle.models.vgg import VGG16
 from rattle.models.wide_resnet import WideResNet
+from rattle.settings import check_type
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "cnn": SmallCNN,

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
-from rattle.errors import RattleError, check_choices
+from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, Pairs
 from rattle.randomness import ImageStreams
+from rattle.settings import check_settings
 from rattle.weights import AWP, EMA, SWA
 
 Group = Literal["paper", "rows", "cheap", "taught", "other"]
@@ -77,7 +78,7 @@ def label_rows(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
 
 def check_weights(objective: object, *names: str) -> None:
     """Refuse weights of terms that are negative or no numbers."""
-    check_choices(objective, "objective")
+    check_settings(objective, "objective")
     for name in names:
         if not getattr(objective, name) >= 0:
             raise RattleError(f"objective.{name} must be >= 0, got {getattr(objective, name)}")

@@ -6,10 +6,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rattle.errors import RattleError, check_choices
+from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, Statistics
 from rattle.losses import kl_of_small, kl_to_target
 from rattle.objectives.base import Reduce, averaged, unreduced
+from rattle.settings import check_settings
 from rattle.taylor import head_curvature, head_gradient, head_noise_trace, kl_curvature, soft_targets
 
 Mode = Literal["head", "released", "smoothing", "exact", "trace", "head-noise", "sampled"]
@@ -41,7 +42,7 @@ class Taylor:
     share: float = 1.0  # of the loss at w + u, the rest at w (sampled): between 0 and 1 it is m-RWP
 
     def __post_init__(self) -> None:
-        check_choices(self, "objective.taylor")
+        check_settings(self, "objective.taylor")
         if self.order not in (0, 1, 2):
             raise RattleError(f"objective.taylor.order must be 0, 1 or 2, got {self.order}")
         if self.order == 0 and (self.eta is not None or self.mode != "head"):

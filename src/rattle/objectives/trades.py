@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from rattle.attacks import PGD
-from rattle.errors import RattleError, check_choices
+from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
 from rattle.objectives.base import Method, Reduce, check_weights, unreduced
 from rattle.objectives.taylor_terms import Taylor
+from rattle.settings import check_settings
 from rattle.weights import AWP
 
 
@@ -32,7 +33,7 @@ class Trades:
     clean_weight: Literal["one", "one-minus-eta"] = "one"  # weight of the clean term: the paper's | the release's
 
     def __post_init__(self) -> None:
-        check_choices(self, "objective")
+        check_settings(self, "objective")
         check_weights(self, "inv_lambda")
         if self.clean_weight == "one-minus-eta" and self.taylor.order == 0:
             raise RattleError("objective.clean_weight one-minus-eta does nothing without Taylor terms")

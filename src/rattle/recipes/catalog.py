@@ -15,7 +15,7 @@ from typing import Any
 
 from rattle.data import Augment
 from rattle.data.registry import Data
-from rattle.errors import RattleError, check_type, unknown
+from rattle.errors import RattleError, unknown
 from rattle.objectives import Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
@@ -23,6 +23,7 @@ from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, to_plain
+from rattle.settings import check_type
 from rattle.threat import Norm, Threat
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
 

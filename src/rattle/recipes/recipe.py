@@ -10,13 +10,14 @@ import yaml
 
 from rattle.attacks import PGD
 from rattle.data.registry import Data
-from rattle.errors import RattleError, check_choices
+from rattle.errors import RattleError
 from rattle.objectives import Objective, Trades
 from rattle.objectives.base import HasTeachers, Remembers
 from rattle.objectives.registry import objective_kinds
 from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
+from rattle.settings import check_settings
 from rattle.weights import ASAM, AWP, EMA, SAM, SWA, Noise
 
 
@@ -134,7 +135,7 @@ class Recipe:
     on_divergence: Literal["stop", "rollback"] = "stop"  # rollback: back to the last checkpoint, half the rate
 
     def __post_init__(self) -> None:
-        check_choices(self, "recipe")
+        check_settings(self, "recipe")
         check_finite(self)
         for name in ("epochs", "batch_size", "evaluate_every", "noise_samples", "accumulate", "width", "threads"):
             if (value := getattr(self, name)) is not None and not 1 <= value <= MOST:

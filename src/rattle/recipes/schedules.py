@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from rattle.errors import RattleError, check_choices
+from rattle.errors import RattleError
+from rattle.settings import check_settings
 
 WARM_START = 0.01  # where a warm-up begins: at 0 the first step would do nothing
 
@@ -81,7 +82,7 @@ class OneCycle:
     shape: Literal["linear", "cosine"] = "linear"  # of the way up and the way down
 
     def __post_init__(self) -> None:
-        check_choices(self, "schedule")
+        check_settings(self, "schedule")
         if not 0 < self.peak < 1:
             raise RattleError(f"schedule.peak is a fraction of the run, between 0 and 1, got {self.peak}")
         if not (0 <= self.first <= 1 and 0 <= self.last <= 1):

@@ -6,7 +6,8 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from rattle.errors import RattleError, types_of, unknown
+from rattle.errors import RattleError, unknown
+from rattle.settings import types_of
 
 T = TypeVar("T")
 OPEN: dict[Any, Callable[[], Sequence[type]]] = {}  # protocol -> the dataclasses that are registered for it now

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError, check_type, first_line
+from rattle.errors import RattleError, first_line
 from rattle.models.registry import create_model, is_built_in
 from rattle.models.user import refuse_code
 from rattle.recipes.recipe import Recipe
@@ -20,6 +20,7 @@ from rattle.runs.io import Plain
 from rattle.runs.paths import Run, is_published, slugify
 from rattle.runs.published import CONFIG, WEIGHTS, read_config, read_published
 from rattle.runs.source import own_source
+from rattle.settings import check_type
 
 
 def find(path: Path | str) -> tuple[Path, Plain | None]:
