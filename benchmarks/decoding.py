@@ -24,7 +24,7 @@ import torch
 from rattle.data import Data
 from rattle.data.dataset import Images
 from rattle.recipes.catalog import get_recipe
-from rattle.training.loop import train_step
+from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import init_state
 

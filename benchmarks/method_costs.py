@@ -31,7 +31,8 @@ from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
-from rattle.training.loop import follow, train_step
+from rattle.training.loop import follow
+from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import init_state
 

@@ -22,7 +22,7 @@ from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.objectives.registry import METHODS as METHODS_BY_NAME
 from rattle.recipes.catalog import get_recipe
-from rattle.training.loop import train_step
+from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import init_state
 

@@ -13,7 +13,7 @@ from rattle.paper.estimate import BACKWARD
 from rattle.report.naming import duration
 from rattle.runs import distributed
 from rattle.threat import Threat
-from rattle.training.loop import train_step
+from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import TrainState
 

@@ -14,7 +14,7 @@ from rattle.paper import tables
 from rattle.paper.cost import EPOCH
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.training.loop import train_step
+from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import init_state
 

@@ -13,33 +13,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rattle.attacks.base import NotANumber
-from rattle.data import Images, on_device, to_device
+from rattle.data import Images, on_device
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.forward import PairedForward
-from rattle.objectives.base import now
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
-from rattle.training.batches import augmented, context_of, grown, in_epoch
+from rattle.training.batches import in_epoch
 from rattle.training.extra import with_extra
 from rattle.training.given import Given, first_state, named_recipe
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.meter import Diverged, LossMeter
+from rattle.training.minibatch import train_step
 from rattle.training.numerics import numerics
-from rattle.training.ranks import exchange, refuse_other_images, shard, sync_with_last, wrap_model
+from rattle.training.ranks import exchange, refuse_other_images, shard, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import (
     LAYERS,
     ORDER,
-    WEIGHTS,
     TrainState,
     add_teachers,
     init_state,
@@ -47,9 +46,8 @@ from rattle.training.state import (
     restore,
     save,
 )
-from rattle.training.step import step
 from rattle.training.teachers import train_teachers
-from rattle.training.term_weights import climbed, remark, weighed
+from rattle.training.term_weights import remark
 from rattle.weights import EMA, SWA
 
 MOST_ROLLBACKS = 5
@@ -210,47 +208,6 @@ def figures(state: TrainState) -> dict[str, float | str]:
 def best(state: TrainState) -> dict[str, str]:
     """The figure of the best checkpoint, if held-out images chose one."""
     return {"best robust": f"{100 * state.progress.best:.1f} %"} if state.progress.best >= 0 else {}
-
-
-def train_step(
-    state: TrainState, forward: PairedForward, ddp_forward: nn.Module, images: Images, index: Tensor
-) -> dict[str, Tensor]:
-    """The gradient of one minibatch; everything random is a function of seed, epoch, image and step.
-
-    With `accumulate` the minibatch goes through the same step in micro-batches, whose gradients add up. Each has its
-    own BatchNorm statistics, head gradients and AWP direction; all have the same u.
-    """
-    recipe, progress, device = state.recipe, state.progress, state.device
-    seed, epoch, sums = recipe.seed, progress.epoch, {}
-    parts = to_device(index, images.y.device).chunk(recipe.accumulate)
-    in_float32 = torch.autocast(device.type, enabled=False)  # losses, products too
-    for number, part in enumerate(parts):
-        weight, (x, y) = len(part) / len(index), augmented(state, images, part)
-        # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
-        autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
-        context = context_of(state, part, distributed.rank() * len(index) + number * len(parts[0]))
-        objective, attack, prepare = now(recipe.objective, grown(recipe, epoch), context)
-        with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
-            terms = step(
-                forward,
-                x,
-                y,
-                attack=attack,
-                noise=recipe.noise,
-                objective=in_float32(weighed(objective, forward.model, state)),
-                awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
-                awp_objective=in_float32(climbed(objective, recipe.awp)),
-                shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
-                private=context.draws,
-                prepare=prepare,
-                noise_samples=recipe.noise_samples,
-                weight=weight,
-                ddp_forward=ddp_forward,
-                reduce=distributed.mean_of,
-            )
-        objective.remember()
-        sums = {name: weight * value + sums.get(name, 0) for name, value in terms.items()}
-    return sums
 
 
 def learning_rate(state: TrainState, step: int, steps: int) -> float:
