@@ -61,7 +61,6 @@ MISTAKES = {
     "fidelity run --draws 0": "draws must be >= 1 and every sigma > 0, got 0",
     "landscape run --points 4": "landscape points must be odd and >= 3, so that 0 is one of them, got 4",
     "export run --format pickle": "invalid choice 'pickle'",
-    "export run --data-root x": "--submission and --data-root belong to --format robustbench",
     "push run noname": "a repository on the hub is written OWNER/NAME, got 'noname'",
     "bench --batch 0": "batch must be >= 2, got 0",
     "bench --rounds 0": "rounds must be >= 1, got 0",

@@ -25,7 +25,7 @@ ELSEWHERE = {  # pages whose commands other tests run
     "guides/report.md": "cli/test_documented_commands.py",
     "guides/data.md": "cli/test_documented_commands.py",
     "guides/publishing.md": "publish/test_docs.py",
-    "guides/publishing-robustbench.md": "publish/test_robustbench.py",
+    "guides/publishing-robustbench.md": "publish/test_docs.py",
     "guides/training.md": "cli/test_custom.py",
 }
 COMMAND = re.compile(r"^(\$ )?(rattle|torchrun|make|pip|python) ", re.MULTILINE)

@@ -15,7 +15,6 @@ from rattle.errors import RattleError
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.models.user import first_line_of
 from rattle.publish.folder import write_folder
-from rattle.publish.robustbench import export_robustbench
 from rattle.runs import checkpoint
 from rattle.runs.paths import Run
 from support.tiny_runs import RECIPE, save_run, small_cnn
@@ -35,7 +34,6 @@ DOORS = {
     "evaluate a checkpoint": ["evaluate", "run/checkpoints/best.safetensors", *FEW],
     "evaluate a lone checkpoint": ["evaluate", "lone.safetensors", *FEW],
     "export": ["export", "run"],
-    "export robustbench": ["export", "run", "--format", "robustbench"],
     "transfer from": ["transfer", "--from", "run", "--to", "honest", *FEW],
     "transfer to": ["transfer", "--from", "honest", "--to", "run", *FEW],
     "landscape": ["landscape", "run"],
@@ -57,7 +55,6 @@ CALLS: dict[str, Callable[[], object]] = {
     "fit on": lambda: rattle.fit("run", "run", resume=True),
     "landscapes": lambda: compute_landscapes(["run"]),
     "fidelity": lambda: measure_checkpoint("run"),
-    "robustbench": lambda: export_robustbench("run", "out"),
     "folder": lambda: write_folder("run", "out", "me/x"),
 }
 

@@ -1,23 +1,31 @@
-"""docs/guides/publishing.md: its examples run as they stand, and its table of the zoo is what was recorded."""
+"""docs/guides/publishing.md and publishing-robustbench.md: their examples run, the zoo's table is what was recorded."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rattle.cli.main import main
+from rattle.data.registry import Data
+from rattle.models.pretrained import adapt
+from rattle.models.registry import create_model
 from rattle.report.tables import percent
+from rattle.runs.load import load
 from rattle.runs.zoo import entry, list_zoo
 from support import run_folders
 from support.tiny_runs import save_run
 
 ROOT = Path(__file__).parents[2]
+THEIR_NAMES = ROOT / "tests" / "models" / "robustbench_names.txt"
 TEXT = (ROOT / "docs" / "guides" / "publishing.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+ROBUSTBENCH = (ROOT / "docs" / "guides" / "publishing-robustbench.md").read_text(encoding="utf-8")
+PYTHON, FOR_ROBUSTBENCH = (re.findall(r"```python\n(.*?)```", text, re.DOTALL) for text in (TEXT, ROBUSTBENCH))
 COMMANDS = [
     line for line in re.findall(r"^rattle .*", TEXT, re.MULTILINE) if "owner/name" not in line or "--to" in line
 ]
@@ -56,3 +64,32 @@ def test_the_table_of_the_zoo_is_what_was_recorded() -> None:
         columns = [found["clean"], *(found["attacks"][attack] for attack in ("pgd20", "cw20", "autoattack"))]
         texts = [percent([bit == "1" for bit in column["flags"]]) for column in columns]
         assert row == " | ".join([f"{threat['norm']} {threat['epsilon']}", *texts])
+
+
+def test_the_lines_for_robustbench_give_its_names_and_the_whole_test_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_run(tmp_path / "runs" / "a")
+    train, evaluate = re.findall(r"^rattle (.*)$", ROBUSTBENCH, re.MULTILINE)
+    assert train.startswith("train ")
+    faster = shlex.split(evaluate.replace("autoattack", "fgsm"))
+    assert main(faster) == 0
+    names: dict = {}
+    for code in FOR_ROBUSTBENCH:
+        exec(code.replace("results/autoattack", "results/fgsm"), names)
+    result = json.loads(Path("runs/a/results/fgsm.json").read_text())
+    x_adv = torch.load("Jin2023Randomized-adversarial.pt", weights_only=True)
+    predicted = load("runs/a")(x_adv).argmax(1)
+    labels = Data(name="digits").source().test.y
+    assert (predicted == labels).int().tolist() == result["attacks"]["fgsm"]["flags"]
+    assert json.loads(Path("Jin2023Randomized.json").read_text())["autoattack_acc"] == (
+        f"{100 * result['robust_accuracy']:.2f}"
+    )
+    stored = [line.split() for line in THEIR_NAMES.read_text().splitlines() if not line.startswith("#")]
+    classes = {"wrn16-1": "WideResNet", "wrn16-1-dm": "DMWideResNet", "resnet18": "ResNet", "preact18": "PreActResNet"}
+    for model, kind in classes.items():
+        network = create_model(model, classes=10)
+        renamed = names["renamed"](network.state_dict(), kind)
+        assert set(renamed) == {words[1] for words in stored if words[0] == model}
+        assert set(adapt(renamed, network)[0]) == set(network.state_dict())

@@ -27,7 +27,7 @@ COMMANDS = {
     "transfer": "attack one model with another's adversarial examples: rattle transfer --from runs/at --to runs/a",
     "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",
     "gap": "does the KL go with the gap between clean and adversarial loss? the paper's Appendix C: rattle gap runs/a",
-    "export": "write a trained model as safetensors, TorchScript, ONNX or for RobustBench: rattle export runs/a",
+    "export": "write a trained model as safetensors, TorchScript or ONNX: rattle export runs/a",
     "push": "publish a run on the Hugging Face hub with its model card: rattle push runs/a owner/name",
     "data": "get a dataset or show what one holds: rattle data get cifar10, rattle data show digits",
     "landscape": "draw the loss around images and weights: rattle landscape runs/a runs/b",
