@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import PGD, AutoAttack
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode
 from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import FlatModel, spawn
 from rattle.bench.passes import Counted

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode
 from rattle.attacks.patches import Answer, Plan
 from rattle.attacks.reach import Layers
 from rattle.attacks.rows import FlatModel

@@ -11,7 +11,7 @@ from pathlib import Path
 import rattle
 
 SOURCE = Path(rattle.__file__).parent
-METHOD = "errors settings registry threat losses jets taylor weights forward randomness stats"
+METHOD = "errors settings registry threat losses jets taylor weights forward inputs randomness stats"
 # A room imports only from rooms on lines above its own, and from itself.
 ORDER = [
     "method",

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from rattle.attacks import PGD
-from rattle.attacks.batchnorm import affine_batchnorm, attack_mode
+from rattle.attacks.base import attack_mode
+from rattle.attacks.batchnorm import affine_batchnorm
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
 from rattle.weights import eval_mode
@@ -84,7 +85,7 @@ def test_an_attack_with_multiply_adds_finds_the_points_of_the_plain_one(monkeypa
     model, x = with_random_statistics(create_model("cnn", classes=5, width=8)), torch.rand(6, 3, 8, 8)
     y, attack = torch.arange(6) % 5, PGD(steps=5)
     fast = attack(model, x, y, generator=ImageStreams(0, torch.arange(6)))
-    monkeypatch.setattr("rattle.attacks.batchnorm.affine_batchnorm", eval_mode)
+    monkeypatch.setattr("rattle.attacks.base.affine_batchnorm", eval_mode)
     plain = attack(model, x, y, generator=ImageStreams(0, torch.arange(6)))
     assert float(((fast - plain).abs() > 1e-6).double().mean()) < 0.01
     exact = attack(model.double(), x.double(), y, generator=ImageStreams(0, torch.arange(6)))

@@ -14,7 +14,7 @@ from pyautoattack.autoattack import AutoAttack as Reference
 from torch import Tensor, nn
 
 from rattle.attacks import APGD, FAB, PGD, AttackSequence, AutoAttack, Square, describe
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode
 from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import spawn
 from rattle.data import to_float

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import accepts_channels_last, logits_of
 from rattle.attacks.registry import get_attack, list_attacks
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, spawn
 from rattle.errors import RattleError
+from rattle.inputs import accepts_channels_last, logits_of
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 from rattle.weights import eval_mode
@@ -130,7 +130,7 @@ class Returns(nn.Module):
         (lambda z: (z[0], z), 0, "must return logits"),
         (lambda z: z[:, 0], 0, "must return logits"),
         (lambda z: z * float("nan"), 0, "NaN"),
-        (lambda z: z, 4, "4 classes"),
+        (lambda z: z, 4, "4 outputs"),
     ],
 )
 def test_what_is_no_classifier_is_refused_in_a_sentence(name, what, y, message) -> None:
@@ -168,8 +168,8 @@ def test_int32_labels_give_the_same_points(name) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, y: (x.numpy(), y), "the images are numpy.ndarray; convert with torch.as_tensor"),
-        (lambda x, y: (x, y.tolist()), "the labels are list; convert with torch.as_tensor"),
+        (lambda x, y: (x.numpy(), y), "the images .* numpy.ndarray; convert"),
+        (lambda x, y: (x, y.tolist()), "the labels .* list; convert"),
         (lambda x, y: (x, y[:, None]), r"shapes \[n, ...\] and \[n\], got \[3, 2, 6, 6\] and \[3, 1\]"),
         (lambda x, y: (x, y.float()), "labels must be whole numbers, got torch.float32"),
         (lambda x, y: (x, y.bool()), "labels must be whole numbers, got torch.bool"),

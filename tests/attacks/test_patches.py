@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import Square, patches
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode
 from rattle.attacks.keeping import keeping
 from rattle.attacks.patches import Answer, Patches, Plan
 from rattle.attacks.reach import Layers

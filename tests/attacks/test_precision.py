@@ -8,8 +8,8 @@ from torch import nn
 
 import rattle
 from rattle.attacks import APGD, FAB, PGD, Attack, Square
-from rattle.attacks.base import logits_of
 from rattle.data import to_float
+from rattle.inputs import logits_of
 from rattle.threat import Threat
 from support.tiny_runs import digits
 

@@ -166,11 +166,11 @@ def test_the_model_keeps_its_mode() -> None:
 @pytest.mark.parametrize(
     ("x", "y", "sentence"),
     [
-        (X, torch.tensor([0, 0, 1, 1, 2]), r"labels run from 0 to 2, the model tells 2 classes apart \(0 to 1\)"),
+        (X, torch.tensor([0, 0, 1, 1, 2]), r"labels run from 0 to 2, but the model has 2 outputs"),
         (X, torch.tensor([0, 0, 1, 1, -1]), "labels run from -1 to 1"),
         (X + 1, Y, r"images must lie in \[0, 1\]"),
-        (X[:0], Y[:0], "there are no images to attack"),
-        (X[:0].byte(), Y[:0], "there are no images to attack"),
+        (X[:0], Y[:0], "there are no images"),
+        (X[:0].byte(), Y[:0], "there are no images"),
         (X, Y[:3], "5 images but 3 labels"),
         (X.byte(), Y[:3], "5 images but 3 labels"),
         (X[:3].byte(), Y, "3 images but 5 labels"),

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from rattle import cli
-from rattle.attacks.base import NotANumber
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
 from rattle.forward import Outputs
+from rattle.inputs import NotANumber
 from rattle.objectives import AT, Mart, S2OTrades, Taylor, Trades
 from rattle.objectives.fat_trades import FATTrades
 from rattle.objectives.hat import HAT

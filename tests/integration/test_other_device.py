@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import get_attack
-from rattle.attacks.base import images_checked
 from rattle.evaluation.evaluate import evaluate
+from rattle.inputs import images_checked
 from rattle.models import create_model
 from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat

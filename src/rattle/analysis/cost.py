@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rattle import losses
 from rattle.analysis.flatness import STARTS, STEPS
 from rattle.analysis.landscape import input_gradient, mean_loss
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode
 
 if TYPE_CHECKING:
     from rattle.analysis.prepare import LandscapeConfig

@@ -28,9 +28,9 @@ from rattle.analysis.landscape import (
     no_progress,
     random_like,
 )
-from rattle.attacks.base import check_batch, check_labels
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode
 from rattle.errors import RattleError
+from rattle.inputs import check_batch, check_labels
 from rattle.randomness import Randomness, streams
 from rattle.runs.arrays import Array
 from rattle.threat import Threat

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from rattle.analysis.landscape import as_array
 from rattle.attacks import Attack
-from rattle.attacks.base import logits_of
 from rattle.attacks.registry import get_attack
 from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import curve, image_batches
 from rattle.evaluation.inputs import floats_for, takes_channels_last
+from rattle.inputs import logits_of
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import Attack, check_batch, check_labels, logits_of
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import Attack, attack_mode
 from rattle.errors import RattleError
+from rattle.inputs import check_batch, check_labels, logits_of
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.runs.arrays import Array, InputPlane, InputSurface, WeightSurface
 from rattle.threat import length

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from rattle.analysis import plots
 from rattle.analysis.prepare import labels, open_run
 from rattle.attacks import PGD
-from rattle.attacks.base import logits_of
 from rattle.data import Images
 from rattle.data.dataset import check_count, choose_images
 from rattle.errors import RattleError
 from rattle.evaluation.inputs import floats_for
+from rattle.inputs import logits_of
 from rattle.losses import ce, kl
 from rattle.randomness import ImageStreams
 from rattle.runs.checkpoint import Checkpoint

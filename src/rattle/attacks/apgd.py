@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_at_least, check_batch
+from rattle.attacks.base import check_at_least
 from rattle.attacks.keeping import kept
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
+from rattle.inputs import check_batch
 from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Threat
 

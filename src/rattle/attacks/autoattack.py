@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.apgd import APGD
-from rattle.attacks.base import Attack, Ensemble, UsesModels, check_batch, describe, is_correct
+from rattle.attacks.base import Attack, Ensemble, UsesModels, describe
 from rattle.attacks.fab import FAB
 from rattle.attacks.keeping import kept
 from rattle.attacks.rows import spawn
 from rattle.attacks.square import Square
 from rattle.errors import RattleError
+from rattle.inputs import check_batch, is_correct
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.settings import check_settings
 from rattle.threat import Threat

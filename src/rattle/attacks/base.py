@@ -1,26 +1,20 @@
-"""The contract of an attack, (model, x, y, *, generator) -> x_adv, and the input checks that all attacks share."""
+"""The contract of an attack, (model, x, y, *, generator) -> x_adv, and the mode that every attack runs in."""
 
-import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Protocol, runtime_checkable
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError, first_line, is_out_of_memory
-from rattle.forward import at_least_float32
-from rattle.losses import logits_in, refuse_one_logit
+from rattle.attacks.batchnorm import affine_batchnorm
+from rattle.errors import RattleError
+from rattle.inputs import check_model
 from rattle.randomness import Randomness
 from rattle.settings import check_settings
 from rattle.threat import Threat
-
-log = logging.getLogger("rattle")
-
-CHANNELS_LAST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what each model was found to accept
+from rattle.weights import eval_mode
 
 
 class Attack(Protocol):
@@ -36,6 +30,21 @@ class Attack(Protocol):
         generator: a torch generator, one stream for each image, or None for torch's global generator.
         """
         ...
+
+
+@contextmanager
+def attack_mode(model: nn.Module) -> Iterator[None]:
+    """What every attack runs in: evaluation mode, no gradients for weights, gradients enabled."""
+    check_model(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with eval_mode(model), affine_batchnorm(model), torch.enable_grad():
+        for p in trained:
+            p.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for p in trained:
+                p.requires_grad_(True)
 
 
 # What an attack may offer besides. Whoever runs attacks asks for these, never for a class by name.
@@ -105,125 +114,3 @@ def check_at_least(attack: object, **lowest: float) -> None:
             raise RattleError(f"attack.{name} must be >= {low}, got {value}")
         if isinstance(value, int) and value > MOST_TIMES:
             raise RattleError(f"attack.{name} must be at most {MOST_TIMES:,}, got {value}")
-
-
-CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
-
-
-@contextmanager
-def images_checked() -> Iterator[None]:
-    """In the body attacks do not look for values outside [0, 1], except on a CPU: the host would wait for a GPU."""
-    before = CHECKED.set(True)
-    try:
-        yield
-    finally:
-        CHECKED.reset(before)
-
-
-def unseen(values: Tensor) -> bool:
-    """Whether the values may not be looked at, see `images_checked`."""
-    return CHECKED.get() and values.device.type != "cpu"
-
-
-def check_batch(x: Tensor, y: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor]:
-    """The images and int64 labels (soft: also rows of probabilities, as they are); refuses what cannot be attacked."""
-    if soft and isinstance(y, Tensor) and y.ndim == 2 and y.is_floating_point():
-        return check_batch(x, y.argmax(1))[0], y
-    for name, value in (("images", x), ("labels", y)):
-        if not isinstance(value, Tensor):
-            kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
-            raise RattleError(f"attacks take torch tensors, but the {name} are {kind}; convert with torch.as_tensor")
-        if (value.is_meta and not CHECKED.get()) or value.layout != torch.strided or value.is_quantized:
-            raise RattleError(f"the {name} must be a dense tensor of numbers, got {value.layout} on {value.device}")
-    if y.ndim != 1 or x.ndim < 2:
-        raise RattleError(f"images and labels need shapes [n, ...] and [n], got {list(x.shape)} and {list(y.shape)}")
-    if len(x) != len(y):
-        raise RattleError(f"{len(x)} images but {len(y)} labels")
-    if len(x) == 0:
-        raise RattleError("there are no images to attack: the batch is empty")
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise RattleError(f"labels must be whole numbers, got {y.dtype}")
-    if not x.is_floating_point():
-        raise RattleError(f"images must be floating point in [0, 1], got {x.dtype}; divide uint8 images by 255")
-    if unseen(x):
-        return x, y.long()
-    low, high = (float(v) for v in torch.aminmax(x))
-    if not (low >= 0 and high <= 1):  # also true for NaN
-        raise RattleError(f"images must lie in [0, 1], got [{low:.4g}, {high:.4g}]; normalise inside the model")
-    return x, y.long()
-
-
-def check_labels(logits: Tensor, y: Tensor) -> None:
-    """Refuse labels that the model has no logit for, and soft ones of another number of classes."""
-    if y.ndim == 2 and y.shape != logits.shape:
-        raise RattleError(f"soft labels need a probability for each of the {logits.shape[1]} logits, got {y.shape[1]}")
-    if y.ndim == 2 or unseen(y):
-        return
-    low, high, last = int(y.min()), int(y.max()), logits.shape[1] - 1
-    if last and (low < 0 or high > last):  # one logit has its own sentence
-        raise RattleError(f"labels run from {low} to {high}, the model tells {last + 1} classes apart (0 to {last})")
-
-
-def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's logits [n, C], in float32 under autocast too; RattleError if it returns something else, or if its
-    weights are of another dtype."""
-    try:
-        return at_least_float32(logits_in(model(x)))
-    except (RuntimeError, IndexError) as reason:
-        if is_out_of_memory(reason):
-            raise
-        raise not_taken(model, x, reason) from reason
-
-
-class NotTaken(RattleError, RuntimeError):
-    """The model raised on the images; a RuntimeError too, for those who try several layouts."""
-
-
-def not_taken(model: nn.Module, x: Tensor, reason: Exception) -> NotTaken:
-    """Why the model raised on these images."""
-    weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), x.dtype)
-    if weights != x.dtype and "type" in str(reason):
-        return NotTaken(f"the images are {x.dtype}, the model's weights {weights}; convert one of them")
-    return NotTaken(f"the model does not take images of shape {list(x.shape[1:])}: {first_line(reason)}")
-
-
-class NotANumber(RattleError):
-    """The model returned NaN logits."""
-
-
-def finite(logits: Tensor) -> Tensor:
-    """The logits; NotANumber if one is NaN, because comparisons with NaN are always false."""
-    if bool(logits.isnan().any()):
-        raise NotANumber("the model returned NaN logits; no attack can tell from them if an image is misclassified")
-    return logits
-
-
-@torch.no_grad()
-def clean_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The logits in one forward pass without gradients; refuses NaN and labels that the model has no logit for."""
-    logits = finite(logits_of(model, x))
-    refuse_one_logit(logits)
-    check_labels(logits, y)
-    return logits
-
-
-def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Which images the model classifies correctly in one forward pass, [n] bool."""
-    return clean_logits(model, x, y).argmax(1) == y
-
-
-@torch.no_grad()
-def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
-    """Whether the model runs on channels-last images like x; tried once per model, with one warning if it does not."""
-    if x.ndim != 4:
-        return False
-    if model not in CHANNELS_LAST:
-        try:
-            logits_of(model, x[:2].clone(memory_format=torch.channels_last))
-            CHANNELS_LAST[model] = True
-        except RuntimeError:
-            # raises again if the layout was not the reason
-            logits_of(model, x[:2].clone(memory_format=torch.contiguous_format))
-            CHANNELS_LAST[model] = False
-            log.warning("the model does not take channels-last images (it flattens by .view?); attacks run slower")
-    return CHANNELS_LAST[model]

@@ -12,29 +12,11 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from rattle.errors import RattleError, first_line
-from rattle.weights import eval_mode
+from rattle.errors import first_line
 
 log = logging.getLogger("rattle")
 SAID: WeakSet[nn.Module] = WeakSet()  # models of which it was said that they are attacked as they are
 TOLERANCE = 1e-4  # relative difference that a folded copy may show in logits and gradients
-
-
-@contextmanager
-def attack_mode(model: nn.Module) -> Iterator[None]:
-    """What every attack runs in: evaluation mode, no gradients for weights, BatchNorm as one multiply-add."""
-    if not isinstance(model, nn.Module):
-        raise RattleError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-    wanted = [p for p in model.parameters() if p.requires_grad]
-    with eval_mode(model), affine_batchnorm(model):
-        for p in wanted:
-            p.requires_grad_(False)
-        try:
-            with torch.enable_grad():
-                yield
-        finally:
-            for p in wanted:
-                p.requires_grad_(True)
 
 
 @contextmanager

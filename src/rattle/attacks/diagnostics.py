@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.apgd import APGD, FEWEST_CLASSES
-from rattle.attacks.base import accepts_channels_last, check_batch, clean_logits, logits_of
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode
+from rattle.inputs import accepts_channels_last, check_batch, clean_logits, logits_of
 
 SAMPLE = 250  # images used at most
 WEAK_TO_STRONG = ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack")  # accuracy must not rise along it

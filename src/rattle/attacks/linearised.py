@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.apgd import APGD
-from rattle.attacks.base import check_at_least, check_batch
+from rattle.attacks.base import check_at_least
 from rattle.attacks.fab import linear_boundaries
 from rattle.attacks.rows import FlatModel, best_of_runs, likeliest
+from rattle.inputs import check_batch
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_at_least, check_batch, check_labels, logits_of
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode, check_at_least
 from rattle.attacks.keeping import kept
+from rattle.inputs import check_batch, check_labels, logits_of
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 

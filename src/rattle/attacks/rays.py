@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import Nearest, check_at_least, check_batch, is_correct
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import Nearest, attack_mode, check_at_least
 from rattle.attacks.keeping import kept
 from rattle.attacks.rows import FlatModel
 from rattle.errors import RattleError
+from rattle.inputs import check_batch, is_correct
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 

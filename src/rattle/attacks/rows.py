@@ -7,9 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import Attack, accepts_channels_last, clean_logits, finite, logits_of
-from rattle.attacks.batchnorm import attack_mode, fold_batchnorm
+from rattle.attacks.base import Attack, attack_mode
+from rattle.attacks.batchnorm import fold_batchnorm
 from rattle.attacks.keeping import kept
+from rattle.inputs import accepts_channels_last, clean_logits, finite, logits_of
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 
 

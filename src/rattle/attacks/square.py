@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_at_least, check_batch, finite
+from rattle.attacks.base import check_at_least
 from rattle.attacks.keeping import kept
 from rattle.attacks.patches import Answer, Patches
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs, is_small
 from rattle.errors import RattleError
+from rattle.inputs import check_batch, finite
 from rattle.randomness import ImageStreams, Randomness
 from rattle.threat import Threat
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import Attack, accepts_channels_last, describe
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import Attack, attack_mode, describe
+from rattle.inputs import accepts_channels_last
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.autoattack import components
-from rattle.attacks.base import logits_of
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import read_result
 from rattle.evaluation.verify import SavedImages, load_images
+from rattle.inputs import logits_of
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 

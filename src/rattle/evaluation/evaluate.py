@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.base import DistanceAttack, Ensemble, describe, is_correct
+from rattle.attacks.base import DistanceAttack, Ensemble, describe
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.data import to_device
 from rattle.errors import RattleError
@@ -37,6 +37,7 @@ from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
 from rattle.evaluation.shown import Shown, showing
 from rattle.evaluation.verify import AfterPart, run_and_verify, save_images
+from rattle.inputs import is_correct
 from rattle.randomness import ImageStreams
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from rattle.attacks import Attack
-from rattle.attacks.base import accepts_channels_last, check_batch, logits_of
 from rattle.attacks.registry import get_attack
 from rattle.data import to_float
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.results import check_name
+from rattle.inputs import accepts_channels_last, check_batch, logits_of
 from rattle.models.head import refusing
 from rattle.threat import Norm, Threat
 

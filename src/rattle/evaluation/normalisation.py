@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import is_correct
 from rattle.errors import RattleError
+from rattle.inputs import is_correct
 from rattle.models.layers import Normalise
 
 # Means and stds that training scripts use, by the number of channels.

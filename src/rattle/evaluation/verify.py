@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.autoattack import Components, run_components
-from rattle.attacks.base import DistanceAttack, Ensemble, is_correct
+from rattle.attacks.base import DistanceAttack, Ensemble
 from rattle.errors import RattleError
 from rattle.evaluation.inputs import as_float, takes_channels_last
+from rattle.inputs import is_correct
 from rattle.randomness import ImageStreams
 from rattle.runs.io import atomic_file, read_arrays
 from rattle.threat import Threat

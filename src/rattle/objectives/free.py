@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
-from rattle.attacks.base import check_batch
 from rattle.errors import RattleError
+from rattle.inputs import check_batch
 from rattle.objectives.at import AT
 from rattle.objectives.base import ONE_STEP, Method, StepContext
 from rattle.randomness import Randomness

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import check_labels, images_checked, not_taken
 from rattle.errors import RattleError, is_out_of_memory
 from rattle.forward import PairedForward
+from rattle.inputs import check_labels, images_checked, not_taken
 from rattle.losses import refuse_one_logit
 from rattle.models import find_head
 from rattle.objectives.base import HasTeachers, Objective, Prepares, UsesContext, mixed_terms, total

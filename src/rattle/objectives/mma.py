@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
-from rattle.attacks.base import check_batch, logits_of
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
+from rattle.inputs import check_batch, logits_of
 from rattle.losses import ce
 from rattle.objectives.base import Memory, Method, Reduce, StepContext, unreduced
 from rattle.randomness import ImageStreams, Randomness, streams

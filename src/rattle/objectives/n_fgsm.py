@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
-from rattle.attacks.base import check_batch, logits_of
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode
 from rattle.errors import RattleError
+from rattle.inputs import check_batch, logits_of
 from rattle.losses import ce
 from rattle.objectives.at import AT
 from rattle.objectives.base import ONE_STEP, Method, StepContext

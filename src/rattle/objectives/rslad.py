@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
-from rattle.attacks.base import logits_of
-from rattle.attacks.batchnorm import attack_mode
+from rattle.attacks.base import attack_mode
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
+from rattle.inputs import logits_of
 from rattle.losses import kl
 from rattle.objectives.base import Method, Reduce, StepContext, Teacher, unreduced
 from rattle.randomness import Randomness, streams

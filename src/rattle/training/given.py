@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import data as torch_data
 
-from rattle.attacks.base import finite, logits_of
 from rattle.data import Data, Dataset, Images, to_float
 from rattle.errors import RattleError, first_line
 from rattle.evaluation.inputs import Array, as_tensors
+from rattle.inputs import finite, logits_of
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
 from rattle.recipes.catalog import resolve

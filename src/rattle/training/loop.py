@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rattle.attacks.base import NotANumber
 from rattle.data import Images, on_device
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.forward import PairedForward
+from rattle.inputs import NotANumber
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.base import images_checked
 from rattle.forward import Outputs, PairedForward
+from rattle.inputs import images_checked
 from rattle.objectives.base import Batch, mixed_terms, same, total
 from rattle.randomness import ImageStreams
 from rattle.weights import ASAM, AWP, SAM, Noise, add_decay, frozen_bn_stats, perturbed

@@ -1,0 +1,159 @@
+"""The one door for images, labels and models: what attacks, losses, `fit` and `evaluate` check before they begin."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from rattle.errors import RattleError, first_line, is_out_of_memory
+from rattle.forward import at_least_float32
+from rattle.losses import logits_in, refuse_one_logit
+
+log = logging.getLogger("rattle")
+
+CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
+CHANNELS_LAST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what each model was found to accept
+
+
+@contextmanager
+def images_checked() -> Iterator[None]:
+    """In the body only values on the CPU are checked: the host would wait for a GPU."""
+    before = CHECKED.set(True)
+    try:
+        yield
+    finally:
+        CHECKED.reset(before)
+
+
+def skip_values(values: Tensor) -> bool:
+    """Whether reading the values would make the host wait, see `images_checked`."""
+    return CHECKED.get() and values.device.type != "cpu"
+
+
+def check_model(model: object) -> nn.Module:
+    """The model; refuses what is no torch module."""
+    if not isinstance(model, nn.Module):
+        raise RattleError(f"the model must be a torch.nn.Module, got {type(model).__name__}; rattle.load opens a run")
+    return model
+
+
+def check_batch(
+    x: Tensor, y: Tensor, *, soft: bool = False, uint8: bool = False, box: bool = True
+) -> tuple[Tensor, Tensor]:
+    """The images [n, ...] and int64 labels [n]; refuses what is neither.
+
+    soft: rows of probabilities [n, C] are labels too, and stay as they are; uint8: images [n, C, H, W] of bytes are
+    taken too; box: False takes floats outside [0, 1].
+    """
+    for name, value in (("images", x), ("labels", y)):
+        if not isinstance(value, Tensor):
+            kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+            raise RattleError(f"the {name} must be torch tensors, got {kind}; convert with torch.as_tensor")
+        if (value.is_meta and not CHECKED.get()) or value.layout != torch.strided or value.is_quantized:
+            raise RattleError(f"the {name} must be a dense tensor of numbers, got {value.layout} on {value.device}")
+    probabilities = soft and y.ndim == 2 and y.is_floating_point()
+    if x.ndim < 2 or (y.ndim != 1 and not probabilities):
+        raise RattleError(f"images and labels need shapes [n, ...] and [n], got {list(x.shape)} and {list(y.shape)}")
+    if len(x) != len(y):
+        raise RattleError(f"{len(x)} images but {len(y)} labels")
+    if len(x) == 0:
+        raise RattleError("there are no images: the batch is empty")
+    if not probabilities:
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+            raise RattleError(f"labels must be whole numbers, got {y.dtype}")
+        y = y.long()
+    if uint8 and x.dtype == torch.uint8:
+        if x.ndim != 4:
+            raise RattleError(f"uint8 images must have shape [n, C, H, W], got {list(x.shape)}")
+        return x, y
+    if not x.is_floating_point():
+        raise RattleError(f"images must be floating point in [0, 1], got {x.dtype}; divide uint8 images by 255")
+    if box and not skip_values(x):
+        low, high = (float(value) for value in torch.aminmax(x))
+        if not (low >= 0 and high <= 1):  # also true for NaN
+            raise RattleError(f"images must lie in [0, 1], got [{low:.4g}, {high:.4g}]; normalise inside the model")
+    return x, y
+
+
+def check_labels(logits: Tensor, y: Tensor) -> None:
+    """Refuse labels that the model has no logit for, and soft ones of another number of classes."""
+    classes = logits.shape[1]
+    if y.ndim == 2:
+        if y.shape != logits.shape:
+            raise RattleError(f"soft labels need a probability for each of the {classes} logits, got {y.shape[1]}")
+        return
+    if skip_values(y) or classes == 1:  # one logit has its own sentence
+        return
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        raise RattleError(f"labels run from {low} to {high}, but the model has {classes} outputs (0 to {classes - 1})")
+
+
+class NotTaken(RattleError, RuntimeError):
+    """The model raised on the images; a RuntimeError too, for callers that try several layouts."""
+
+
+def not_taken(model: nn.Module, x: Tensor, reason: Exception) -> NotTaken:
+    """Why the model raised on these images."""
+    for p in model.parameters():
+        if p.is_floating_point():
+            if p.dtype != x.dtype and "type" in str(reason):
+                return NotTaken(f"the images are {x.dtype}, the model's weights {p.dtype}; convert one of them")
+            break
+    return NotTaken(f"the model does not take images of shape {list(x.shape[1:])}: {first_line(reason)}")
+
+
+def logits_of(model: nn.Module, x: Tensor) -> Tensor:
+    """The model's logits [n, C], in float32 under autocast too; NotTaken if it raises on these images."""
+    try:
+        return at_least_float32(logits_in(model(x)))
+    except (RuntimeError, IndexError) as reason:
+        if is_out_of_memory(reason):
+            raise
+        raise not_taken(model, x, reason) from reason
+
+
+class NotANumber(RattleError):
+    """The model returned NaN logits."""
+
+
+def finite(logits: Tensor) -> Tensor:
+    """The logits; NotANumber if one is NaN, because comparisons with NaN are always false."""
+    if bool(logits.isnan().any()):
+        raise NotANumber("the model returned NaN logits; no attack can tell from them if an image is misclassified")
+    return logits
+
+
+@torch.no_grad()
+def clean_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The logits in one forward pass without gradients; refuses NaN and labels that the model has no logit for."""
+    logits = finite(logits_of(model, x))
+    refuse_one_logit(logits)
+    check_labels(logits, y)
+    return logits
+
+
+def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Which images the model classifies correctly in one forward pass, [n] bool."""
+    return clean_logits(model, x, y).argmax(1) == y
+
+
+@torch.no_grad()
+def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
+    """Whether the model runs on channels-last images like x; tried once per model, with one warning if it does not."""
+    if x.ndim != 4:
+        return False
+    if model not in CHANNELS_LAST:
+        try:
+            logits_of(model, x[:2].clone(memory_format=torch.channels_last))
+            CHANNELS_LAST[model] = True
+        except RuntimeError:
+            # raises again if the layout was not the reason
+            logits_of(model, x[:2].clone(memory_format=torch.contiguous_format))
+            CHANNELS_LAST[model] = False
+            log.warning("the model does not take channels-last images (it flattens by .view?); attacks run slower")
+    return CHANNELS_LAST[model]
