@@ -153,7 +153,7 @@ def test_images_of_fewer_classes_need_the_models_number(files: Path, capsys: pyt
     few = y < 4
     np.savez(files / "few.npz", x_test=x[few].squeeze(1).numpy(), y_test=y[few].numpy())
     words = ["--model", "net.py:Net", "--weights", "w.pt", "--data", "few.npz", "--attacks", "fgsm"]
-    assert "the model tells 10 classes apart, but the data have 4" in mistake(capsys, *words)
+    assert "the model has 10 outputs, but the data have 4 classes" in mistake(capsys, *words)
     with torch.no_grad():
         right = linear()(x[few] / 255).argmax(1) == y[few]
     assert said(capsys, *words, "--classes", "10")["clean_flags"] == right.int().tolist()

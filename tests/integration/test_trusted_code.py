@@ -13,7 +13,6 @@ from rattle.cli.main import main
 from rattle.cli.report import report
 from rattle.errors import RattleError
 from rattle.evaluation.target import target_from_checkpoint
-from rattle.models.user import first_line_of
 from rattle.publish.folder import write_folder
 from rattle.runs import checkpoint
 from rattle.runs.paths import Run
@@ -88,7 +87,7 @@ def test_no_command_runs_what_it_opens(door: str, planted: Path, capsys: pytest.
     assert main(DOORS[door]) == 2
     said = capsys.readouterr().err
     assert "nets/evil.py" in said
-    assert door == "push" or ("--trust-code" in said and 'begins with \'"""A network."""\'' in said)
+    assert door == "push" or "--trust-code" in said
     assert sorted(planted.rglob("*")) == before
 
 
@@ -153,12 +152,6 @@ def test_a_teacher_s_code_runs_by_the_user_s_word_or_where_the_recipe_names_it(p
     assert main(["train", "trusted", "--resume", "--trust-code"]) == 0
     assert main([*hat, "--model", NAMES[0], *given, "same"]) == 0
     assert main([*hat, "--model", NAMES[0], "--out", "first"]) == 0  # its teacher is trained first, of the same network
-
-
-def test_the_first_line_of_a_module_is_found_without_importing_its_package(planted: Path) -> None:
-    assert first_line_of("package.module:build").endswith('module.py begins with \'"""A network."""\'')
-    assert "no file" in first_line_of("no.such:build")
-    assert not (planted / "executed").exists()
 
 
 def test_a_checkpoint_without_code_needs_no_word(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_head_that_does_not_exist_is_refused() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), "tells 4 classes apart, but the data have 3"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(12, 4)), "4 outputs, but the data have 3"),
         (nn.Sequential(nn.Flatten(), nn.Linear(13, 3)), r"does not take images of shape \[3, 2, 2\]"),
         (nn.Identity(), "got shape"),
     ],

@@ -273,7 +273,7 @@ def test_a_missing_file_and_a_file_without_weights_are_named(tmp_path: Path) -> 
     with pytest.raises(RattleError, match="no file of weights at"):
         load_weights(tmp_path / "absent.pt", create_model("cnn", classes=4))
     torch.save({"epoch": 3, "best_acc": 0.5}, tmp_path / "model.pt")
-    with pytest.raises(RattleError, match=r"no state dict \(it holds epoch, best_acc\)"):
+    with pytest.raises(RattleError, match=r"no state dict .*epoch, best_acc"):
         load_weights(tmp_path / "model.pt", create_model("cnn", classes=4))
 
 

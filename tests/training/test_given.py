@@ -164,7 +164,7 @@ def test_the_names_of_classes_come_from_the_argument_or_the_dataset(tmp_path: Pa
     named.classes = ["cat", "dog", "cow"]  # type: ignore[attr-defined]
     assert take(recipe(), net(), DataLoader(named), None)[1].classes == ("cat", "dog", "cow")
     assert take(recipe(), net(classes=5), images(), None)[1].classes == tuple("01234")
-    with pytest.raises(RattleError, match="the model tells 3 classes apart, but the data have 2"):
+    with pytest.raises(RattleError, match="the model has 3 outputs, but the data have 2 classes"):
         fit(tmp_path / "a", data=images(2), classes=["a", "b"])
     assert not (tmp_path / "a").exists()
 

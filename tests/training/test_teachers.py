@@ -145,7 +145,7 @@ def pictures(classes: int = 10, channels: int = 1) -> tuple[torch.Tensor, torch.
     ("teacher", "data", "words"),
     [
         ({"weights": "nowhere"}, pictures(), " (nowhere): there is no run or checkpoint nowhere"),
-        ({"weights": ZOO}, pictures(classes=3), f" ({ZOO}): the model tells 10 classes apart, but the data have 3"),
+        ({"weights": ZOO}, pictures(classes=3), f" ({ZOO}): the model has 10 outputs, but the data have 3 classes"),
         ({"weights": ZOO}, pictures(channels=3), f" ({ZOO}): the model does not take images of shape [3, 8, 8]"),
         ({"model": "cnnn"}, pictures(), ": unknown model 'cnnn'; did you mean 'cnn'"),
     ],

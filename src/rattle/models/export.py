@@ -34,31 +34,24 @@ def export(model: nn.Module, example: Tensor, path: str | Path, format: Format =
         raise RattleError(f"export needs example images [n, C, H, W], got shape {list(example.shape)}")
     path = Path(path)
     model, x = _plain_copy(model), example.detach().cpu().contiguous()
+    write, _ = FORMATS[format]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as folder:
             written = Path(folder) / path.name
-            FORMATS[format][0](model, x, written)
-            check_logits(FORMATS[format][1](model, written), model, x, f"the {format} file", path)
+            write(model, x, written)
+            found = difference(model, x, written, format)
+            allowed = TOLERANCE * max(1.0, float(model(x).abs().max()))
+            if not found <= allowed:  # also true for NaN
+                raise RattleError(
+                    f"the {format} file does not compute what the model does: logits differ by {found:.3g} "
+                    f"(allowed {allowed:.3g}); nothing was written to {path}"
+                )
             os.replace(written, path)
     except (OSError, SafetensorError) as reason:  # a full disk, a folder that may not be written
         why = getattr(reason, "strerror", None) or first_line(reason)
         raise RattleError(f"cannot write {path}: {why}; nothing was written") from reason
     return path
-
-
-def check_logits(run: Callable[[Tensor], Tensor], model: nn.Module, example: Tensor, what: str, path: Path) -> None:
-    """Refuse what was exported if its logits are not the model's to within TOLERANCE.
-
-    run: from images to logits. model, example: as for `export`. what, path: of the export, for the message.
-    """
-    model, x = _plain_copy(model), example.detach().cpu().contiguous()
-    found, allowed = _difference(run, model, x), TOLERANCE * max(1.0, float(model(x).abs().max()))
-    if not found <= allowed:  # also true for NaN
-        raise RattleError(
-            f"{what} does not compute what the model does: logits differ by {found:.3g} "
-            f"(allowed {allowed:.3g}); nothing was written to {path}"
-        )
 
 
 def difference(model: nn.Module, example: Tensor, path: str | Path, format: Format = "safetensors") -> float:
@@ -67,10 +60,8 @@ def difference(model: nn.Module, example: Tensor, path: str | Path, format: Form
     example: images [n, C, H, W]; compared as one batch, and the first one alone.
     """
     model, x = _plain_copy(model), example.detach().cpu().contiguous()
-    return _difference(FORMATS[format][1](model, Path(path)), model, x)
-
-
-def _difference(run: Callable[[Tensor], Tensor], model: nn.Module, x: Tensor) -> float:
+    _, read = FORMATS[format]
+    run = read(model, Path(path))
     return max(float((run(part) - model(part)).abs().max()) for part in (x, x[:1]))
 
 
@@ -111,11 +102,19 @@ def _write_onnx(model: nn.Module, example: Tensor, path: Path) -> None:
     for name in ("onnx", "onnxscript", "onnxruntime"):
         if find_spec(name) is None:
             raise RattleError(f"onnx export needs {name}, which is not installed: pip install 'rattle-robust[onnx]'")
-    settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits"], "external_data": False}
-    settings |= {"dynamic_shapes": ({0: torch.export.Dim("batch", min=1)},), "dynamo": True, "verbose": False}
     images = torch.cat([example, example])  # the exporter would take a batch of one for a constant
     with warnings.catch_warnings(action="ignore"):  # the exporter warns about its own internals
-        torch.onnx.export(model, (images,), str(path), **settings)
+        torch.onnx.export(
+            model,
+            (images,),
+            str(path),
+            input_names=["images"],
+            output_names=["logits"],
+            external_data=False,
+            dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+            dynamo=True,
+            verbose=False,
+        )
 
 
 def _read_onnx(model: nn.Module, path: Path) -> Callable[[Tensor], Tensor]:

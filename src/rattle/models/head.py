@@ -66,8 +66,8 @@ def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
     refuse_one_logit(logits)
     if len(logits) != len(x[:2]):
         raise RattleError(f"the model must return logits [n, {classes}], got {len(logits)} rows of {len(x[:2])} images")
-    if (n := logits.shape[1]) != classes:
-        raise RattleError(f"the model tells {n} classes apart, but the data have {classes}; give it {classes} outputs")
+    if logits.shape[1] != classes:
+        raise RattleError(f"the model has {logits.shape[1]} outputs, but the data have {classes} classes")
 
 
 @contextmanager
@@ -78,19 +78,23 @@ def refusing(model: nn.Module, x: Tensor) -> Iterator[None]:
     except RattleError:
         raise
     except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
-        reason, shape, wanted = first_line(error).rstrip("."), list(x.shape[1:]), input_size(model)
-        advice = f"; it is made for {wanted}x{wanted} images: scale yours with --data.resize {wanted} (rattle evaluate "
-        advice += f"--resize {wanted}), or give a model of timm img_size={shape[-1]}"
-        if wanted is None or shape[1:] == [wanted, wanted]:
-            advice = ""
-        raise RattleError(f"the model does not take images of shape {shape}: {reason}{advice}") from error
+        sentence = f"the model does not take images of shape {list(x.shape[1:])}: {first_line(error).rstrip('.')}"
+        size = input_size(model)
+        if size is not None and x.shape[2:] != (size, size):
+            sentence += (
+                f"; it is made for {size}x{size} images: scale yours with --data.resize {size} (rattle evaluate "
+                f"--resize {size}), or give a model of timm img_size={x.shape[-1]}"
+            )
+        raise RattleError(sentence) from error
 
 
 def input_size(model: nn.Module) -> int | None:
     """The side of the images that a model is made for, where it says so: timm's, torchvision's, Hugging Face's."""
-    sizes = [getattr(module, name, None) for module in model.modules() for name in ("img_size", "image_size")]
-    sizes += [
-        config.get("input_size") for m in model.modules() if isinstance(config := getattr(m, "default_cfg", 0), dict)
-    ]
-    sides = (size[-1] if isinstance(size, tuple | list) and size else size for size in sizes)
-    return next((side for side in sides if isinstance(side, int)), None)
+    for module in model.modules():
+        config = getattr(module, "default_cfg", None)
+        from_config = config.get("input_size") if isinstance(config, dict) else None
+        for size in (getattr(module, "img_size", None), getattr(module, "image_size", None), from_config):
+            side = size[-1] if isinstance(size, tuple | list) and size else size
+            if isinstance(side, int):
+                return side
+    return None

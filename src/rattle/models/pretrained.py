@@ -8,7 +8,6 @@ normalisation.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +89,43 @@ def adapt(
             f"build it with normalise=({statistics[0]}, {statistics[1]})"
         )
     _check_padding(state, model, where)
-    last = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)][-1:]
-    head = {n for n in own if fresh_head and n.rpartition(".")[0] in last}
-    pairs = sorted(product(_prefixes(state), _prefixes(own)), key=lambda pair: sum(map(len, pair)))
-    tries = [_Match.of(state, own, head, *pair) for pair in pairs]
-    best = max(tries, key=lambda match: (not match.problems, len(match.tensors)))  # of equals the first: least left out
-    if best.problems:
-        found = "; ".join(f"{len(names)} {problem} ({_few(names)})" for problem, names in best.problems.items())
+    head: set[str] = set()  # names that keep the model's values where the file's shapes differ
+    if fresh_head:
+        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        head = {name for name in own if name.rpartition(".")[0] in linear[-1:]}
+    prefixes = _prefixes(state, own)
+    names = _match(state, own, *prefixes)
+
+    tensors: dict[str, Tensor] = {}
+    ignored: list[str] = []
+    problems: dict[str, list[str]] = {"missing": [], "unexpected": [], "of another shape": [], "twice": []}
+    for theirs, tensor in state.items():
+        ours = names.get(theirs)
+        if ours is None:
+            (ignored if _is_unused(theirs) else problems["unexpected"]).append(theirs)
+        elif ours in tensors:
+            (ignored if torch.equal(tensors[ours], tensor) else problems["twice"]).append(theirs)
+        else:
+            shape = own[ours].shape
+            if _statistic(ours) and tensor.numel() == own[ours].numel():
+                tensor = tensor.reshape(shape)  # saved as [C] or [1, C, 1, 1]
+            if tensor.shape != shape:
+                if ours in head:
+                    continue
+                problems["of another shape"].append(f"{ours} {list(tensor.shape)} instead of {list(shape)}")
+            tensors[ours] = tensor
+    missing: list[str] = []
+    for name in [name for name in own if name not in tensors]:
+        # Old files do not count batches, and most code normalises outside the network.
+        optional = name in head or _statistic(name) or name.endswith("num_batches_tracked")
+        (missing if optional else problems["missing"]).append(name)
+    if any(problems.values()):
+        found = "; ".join(f"{len(names)} {problem} ({_few(names)})" for problem, names in problems.items() if names)
         raise RattleError(
-            f"{where} does not fit {type(model).__name__}: {found}; {len(best.tensors)} of {len(own)} names "
+            f"{where} does not fit {type(model).__name__}: {found}; {len(tensors)} of {len(own)} names "
             "match. Check the model's name, width, classes and channels."
         )
-    return best.tensors, best.report
+    return tensors, LoadReport(len(tensors), tuple(missing), tuple(ignored), "", *prefixes)
 
 
 def normalises(model: nn.Module) -> bool:
@@ -109,44 +133,39 @@ def normalises(model: nn.Module) -> bool:
     return set(STATISTICS) <= {_statistic(name) for name in model.state_dict()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Match:
-    """A state dict under the model's names, where a prefix is left out on either side."""
-
-    tensors: dict[str, Tensor]
-    report: LoadReport
-    problems: dict[str, list[str]]  # names that are missing, unexpected, of another shape, or twice; none if it fits
-
-    @classmethod
-    def of(
-        cls, state: Mapping[str, Tensor], own: Mapping[str, Tensor], head: set[str], file_prefix: str, model_prefix: str
-    ) -> "_Match":
-        """head: the model's names that keep their values where the file's shapes differ."""
-        plain = {_statistic(name) or name.removeprefix(model_prefix): name for name in own}
-        tensors, others = _rename({name: name.removeprefix(file_prefix) for name in state}, state, plain, own)
-        tensors = {n: t for n, t in tensors.items() if n not in head or t.shape == own[n].shape}
-        unset = [n for n in own if n not in tensors]
-        # Old files do not count batches, and most code normalises outside the network.
-        missing = [n for n in unset if n in head or _statistic(n) or n.endswith("num_batches_tracked")]
-        wrong = [n for n, t in tensors.items() if t.shape != own[n].shape]
-        problems = {
-            "missing": [n for n in unset if n not in missing],
-            "unexpected": others["unexpected"],
-            "of another shape": [f"{n} {list(tensors[n].shape)} instead of {list(own[n].shape)}" for n in wrong],
-            "twice": others["twice"],
-        }
-        report = LoadReport(
-            len(tensors), tuple(missing), tuple(others["ignored"]), file_prefix=file_prefix, model_prefix=model_prefix
-        )
-        return cls(tensors, report, {problem: names for problem, names in problems.items() if names})
+def _match(
+    state: Mapping[str, Tensor], own: Mapping[str, Tensor], file_prefix: str = "", model_prefix: str = ""
+) -> dict[str, str]:
+    """The model's name for each of the file's names that has one; a prefix may be left out on either side."""
+    plain = {_statistic(name) or name.removeprefix(model_prefix): name for name in own}
+    found = {}
+    for theirs in state:
+        for candidate in _candidate_names(theirs.removeprefix(file_prefix)):
+            if candidate in plain:
+                found[theirs] = plain[candidate]
+                break
+    return found
 
 
-def _prefixes(names: Iterable[str]) -> list[str]:
-    """What all names of weights begin with, in whole parts, the shortest first: "", then perhaps "net.", "net.1."."""
+def _prefixes(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[str, str]:
+    """What to leave out of the file's names and of the model's names, such as "module.net." and "1."."""
+    theirs, ours = _common_parts(state), _common_parts(own)
+    while theirs and ours and theirs[-1] == ours[-1]:
+        del theirs[-1], ours[-1]
+    prefixes = "".join(f"{part}." for part in theirs), "".join(f"{part}." for part in ours)
+    better = len(_match(state, own, *prefixes)) > len(_match(state, own))
+    return prefixes if better else ("", "")
+
+
+def _common_parts(names: Iterable[str]) -> list[str]:
+    """What all names of weights begin with, in whole parts: ["net", "1"] of net.1.conv.weight and net.1.fc.weight."""
     parts = [name.split(".")[:-1] for name in names if not _statistic(name) and not UNUSED.search(name)]
-    outermost = zip(min(parts, default=[]), max(parts, default=[]), strict=False)  # what these two share, all do
-    common = [part for part, _ in takewhile(lambda pair: pair[0] == pair[1], outermost)]
-    return ["".join(f"{part}." for part in common[:length]) for length in range(len(common) + 1)]
+    common = []
+    for column in zip(*parts, strict=False):
+        if len(set(column)) > 1:
+            break
+        common.append(column[0])
+    return common
 
 
 def _statistic(name: str) -> str:
@@ -154,26 +173,8 @@ def _statistic(name: str) -> str:
     return next((ours for ours in _candidate_names(name) if ours in STATISTICS), "")
 
 
-def _rename(
-    names: Mapping[str, str], state: Mapping[str, Tensor], plain: Mapping[str, str], own: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
-    """The tensors under the model's names; and the file's names that are ignored, unexpected, or twice and different.
-
-    names: the file's, and what is left of each without its prefix. plain: the same for the model, the other way round.
-    """
-    tensors: dict[str, Tensor] = {}
-    others: dict[str, list[str]] = {"ignored": [], "unexpected": [], "twice": []}
-    for theirs, tensor in state.items():
-        ours = next((plain[name] for name in _candidate_names(names[theirs]) if name in plain), None)
-        if ours is None:
-            unused = any(UNUSED.search(n) or n.startswith("normalise.") for n in _candidate_names(names[theirs]))
-            others["ignored" if unused else "unexpected"].append(theirs)
-        elif ours in tensors:
-            others["ignored" if torch.equal(tensors[ours], tensor) else "twice"].append(theirs)
-        else:
-            reshape = _statistic(ours) and tensor.numel() == own[ours].numel()  # saved as [C] or [1, C, 1, 1]
-            tensors[ours] = tensor.reshape(own[ours].shape) if reshape else tensor
-    return tensors, others
+def _is_unused(name: str) -> bool:
+    return any(UNUSED.search(each) or each.startswith("normalise.") for each in _candidate_names(name))
 
 
 def _few(names: list[str]) -> str:
@@ -205,13 +206,14 @@ def _statistics(state: Mapping[str, Tensor]) -> MeanStd:
 
 
 def _check_padding(state: Mapping[str, Tensor], model: nn.Module, where: str) -> None:
-    """Tell the two WideResNets apart by their names: the weights have equal shapes, but the padding differs."""
+    """Distinguish the two WideResNets by their names: the weights have equal shapes, but the padding differs."""
     if not isinstance(model, WideResNet):
         return
-    wrong, advice = (
-        (r"(^|\.)block1\.layer\.", "the usual WideResNet, which pads evenly; leave out -dm, as in wrn28-10")
-        if model.same
-        else (r"(^|\.)init_conv\.", "DeepMind's WideResNet, which pads differently; add -dm, as in wrn28-10-dm")
-    )
+    if model.same:
+        wrong = r"(^|\.)block1\.layer\."
+        advice = "the usual WideResNet, which pads evenly; leave out -dm, as in wrn28-10"
+    else:
+        wrong = r"(^|\.)init_conv\."
+        advice = "DeepMind's WideResNet, which pads differently; add -dm, as in wrn28-10-dm"
     if any(re.search(wrong, name) for name in state):
         raise RattleError(f"{where} was made by {advice}")

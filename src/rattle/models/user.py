@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +19,7 @@ from rattle.models.layers import Network, normalisation
 from rattle.models.timm import opens_files, timm_builder
 
 USER_MODULE = "rattle_user_"  # begins the names of modules that were files
+CHANNELS = ("channels", "in_channels", "in_chans")
 
 
 def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels: int, **options: Any) -> nn.Module:
@@ -30,15 +30,30 @@ def call_builder(make: Callable[..., Any], name: str, *, classes: int, channels:
     Normalise layer is put in front of the model.
     """
     options = {key: value for key, value in options.items() if value is not None}
-    known = {"classes": classes, "num_classes": classes}
-    known |= dict.fromkeys(("channels", "in_channels", "in_chans"), channels)
-    keywords = _keywords(make, name, known, options)
+    values = {"classes": classes, "num_classes": classes, **dict.fromkeys(CHANNELS, channels), **options}
+    parameters = inspect.signature(make).parameters
+    accepted = set()
+    for key, parameter in parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            accepted.add(key)
+            if parameter.default is parameter.empty and key not in values:
+                raise RattleError(
+                    f"{name} needs {key!r}, which is not known; give it a default (classes, channels are)"
+                )
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        accepted |= {"channels", *options}
+        if "num_classes" not in accepted:
+            accepted.add("classes")
+    for key in options:
+        if key not in accepted and key != "normalise":
+            raise RattleError(f"{name} has no keyword {key!r}, which the recipe sets")
     with _user_code(name):
-        model = make(**keywords)
+        model = make(**{key: value for key, value in values.items() if key in accepted})
     if not isinstance(model, nn.Module):
         raise RattleError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
-    model = model if isinstance(model, Network) else keep_logits(model)
-    if "normalise" in options and "normalise" not in keywords:
+    if not isinstance(model, Network):
+        model = keep_logits(model)
+    if "normalise" in options and "normalise" not in accepted:
         return nn.Sequential(normalisation(options["normalise"], channels), model)
     return model
 
@@ -66,27 +81,12 @@ def is_code(name: str) -> bool:
 
 def refuse_code(names: Iterable[str], where: str) -> None:
     """Raise RattleError if a model among the names is code; `where` is the file that names it, not the user."""
-    for name in filter(is_code, names):
-        raise RattleError(
-            f"{where} names code to run as its model: {name} ({first_line_of(name)}); read it, and if you trust it say "
-            "--trust-code (in Python trust_code=True)"
-        )
-
-
-def first_line_of(name: str) -> str:
-    """The file that a model which is code would run, and its first line; found without importing anything."""
-    path = source_file(name)
-    if path is None and not name.startswith("timm:"):
-        places: Iterable[str] | None = [str(Path.cwd()), *sys.path]
-        for part in name.rpartition(":")[0].split("."):
-            found = PathFinder.find_spec(part, places) if places else None
-            places, path = (found.submodule_search_locations, found.origin) if found else (None, None)
-    try:
-        with open(path or "", encoding="utf-8", errors="replace") as file:
-            line = next((line.strip() for line in file if line.strip()), "")
-        return f"the file {path} begins with {line[:80]!r}"
-    except (OSError, ValueError):
-        return "a file that timm would open" if name.startswith("timm:") else "no file of that name is here"
+    for name in names:
+        if is_code(name):
+            raise RattleError(
+                f"{where} names code to run as its model: {name}; read it, and if you trust it say --trust-code "
+                "(in Python trust_code=True)"
+            )
 
 
 def import_builder(name: str) -> Callable[..., Any]:
@@ -132,22 +132,6 @@ def _import_module(module: str, name: str) -> ModuleType:
             raise
 
 
-def _keywords(make: Callable[..., Any], name: str, known: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The keywords to call `make` with; RattleError if it lacks one that is set, or needs one that is not known."""
-    parameters = inspect.signature(make).parameters
-    accepted = {n for n, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        accepted |= {"channels", *options} | (set() if "num_classes" in accepted else {"classes"})
-    values = known | options
-    for key in options:
-        if key not in accepted and key != "normalise":
-            raise RattleError(f"{name} has no keyword {key!r}, which the recipe sets")
-    for key, parameter in parameters.items():
-        if key in accepted and parameter.default is parameter.empty and key not in values:
-            raise RattleError(f"{name} needs {key!r}, which is not known; give it a default (classes, channels are)")
-    return {key: value for key, value in values.items() if key in accepted}
-
-
 @contextmanager
 def _user_code(name: str, *folders: Path) -> Iterator[None]:
     """Find imports in the folders too; turn an exception into a RattleError that names the file and the line."""
@@ -161,8 +145,10 @@ def _user_code(name: str, *folders: Path) -> Iterator[None]:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
-        lines = [f.lineno for f in own if f.filename == own[0].filename]  # the last one is the innermost
-        where = f"{own[0].filename}:{lines[-1]}" if own else name
+        where = name
+        for frame in own:
+            if frame.filename == own[0].filename:  # the last one is the innermost
+                where = f"{frame.filename}:{frame.lineno}"
         raise RattleError(f"{name}: {where} raised {type(error).__name__}: {error}") from error
     finally:
         for folder in folders:

@@ -79,30 +79,35 @@ def unwrap(saved: Any, where: str, entry: str | None = None) -> tuple[str, dict[
     """
     route: list[str] = []
     while not _is_state_dict(saved):
-        holders = [k for k, v in saved.items() if isinstance(v, Mapping)] if isinstance(saved, Mapping) else []
+        holders = []
+        if isinstance(saved, Mapping):
+            holders = [key for key, value in saved.items() if isinstance(value, Mapping)]
         averaged = [name for name in holders if isinstance(name, str) and AVERAGED.search(name)]
         usual = [entry] if entry and not route else [*WRAPPERS, *averaged]
         name = next((name for name in usual if name in holders), None)
         if name is None:
-            held = f" (it holds {', '.join(map(str, list(saved)[:5]))})" if isinstance(saved, Mapping) else ""
             wanted = f"no entry {entry!r}" if entry else "no state dict"
-            raise RattleError(f"{where} has {wanted}{held}")
+            found = f" (its entries: {', '.join(map(str, list(saved)[:5]))})" if isinstance(saved, Mapping) else ""
+            raise RattleError(f"{where} has {wanted}{found}")
         route.append(name)
         if len(route) > DEEPEST:
-            raise RattleError(f"{where} holds entries inside each other without end")
+            raise RattleError(f"{where} has entries nested more than {DEEPEST} deep")
         saved = saved[name]
     if entry and not route:
         raise RattleError(f"{where} has no entry {entry!r}: it is a bare state dict")
-    tensors = {k: v for k, v in saved.items() if isinstance(v, Tensor) and isinstance(k, str)}
-    for name, value in tensors.items():
-        plain = value.layout == torch.strided and not (value.is_meta or value.is_quantized or value.is_complex())
-        if not plain:
-            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else f"{value.layout} {value.dtype}"
-            raise RattleError(f"{where}: {name} is a {kind} tensor, not weights as numbers: save the model's own")
+    tensors = {}
+    for name, value in saved.items():
+        if isinstance(value, Tensor) and isinstance(name, str):
+            if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex():
+                raise RattleError(
+                    f"{where}: {name} is a {value.device} {value.layout} {value.dtype} tensor, not weights"
+                )
+            tensors[name] = value
     return ".".join(route), tensors
 
 
 def _is_state_dict(saved: Any) -> bool:
     """Whether a mapping has tensors under dotted names; a single tensor saved with the weights has no dot."""
-    entries = saved.items() if isinstance(saved, Mapping) else ()
-    return any(isinstance(k, str) and "." in k and isinstance(v, Tensor) for k, v in entries)
+    if not isinstance(saved, Mapping):
+        return False
+    return any(isinstance(key, str) and "." in key and isinstance(value, Tensor) for key, value in saved.items())
