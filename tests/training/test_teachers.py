@@ -15,7 +15,6 @@ from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.objectives.base import Teacher
 from rattle.objectives.hat import HAT
-from rattle.paper.step_cost import step_cost
 from rattle.recipes.catalog import MEMORY
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
@@ -175,9 +174,3 @@ def test_images_and_a_module_given_in_python_may_have_a_teacher(tmp_path: Path) 
     fit(recipe, tmp_path / "run", model=module, data=data)
     assert recipe_of(Run(tmp_path / "run-teacher-standard")).model == "cnn"
     fit(recipe, tmp_path / "run", model=module, data=data, resume=True)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_cost_of_a_step_is_measured_before_there_are_teachers(method: str) -> None:
-    recipe = short(method, batch_size=8)
-    assert step_cost(recipe, recipe.data.load()).step > 0

@@ -9,7 +9,6 @@ import torch
 from rattle.bench.limit import unavoidable_passes
 from rattle.bench.measure import timed
 from rattle.data import Augment
-from rattle.paper.estimate import BACKWARD
 from rattle.report.naming import duration
 from rattle.runs import distributed
 from rattle.threat import Threat
@@ -20,6 +19,7 @@ from rattle.training.state import TrainState
 NONE_HELD_OUT = "nothing: the last checkpoint counts as the best"
 PATIENCE = 3.0  # seconds that measuring a step may take, beyond a step of FEW images
 FEW = 8
+BACKWARD = 2  # a backward pass costs about two forward ones
 
 
 def overview(state: TrainState) -> str:

@@ -1,32 +1,48 @@
-"""What a plan will cost, to a factor of two; attacks are counted in passes through the network, as a step's are.
+"""Roughly what a plan costs: forward passes through each network, times the seconds of one pass.
 
-The published networks are not timed where there is no GPU: nobody would train them there. Their cost is an A100's.
+The seconds are measured on this machine. The published networks are not trained on a CPU: where there is no GPU, their
+seconds are those of an A100, from Table 6 and the operations (FLOP) of each network.
 """
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from rattle.data import Dataset, Images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
+from rattle.models.registry import create_model
+from rattle.paper import tables
 from rattle.paper.plan import Plan, States
 from rattle.paper.protocols import Protocol, checkpoints, missing_results
 from rattle.paper.scales import Scale
-from rattle.paper.step_cost import BACKWARD, StepCost, a100_cost, step_cost
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import replace_at
 from rattle.runs.distributed import choose_device
 from rattle.runs.progress import Console
-from rattle.training.sweep import Job
 from rattle.training.teachers import trained_first
 
-# Of AutoAttack: steps of apgd-ce and of each target, targets of apgd-t and of fab-t, queries of square.
+BOTH = 3  # a forward and a backward pass cost about three forward ones
+EPOCH = 50_000  # training images of CIFAR-10
+# Of AutoAttack: steps of APGD-CE and of each target, targets of APGD-T and of FAB-T, queries of Square.
 PARTS = {"autoattack": (100, 9, 5000), "smoke-ensemble": (10, 3, 100)}
-# Training images, test images and classes of the paper's datasets, whose images are 32x32 RGB.
-SIZES = {"cifar10": (50_000, 10_000, 10), "cifar100": (50_000, 10_000, 100), "svhn": (73_257, 26_032, 10)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How many images a dataset has, and their channels and side."""
+
+    train: int
+    val: int
+    test: int
+    channels: int = 3
+    side: int = 32
+
+
+PUBLISHED = {"cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032)}  # train, test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,94 +71,115 @@ def amount(seconds: float, hours: str = "hours") -> str:
     return f"{rounded:,.0f} {unit}" if rounded >= 10 else f"{rounded:g} {unit}"
 
 
-def stand_in(data: Data) -> Dataset:
-    """One image, as often as a published dataset has images: for a plan without the data."""
-    train, test, classes = SIZES[data.name]
-    held_out = data.val_size or 0  # the recipes of these datasets say how many
-    one = torch.randint(256, (1, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-
-    def images(n: int) -> Images:
-        return Images(one.expand(n, -1, -1, -1), torch.arange(n) % classes)
-
-    return Dataset(
-        name=data.name,
-        train=images(data.train_size or train - held_out),
-        val=images(held_out) if held_out else None,
-        test=images(test),
-        classes=tuple(map(str, range(classes))),
-    )
+def sizes_of(data: Data, console: Console, *, assume: bool) -> Sizes:
+    """The sizes of a dataset. assume: take the published ones if it is not here, instead of refusing."""
+    try:
+        found = data.load()
+    except RattleError as reason:
+        if not assume or data.name not in PUBLISHED:
+            raise
+        console.log(f"{reason}; the plan counts with its published size")
+        train, test = PUBLISHED[data.name]
+        val = data.val_size or 0
+        return Sizes(data.train_size or train - val, val, test)
+    val = len(found.val) if found.val is not None else 0
+    return Sizes(len(found.train), val, len(found.test), found.channels, found.size)
 
 
-def datasets(plan: Plan, console: Console, *, assume: bool) -> dict[Data, Dataset]:
-    """The data of a plan, all loaded before anything is measured. assume: see `estimate`."""
-    found = {}
-    for data in dict.fromkeys(job.recipe.data for job in plan.jobs.values()):
-        try:
-            found[data] = data.load()
-        except RattleError as reason:
-            if not assume or data.name not in SIZES:
-                raise
-            console.log(f"{reason}; the plan counts with its published size")
-            found[data] = stand_in(data)
-    return found
+def step_passes(recipe: Recipe) -> float:
+    """Forward passes of one image in a training step: the attack, x and x' (twice with AWP), and the Taylor terms.
+
+    The terms cost what Table 6 says of their order. An attack that may stop early counts as if no image did.
+    """
+    seconds = [row.cell("seconds").value or 0.0 for row in tables.table(6).rows]  # of orders 0, 1 and 2
+    order = getattr(getattr(recipe.objective, "taylor", None), "order", 0)
+    outer = 4 if recipe.awp else 2
+    return recipe.replays * BOTH * (recipe.attack.steps + outer) * seconds[order] / seconds[0]
 
 
 def attack_passes(attack: str, scale: Scale) -> float:
-    """Forward passes for each image."""
+    """Forward passes of one test image in an attack."""
     if attack == "rays":
         return scale.queries * scale.robust
     if attack != "autoattack":
-        return 20 * (1 + BACKWARD)
+        return 20 * BOTH
     steps, targets, queries = PARTS[scale.autoattack]
-    return steps * (1 + BACKWARD) * (1 + 2 * targets * scale.robust) + queries * scale.robust
+    return steps * BOTH * (1 + 2 * targets * scale.robust) + queries * scale.robust
 
 
-def unfinished(job: Job, left: int) -> list[tuple[Job, int]]:
-    """What training a run takes, with the epochs left: the run itself, and its teachers that come first."""
-    if not left:
-        return []
-    teachers = [Job(run.folder, recipe) for run, recipe in trained_first(job.recipe, job.run).values()]
-    return [(job, left), *((each, max(each.recipe.epochs - each.epochs, 0)) for each in teachers)]
+@lru_cache
+def network_size(model: str, width: int | None, channels: int, side: int) -> tuple[int, int]:
+    """Operations of one forward pass of one image, and bytes of the weights."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:  # shapes alone: nothing is computed
+        network = create_model(model, classes=10, channels=channels, width=width)
+        network(torch.zeros(2, channels, side, side))
+    weights = sum(p.numel() * p.element_size() for p in network.parameters())
+    return counter.get_total_flops() // 2, weights
 
 
-def kind_of(recipe: Recipe) -> Recipe:
-    """The recipe without what changes the cost of a step as little as its seed."""
-    kind = replace(recipe, name="", seed=0, average=None)
-    return replace_at(kind, "objective.taylor.eta", None) if hasattr(kind.objective, "taylor") else kind
+@lru_cache
+def measured_seconds(model: str, width: int | None, channels: int, side: int, batch: int) -> float:
+    """Seconds of one forward pass of one image on this machine: the fastest of three steps of a batch."""
+    device = choose_device()
+    network = create_model(model, classes=10, channels=channels, width=width).to(device)
+    x = torch.rand(batch, channels, side, side, device=device)
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        network(x).logsumexp(1).sum().backward()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        times.append(time.perf_counter() - begun)
+    return min(times) / BOTH / batch
 
 
-def seconds_of_epoch(recipe: Recipe, cost: StepCost, images: Dataset) -> float:
+def forward_seconds(recipe: Recipe, sizes: Sizes, device: str) -> float:
+    """Seconds of one forward pass of one image."""
+    shape = (sizes.channels, sizes.side)
+    if device != "a100":
+        return measured_seconds(recipe.model, recipe.width, *shape, min(recipe.batch_size, sizes.train))
+    base = get_recipe(tables.WRN)
+    seconds = tables.table(6).rows[0].cell("seconds").value or 0.0
+    work, _ = network_size(recipe.model, recipe.width, *shape)
+    base_work, _ = network_size(base.model, base.width, 3, 32)
+    return seconds / EPOCH / step_passes(base) * work / base_work
+
+
+def epoch_seconds(recipe: Recipe, sizes: Sizes, device: str) -> float:
     """Seconds of an epoch and its validation."""
-    held_out = len(images.val) if images.val is not None else 0
-    return len(images.train) * cost.step + held_out * cost.forward * recipe.val_attack.steps * (1 + BACKWARD)
+    passes = sizes.train * step_passes(recipe) + sizes.val * BOTH * recipe.val_attack.steps
+    return passes * forward_seconds(recipe, sizes, device)
 
 
 def estimate(plan: Plan, states: States, protocols: Sequence[Protocol], console: Console, *, assume: bool) -> Cost:
-    """Measure each kind of run that is not finished or not evaluated, and add everything up.
+    """The cost of all that is not trained or not attacked yet.
 
     assume: take the published size of a dataset that is not here, instead of refusing.
     """
     device = choose_device().type
-    device = "a100" if device == "cpu" and not plan.scale.models else device
-    seconds, disk, data = 0.0, 0, datasets(plan, console, assume=assume)
-    cost_of = lru_cache(maxsize=None)(a100_cost if device == "a100" else step_cost)
-    with console.progress("measuring", len(plan.jobs)) as advance:
-        for (key, seed), job in plan.jobs.items():
-            advance()
-            if job.run.divergence:
-                continue
-            left = 0 if states[key, seed] == "finished" else max(job.recipe.epochs - job.epochs, 1)
-            rows = [entry.row for entry in plan.entries if entry.key == key]
-            missing = {one for row in rows for one in missing_results(row, job, plan.scale, protocols)}
-            if not left and not missing:
-                continue
-            images = data[job.recipe.data]
-            cost = cost_of(kind_of(job.recipe), images)
-            for each, epochs in unfinished(job, left):
-                own = cost_of(kind_of(each.recipe), images)
-                seconds += epochs * seconds_of_epoch(each.recipe, own, images)
-                disk += own.bytes * (len(checkpoints(each.recipe, "paper")) + 4)
-            for _, _, attack in missing:
-                n = min(plan.scale.images(attack) or len(images.test), len(images.test))
-                seconds += n * attack_passes(attack, plan.scale) * cost.forward
+    if device == "cpu" and not plan.scale.models:
+        device = "a100"
+    data = {}
+    for job in plan.jobs.values():
+        if job.recipe.data not in data:
+            data[job.recipe.data] = sizes_of(job.recipe.data, console, assume=assume)
+    seconds, disk = 0.0, 0
+    for (key, seed), job in plan.jobs.items():
+        if job.run.divergence:
+            continue
+        sizes = data[job.recipe.data]
+        if states[key, seed] != "finished":
+            to_train = [(job.recipe, max(job.recipe.epochs - job.epochs, 1))]
+            to_train += [(recipe, recipe.epochs) for _, recipe in trained_first(job.recipe, job.run).values()]
+            for recipe, epochs in to_train:
+                seconds += epochs * epoch_seconds(recipe, sizes, device)
+                _, weights = network_size(recipe.model, recipe.width, sizes.channels, sizes.side)
+                disk += weights * (len(checkpoints(recipe, "paper")) + 4)
+        missing = set()
+        for entry in plan.entries:
+            if entry.key == key:
+                missing |= missing_results(entry.row, job, plan.scale, protocols)
+        for _, _, attack in missing:
+            n = min(plan.scale.images(attack) or sizes.test, sizes.test)
+            seconds += n * attack_passes(attack, plan.scale) * forward_seconds(job.recipe, sizes, device)
     return Cost(seconds=seconds, bytes=disk, device=device)
