@@ -72,10 +72,6 @@ CASES = {
 }
 
 
-# Also by the wrapper that GPUs use, which gloo can run.
-WRAPPED = ("AWP order 2", "held order 2", "micro-batches", "exact", "a teacher along")
-
-
 def together(count: int, action: Callable[[], object], folder: Path) -> list[Child]:
     """Run on so many ranks, inside their process group; all must succeed."""
 
@@ -96,10 +92,6 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def all_cases() -> None:
         for name, recipe in CASES.items():
             precisely(recipe, folder / name)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(training_ranks, "overlaps", lambda model: True)
-            for name in WRAPPED:
-                precisely(CASES[name], folder / f"wrapped {name}")
 
     together(2, all_cases, folder / "logs")
     return folder
@@ -109,19 +101,6 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_ranks_equal_one_process_on_the_joined_batch(on_two_ranks: Path, tmp_path: Path, case: str) -> None:
     whole = precisely(replace(CASES[case], accumulate=1), tmp_path)
     check_equal(whole, Run(on_two_ranks / case))
-    if case in WRAPPED:
-        check_equal(whole, Run(on_two_ranks / f"wrapped {case}"))
-
-
-def test_ranks_begin_with_the_weights_of_the_first(tmp_path: Path) -> None:
-    def action() -> None:
-        model = nn.Conv2d(1, 2, 3).to(memory_format=torch.channels_last)
-        nn.init.constant_(model.weight, distributed.rank() + 1.0)
-        training_ranks.wrap_model(model, five_steps(0))
-        assert (model.weight == 1).all()
-        assert model.weight.is_contiguous(memory_format=torch.channels_last)
-
-    together(2, action, tmp_path / "logs")
 
 
 @pytest.mark.parametrize("parts", [2, 3])
@@ -332,29 +311,6 @@ def test_an_evaluation_that_one_rank_refuses_stops_all_of_them(tmp_path: Path) -
         return 0
 
     assert [child.wait(60) for child in ranks(2, action, tmp_path / "logs")] == [0, 0]
-
-
-def test_a_step_sends_two_messages(tmp_path: Path) -> None:
-    """The head gradients, which the loss needs, and all else, gradients too; with a teacher that is trained they were
-    five. Once an epoch comes a third, of the gradients of each term, whose lengths are recorded."""
-
-    def action() -> None:
-        sent, epoch = [], train.train_epoch
-        for name in ("all_reduce", "all_to_all_single"):
-            real = getattr(torch.distributed, name)
-            counted = lambda *args, real=real, **settings: (sent.append(1), real(*args, **settings))[1]  # noqa: E731
-            setattr(torch.distributed, name, counted)
-
-        def one_epoch(*args: object) -> None:
-            sent.clear()
-            epoch(*args)
-            (tmp_path / f"sent{distributed.rank()}").write_text(str(len(sent)))
-
-        train.train_epoch = one_epoch
-        fit(five_steps(2, model="cnn", objective=LBGAT(taylor=Taylor(order=2))), tmp_path / "run")
-
-    together(2, action, tmp_path / "logs")
-    assert [(tmp_path / f"sent{rank}").read_text() for rank in range(2)] == ["11", "11"]  # 5 steps
 
 
 @pytest.fixture(scope="module")

@@ -165,7 +165,7 @@ def known_threat(path: str) -> Threat | None:
 
 def main(args: list[str]) -> None:
     with distributed.process_group():
-        with distributed.agreed():
+        with distributed.raise_on_all_ranks():
             options = read(args)
             target = target_of(options)
         run = check_saved if options.verify else attack_target

@@ -128,7 +128,7 @@ def main(args: list[str]) -> None:
         return
     with distributed.process_group():
         restarts = distributed.any_rank(distributed.restart_count())  # a machine that came back counts none
-        with distributed.agreed():
+        with distributed.raise_on_all_ranks():
             options, out, how = read(args, restarts)
             recipe, images = (
                 custom.fit_to_images(options.recipe, args) if args[0] == "custom" else (options.recipe, None)

@@ -279,10 +279,10 @@ def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: b
     with eval_mode(plan.model):
         plan = replace(plan, channels_last=takes_channels_last(plan.model, plan.x[:2].to(plan.device)))
         clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.device)
-        with distributed.agreed():
+        with distributed.raise_on_all_ranks():
             for index, x, y in plan.batches():
                 clean[index] = is_correct(plan.model, x, y)
-        clean = distributed.total(clean.int()).bool()
+        clean = distributed.sum_over_ranks(clean.int()).bool()
         start = clean if plan.mask is None else clean & torch.tensor(list(plan.mask), device=clean.device)
         if check_model:
             few = slice(plan.batch_size)
@@ -307,7 +307,11 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
     flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)
     distances, seconds = torch.zeros(n, device=device), torch.zeros(1 + len(parts), dtype=torch.float64)
     shows = showing(plan.console or NullConsole(), name, parts, flags, seconds, batch_size=size, cached=set(done))
-    with distributed.agreed(), shows as shown, closing(attacked(plan, attack, start, cache, shown)) as batches:
+    with (
+        distributed.raise_on_all_ranks(),
+        shows as shown,
+        closing(attacked(plan, attack, start, cache, shown)) as batches,
+    ):
         for index, row in batches:
             live = index[start[index]]
             flags[:, live] = torch.tensor(row["flags"], device=device).bool()
@@ -319,8 +323,8 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
             if plan.enough(flags[0, : int(index[-1]) + 1]):
                 n = int(index[-1]) + 1
                 break
-    flags, distances = distributed.total(flags[:, :n].int()).bool(), distributed.total(distances[:n])
-    total, *each = distributed.total(seconds.to(device)).tolist()
+    flags, distances = distributed.sum_over_ranks(flags[:, :n].int()).bool(), distributed.sum_over_ranks(distances[:n])
+    total, *each = distributed.sum_over_ranks(seconds.to(device)).tolist()
     if cache and plan.save_adversarial:
         distributed.barrier()  # every rank has stored its images
         distributed.on_main(partial(save_broken, plan, attack.threat, start[:n].cpu(), flags[0].cpu(), cache))

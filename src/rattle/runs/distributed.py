@@ -1,7 +1,7 @@
 """Ranks, devices and collectives over torch.distributed; without a process group, everything is the one rank's own."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -10,15 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rattle.errors import RattleError, first_line
-from rattle.runs.meeting import meet
 from rattle.runs.progress import Interrupted
 
 T = TypeVar("T")
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu", "hpu", "npu", "mtia", "xla")  # kinds of them, besides auto
-FEW = 2**19  # numbers that one rank is sent at once
-# References to process groups, held to the end of the process. Dropping the last reference waits for the group's
-# threads; done by a DDP wrapper in an exception's frames, it would wait while holding the GIL that they need to end.
-GROUPS: list[object] = []
 
 
 def active() -> bool:
@@ -73,43 +68,35 @@ def process_group() -> Iterator[None]:
     gpu = torch.cuda.is_available()
     if gpu:
         torch.cuda.set_device(choose_device())
-    store, me, count = next(dist.rendezvous("env://"))
-    mine = dist.PrefixStore(meet(store, me, count), store)
-    backends = "cpu:gloo,cuda:nccl" if gpu else "gloo"  # gloo reduces CPU tensors without waiting for the GPU
-    dist.init_process_group(backends, store=mine, rank=me, world_size=count)
-    GROUPS.append(dist.group.WORLD)
+    # gloo for CPU tensors also on GPUs: the hosts agree on something without waiting for the device.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
     try:
         yield
     finally:
         dist.destroy_process_group()
 
 
-def mean_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def mean_over_ranks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The means over ranks of many tensors, in one collective call."""
     if not active() or not tensors:
         return dict(tensors)
-    flat = total(torch.cat([t.reshape(-1) for t in tensors.values()])) / world_size()
-    parts = flat.split([t.numel() for t in tensors.values()])
-    return {name: part.view(t.shape) for (name, t), part in zip(tensors.items(), parts, strict=True)}
+    flat = sum_over_ranks(torch.cat([t.reshape(-1) for t in tensors.values()])) / world_size()
+    means, first = {}, 0
+    for name, t in tensors.items():
+        means[name] = flat[first : first + t.numel()].view(t.shape)
+        first += t.numel()
+    return means
 
 
-def total(values: Tensor) -> Tensor:
-    """The sum over ranks.
-
-    Few numbers on processors go from every rank to every other: gloo's all_reduce takes two to three times as long.
-    """
-    if not active():
-        return values
-    if values.device.type == "cpu" and world_size() * values.numel() <= FEW:
-        found = values.new_empty(world_size(), *values.shape)
-        dist.all_to_all_single(found, values.expand_as(found).contiguous())
-        return found.sum(0, dtype=values.dtype)
-    values = values.clone()
-    dist.all_reduce(values)
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """The sum over ranks, element by element."""
+    if active():
+        values = values.clone()
+        dist.all_reduce(values)
     return values
 
 
-def highest(values: Tensor) -> Tensor:
+def max_over_ranks(values: Tensor) -> Tensor:
     """The largest over ranks, element by element."""
     if active():
         values = values.clone()
@@ -117,21 +104,9 @@ def highest(values: Tensor) -> Tensor:
     return values
 
 
-def copy_from_main(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors with those of the main rank."""
-    for tensor in tensors:
-        values = tensor.detach().contiguous()
-        dist.broadcast(values, src=0)
-        tensor.detach().copy_(values)
-
-
 def any_rank(flag: int) -> int:
     """The largest value of any rank, so that all ranks act on it together."""
-    if not active():
-        return flag
-    value = torch.tensor(flag)
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return int(value)
+    return int(max_over_ranks(torch.tensor(flag))) if active() else flag
 
 
 def on_main(action: Callable[[], object]) -> None:
@@ -151,7 +126,7 @@ def on_main(action: Callable[[], object]) -> None:
         raise told(own or RattleError(refusal[0]))
 
 
-def gathered(value: T) -> list[T]:
+def gather(value: T) -> list[T]:
     """The value of every rank, in their order."""
     found = [value] * world_size()
     if active():
@@ -160,25 +135,24 @@ def gathered(value: T) -> list[T]:
 
 
 @contextmanager
-def agreed() -> Iterator[None]:
-    """What each rank does alone before they meet: where one refuses or is interrupted, all stop, in its words.
-
-    The main rank alone prints them.
-    """
+def raise_on_all_ranks() -> Iterator[None]:
+    """Run the body on each rank; an error that one rank raises in it is raised on all of them, with its message."""
     own: Exception | None = None
     try:
         yield
     except (RattleError, Interrupted) as reason:
         own = reason
-    found = gathered(None if own is None else (type(own), str(own)))
+    found = gather(None if own is None else (type(own), str(own)))
     if own is not None:
         raise told(own)
-    for kind, words in filter(None, found):
-        raise told(kind(words))
+    for error in found:
+        if error is not None:
+            kind, message = error
+            raise told(kind(message))
 
 
 def told(mistake: Exception) -> Exception:
-    """The mistake, which every rank raises and the main rank prints."""
+    """An error that every rank raises: the main rank alone prints it."""
     if isinstance(mistake, RattleError):
         mistake.told = not is_main()
     return mistake

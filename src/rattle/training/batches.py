@@ -87,7 +87,7 @@ def drawn(state: TrainState, images: Images, rows: Tensor) -> Images:
 
 def taken(images: Images, rows: Tensor) -> Images:
     """The images of these rows in memory; a picture that one rank cannot decode stops all ranks."""
-    with distributed.agreed() if images.decoded else nullcontext():
+    with distributed.raise_on_all_ranks() if images.decoded else nullcontext():
         return images[rows]
 
 

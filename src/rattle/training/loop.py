@@ -34,7 +34,7 @@ from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_mem
 from rattle.training.meter import Diverged, LossMeter
 from rattle.training.minibatch import train_step
 from rattle.training.numerics import numerics
-from rattle.training.ranks import exchange, refuse_other_images, shard, wrap_model
+from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import (
     LAYERS,
@@ -84,7 +84,7 @@ def fit(
     console = console if console is not None and distributed.is_main() else NullConsole()
     torch.set_num_threads(recipe.threads or torch.get_num_threads())
     run, first = Run(Path(out)), partial(fit, log=log, trust_code=trust_code)  # first: how teachers are trained
-    with distributed.agreed():
+    with distributed.raise_on_all_ranks():
         state = first_state(recipe, run, model, data, classes, resume, trust_code)
         check_start(state, log)
     refuse_other_images((state.data.train, state.data.val, state.extra))
@@ -180,7 +180,7 @@ def train_epoch(
             optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
         terms = train_step(state, forward, ddp_forward, images, index)
-        terms, reason = exchange(terms, (state.model, *state.along.values()), recipe, autosave.reason())
+        terms = average_over_ranks(terms, (state.model, *state.along.values()), recipe)
         meter.add(terms, progress.step + 1)
         if meter.due(progress.step):
             meter.read()  # a loss that is not finite stops here, before it reaches the weights
@@ -194,7 +194,7 @@ def train_epoch(
             progress.sums = meter.read()
             advance(progress.step - shown, **figures(state))
             shown = progress.step
-        autosave(meter, reason)
+        autosave(meter)
     progress.sums = meter.read()
 
 
@@ -217,19 +217,16 @@ def learning_rate(state: TrainState, step: int, steps: int) -> float:
 
 
 class Autosave:
-    """Saves inside an epoch: every `save_minutes`, and when a signal asks to stop. Called after every step, with the
-    reason that ranks agreed on."""
+    """Saves inside an epoch: every `save_minutes`, and when a signal asks to stop. Called after every step."""
 
     def __init__(self, state: TrainState, run: Run, request: Request) -> None:
         self.state, self.run, self.request, self.last = state, run, request, time.monotonic()
 
-    def reason(self) -> int:
-        """Why this rank wants to save: a signal's number, 1 when it is time (no signal handled has that), or 0."""
+    def __call__(self, meter: LossMeter) -> None:
         due = distributed.is_main() and time.monotonic() - self.last > 60 * self.state.recipe.save_minutes
-        return self.request.number or int(due)
-
-    def __call__(self, meter: LossMeter, agreed: int) -> None:
-        if reason := agreed if distributed.active() else self.reason():  # alone: also what was asked for since
+        # A signal's number, or 1 when it is time, which is no signal that is handled; the largest of any rank.
+        reason = distributed.any_rank(self.request.number or int(due))
+        if reason:
             self.state.progress.sums = meter.read()
             save_midway(self.state, self.run, reason)
             self.last = time.monotonic()

@@ -49,7 +49,7 @@ def train_step(
                 noise_samples=recipe.noise_samples,
                 weight=weight,
                 ddp_forward=ddp_forward,
-                reduce=distributed.mean_of,
+                reduce=distributed.mean_over_ranks,
             )
         objective.remember()
         sums = {name: weight * value + sums.get(name, 0) for name, value in terms.items()}

@@ -97,7 +97,7 @@ class TrainState:
             return
         for name, before in self.shared.items():
             changed = torch.where(self.memory[name] == before, -torch.inf, self.memory[name])
-            found = distributed.highest(changed)
+            found = distributed.max_over_ranks(changed)
             self.memory[name].copy_(torch.where(found == -torch.inf, before, found))
         self.shared = {name: value.clone() for name, value in self.memory.items()}
 

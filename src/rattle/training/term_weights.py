@@ -50,7 +50,7 @@ def weighed(objective: Terms, model: nn.Module, state: TrainState) -> Terms:
         terms = objective(outputs, y, **settings)
         compared = {name: terms[name] for name in WEIGHED if name in terms}
         if len(compared) > 1 and "zeroth" in compared:
-            gradients = distributed.mean_of(term_gradients(model, compared))
+            gradients = distributed.mean_over_ranks(term_gradients(model, compared))
             zeroth, *lengths = (float(gradient.norm()) for gradient in gradients.values())
             names = [f"{name}_over_zeroth" for name in gradients][1:]
             state.progress.term_weights = {k: v / zeroth for k, v in zip(names, lengths, strict=True) if zeroth > 0}
