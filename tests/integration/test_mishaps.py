@@ -55,7 +55,7 @@ def test_what_is_damaged_is_said_in_a_line_and_never_takes_the_place_of_what_is_
     shutil.copytree(whole.folder, run.folder)
     previous = run.checkpoint("previous").read_bytes()
     run.checkpoint("last").write_bytes(b"torn")
-    killed(recipe_of(whole), run.folder, dies_at((train, "step"), 1), resume=True)
+    killed(recipe_of(whole), run.folder, dies_at((train, "train_step"), 1), resume=True)
     assert run.checkpoint("last").read_bytes() == previous
     run.checkpoint("previous").write_bytes(previous)
     run.checkpoint("last").write_bytes(b"torn")

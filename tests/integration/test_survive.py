@@ -74,8 +74,8 @@ def between_renames() -> None:
 
 
 MOMENTS = {
-    "in the first step": dies_at((train, "step"), 1),
-    "in the middle of an epoch": dies_at((train, "step"), 5),
+    "in the first step": dies_at((train, "train_step"), 1),
+    "in the middle of an epoch": dies_at((train, "train_step"), 5),
     "in a validation": dies_at((train, "evaluate"), 2),
     "in the second epoch's validation": dies_at((train, "evaluate"), 4),
     "before a checkpoint is on disk": dies_at((io.os, "fsync"), 8),

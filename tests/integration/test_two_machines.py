@@ -26,11 +26,11 @@ import sys, time, torch
 from rattle.runs import distributed
 from rattle.training import loop
 
-def slowly(*args, real=loop.step, **settings):
+def slowly(*args, real=loop.train_step):
     time.sleep(0.5)
-    return real(*args, **settings)
+    return real(*args)
 
-loop.step = slowly
+loop.train_step = slowly
 torch.set_default_dtype(torch.float64)
 with distributed.process_group():
     loop.fit(sys.argv[1], sys.argv[2], resume=True, log="none")

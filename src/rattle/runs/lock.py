@@ -18,7 +18,7 @@ from rattle.runs import distributed
 from rattle.runs.environment import environment
 from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
 from rattle.runs.paths import Run
-from rattle.runs.replaced import FOLDER, clear, set_aside, settle
+from rattle.runs.overwrite import FOLDER, clear, set_aside, settle
 from rattle.runs.source import is_kept, keep_source
 
 LOCK = Run.lock.name
@@ -70,7 +70,7 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
     """Hold a run folder for training `recipe`.
 
     resume: continue the run that is there, if any, for as many epochs as `recipe` says; overwrite: replace it, once
-    the new one has a checkpoint (replaced.py). Without either, a folder that holds a run is refused, as is a folder
+    the new one has a checkpoint (overwrite.py). Without either, a folder that holds a run is refused, as is a folder
     that holds anything else. A new run that raises RattleError before it has saved anything leaves nothing behind.
     """
     new, made = not run.exists(), [folder for folder in (run.folder, *run.folder.parents) if not folder.exists()]

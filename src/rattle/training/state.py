@@ -24,7 +24,7 @@ from rattle.runs.load import build_model, fill, load_model, open_checkpoint, res
 from rattle.runs.lock import changes, truncate
 from rattle.runs.paths import Run, is_published
 from rattle.runs.progress import Console
-from rattle.runs.replaced import settle
+from rattle.runs.overwrite import settle
 from rattle.training.extra import load_extra
 from rattle.training.meter import Diverged
 from rattle.training.optimizers import make_optimizer
