@@ -196,15 +196,15 @@ def test_ranks_killed_between_two_steps_go_on_as_if_nothing_had_happened(tmp_pat
     together(2, lambda: fit(local_statistics(), tmp_path / "whole"), tmp_path / "logs")
 
     def killed() -> None:
-        real, calls = train.step, []
+        real, calls = train.train_step, []
 
-        def deadly(*args: object, **settings: object) -> object:
+        def deadly(*args: object) -> object:
             calls.append(1)
             if len(calls) == 8:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **settings)
+            return real(*args)
 
-        train.step = deadly
+        train.train_step = deadly
         with distributed.process_group():
             fit(local_statistics(), tmp_path / "run")
 

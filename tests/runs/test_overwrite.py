@@ -12,8 +12,8 @@ import pytest
 from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
-from rattle.runs.paths import Run
 from rattle.runs.overwrite import FOLDER, set_aside, settle
+from rattle.runs.paths import Run
 from rattle.training import loop
 from rattle.training.loop import fit
 from support.tiny_runs import save_run

@@ -46,7 +46,9 @@ def refuse_links(path: Path) -> None:
 
 def no_link(path: str, flags: int) -> int:
     """An `opener` that follows no link, waits for no pipe, and makes no file that everybody may write."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o664)
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"):
+        flags |= getattr(os, name, 0)  # Windows has none of them
+    return os.open(path, flags, 0o664)
 
 
 @contextmanager
@@ -81,7 +83,9 @@ def write_atomically(path: Path, content: bytes, *, backup: Path | None = None) 
 
 
 def sync_folder(path: Path) -> None:
-    """fsync the directory entry, so that a renamed file survives a power failure."""
+    """fsync the directory entry, so that a renamed file survives a power failure; Windows opens no folders."""
+    if os.name == "nt":
+        return
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

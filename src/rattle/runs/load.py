@@ -129,6 +129,8 @@ def build_model(
 
 def refuse_huge(name: str, settings: Mapping[str, Any]) -> None:
     """Refuse a network of ours that does not fit into this machine's memory, before any of it is allocated."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         size = sum(value.nbytes for value in create_model(name, **settings).state_dict().values())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

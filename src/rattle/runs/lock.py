@@ -1,6 +1,5 @@
 """Opening a run folder for writing: begin, continue or replace a run, one process group at a time."""
 
-import fcntl
 import json
 import os
 import platform
@@ -10,6 +9,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
@@ -17,11 +18,12 @@ from rattle.recipes.schema import flatten, to_plain
 from rattle.runs import distributed
 from rattle.runs.environment import environment
 from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
-from rattle.runs.paths import Run
 from rattle.runs.overwrite import FOLDER, clear, set_aside, settle
+from rattle.runs.paths import Run
 from rattle.runs.source import is_kept, keep_source
 
 LOCK = Run.lock.name
+PATIENCE = 0.7  # seconds: a child of a process just killed may hold its lock for a moment more
 
 
 class Held(RattleError):
@@ -30,38 +32,42 @@ class Held(RattleError):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file alone; raises RattleError if another process holds it.
+    """Hold a lock file alone; raises Held if another process holds it.
 
-    The kernel releases the lock of a process that dies, so there are no stale locks.
+    The system releases the lock of a process that dies, so there are no stale locks.
     """
-    with open(path, "a+", encoding="utf-8", opener=no_link) as file:
-        for pause in (0.1, 0.2, 0.4, 0.0):  # a child of a process just killed may hold its lock for a moment more
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                time.sleep(pause)
-        else:
-            raise Held(f"{path.parent} is being written by {owner(path)}: wait, or choose another --out")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
-        try:
-            yield
-        finally:
-            file.truncate(0)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=PATIENCE)
+    except Timeout:
+        raise Held(f"{path.parent} is being written by {owner(path)}: wait, or choose another --out") from None
+    try:
+        write_atomically(owner_file(path), f"process {os.getpid()} on {platform.node()}".encode())
+        yield
+    finally:
+        owner_file(path).unlink(missing_ok=True)
+        lock.release()
 
 
-def owner(lock: Path) -> str:
+def owner_file(lock: Path) -> Path:
+    """Names the process that holds a lock: where Windows locks a file, nobody else can read it."""
+    return lock.with_suffix(".txt")
+
+
+def owner(path: Path) -> str:
     """The process that holds a lock file, and for how long; empty if none does."""
-    if not lock.is_file() or lock.is_symlink():
+    if not path.is_file() or path.is_symlink():
         return ""
-    with open(lock, encoding="utf-8", errors="replace") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            minutes = (time.time() - lock.stat().st_mtime) / 60
-            return f"{file.read().strip() or 'another process'} (for {minutes:.0f} minutes)"
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        file = owner_file(path)
+        if not file.is_file():
+            return "another process"
+        minutes = (time.time() - file.stat().st_mtime) / 60
+        return f"{file.read_text(encoding='utf-8')} (for {minutes:.0f} minutes)"
+    lock.release()
     return ""
 
 
@@ -151,13 +157,14 @@ def changes(before: Recipe, recipe: Recipe, *, but: str = "") -> str:
 def foreign(path: Path) -> bool:
     """Whether a file in a folder without a recipe is not from a run that was stopped while it began."""
     unfinished = path.name.startswith(".") and path.name.endswith(".part")
-    return not unfinished and path.name not in (LOCK, Run.log.name)
+    return not unfinished and path.name not in (LOCK, owner_file(Run.lock).name, Run.log.name)
 
 
 def remove(run: Run, made: Sequence[Path]) -> None:
     """Remove a run that did not come to train anything, and the folders that were made for it, innermost first."""
     clear(run)
     run.lock.unlink(missing_ok=True)
+    owner_file(run.lock).unlink(missing_ok=True)
     with suppress(OSError):  # somebody has put something else there
         for folder in made:
             folder.rmdir()

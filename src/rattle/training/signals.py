@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)  # SIGUSR2 is SLURM's warning, if submitit handles it
+SLURM_WARNING = getattr(signal, "SIGUSR2", None)  # handled if submitit handles it; Windows has none
+HANDLED = (signal.SIGTERM, signal.SIGINT, *([SLURM_WARNING] if SLURM_WARNING else []))
 
 
 class StoppedBySignal(Exception):
@@ -37,7 +38,7 @@ def listening() -> Iterator[Request]:
 
     if threading.current_thread() is threading.main_thread():
         for number in HANDLED:
-            if number != signal.SIGUSR2 or callable(signal.getsignal(number)):
+            if number != SLURM_WARNING or callable(signal.getsignal(number)):
                 former[number] = signal.signal(number, note)
     try:
         yield request

@@ -22,9 +22,9 @@ from rattle.recipes.schema import from_plain
 from rattle.runs import checkpoint, distributed
 from rattle.runs.load import build_model, fill, load_model, open_checkpoint, resolve_checkpoint
 from rattle.runs.lock import changes, truncate
+from rattle.runs.overwrite import settle
 from rattle.runs.paths import Run, is_published
 from rattle.runs.progress import Console
-from rattle.runs.overwrite import settle
 from rattle.training.extra import load_extra
 from rattle.training.meter import Diverged
 from rattle.training.optimizers import make_optimizer
