@@ -30,7 +30,6 @@ from rattle.objectives.lbgat import LBGAT
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.checkpoint import read
-from rattle.runs.lock import owner
 from rattle.runs.paths import Run
 from rattle.training import loop as train
 from rattle.training import ranks as training_ranks
@@ -432,19 +431,6 @@ def test_torchrun_told_to_stop_saves_first(tmp_path: Path) -> None:
     assert job.returncode != 0
     assert time.monotonic() - begun < 20
     assert "stopped by SIGTERM; everything is saved in" in said
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell a process that its parent has died")
-@pytest.mark.parametrize("met", [True, False], ids=["in training", "before they have met"])
-def test_ranks_end_when_torchrun_is_killed(tmp_path: Path, met: bool) -> None:
-    out = tmp_path / "run"
-    job = torchrun("-m", "rattle", "train", "digits-linf-cnn-trades", *SIZES, "--epochs", "1000", "--out", str(out))
-    until(lambda: len(rank_processes(job)) == 2 and (not met or (out / "metrics.jsonl").exists()), 120)
-    time.sleep(0 if met else 0.5)  # imports take longer
-    job.kill()
-    job.communicate(timeout=60)  # returns when no rank holds its end of the pipe any more
-    assert not (out / "lock").exists() or not owner(out / "lock")
 
 
 @pytest.mark.parametrize(("count", "folder"), [("1", "resumed"), ("0", "refused")])

@@ -216,7 +216,7 @@ def test_a_second_writer_is_refused_with_owner_and_age_and_a_dead_one_s_lock_tak
             fit(tiny(epochs=1), folder, **how)
     child.send(signal.SIGKILL)
     child.wait()
-    assert "process" in (folder / "lock").read_text()  # stale
+    assert "process" in (folder / "lock.txt").read_text()  # stale
     fit(tiny(), folder, resume=True)
 
 

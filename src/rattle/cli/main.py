@@ -149,8 +149,6 @@ def run() -> int:
     ranks = os.environ.get("WORLD_SIZE", "1") != "1"
     if not ranks:  # a rank that waits for others inside gloo would not come to hear of it
         signal.signal(signal.SIGTERM, stop)
-    elif "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with_torchrun()
     code = 0
     try:
         code = main(alone=True)
@@ -162,15 +160,6 @@ def run() -> int:
     if ranks:
         leave(code)
     return code
-
-
-def end_with_torchrun() -> None:
-    """Have Linux send SIGTERM when torchrun dies. Its ranks, in sessions of their own, would wait half an hour for a
-    store that is gone, or train on unseen and keep the run's lock from the next torchrun."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def stop(number: int, _: FrameType | None) -> NoReturn:
