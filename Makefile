@@ -60,7 +60,7 @@ bench: $(READY)
 	$(BIN)/rattle bench
 
 zoo: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/make_zoo.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m reproduction.make_zoo
 
 # The site, into build/site: open build/site/index.html. Broken links, unknown references and public names without a
 # docstring fail; so does anything that a page would fetch from elsewhere.

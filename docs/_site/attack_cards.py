@@ -38,7 +38,7 @@ def slug(attack: str) -> str:
 @cache
 def seconds() -> dict[str, dict[str, float]]:
     """By part of AutoAttack: processor seconds, ours and the reference's, means over seeds."""
-    measured = json.loads((ROOT / "benchmarks" / "results" / "autoattack-cifar10.json").read_text())
+    measured = json.loads((ROOT / "reproduction" / "results" / "autoattack-cifar10.json").read_text())
     runs = [run["processor_seconds"] for run in measured["models"]["cifar10"]["runs"]]
     found = {
         part: {who: sum(run[who][part] for run in runs) / len(runs) for who in ("ours", "reference")}

@@ -23,7 +23,7 @@ GROUPS = {
 }
 COST = (
     "processor time of a short training (4 epochs of 512 CIFAR-10 images, `cnn-slim`, one thread of a 2-core machine "
-    "without GPU, three interleaved rounds; `python benchmarks/methods_study.py cifar10.npz --calibrate`)"
+    "without GPU, three interleaved rounds; `python -m reproduction.methods_study cifar10.npz --calibrate`)"
 )
 
 
@@ -58,7 +58,7 @@ def method_rows() -> dict[str, dict[str, str]]:
 
 @cache
 def costs() -> dict[str, float]:
-    return json.loads((ROOT / "results" / "methods-study.json").read_text())["cost"]
+    return json.loads((ROOT / "reproduction" / "results" / "methods-study.json").read_text())["cost"]
 
 
 @dataclass(frozen=True)

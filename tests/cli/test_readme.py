@@ -78,7 +78,7 @@ def test_the_table_of_the_zoo_is_what_was_recorded() -> None:
 
 
 def test_the_table_of_cifar10_and_its_reading_are_the_study() -> None:
-    study = (ROOT / "results" / "cifar10-study.md").read_text(encoding="utf-8")
+    study = (ROOT / "reproduction" / "results" / "cifar10-study.md").read_text(encoding="utf-8")
     last = study.partition("**overfit, last checkpoint**")[2].partition("**overfit, last checkpoint, AWP")[0]
     rows = re.findall(r"^\| TRADES.* \| 4 \|.*$", README, re.MULTILINE)
     assert len(rows) == 5

@@ -1,6 +1,6 @@
 """The zoo: small models of the embedded digits, trained by named recipes, with their results; they load offline.
 
-NAME.safetensors holds the weights, zoo.json everything else. `python benchmarks/make_zoo.py` makes them again.
+NAME.safetensors holds the weights, zoo.json everything else. `python -m reproduction.make_zoo` makes them again.
 """
 
 import json
