@@ -1,8 +1,8 @@
-"""The CIFAR-10 study as a table and a picture: reproduction/results/cifar10-study.md and docs/images/cifar10-study.png.
+"""The CIFAR-10 study as a table and a picture: results/cifar10-study.md and docs/images/cifar10-study.png.
 
     python -m reproduction.cifar10_report
 
-Reads reproduction/results/cifar10-study.json. A difference is to the order 0 runs of the same base and seeds, with the 95 % interval
+Reads results/cifar10-study.json. A difference is to the order 0 runs of the same base and seeds, with the 95 % interval
 of the paired differences and Student's p; * means that p is below 0.05 after Holm's adjustment for all of a table (in
 the tables of last less best, and of AWP as a control: as it is).
 """

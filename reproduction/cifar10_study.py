@@ -5,7 +5,7 @@
     python -m reproduction.cifar10_study cifar10.npz --gather
 
 Trains what is missing (a broken run resumes), attacks each run's checkpoints (PGD-20 and CW-20 on all test images,
-AutoAttack on the first 1,000), measures their flatness, and gathers everything in reproduction/results/cifar10-study.json. One
+AutoAttack on the first 1,000), measures their flatness, and gathers everything in results/cifar10-study.json. One
 process for each regime keeps two cores busy. cifar10.npz holds uint8 arrays x_train, x_test [n, 32, 32, 3] and
 y_train, y_test [n].
 """

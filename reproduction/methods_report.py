@@ -1,8 +1,8 @@
-"""The study of all methods as tables and a picture: reproduction/results/methods-study.md and docs/images/methods-study.png.
+"""The study of all methods as tables and a picture: results/methods-study.md and docs/images/methods-study.png.
 
     python -m reproduction.methods_report
 
-Reads reproduction/results/methods-study.json, which may lack runs (they are named), and reproduction/results/method-costs.json. A difference is
+Reads results/methods-study.json, which may lack runs (they are named), and results/method-costs.json. A difference is
 to TRADES' runs of the same seeds and images, with the 95 % interval of the paired differences and Student's p; * means
 that p is below 0.05 after Holm's adjustment for all differences of the table. With one seed there is none: two networks
 are no two methods.

@@ -3,7 +3,7 @@
     python -m reproduction.randomized_weights cifar10.npz --stage regime    # TRADES alone, to choose the regime
     python -m reproduction.randomized_weights cifar10.npz --stage weigh     # which readings have a say in the gradient
     python -m reproduction.randomized_weights cifar10.npz --stage screen    # held-out training images choose
-    python -m reproduction.randomized_weights cifar10.npz --gather          # writes reproduction/results/randomized-weights.json
+    python -m reproduction.randomized_weights cifar10.npz --gather          # writes results/randomized-weights.json
     python -m reproduction.randomized_weights cifar10.npz --stage decide    # fresh seeds, all test images; gather again
     python -m reproduction.randomized_weights_report
 

@@ -1,8 +1,8 @@
-"""What randomized weights buy, as tables (reproduction/results/randomized-weights.md) and a picture in docs/images.
+"""What randomized weights buy, as tables (results/randomized-weights.md) and a picture in docs/images.
 
     python -m reproduction.randomized_weights_report
 
-Reads reproduction/results/randomized-weights.json, which may lack runs. The screening is sorted by its score, the mean of PGD-20 and
+Reads results/randomized-weights.json, which may lack runs. The screening is sorted by its score, the mean of PGD-20 and
 CW-20 over checkpoints and seeds. In the decision a difference is to TRADES' (or AWP's) runs of the same seeds and
 images, or of the paper's terms to constant soft labels, with the 95 % interval of the paired differences and Student's
 p; * means that p is below 0.05 after Holm's adjustment for all differences of a table. A reading earns a recipe if it
