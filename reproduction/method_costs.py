@@ -65,7 +65,7 @@ def two_steps(name: str, batch: int) -> Steps:
         for _ in range(2):
             train_step(state, forward, ddp_forward, images, index)
             state.progress.step += 1
-            for network in (state.model, *state.along.values()):
+            for network in (state.model, *state.cotrained.values()):
                 network.zero_grad()
 
     limit = Limit(state.model, floats_for(state.model, images.x[:1]))

@@ -43,7 +43,7 @@ class Everything:
 
     @property
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
-        return {"along": (Teacher(model="cnn-plain", width=8), "along"), "before": (self.before, "standard")}
+        return {"along": (Teacher(model="cnn-plain", width=8), "cotrained"), "before": (self.before, "standard")}
 
     def initial_memory(self, images: int) -> dict[str, Tensor]:
         return {"seen": torch.zeros(images)}

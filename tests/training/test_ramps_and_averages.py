@@ -11,7 +11,8 @@ from rattle.errors import RattleError
 from rattle.recipes.idle import refuse_idle
 from rattle.runs.checkpoint import read
 from rattle.training import loop
-from rattle.training.loop import fit, grown
+from rattle.training.batches import ramped_attack
+from rattle.training.loop import fit
 from rattle.training.state import init_state
 from rattle.weights import EMA
 from support.training import tiny
@@ -19,11 +20,11 @@ from support.training import tiny
 
 def test_the_attack_grows_by_whole_epochs_and_then_stays() -> None:
     recipe = tiny("at", epochs=8, ramp=0.5)
-    shares = [grown(recipe, epoch).threat.epsilon / 0.2 for epoch in range(8)]
+    shares = [ramped_attack(recipe, epoch).threat.epsilon / 0.2 for epoch in range(8)]
     assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1])
-    steps = [grown(recipe, epoch).step_size / 0.05 for epoch in range(8)]
+    steps = [ramped_attack(recipe, epoch).step_size / 0.05 for epoch in range(8)]
     assert steps == pytest.approx(shares)
-    assert grown(replace(recipe, ramp=0.0), 0) == recipe.attack
+    assert ramped_attack(replace(recipe, ramp=0.0), 0) == recipe.attack
 
 
 def test_training_uses_the_attack_of_its_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

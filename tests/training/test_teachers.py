@@ -67,7 +67,7 @@ def test_a_run_stopped_in_its_teacher_or_itself_goes_on_bit_for_bit(
 
 def test_a_teacher_trained_along_learns_and_is_saved_with_every_checkpoint(wholes: Wholes) -> None:
     recipe = short("lbgat")
-    begun = init_state(recipe, recipe.data.load()).along.state_dict()
+    begun = init_state(recipe, recipe.data.load()).cotrained.state_dict()
     for name in ("best", "last"):
         saved = read(wholes["lbgat"].checkpoint(name)).part("teachers")
         assert saved.keys() == begun.keys()

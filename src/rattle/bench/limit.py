@@ -54,7 +54,7 @@ def unavoidable_passes(recipe: Recipe) -> Passes:
     """
     objective, needs, times = recipe.objective, recipe.objective.needs, 2 if recipe.awp else 1
     named = objective.teachers if isinstance(objective, HasTeachers) else {}
-    along = sum(how == "along" and teacher.weights is None for teacher, how in named.values())
+    along = sum(how == "cotrained" and teacher.weights is None for teacher, how in named.values())
     taught = len(needs.taught_clean) + len(needs.taught_adv)
     steps = recipe.attack.steps
     inner, by_input = steps + (recipe.attack.loss == "kl"), steps

@@ -12,7 +12,7 @@ from rattle.models import list_models
 from rattle.recipes.catalog import NO_AUGMENT, SETTINGS, make_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import number
-from rattle.training.given import Loaded
+from rattle.training.fit_inputs import Loaded
 
 USAGE = """usage: rattle train custom --data.name DATA --model MODEL [options]
 

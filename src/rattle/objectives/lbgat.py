@@ -40,7 +40,7 @@ class LBGAT:
 
     @property
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
-        return {"natural": (self.teacher, "along")}
+        return {"natural": (self.teacher, "cotrained")}
 
     def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
         taught = outputs.taught_clean["natural"]  # not detached: the teacher is also pulled towards the model

@@ -110,7 +110,7 @@ def context_of(state: TrainState, index: Tensor, place: int = 0) -> StepContext:
     )
 
 
-def grown(recipe: Recipe, epoch: int) -> PGD:
+def ramped_attack(recipe: Recipe, epoch: int) -> PGD:
     """The inner attack in an epoch, counted from 0: the recipe's, or a smaller one on the ramp."""
     attack, share = recipe.attack, (epoch + 1) / (recipe.ramp * recipe.epochs) if recipe.ramp else 1.0
     if share >= 1:

@@ -29,7 +29,7 @@ from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
 from rattle.training.batches import in_epoch
 from rattle.training.extra import with_extra
-from rattle.training.given import Given, first_state, named_recipe
+from rattle.training.fit_inputs import Given, first_state, named_recipe
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.meter import Diverged, LossMeter
 from rattle.training.minibatch import train_step
@@ -180,7 +180,7 @@ def train_epoch(
             optimizer.zero_grad(set_to_none=True)
         torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
         terms = train_step(state, forward, ddp_forward, images, index)
-        terms = average_over_ranks(terms, (state.model, *state.along.values()), recipe)
+        terms = average_over_ranks(terms, (state.model, *state.cotrained.values()), recipe)
         meter.add(terms, progress.step + 1)
         if meter.due(progress.step):
             meter.read()  # a loss that is not finite stops here, before it reaches the weights

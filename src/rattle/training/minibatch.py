@@ -8,7 +8,7 @@ from rattle.forward import PairedForward
 from rattle.objectives.base import now
 from rattle.randomness import derive_seed
 from rattle.runs import distributed
-from rattle.training.batches import augmented, context_of, grown
+from rattle.training.batches import augmented, context_of, ramped_attack
 from rattle.training.ranks import sync_with_last
 from rattle.training.state import WEIGHTS, TrainState
 from rattle.training.step import step
@@ -32,7 +32,7 @@ def train_step(
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
         context = context_of(state, part, distributed.rank() * len(index) + number * len(parts[0]))
-        objective, attack, prepare = now(recipe.objective, grown(recipe, epoch), context)
+        objective, attack, prepare = now(recipe.objective, ramped_attack(recipe, epoch), context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
             terms = step(
                 forward,

@@ -28,7 +28,7 @@ from rattle.runs.progress import Console
 from rattle.training.extra import load_extra
 from rattle.training.meter import Diverged
 from rattle.training.optimizers import make_optimizer
-from rattle.training.teachers import along, network_recipe, teachers_of
+from rattle.training.teachers import cotrained, network_recipe, teachers_of
 from rattle.weights import eval_mode
 
 # What a derived seed is for; LAYERS: dropout etc., EXTRA: which extra images are drawn, CROPS: of encoded pictures.
@@ -80,9 +80,9 @@ class TrainState:
     trust_code: bool = False  # the user's word that code which the checkpoint of a teacher names may run
 
     @property
-    def along(self) -> nn.ModuleDict:
+    def cotrained(self) -> nn.ModuleDict:
         """The teachers that are trained together with the model."""
-        return nn.ModuleDict({name: self.teachers[name] for name in along(self.recipe.objective)})
+        return nn.ModuleDict({name: self.teachers[name] for name in cotrained(self.recipe.objective)})
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -122,9 +122,9 @@ class TrainState:
     def train_mode(self) -> None:
         """Train mode; with `batch_norm held`, BatchNorm stays in evaluation mode and its statistics do not move."""
         self.model.train()
-        self.along.train()
+        self.cotrained.train()
         if self.recipe.batch_norm == "held":
-            for module in (*self.model.modules(), *self.along.modules()):
+            for module in (*self.model.modules(), *self.cotrained.modules()):
                 if isinstance(module, _BatchNorm):
                     module.eval()
 
@@ -161,8 +161,8 @@ def init_state(
     extra, optimizer = load_extra(recipe, data) if recipe.data.extra else None, make_optimizer(recipe, model)
     state = TrainState(recipe, data, model, optimizer, average, Progress(), layout, extra, trust_code=trust_code)
     add_teachers(state, sources or {})
-    if len(state.along):
-        state.teacher_optimizer = make_optimizer(recipe, state.along)
+    if len(state.cotrained):
+        state.teacher_optimizer = make_optimizer(recipe, state.cotrained)
     state.memory = {name: value.to(device) for name, value in first_memory(recipe, data).items()}
     state.shared = {name: value.clone() for name, value in state.memory.items()}
     if module is not None and recipe.on_divergence == "rollback":
@@ -220,7 +220,7 @@ def add_teachers(state: TrainState, sources: Mapping[str, Path]) -> None:
     for number, (name, (teacher, _)) in enumerate(teachers_of(recipe.objective).items(), 1):
         if name in state.teachers and name not in sources:
             continue
-        weights, trained = teacher.weights or sources.get(name), name in along(recipe.objective)
+        weights, trained = teacher.weights or sources.get(name), name in cotrained(recipe.objective)
         try:
             if weights:
                 network = load_teacher(weights, teacher.model or recipe.model, state.trust_code)
@@ -288,11 +288,11 @@ def save(state: TrainState, run: Run, name: str) -> None:
     """Write a checkpoint; `last` also holds the optimizer, and the `last` before it is kept as `previous`."""
     last = name == "last"
     state.share_memory()
-    more = {f"teachers.{key}": value for key, value in state.along.state_dict().items()}
+    more = {f"teachers.{key}": value for key, value in state.cotrained.state_dict().items()}
     if last:
         more |= {f"memory.{key}": value for key, value in state.memory.items()}
         if state.teacher_optimizer is not None:
-            more |= checkpoint.optimizer_tensors("teacher_optimizer", state.teacher_optimizer, state.along)
+            more |= checkpoint.optimizer_tensors("teacher_optimizer", state.teacher_optimizer, state.cotrained)
 
     def write() -> None:
         checkpoint.save(
@@ -341,8 +341,8 @@ def fill_state(state: TrainState, saved: checkpoint.Checkpoint) -> None:
     state.optimizer.state.clear()
     checkpoint.restore_optimizer(state.optimizer, state.model, saved.part("optimizer"))
     if state.teacher_optimizer is not None:
-        fill(state.along, saved.part("teachers"), saved.path)
-        checkpoint.restore_optimizer(state.teacher_optimizer, state.along, saved.part("teacher_optimizer"))
+        fill(state.cotrained, saved.part("teachers"), saved.path)
+        checkpoint.restore_optimizer(state.teacher_optimizer, state.cotrained, saved.part("teacher_optimizer"))
     for name, value in saved.part("memory").items():
         state.memory[name].copy_(value)
 

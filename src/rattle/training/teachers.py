@@ -17,18 +17,21 @@ from rattle.runs.progress import Console
 from rattle.training.signals import StoppedBySignal
 from rattle.weights import Noise
 
-ALONG, AVERAGE = "along", "average"  # in place of a method's name: trained by the objective itself; the run's average
+COTRAINED, AVERAGE = (
+    "cotrained",
+    "average",
+)  # in place of a method's name: trained by the objective itself; the run's average
 
 
 def teachers_of(objective: Objective) -> Mapping[str, tuple[Teacher, str]]:
-    """By name: the teacher, and the method that trains it first or ALONG; without AVERAGE, no network of its own."""
+    """By name: the teacher, and the method that trains it first or COTRAINED; without AVERAGE, no network of its own."""
     named = objective.teachers if isinstance(objective, HasTeachers) else {}
     return {name: teacher for name, teacher in named.items() if teacher[1] != AVERAGE}
 
 
-def along(objective: Objective) -> list[str]:
+def cotrained(objective: Objective) -> list[str]:
     """The names of the teachers that are trained together with the model."""
-    return [name for name, (each, how) in teachers_of(objective).items() if how == ALONG and each.weights is None]
+    return [name for name, (each, how) in teachers_of(objective).items() if how == COTRAINED and each.weights is None]
 
 
 def code_of(recipe: Recipe) -> list[str]:
@@ -79,7 +82,7 @@ def trained_first(recipe: Recipe, run: Run) -> dict[str, tuple[Run, Recipe]]:
     return {
         name: (Run(Path(f"{run.folder}-teacher-{name}")), teacher_recipe(recipe, name, teacher, method))
         for name, (teacher, method) in teachers_of(recipe.objective).items()
-        if teacher.weights is None and method != ALONG
+        if teacher.weights is None and method != COTRAINED
     }
 
 

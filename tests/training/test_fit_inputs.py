@@ -24,7 +24,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
 from rattle.training import loop
-from rattle.training.given import take
+from rattle.training.fit_inputs import take
 from rattle.training.state import init_state
 from rattle.weights import EMA, eval_mode
 from support.processes import Child
