@@ -288,6 +288,66 @@ def test_saving_works_when_nothing_was_broken_or_nothing_was_right(tmp_path: Pat
     assert [len(load_images(tmp_path / f"{n}-adversarial.npz").index) for n in ("none", "all")] == [0, 0]
 
 
+class Dying:
+    """Quick, which counts the components that run and dies at one of them."""
+
+    threat, __call__ = THREAT, AutoAttack.__call__
+
+    def __init__(self, dies_at: int = -1) -> None:
+        self.dies_at, self.calls = dies_at, []
+
+    def components(self) -> dict[str, Attack]:
+        return {name: Counted(name, attack, self) for name, attack in Quick().components().items()}
+
+
+class Counted:
+    threat = THREAT
+
+    def __init__(self, name: str, attack: Attack, ensemble: Dying) -> None:
+        self.name, self.attack, self.ensemble = name, attack, ensemble
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: ImageStreams | None = None) -> Tensor:
+        if len(self.ensemble.calls) == self.ensemble.dies_at:
+            raise KeyboardInterrupt
+        self.ensemble.calls.append(self.name)
+        return self.attack(model, x, y, generator=generator)
+
+
+@pytest.mark.parametrize("dies_at", range(1, 6))
+def test_an_ensemble_resumes_after_its_last_component_and_ends_the_same(dies_at: int, tmp_path: Path) -> None:
+    x, y = images(30)
+    model, settings = small_cnn(), {"batch_size": 15, "out": tmp_path, "save_adversarial": True}
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, x, y, {"quick": Dying(dies_at=dies_at)}, **settings)
+    again = Dying()
+    resumed = evaluate(model, x, y, {"quick": again}, **settings).attacks["quick"]
+    points = load_images(tmp_path / "quick-adversarial.npz").x_adv
+    assert again.calls == [*Quick().components(), *Quick().components()][dies_at:]
+    whole = evaluate(model, x, y, {"quick": Dying()}, **settings).attacks["quick"]
+    assert (resumed.flags, resumed.parts) == (whole.flags, whole.parts)
+    assert torch.equal(points, load_images(tmp_path / "quick-adversarial.npz").x_adv)
+    assert resumed.seconds == pytest.approx(sum(resumed.part_seconds.values()))
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("damage", [b"", b"PK", "another shape"])
+def test_a_damaged_state_of_an_ensemble_begins_its_batch_again(damage: bytes | str, tmp_path: Path) -> None:
+    x, y = images(10)
+    model = small_cnn()
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(model, x, y, {"quick": Dying(dies_at=2)}, out=tmp_path)
+    (state,) = tmp_path.glob("*.state")
+    if isinstance(damage, bytes):
+        state.write_bytes(damage)
+    else:
+        stored = torch.load(state, weights_only=True)
+        torch.save(stored | {"correct": stored["correct"][:, 1:]}, state)
+    again = Dying()
+    resumed = evaluate(model, x, y, {"quick": again}, out=tmp_path).attacks["quick"]
+    assert again.calls == list(Quick().components())
+    assert resumed.flags == evaluate(model, x, y, {"quick": Quick()}).attacks["quick"].flags
+
+
 @pytest.mark.slow
 def test_autoattack_killed_and_given_again_has_the_flags_of_one_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from rattle.attacks.apgd import APGD
 from rattle.attacks.base import Attack, Ensemble, UsesModels, describe
 from rattle.attacks.fab import FAB
-from rattle.attacks.keeping import kept
 from rattle.attacks.rows import spawn
 from rattle.attacks.square import Square
 from rattle.errors import RattleError
@@ -24,33 +23,42 @@ from rattle.weights import eval_mode
 StillCorrect = Callable[[Tensor, Tensor, Tensor], Tensor]  # (x_adv, x, y) -> [n] bool
 
 
-@dataclass
-class Components:
-    """What the components of an ensemble have found so far."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the components of an ensemble that have run found."""
 
     x_adv: Tensor  # the points of all images
-    after: Tensor  # who was correct before the first component and after each, bool [1 + components, n]
-    seconds: Tensor  # of each component
+    correct: Tensor  # which images were correct before the first component and after each, bool [1 + components, n]
+    seconds: Tensor  # of each component, [components]
 
 
 def run_components(
-    ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, draws: ImageStreams, still_correct: StillCorrect
-) -> Iterator[tuple[int, Components]]:
+    ensemble: Ensemble,
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    draws: ImageStreams,
+    still_correct: StillCorrect,
+    found: Found | None = None,
+) -> Iterator[Found]:
     """Run each component on the correct images that the ones before it left correct, as `still_correct` decides.
 
-    Yields after each component its number and what was found up to then.
+    found: the result of the first components, which are not run again. Yields the result after each component.
     """
+    if found is None:
+        found = Found(x.clone(), is_correct(model, x, y)[None], torch.zeros(0))
     components = list(ensemble.components().values())
-    found = Components(x.clone(), is_correct(model, x, y).repeat(1 + len(components), 1), torch.zeros(len(components)))
-    for number in kept("parts", range(len(components)), found):
-        begun, correct = time.perf_counter(), found.after[number].clone()
+    for number in range(len(found.seconds), len(components)):
+        begun = time.perf_counter()
+        x_adv, correct = found.x_adv.clone(), found.correct[-1].clone()
         left = correct.nonzero().squeeze(1)
         if len(left):
             points = components[number](model, x[left], y[left], generator=spawn(draws[left], number))
-            found.x_adv[left] = points.to(found.x_adv)
-            correct[left] = still_correct(found.x_adv[left], x[left], y[left])
-        found.after[number + 1], found.seconds[number] = correct, time.perf_counter() - begun
-        yield number, found
+            x_adv[left] = points.to(x_adv)
+            correct[left] = still_correct(x_adv[left], x[left], y[left])
+        seconds = torch.tensor([time.perf_counter() - begun])
+        found = Found(x_adv, torch.cat([found.correct, correct[None]]), torch.cat([found.seconds, seconds]))
+        yield found
 
 
 def run_ensemble(ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
@@ -58,8 +66,7 @@ def run_ensemble(ensemble: Ensemble, model: nn.Module, x: Tensor, y: Tensor, *, 
     x, y = check_batch(x, y)
     draws = streams(generator, x)
     with eval_mode(model):
-        runs = run_components(ensemble, model, x, y, draws, lambda x_adv, _, y: is_correct(model, x_adv, y))
-        *_, (_, found) = runs
+        *_, found = run_components(ensemble, model, x, y, draws, lambda x_adv, _, y: is_correct(model, x_adv, y))
     return found.x_adv
 
 

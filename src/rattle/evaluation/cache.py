@@ -1,14 +1,12 @@
-"""What an interrupted evaluation leaves: a line of JSON a batch, so that the same call goes on at the first missing.
+"""What an interrupted evaluation leaves: a line of JSON a batch, so that the same call resumes at the first missing.
 
 Lines are in .NAME.RANK.partial, one file a rank, adversarial images in .NAME.FIRST.images.npy, one file a batch. What
-an attack holds in the middle of a batch is in .NAME.FIRST.KEY.state, written every half a minute while it is not done.
+the components of an ensemble found on a batch that is not done is in .NAME.FIRST.KEY.state, written after each.
 """
 
 import json
 import re
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
+from rattle.attacks.autoattack import Found
 from rattle.attacks.base import UsesModels, describe
-from rattle.attacks.keeping import Snapshot, keeping
 from rattle.data.decode import Pictures
 from rattle.evaluation.results import check_name
 from rattle.runs import distributed
@@ -27,7 +25,6 @@ from rattle.runs.io import append_line, atomic_file, read_jsonl, write_atomicall
 
 STATE = r"[0-9a-f]+\.state"
 ANY = rf"partial|images\.npy|{STATE}"  # the kinds of files that an interrupted evaluation leaves
-EVERY = 30.0  # seconds between two states: no more than a minute is lost even when a step takes half of one
 
 
 def cache_key(
@@ -60,25 +57,6 @@ def model_digest(model: nn.Module, x: Tensor | Pictures, y: Tensor, settings: Ma
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()} | {"x": x, "y": y}
     text = json.dumps({**settings, "layers": repr(model)}, sort_keys=True, default=str)
     return digest({key: value.detach().cpu() for key, value in tensors.items()}, {"settings": text})
-
-
-@dataclass(frozen=True)
-class State:
-    """What an attack held when its batch was broken off."""
-
-    seconds: float = 0.0  # that it took to get there
-    loops: Snapshot = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> "State":
-        """The state in a file; an empty one if the file is absent or damaged: the batch is attacked from its start."""
-        try:
-            if path.is_symlink() or not path.is_file():
-                return cls()
-            stored = torch.load(path, weights_only=True, map_location="cpu")
-            return cls(float(stored["seconds"]), {name: dict(held) for name, held in stored["loops"].items()})
-        except Exception:  # bytes of anybody's make torch's and pickle's readers raise every kind
-            return cls()
 
 
 class ResultCache:
@@ -120,33 +98,24 @@ class ResultCache:
         return self.folder / f".{self.name}.{first}.images.npy"
 
 
-Attacked = tuple[dict[str, Any], Tensor]  # the row of a batch, and its adversarial images
+def write_parts(path: Path, found: Found) -> None:
+    """Store what the components of an ensemble found on a batch so far."""
+    with atomic_file(path) as file:
+        torch.save({"x_adv": found.x_adv, "correct": found.correct, "seconds": found.seconds}, file)
 
 
-def resumed(attack: Callable[[], Attacked], path: Path) -> Attacked:
-    """What the attack on a batch returns, which goes on from the state at `path`, if there is one.
-
-    While it runs, its own state is written there every half a minute; the cache removes it with the batch's row.
-    """
-    state = State.read(path)
+def read_parts(path: Path | None, x: Tensor, parts: int) -> Found | None:
+    """What `write_parts` stored of an ensemble of so many parts on the images x; None if that is absent or damaged."""
     try:
-        return run_keeping(attack, path, state)
-    except Exception as error:
-        if not state.loops or isinstance(error.__cause__, OSError):
-            raise
-        return run_keeping(attack, path, State())  # the stored one does not belong together
-
-
-def run_keeping(attack: Callable[[], Attacked], path: Path, state: State) -> Attacked:
-    begun = time.perf_counter()
-
-    def write(loops: Snapshot) -> None:
-        with atomic_file(path) as file:
-            torch.save({"seconds": state.seconds + time.perf_counter() - begun, "loops": loops}, file)
-
-    with keeping(write, EVERY, state.loops):
-        row, x_adv = attack()
-    return row | {"seconds": row["seconds"] + state.seconds}, x_adv
+        if path is None or path.is_symlink() or not path.is_file():
+            return None
+        stored = torch.load(path, weights_only=True, map_location="cpu")
+        found = Found(stored["x_adv"].to(x), stored["correct"].to(x.device, torch.bool), stored["seconds"].float())
+    except Exception:  # the readers of torch and pickle raise every kind on damaged bytes
+        return None
+    done = len(found.seconds)
+    whole = found.x_adv.shape == x.shape and found.correct.shape == (1 + done, len(x)) and 1 <= done <= parts
+    return found if whole else None
 
 
 def cache_files(folder: Path, name: str, kind: str = ANY) -> list[Path]:

@@ -20,7 +20,7 @@ from rattle.attacks.base import DistanceAttack, Ensemble, describe
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.data import to_device
 from rattle.errors import RattleError
-from rattle.evaluation.cache import ResultCache, cache_files, cache_key, resumed
+from rattle.evaluation.cache import ResultCache, cache_files, cache_key
 from rattle.evaluation.inputs import (
     Array,
     Attacks,
@@ -137,11 +137,10 @@ class EvalPlan:
     ) -> tuple[dict[str, Any], Tensor | None]:
         """The cache's row of a batch, [n] int64 of which `live` [n] bool are attacked, and the points to be stored.
 
-        state: the file for what the attack holds in the middle of the batch, if there is a cache.
+        state: the file for what the components of an ensemble found, if there is a cache.
         """
         index, x, y = image_batch(self.x, self.y, index, self.device, channels_last=channels_last)
-        run = partial(attack_batch, self, attack, index[live], x[live], y[live], after_part)
-        row, x_adv = resumed(run, state) if state else run()
+        row, x_adv = attack_batch(self, attack, index[live], x[live], y[live], after_part, state)
         return row, x_adv if self.save_adversarial else None
 
     @contextmanager
@@ -211,7 +210,8 @@ def evaluate(
 ) -> Evaluation:
     """Attack images; with a folder `out`, leave out/ATTACK.json for each attack.
 
-    After an interruption the same call goes on where it was at most a minute before, from hidden files in `out`.
+    After an interruption the same call resumes after the last batch or component of an ensemble that was
+    done, from hidden files in `out`.
 
     >>> model, x, y = torch.nn.Flatten(), torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
     >>> result = evaluate(model, x, y, ["fgsm", "pgd20"], threat=Threat(epsilon=0.1))
@@ -369,14 +369,21 @@ def attacked(
 
 
 def attack_batch(
-    plan: EvalPlan, attack: Attack, index: Tensor, x: Tensor, y: Tensor, after_part: AfterPart | None = None
+    plan: EvalPlan,
+    attack: Attack,
+    index: Tensor,
+    x: Tensor,
+    y: Tensor,
+    after_part: AfterPart | None = None,
+    state: Path | None = None,
 ) -> tuple[dict[str, Any], Tensor]:
     """The cache's row of the images to attack in a batch, of which there may be none, and the points found."""
     begun = time.perf_counter()
     draws = ImageStreams(plan.seed, plan.index[index.cpu()].to(x.device))
-    x_adv, flags, distances, parts = run_and_verify(plan.model, attack, x, y, draws, after_part)
+    x_adv, flags, distances, parts = run_and_verify(plan.model, attack, x, y, draws, after_part, state)
+    seconds = sum(parts) if parts else time.perf_counter() - begun  # those of parts run by an earlier process too
     row = {"flags": flags.int().tolist(), "distances": distances.tolist(), "part_seconds": parts}
-    return row | {"seconds": time.perf_counter() - begun}, x_adv
+    return row | {"seconds": seconds}, x_adv
 
 
 def save_broken(plan: EvalPlan, threat: Threat, start: Tensor, robust: Tensor, cache: ResultCache) -> None:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.autoattack import Components, run_components
+from rattle.attacks.autoattack import run_components
 from rattle.attacks.base import DistanceAttack, Ensemble
 from rattle.errors import RattleError
+from rattle.evaluation.cache import read_parts, write_parts
 from rattle.evaluation.inputs import as_float, takes_channels_last
 from rattle.inputs import is_correct
 from rattle.randomness import ImageStreams
@@ -33,26 +34,37 @@ def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y:
 
 
 def run_and_verify(
-    model: nn.Module, attack: Attack, x: Tensor, y: Tensor, draws: ImageStreams, after_part: AfterPart | None = None
+    model: nn.Module,
+    attack: Attack,
+    x: Tensor,
+    y: Tensor,
+    draws: ImageStreams,
+    after_part: AfterPart | None = None,
+    state: Path | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, list[float]]:
     """Run an attack on correctly classified images, of which there may be none, and check every point it returns.
 
-    draws: one random stream an image; after_part: called after each part of an ensemble. Returns the points; bool
-    [1 + parts, n], who is robust to the attack and, if it is an ensemble, who was after each part; the distances [n],
-    zero if the attack does not measure them; and the seconds of each part.
+    draws: one random stream an image; after_part: called after each part of an ensemble; state: a file for what the
+    parts found, from which an interrupted ensemble resumes. Returns the points; bool [1 + parts, n], who is robust to
+    the attack and, if it is an ensemble, who was after each part; the distances [n], zero if the attack does not
+    measure them; and the seconds of each part.
     """
     robust, distance = torch.ones_like(y, dtype=torch.bool), torch.zeros(len(x))
     if len(x) == 0:
         return x, robust[None], distance, []
     check, given = partial(still_correct, model, attack.threat), x.clone()  # an attack may write into its input
     if isinstance(attack, Ensemble):
-        told, found = 0, Components(x, robust[None], distance)
-        for number, found in run_components(attack, model, x, y, draws, check):
-            for part in range(told, number + 1):  # parts that an earlier process ran are told too
-                if after_part:
-                    after_part(part, found.after[part + 1], float(found.seconds[part]))
-            told = number + 1
-        return found.x_adv, torch.cat([found.after[-1:], found.after[1:]]), distance, found.seconds.tolist()
+        found = stored = read_parts(state, x, len(attack.components()))
+        if stored is not None and after_part:  # parts that an earlier process ran
+            for part, seconds in enumerate(stored.seconds.tolist()):
+                after_part(part, stored.correct[part + 1], seconds)
+        for found in run_components(attack, model, x, y, draws, check, stored):
+            if state is not None:
+                write_parts(state, found)
+            if after_part:
+                after_part(len(found.seconds) - 1, found.correct[-1], float(found.seconds[-1]))
+        assert found is not None, "an ensemble has components"
+        return found.x_adv, torch.cat([found.correct[-1:], found.correct[1:]]), distance, found.seconds.tolist()
     if isinstance(attack, DistanceAttack):
         nearest = attack.search(model, given, y, generator=draws)
         x_adv, distance = nearest.x_adv, nearest.distance
