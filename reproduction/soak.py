@@ -41,7 +41,6 @@ import rattle.cli.sweep
 import rattle.cli.train  # noqa: F401
 from rattle import cli
 from rattle.data.registry import Data
-from rattle.evaluation import cache
 from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import list_recipes
 from rattle.runs.checkpoint import digest, read
@@ -52,7 +51,6 @@ SMALL = "--width 4 --data.train-size 64 --data.val-size 20 --batch-size 32 --thr
 AWP = "digits-linf-cnn-trades-awp-2nd --awp.warmup 1"
 AVERAGES = {"ema": f"{AWP} --average.kind EMA", "swa": f"{AWP} --average.kind SWA --average.start 0"}
 STALL = 600.0  # seconds after which a command counts as hanging
-STATE_EVERY = 0.05  # seconds between two states of an evaluation, 30 by default: its attacks here take less than that
 ATTACKS = ("pgd10", "square", "smoke-ensemble")
 PAPER = ("--scale", "tiny", "--epochs", "1", "--train-size", "64", "--n", "20", "--autoattack-n", "5", "--yes")
 LEFT_OUT = ("sota",)  # it needs generated images
@@ -347,7 +345,6 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     Data(name="digits").load()
-    cache.EVERY = STATE_EVERY
     sweep.subprocess = SimpleNamespace(Popen=Forked, DEVNULL=None)  # type: ignore[assignment]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as place, chdir(place):
