@@ -42,7 +42,7 @@ import rattle.cli.train  # noqa: F401
 from rattle import cli
 from rattle.data.registry import Data
 from rattle.objectives.registry import METHODS
-from rattle.recipes.catalog import list_recipes
+from rattle.recipes.names import list_recipes
 from rattle.runs.checkpoint import digest, read
 from rattle.runs.paths import Run
 from rattle.training import sweep

@@ -118,7 +118,7 @@ def paper_of(name: str, section: str) -> str:
     """Authors and year from the registry, title and place of the paper from the notes."""
     first = " ".join(section.strip().split("\n\n")[0].split())
     title = re.search(r"\*([^*]+)\*,? ((?:[A-Z][\w ]*)?\d{4}(?: \([^)]*\))?)", first)
-    return METHODS[name].paper + (f": *{title[1]}*, {title[2]}" if title else "")
+    return METHODS.entry(name).paper + (f": *{title[1]}*, {title[2]}" if title else "")
 
 
 def facts(name: str, section: str) -> list[list[str]]:
@@ -170,7 +170,7 @@ def method_card(name: str) -> str:
     taylor = "Settings of `-1st` and `-2nd` (`objective.taylor.*`): [the method](../guides/method.md)."
     parts = [
         f"# `{name}`",
-        f"**{method.objective.title}**: {method.summary}.",
+        f"**{method.objective.title}**: {METHODS.entry(name).summary}.",
         table(["", ""], facts(name, section)),
         f"``` {{ .text .formula }}\n{first}\n```",
         more,
@@ -194,10 +194,12 @@ def method_index() -> str:
     groups = [
         f"**{title}**\n\n"
         + "\n".join(
-            f"- [`{name}`]({name}.md): {m.summary} ({m.paper})" for name, m in METHODS.items() if m.group == group
+            f"- [`{name}`]({name}.md): {entry.summary} ({entry.paper})"
+            for name, entry in METHODS.entries.items()
+            if entry.group == group
         )
         for group, title in GROUPS.items()
-        if any(m.group == group for m in METHODS.values())
+        if any(entry.group == group for entry in METHODS.entries.values())
     ]
     rest = [f"## {heading}\n{text}" for heading, text in parts.items() if not named(heading)]
     title, rest_of_first = first.split("\n", 1)

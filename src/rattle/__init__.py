@@ -1,7 +1,8 @@
 """RATTLE: randomized adversarial training via Taylor expansion. The public names, imported when first used."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from rattle.lazy import lazy_names
 
 __version__ = "0.2.0"  # the one place; pyproject.toml reads it
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from rattle.objectives.loss import compute_loss as compute_loss
     from rattle.publish.push import push as push
     from rattle.recipes.catalog import get_recipe as get_recipe
-    from rattle.recipes.catalog import list_recipes as list_recipes
     from rattle.recipes.catalog import make_recipe as make_recipe
+    from rattle.recipes.names import list_recipes as list_recipes
     from rattle.recipes.recipe import Recipe as Recipe
     from rattle.runs.load import load as load
     from rattle.runs.zoo import list_zoo as list_zoo
@@ -68,7 +69,8 @@ ROOMS = {
     ],
     "objectives.loss": ["compute_loss"],
     "publish.push": ["push"],
-    "recipes.catalog": ["get_recipe", "list_recipes", "make_recipe"],
+    "recipes.catalog": ["get_recipe", "make_recipe"],
+    "recipes.names": ["list_recipes"],
     "recipes.recipe": ["Recipe"],
     "runs.load": ["load"],
     "runs.zoo": ["list_zoo"],
@@ -76,14 +78,10 @@ ROOMS = {
     "training.loop": ["fit"],
     "weights": ["ASAM", "AWP", "EMA", "SAM", "SWA", "Noise", "perturbed"],
 }
-PUBLIC = {name: room for room, names in ROOMS.items() for name in names}
-__all__ = sorted(PUBLIC)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(name for names in ROOMS.values() for name in names)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in PUBLIC:
-        raise AttributeError(f"module 'rattle' has no attribute {name!r}")
-    return getattr(import_module(f"rattle.{PUBLIC[name]}"), name)
+__getattr__ = lazy_names("rattle", ROOMS)
 
 
 def __dir__() -> list[str]:

@@ -1,13 +1,13 @@
 """Names of attacks, methods, networks and datasets, known without importing torch.
 
 An entry says where the object is ("module:attribute"); it is imported when it is asked for. A list, a help text or the
-refusal of a mistyped name needs no import at all. Entry points of installed packages are found by the same registry.
+refusal of a mistyped name needs no import at all. Entry points of installed packages are entries too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from rattle.errors import RattleError, unknown
 
@@ -18,42 +18,74 @@ T = TypeVar("T")
 class Entry:
     """One name of a registry."""
 
-    where: str  # "module:attribute"
+    where: str = ""  # "module:attribute", the module as in an import; nothing for an object that was registered
     summary: str = ""  # one line for lists
     paper: str = ""  # authors and year
     group: str = ""  # the heading of a list it stands under
-    variants: tuple[str, ...] = ()  # suffixes that recipes may add to a method's name
+    variants: tuple[str, ...] | None = None  # suffixes that recipes may add to a method's name; None: ask the method
 
 
-class Registry(Generic[T]):
-    """Objects by name, in the order of their entries; `add` puts in one of the user's own."""
+class Registry(MutableMapping[str, T]):
+    """Objects by name, in the order of their entries.
 
-    def __init__(self, kind: str, entries: dict[str, Entry]) -> None:
-        self.kind, self.entries = kind, dict(entries)
+    package: what modules that begin with a dot are relative to. points: the group of entry points by which installed
+    packages add theirs.
+    """
+
+    def __init__(self, kind: str, entries: dict[str, Entry], *, package: str = "", points: str = "") -> None:
+        self.kind, self.package, self.points = kind, package, points
         self.built_in = frozenset(entries)
+        self.known = dict(entries)
         self.objects: dict[str, T] = {}
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.entries
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """All entries by name, with those of installed packages."""
+        if self.points:
+            from importlib.metadata import entry_points  # takes as long as all else here
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
+            for point in entry_points(group=self.points):
+                self.known.setdefault(point.name, Entry(where=point.value))
+            self.points = ""
+        return self.known
 
-    def __getitem__(self, name: str) -> T:
-        """The object of that name; a mistyped one is refused with the nearest."""
+    def entry(self, name: str) -> Entry:
+        """What is known of a name; a mistyped one is refused with the nearest."""
+        if name in self.known:
+            return self.known[name]
         if name not in self.entries:
-            raise unknown(self.kind, name, self.entries)
-        if name not in self.objects:
-            module, _, attribute = self.entries[name].where.partition(":")
-            found: Any = import_module(module)
-            for part in attribute.split("."):
-                found = getattr(found, part)
-            self.objects[name] = found
-        return self.objects[name]
+            raise unknown(self.kind, name, self)
+        return self.entries[name]
 
     def add(self, name: str, value: T, entry: Entry | None = None) -> None:
         """Register an object under a name that no built-in one has; registering a name again replaces it."""
         if name in self.built_in:
             raise RattleError(f"the {self.kind} name {name!r} is taken")
-        self.entries[name] = entry or Entry(where="")
+        self.known[name] = entry or Entry()
         self.objects[name] = value
+
+    def __getitem__(self, name: str) -> T:
+        """The object of that name, imported now if it was not; KeyError if there is none."""
+        if name not in self:
+            raise KeyError(name)
+        if name not in self.objects:
+            module, _, attribute = self.known[name].where.partition(":")
+            self.objects[name] = getattr(import_module(module, self.package), attribute)
+        return self.objects[name]
+
+    def __setitem__(self, name: str, value: T) -> None:
+        self.known.setdefault(name, Entry())
+        self.objects[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.known[name]
+        self.objects.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.known or name in self.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)

@@ -51,7 +51,7 @@ class TowardGrey:
 
 @pytest.fixture
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "ATTACKS", dict(registry.ATTACKS))
+    monkeypatch.setattr(registry.ATTACKS, "known", dict(registry.ATTACKS.entries))
 
 
 @pytest.mark.usefixtures("own_names")

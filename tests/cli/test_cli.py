@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from rattle import __version__
-from rattle.cli import names
 from rattle.cli.main import COMMANDS, main
-from rattle.objectives.base import GROUPS
-from rattle.objectives.registry import METHODS
-from rattle.recipes.catalog import get_recipe, list_recipes
+from rattle.objectives.registry import GROUPS, METHODS
+from rattle.recipes.catalog import get_recipe
+from rattle.recipes.names import list_recipes
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import OneCycle
 from rattle.weights import EMA
@@ -220,10 +219,12 @@ def test_recipes_alone_has_a_line_and_the_paper_of_every_method_and_how_names_ar
     assert max(map(len, text.splitlines())) <= 80
     lines = {line.split()[0]: line for line in text.partition("A recipe is named")[0].splitlines() if line[:2] == "  "}
     assert all(f"{heading}\n  " in text for heading in GROUPS.values())
-    own = names.methods()
-    assert len({METHODS[name].summary for name in own} - {""}) == len(own)  # none left out, or another's by `replace`
+    own = METHODS.built_in
+    assert len({METHODS.entry(name).summary for name in own} - {""}) == len(
+        own
+    )  # none left out, or another's by `replace`
     for name in own:
-        method = METHODS[name]
+        method = METHODS.entry(name)
         assert lines[name] == f"  {name}".ljust(18) + f"{method.summary} ({method.paper})"  # all of it in one line
     for word in ("digits", "l2", "wrn34-10", "-awp", "-asam", "-2nd", "-released", "-fast", "--all"):
         assert word in text.partition("A recipe is named")[2]

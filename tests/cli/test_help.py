@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rattle.attacks.registry import BUILT_IN
+from rattle.attacks.registry import ATTACKS
 from rattle.cli.evaluate import Options
 from rattle.cli.main import COMMANDS, main
 from rattle.cli.options import parse
@@ -57,7 +57,7 @@ def test_every_attack_is_listed(
     monkeypatch.setenv("COLUMNS", "80")
     about = help_of(capsys, command).partition("\u256d")[0]
     listed = about.partition("The attacks are ")[2].partition(";")[0].replace(",", " ").split()
-    assert {*listed} == {*BUILT_IN, "pgd20", "cw20"}
+    assert {*listed} == {*ATTACKS.built_in, "pgd20", "cw20"}
     assert max(map(len, about.splitlines())) <= 80
 
 

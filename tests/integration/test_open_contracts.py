@@ -16,7 +16,8 @@ from rattle.forward import ForwardSpec, Outputs
 from rattle.objectives import Method, register_method
 from rattle.objectives.base import Reduce, unreduced
 from rattle.objectives.registry import METHODS
-from rattle.recipes.catalog import get_recipe, list_recipes
+from rattle.recipes.catalog import get_recipe
+from rattle.recipes.names import list_recipes
 from rattle.recipes.recipe import Recipe
 
 SIZES = ["--width", "4", "--data.train-size", "128", "--batch-size", "64", "--threads", "1", "--epochs", "2"]
@@ -39,8 +40,8 @@ class Smoothed:
 
 @pytest.fixture
 def smoothed() -> Iterator[Method]:
-    method = Method(name="smooth", objective=Smoothed(), attack=PGD(steps=2), paper="Szegedy et al. 2016")
-    register_method(method)
+    method = Method(objective=Smoothed(), attack=PGD(steps=2))
+    register_method("smooth", method, paper="Szegedy et al. 2016")
     yield method
     del METHODS["smooth"]
 
@@ -74,6 +75,6 @@ def test_recipes_list_and_refuse_what_the_method_has(smoothed: Method) -> None:
 
 @pytest.mark.parametrize("name", ["Mine", "my method", "mine-awp", "mine-2nd"])
 def test_a_name_that_recipes_could_not_spell_is_refused(name: str) -> None:
-    method = Method(name=name, objective=Smoothed(), attack=PGD(), paper="")
+    method = Method(objective=Smoothed(), attack=PGD())
     with pytest.raises(RattleError, match=r"lower-case letters|a suffix that recipes give a meaning to"):
-        register_method(method)
+        register_method(name, method)

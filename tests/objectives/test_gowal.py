@@ -14,7 +14,8 @@ from torch import nn
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.objectives.gowal import Gowal
-from rattle.recipes.catalog import get_recipe, list_recipes, make_recipe
+from rattle.recipes.catalog import get_recipe, make_recipe
+from rattle.recipes.names import list_recipes
 from rattle.recipes.recipe import SGD, Recipe
 from rattle.recipes.schedules import OneCycle, Piecewise
 from rattle.runs.load import build_model

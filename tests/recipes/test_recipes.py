@@ -13,8 +13,9 @@ from rattle.data import Augment
 from rattle.data.registry import Data
 from rattle.errors import RattleError, unknown
 from rattle.objectives import AT, Taylor, Trades
-from rattle.recipes.catalog import describe, get_recipe, list_recipes, resolve
+from rattle.recipes.catalog import describe, get_recipe, resolve
 from rattle.recipes.idle import refuse_idle
+from rattle.recipes.names import list_recipes
 from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, number, to_plain

@@ -71,7 +71,7 @@ class Everything:
 
 @pytest.fixture
 def recipe() -> Iterator[Recipe]:
-    register_method(Method(name="everything", objective=Everything(), attack=PGD(steps=2), paper="nobody"))
+    register_method("everything", Method(objective=Everything(), attack=PGD(steps=2)))
     yield tiny("everything")
     del METHODS["everything"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
-from rattle.cli import names
+from rattle.attacks.registry import list_attacks
 
 POSITIONALS = {"path": "RUN", "runs": "RUN", "filter": "TEXT"}  # a field's name -> what help calls the argument
 
@@ -50,7 +50,7 @@ def description(options: type) -> str:
     """What help says of a command: the first paragraph of its options' docstring, and every attack if it takes some."""
     about = " ".join((options.__doc__ or "").split("\n\n")[0].split())
     if "attacks" in options.__dataclass_fields__:  # pyright: ignore[reportAttributeAccessIssue]
-        about += f" The attacks are {', '.join(names.attacks())}; pgd and cw take any number of steps."
+        about += f" The attacks are {', '.join(list_attacks())}; pgd and cw take any number of steps."
     return textwrap.fill(
         about, min(shutil.get_terminal_size().columns, 120), subsequent_indent="  ", break_on_hyphens=False
     )
@@ -60,8 +60,8 @@ def description(options: type) -> str:
 def name_positionals(options: type) -> None:
     """Let help call positional arguments by what they are, RUN, where tyro says STR."""
     for name, hint in get_type_hints(options, include_extras=True).items():
-        choices = get_origin(get_args(hint)[0]) is Literal if get_origin(hint) is Annotated else True
-        if name in names.positionals(options.__module__, options.__name__) and not choices:
+        marked = get_origin(hint) is Annotated and tyro.conf.Positional in get_args(hint)
+        if marked and get_origin(get_args(hint)[0]) is not Literal:
             several = get_origin(get_args(hint)[0]) is tuple
             metavar = POSITIONALS.get(name, name.upper()) + (" ..." if several else "")
             metavar = f"[{metavar}]" if hasattr(options, name) else metavar  # it has a default

@@ -14,7 +14,6 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from rattle.cli import early, rehearsal
 from rattle.errors import RattleError, first_line, is_out_of_memory
 from rattle.runs.paths import printable
 from rattle.training.signals import StoppedBySignal
@@ -35,11 +34,9 @@ COMMANDS = {
     "compare": "which model is better? paired tests on the same images: rattle compare plain.pt-results runs/a",
     "table": "runs as a Markdown, LaTeX or CSV table, mean and deviation over seeds",
     "paper": "a table of the paper, trained, attacked, beside the published numbers: rattle paper 1 --scale tiny",
-    "watch": "follow a run in the terminal: rattle watch runs/a",
     "bench": "measure speed and memory here, beside plain reference code and the machine's limit: rattle bench --quick",
     "recipes": "tell the methods, and list the named recipes",
-    "completion": "complete commands, options and names in your shell: rattle completion bash (or zsh, fish)",
-    "doctor": "say what rattle runs on here, and whether it works",
+    "doctor": "check the installation",
 }
 
 
@@ -76,10 +73,6 @@ def execute(command: str, args: list[str], *, alone: bool) -> int:
     warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"  # without file and line
     os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:
-        if int(os.environ.get("WORLD_SIZE", "1")) < 2:  # ranks refuse together, once they have met
-            early.check(command, args)
-            if rehearsal.refuses(command, args, alone=alone):
-                return rehearsal.REFUSED
         if alone:
             keep_memory()
         call(command, args)

@@ -1,7 +1,7 @@
 """rattle recipes: the methods by group and how a recipe's name is built; the names; or the models of the zoo."""
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -11,11 +11,9 @@ from rattle.cli.console import say
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.models.registry import list_models
-from rattle.objectives.base import GROUPS
-from rattle.objectives.registry import METHODS
-from rattle.recipes.catalog import SETTINGS, TIMM, describe, get_recipe, list_recipes, parts_of
-from rattle.recipes.idle import idle_settings
-from rattle.runs.zoo import entry, list_zoo
+from rattle.objectives.registry import AWP, GROUPS, METHODS, TAYLOR, variants_of
+from rattle.recipes.names import DATASETS, TIMM, list_recipes, split_method, split_recipe
+from rattle.runs import zoo
 
 COLUMN = 18  # where texts begin: after the longest name of a method
 WIDTH = 80
@@ -23,8 +21,8 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class Options:
-    """Tell the methods and how the name of a recipe is built; with TEXT list the recipes whose names contain it, or
-    print one as YAML. Any model name may stand where preact18 does."""
+    """List the methods and how the name of a recipe is built; with TEXT the recipes whose names contain it. Any model
+    name may stand where preact18 does."""
 
     filter: Annotated[str, tyro.conf.Positional] = ""  # list the names that contain this, e.g. cifar10-l2
     all: bool = False  # list every name
@@ -32,60 +30,87 @@ class Options:
     yaml: bool = False  # print the one recipe of that name as YAML, to save and edit
 
 
-def read(args: list[str]) -> Options:
-    """The options; raises RattleError for a recipe that is not there."""
+def main(args: list[str]) -> None:
     options = parse(Options, args, "recipes")
     if options.yaml:
-        get_recipe(options.filter)
-    return options
-
-
-def main(args: list[str]) -> None:
-    options = read(args)
-    if options.yaml:
-        say(get_recipe(options.filter).to_yaml(), end="")
-        return
-    if not (options.filter or options.all or options.zoo):
+        print_yaml(options.filter)
+    elif options.zoo:
+        print_names(zoo.list_zoo(), options.filter.removeprefix("zoo:"), zoo_line, "zoo:")
+    elif options.filter and is_recipe(options.filter):
+        print_recipe(options.filter)
+    elif options.filter or options.all:
+        print_names(list_recipes(), options.filter, recipe_line)
+    else:
         print("\n".join([*method_lines(), *name_lines()]))
-        return
-    names, line = (list_zoo(), zoo_line) if options.zoo else (list_recipes(), describe)
-    found = [name for name in names if options.filter.removeprefix("zoo:") in name]
-    if not found and not options.zoo and parts_of(options.filter):
-        found = [options.filter]  # spelled out though not listed: -sam, -fast, another network
+
+
+def print_yaml(name: str) -> None:
+    """A recipe as YAML."""
+    split_recipe(name)
+    from rattle.recipes.catalog import get_recipe
+
+    say(get_recipe(name).to_yaml(), end="")
+
+
+def print_recipe(name: str) -> None:
+    """A recipe, and its settings that do nothing."""
+    from rattle.recipes.catalog import describe, get_recipe
+    from rattle.recipes.idle import idle_settings
+
+    say(f"{name}  {describe(name)}\n\nsettings that do nothing in it:")
+    for setting, reason in idle_settings(get_recipe(name)).items():
+        say(f"  --{setting:<24} {reason}")
+
+
+def print_names(names: list[str], text: str, line: Callable[[str], str], prefix: str = "") -> None:
+    """The names that contain a text, a line each."""
+    found = [name for name in names if text in name]
     if not found:
-        what, command = (
-            ("model of the zoo", "rattle recipes --zoo") if options.zoo else ("recipe's name", "rattle recipes --all")
-        )
-        raise RattleError(f"no {what} contains {options.filter!r}; `{command}` lists all")
-    width = max(map(len, found)) + len("zoo:" if options.zoo else "")
+        what = "model of the zoo" if prefix else "recipe's name"
+        command = "rattle recipes --zoo" if prefix else "rattle recipes --all"
+        raise RattleError(f"no {what} contains {text!r}; `{command}` lists all")
+    width = max(map(len, found))
     for name in found:
-        say(f"{'zoo:' * options.zoo + name:<{width}}  {line(name)}")
-    if options.filter in found and not options.zoo:
-        print("\nsettings that do nothing in it:")
-        for setting, reason in idle_settings(get_recipe(options.filter)).items():
-            say(f"  --{setting:<24} {reason}")
+        say(f"{prefix}{name:<{width}}  {line(name)}")
+
+
+def is_recipe(name: str) -> bool:
+    try:
+        split_recipe(name)
+    except RattleError:
+        return False
+    return True
+
+
+def recipe_line(name: str) -> str:
+    """What a recipe's method is."""
+    method, _ = split_method(split_recipe(name)[3])
+    entry = METHODS.entry(method)
+    return f"{entry.summary} ({entry.paper})"
 
 
 def method_lines() -> Iterator[str]:
     """The methods by group, a line each."""
     for group, heading in GROUPS.items():
-        members = [method for method in METHODS.values() if method.group == group]
-        yield from [heading, *(entry_line(m.name, f"{m.summary} ({m.paper})".strip()) for m in members), ""]
+        yield heading
+        for name, entry in METHODS.entries.items():
+            if entry.group == group:
+                yield entry_line(name, f"{entry.summary} ({entry.paper})")
+        yield ""
 
 
 def name_lines() -> list[str]:
     """How a recipe's name is built."""
-    taylor = [name for name, method in METHODS.items() if not hasattr(method.objective, "taylor")]
-    awp = [name for name, method in METHODS.items() if method.awp]
-    norms = dict.fromkeys(norm for setting in SETTINGS.values() for norm in setting.step_sizes)
+    no_taylor = [name for name in METHODS if not {*TAYLOR} & {*variants_of(name)}]
+    awp = [name for name in METHODS if {*AWP} & {*variants_of(name)}]
     rows = {
-        "DATASET": ", ".join(SETTINGS),
-        "NORM": ", ".join(norms),
+        "DATASET": ", ".join(DATASETS),
+        "NORM": "linf, l2",
         "MODEL": f"{', '.join(list_models())}; cnn for the digits; {', '.join(TIMM)} of timm",
         "METHOD": "one of the above, and then, each if wanted:",
         "  -awp": f"adversarial weight perturbation (Wu et al. 2020): {', '.join(awp)}",
         "  -sam, -asam": "sharpness-aware minimisation in its place, on any method",
-        "  -1st, -2nd": f"the paper's Taylor terms; not for {', '.join(taylor)}",
+        "  -1st, -2nd": f"the paper's Taylor terms; not for {', '.join(no_taylor)}",
         "  -released": "trades-2nd and trades-awp-2nd as the authors released them",
         "  -fast": "about a third of the cost",
     }
@@ -107,7 +132,7 @@ def entry_line(name: str, text: str) -> str:
 
 def zoo_line(name: str) -> str:
     """The recorded accuracies of a model of the zoo."""
-    found = entry(name)
+    found = zoo.entry(name)
     accuracies = {"clean": found["clean"], **found["attacks"]}
     text = ", ".join(f"{key} {100 * value['accuracy']:.1f}" for key, value in accuracies.items())
     return f"{text} (%, n {found['n']})"

@@ -1,27 +1,35 @@
 """Data: sources become uint8 tensors, batches are drawn by (seed, epoch), augmentation runs on the device."""
 
-from rattle.data.augment import Augment, to_float
-from rattle.data.dataset import Dataset, Images, on_device, to_device
-from rattle.data.download import get
-from rattle.data.files import data_root
-from rattle.data.registry import SOURCES, Data, batches, list_datasets, register_source
-from rattle.data.show import balance, contact_sheet, describe
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "SOURCES",
-    "Augment",
-    "Data",
-    "Dataset",
-    "Images",
-    "balance",
-    "batches",
-    "contact_sheet",
-    "data_root",
-    "describe",
-    "get",
-    "list_datasets",
-    "on_device",
-    "register_source",
-    "to_device",
-    "to_float",
-]
+from rattle.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rattle.data.augment import Augment as Augment
+    from rattle.data.augment import to_float as to_float
+    from rattle.data.dataset import Dataset as Dataset
+    from rattle.data.dataset import Images as Images
+    from rattle.data.dataset import on_device as on_device
+    from rattle.data.dataset import to_device as to_device
+    from rattle.data.download import get as get
+    from rattle.data.files import data_root as data_root
+    from rattle.data.registry import SOURCES as SOURCES
+    from rattle.data.registry import Data as Data
+    from rattle.data.registry import batches as batches
+    from rattle.data.registry import list_datasets as list_datasets
+    from rattle.data.registry import register_source as register_source
+    from rattle.data.show import balance as balance
+    from rattle.data.show import contact_sheet as contact_sheet
+    from rattle.data.show import describe as describe
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "augment": ["Augment", "to_float"],
+        "dataset": ["Dataset", "Images", "on_device", "to_device"],
+        "download": ["get"],
+        "files": ["data_root"],
+        "registry": ["SOURCES", "Data", "batches", "list_datasets", "register_source"],
+        "show": ["balance", "contact_sheet", "describe"],
+    },
+)

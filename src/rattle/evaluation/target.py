@@ -15,7 +15,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.inputs import as_float
 from rattle.models import check_width, load_weights
 from rattle.models.pretrained import file_normalisation, normalises
-from rattle.models.registry import BUILT_IN, create_model
+from rattle.models.registry import BUILDERS, create_model
 from rattle.models.timm import parse_spec
 from rattle.runs import distributed
 from rattle.runs.checkpoint import Checkpoint
@@ -106,7 +106,7 @@ class Network:
             raise RattleError("--mean and --std go together: a number for each channel")
         if self.weights and self.random_weights:
             raise RattleError("--weights and --random-weights are two answers to one question: give one of them")
-        if self.model in BUILT_IN and not (self.weights or self.random_weights):
+        if self.model in BUILDERS.built_in and not (self.weights or self.random_weights):
             raise untrained(self.model)
 
     def build(self, classes: int, channels: int) -> nn.Module:

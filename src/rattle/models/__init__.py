@@ -1,20 +1,28 @@
 """Networks: every one is features(x), then a linear head, and takes images in [0, 1]."""
 
-from rattle.models.head import check_width, find_head
-from rattle.models.layers import Normalise
-from rattle.models.pretrained import LoadReport, load_weights
-from rattle.models.registry import BUILDERS, create_model, list_models, register_model
-from rattle.models.small import SmallCNN
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BUILDERS",
-    "LoadReport",
-    "Normalise",
-    "SmallCNN",
-    "check_width",
-    "create_model",
-    "find_head",
-    "list_models",
-    "load_weights",
-    "register_model",
-]
+from rattle.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from rattle.models.head import check_width as check_width
+    from rattle.models.head import find_head as find_head
+    from rattle.models.layers import Normalise as Normalise
+    from rattle.models.pretrained import LoadReport as LoadReport
+    from rattle.models.pretrained import load_weights as load_weights
+    from rattle.models.registry import BUILDERS as BUILDERS
+    from rattle.models.registry import create_model as create_model
+    from rattle.models.registry import list_models as list_models
+    from rattle.models.registry import register_model as register_model
+    from rattle.models.small import SmallCNN as SmallCNN
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "head": ["check_width", "find_head"],
+        "layers": ["Normalise"],
+        "pretrained": ["LoadReport", "load_weights"],
+        "registry": ["BUILDERS", "create_model", "list_models", "register_model"],
+        "small": ["SmallCNN"],
+    },
+)

@@ -4,6 +4,8 @@ The 32x32 variant of Rice et al. (2020): a 3x3 stem, a projected shortcut that s
 last BatchNorm and activation before the average pooling.
 """
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from rattle.models.layers import MeanStd, Network, activate, conv1x1, conv3x3, pooled, stages
@@ -77,3 +79,8 @@ class PreActResNet(Network):
         out = self.conv1(self.normalise(x))
         out = self.layer4(self.layer3(self.layer2(self.layer1(out))))
         return pooled(self.act(self.bn(out)))
+
+
+preact18 = partial(PreActResNet, 18)
+preact34 = partial(PreActResNet, 34)
+preact50 = partial(PreActResNet, 50)

@@ -1,42 +1,48 @@
 """Models by name. Every built-in network is features(x), then a linear head, and takes images in [0, 1].
 
-One file and one line of BUILDERS add a model, or one call of `register_model` at run time.
+One file and one line of BUILDERS add a model, or one call of `register_model` at run time. Imports no torch before a
+model is asked for.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Callable
 from functools import partial
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from rattle.errors import RattleError, unknown
-from rattle.models.layers import MeanStd
-from rattle.models.mobilenet_v2 import MobileNetV2
-from rattle.models.preact_resnet import PreActResNet
-from rattle.models.resnet import ResNet18
-from rattle.models.small import SLIM, STRIDED, SmallCNN
-from rattle.models.user import call_builder, import_builder
-from rattle.models.vgg import VGG16
-from rattle.models.wide_resnet import WideResNet
+from rattle.registry import Entry, Registry
 from rattle.settings import check_type
 
-BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "cnn": SmallCNN,
-    "cnn-plain": partial(SmallCNN, norm=False),
-    "cnn-slim": partial(SmallCNN, width=16, stages=SLIM, pool=4),
-    "cnn-strided": partial(SmallCNN, width=16, stages=STRIDED),
-    "preact18": partial(PreActResNet, 18),
-    "preact34": partial(PreActResNet, 34),
-    "preact50": partial(PreActResNet, 50),
-    "resnet18": ResNet18,
-    "vgg16": VGG16,
-    "mobilenetv2": MobileNetV2,
-    "wrn28-10": partial(WideResNet, 28, 10),  # and any other wrnDEPTH-FACTOR, see `find_builder`
-    "wrn34-10": partial(WideResNet, 34, 10),
-    "wrn34-20": partial(WideResNet, 34, 20),
-    "wrn70-16": partial(WideResNet, 70, 16),
-}
-BUILT_IN = frozenset(BUILDERS)
+if TYPE_CHECKING:
+    from torch import nn
+
+    from rattle.models.layers import MeanStd
+
+BUILDERS: Registry[Callable[..., nn.Module]] = Registry(
+    "model",
+    {
+        "cnn": Entry(".small:SmallCNN", "four convolutions, for 8x8 and 28x28 images"),
+        "cnn-plain": Entry(".small:cnn_plain", "the same without BatchNorm"),
+        "cnn-slim": Entry(".small:cnn_slim", "for studies on 32x32 images without a GPU"),
+        "cnn-strided": Entry(".small:cnn_strided", "more weights for the same time"),
+        "preact18": Entry(".preact_resnet:preact18", "pre-activation ResNet", "He et al. 2016"),
+        "preact34": Entry(".preact_resnet:preact34", "pre-activation ResNet", "He et al. 2016"),
+        "preact50": Entry(".preact_resnet:preact50", "pre-activation ResNet", "He et al. 2016"),
+        "resnet18": Entry(".resnet:ResNet18", "ResNet", "He et al. 2015"),
+        "vgg16": Entry(".vgg:VGG16", "VGG with BatchNorm", "Simonyan and Zisserman 2014"),
+        "mobilenetv2": Entry(".mobilenet_v2:MobileNetV2", "inverted residuals", "Sandler et al. 2018"),
+        # and any other wrnDEPTH-FACTOR, see `find_builder`
+        "wrn28-10": Entry(".wide_resnet:wrn28_10", "wide ResNet", "Zagoruyko and Komodakis 2016"),
+        "wrn34-10": Entry(".wide_resnet:wrn34_10", "wide ResNet", "Zagoruyko and Komodakis 2016"),
+        "wrn34-20": Entry(".wide_resnet:wrn34_20", "wide ResNet", "Zagoruyko and Komodakis 2016"),
+        "wrn70-16": Entry(".wide_resnet:wrn70_16", "wide ResNet", "Zagoruyko and Komodakis 2016"),
+    },
+    package="rattle.models",
+    points="rattle.models",
+)
+WIDE = r"wrn(\d{1,4})-(\d{1,4})(-dm)?"
 
 
 def register_model(name: str, make: Callable[..., nn.Module]) -> None:
@@ -48,9 +54,9 @@ def register_model(name: str, make: Callable[..., nn.Module]) -> None:
     check_type("the name", name, str)
     if not callable(make):
         raise RattleError(f"make must be a function or class that returns the network, got {type(make).__name__}")
-    if name in BUILT_IN or ":" in name:
-        raise RattleError(f"{name!r} cannot be registered: it has a colon, or is the name of a built-in model")
-    BUILDERS[name] = make
+    if ":" in name:
+        raise RattleError(f"a registered model's name has no colon, got {name!r}")
+    BUILDERS.add(name, make)
 
 
 def list_models() -> list[str]:
@@ -60,18 +66,34 @@ def list_models() -> list[str]:
 
 def is_built_in(name: str) -> bool:
     """Whether the named network is one of this package's own."""
-    return name in BUILT_IN or (name not in BUILDERS and name.startswith("wrn"))
+    return name in BUILDERS.built_in or (name not in BUILDERS and name.startswith("wrn"))
+
+
+def check_model(name: str) -> None:
+    """Raise RattleError for a name that is no model's; what a user's own names is found when it is built."""
+    if not is_own(name) and name not in BUILDERS and not re.fullmatch(WIDE, name):
+        raise unknown("model", name, BUILDERS)
+
+
+def is_own(name: str) -> bool:
+    """Whether the name says where a user's network is: `file.py:build`, `package.module:build`, `timm:NAME`."""
+    return ":" in name or name.endswith(".py")
 
 
 def find_builder(name: str) -> Callable[..., nn.Module]:
     """The function or class that builds the named model; `wrn16-4` and `wrn28-10-dm` (DeepMind's) need no entry."""
-    if ":" in name or name.endswith(".py"):
+    if is_own(name):
+        from rattle.models.user import import_builder
+
         return import_builder(name)
+    check_model(name)
     if name in BUILDERS:
         return BUILDERS[name]
-    if wide := re.fullmatch(r"wrn(\d{1,4})-(\d{1,4})(-dm)?", name):
-        return partial(WideResNet, int(wide[1]), int(wide[2]), same=wide[3] is not None)
-    raise unknown("model", name, BUILDERS)
+    from rattle.models.wide_resnet import WideResNet
+
+    wide = re.fullmatch(WIDE, name)
+    assert wide is not None, "check_model found it"
+    return partial(WideResNet, int(wide[1]), int(wide[2]), same=wide[3] is not None)
 
 
 def create_model(
@@ -96,6 +118,8 @@ def create_model(
     >>> create_model("cnn", classes=10, channels=1)(torch.rand(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
+    from rattle.models.user import call_builder
+
     for what, value in {"classes": classes, "channels": channels, "width": 1 if width is None else width}.items():
         check_type(what, value, int)
     for what, value in {"the model's name": name, "activation": activation}.items():

@@ -1,5 +1,7 @@
 """Small CNNs: four convolutions, with or without BatchNorm, and a linear head."""
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from rattle.models.layers import MeanStd, Network, activate
@@ -38,3 +40,8 @@ class SmallCNN(Network):
 
     def features(self, x: Tensor) -> Tensor:
         return self.body(self.normalise(x))
+
+
+cnn_plain = partial(SmallCNN, norm=False)
+cnn_slim = partial(SmallCNN, width=16, stages=SLIM, pool=4)
+cnn_strided = partial(SmallCNN, width=16, stages=STRIDED)

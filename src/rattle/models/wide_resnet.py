@@ -1,5 +1,7 @@
 """WideResNet (Zagoruyko and Komodakis 2016) of any depth and width, as in TRADES; and DeepMind's variant."""
 
+from functools import partial
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -56,3 +58,9 @@ class WideResNet(Network):
         out = self.conv1(self.normalise(x))
         out = self.block3(self.block2(self.block1(out)))
         return pooled(self.act(self.bn(out)))
+
+
+wrn28_10 = partial(WideResNet, 28, 10)
+wrn34_10 = partial(WideResNet, 34, 10)
+wrn34_20 = partial(WideResNet, 34, 20)
+wrn70_16 = partial(WideResNet, 70, 16)

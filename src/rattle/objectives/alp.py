@@ -40,10 +40,6 @@ class ALP(PairObjective):
 
 
 METHOD = Method(
-    name="alp",
     objective=ALP(),
     attack=PGD(loss="ce", start="uniform"),
-    summary="the logits of x and x' pulled together",
-    group="other",
-    paper="Kannan et al. 2018",
 )

@@ -37,11 +37,7 @@ class AT:
 
 
 METHOD = Method(
-    name="at",
     objective=AT(),
     attack=PGD(loss="ce", start="uniform"),
-    summary="plain adversarial training",
-    group="paper",
-    paper="Madry et al. 2018",
     awp=AWP(gamma=0.01, warmup=0),
 )

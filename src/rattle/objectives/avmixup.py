@@ -59,10 +59,6 @@ def smoothed(y: Tensor, mass: float, classes: int, dtype: torch.dtype) -> Tensor
 
 
 METHOD = Method(
-    name="avmixup",
     objective=AVMixup(),
     attack=PGD(loss="ce", start="uniform"),
-    summary="images and soft labels beyond x'",
-    group="rows",
-    paper="Lee et al. 2020",
 )

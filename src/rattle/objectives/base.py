@@ -1,7 +1,7 @@
 """What an objective is: it says what it needs of the model and returns named terms whose sum is the loss.
 
-A method adds a file with a frozen dataclass that follows `Objective` and a `Method` that names it, and one line in
-registry.py. Recipes, the names in tables and the report come from there.
+A method adds a file with a frozen dataclass that follows `Objective` and a `Method` of it, and one line in registry.py
+with its name, summary and paper. Recipes, the names in tables and the report come from there.
 
 What few methods need is optional: the classes from `ChangesOverTime` on each describe one method or property that an
 objective may have besides.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,6 @@ from rattle.randomness import ImageStreams
 from rattle.settings import check_settings
 from rattle.weights import AWP, EMA, SWA
 
-Group = Literal["paper", "rows", "cheap", "taught", "other"]
-GROUPS: dict[Group, str] = {  # group -> its heading in `rattle recipes`
-    "paper": "The paper's bases, on which it puts its Taylor terms",
-    "rows": "The other rows of the paper's tables",
-    "cheap": "Cheap inner loops",
-    "taught": "Distillation",
-    "other": "Further objectives",
-}
 Reduce = Callable[[Tensor], Tensor]  # the average of a tensor over ranks
 
 
@@ -111,14 +103,10 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A training method as recipes name it: its objective, the inner attack that goes with it, and its source."""
+    """A training method: its objective, the inner attack that goes with it, and what its paper trains with."""
 
-    name: str  # in the names of recipes, such as trades
     objective: Objective  # with the published settings
     attack: PGD  # the inner maximisation; a recipe sets its threat and step size
-    paper: str  # whose method it is
-    summary: str = ""  # what it does, in the line that `rattle recipes` has for it
-    group: Group = "other"  # where that line stands
     awp: AWP | None = None  # the published settings of AWP on this base (recipes NAME-awp); None: there are none
     length: float = 1.0  # epochs over those that are usual for the dataset, 200 for the paper's
     drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the learning rate drops

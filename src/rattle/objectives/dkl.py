@@ -91,12 +91,8 @@ def pairwise(gap: Tensor, w: Tensor, reduce: Reduce) -> Tensor:
 
 
 METHOD = Method(
-    name="dkl",
     objective=DKL(),
     attack=PGD(loss="kl", start="gaussian"),
-    summary="TRADES' divergence taken apart, reweighted",
-    group="other",
-    paper="Cui et al. 2023",
     awp=AWP(gamma=0.005, warmup=10),
     ramp=1.0,
 )

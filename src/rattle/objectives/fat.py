@@ -94,10 +94,6 @@ class FAT(AT):
 
 
 METHOD = Method(
-    name="fat",
     objective=FAT(),
     attack=PGD(loss="ce", start="uniform"),
-    summary="AT, each attack stopped when it succeeds",
-    group="rows",
-    paper="Zhang et al. 2020",
 )

@@ -26,10 +26,6 @@ class FATTrades(Trades):
 
 
 METHOD = Method(
-    name="fat-trades",
     objective=FATTrades(),
     attack=PGD(loss="kl", start="gaussian"),
-    summary="TRADES with FAT's attack",
-    group="rows",
-    paper="Zhang et al. 2020",
 )

@@ -66,11 +66,7 @@ class Carried:
 
 # The epochs are divided by the replays: as many updates as any other method has.
 METHOD = Method(
-    name="free",
     objective=Free(),
     attack=PGD(),
-    paper="Shafahi et al. 2019",
-    summary="AT by replayed minibatches",
-    group="cheap",
     length=1 / Free().replays,
 )

@@ -99,10 +99,6 @@ class GAT(PairObjective):
 
 # The attack of the recipe gives the threat alone, and the attack that chooses the best checkpoint its steps.
 METHOD = Method(
-    name="gat",
     objective=GAT(),
     attack=PGD(),
-    summary="one step, guided by the clean softmax",
-    group="rows",
-    paper="Sriramanan et al. 2020",
 )

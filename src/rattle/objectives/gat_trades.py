@@ -28,10 +28,6 @@ class GATTrades(Trades):
 
 
 METHOD = Method(
-    name="gat-trades",
     objective=GATTrades(),
     attack=PGD(),
-    summary="TRADES with GAT's one step",
-    group="rows",
-    paper="Sriramanan et al. 2020",
 )

@@ -37,12 +37,8 @@ class Gowal(Trades):
 
 METHOD = replace(
     trades.METHOD,
-    name="gowal",
     objective=Gowal(),
     attack=PGD(loss="kl", start="uniform"),
-    paper="Gowal et al. 2020",
-    summary="TRADES with SiLU and averaged weights",
-    group="rows",
     drops=(2 / 3,),
     batch_size=512,
     rate=2.0,  # 0.1 for 256 images, in proportion

@@ -59,10 +59,6 @@ class HAT:
 
 
 METHOD = Method(
-    name="hat",
     objective=HAT(),
     attack=PGD(loss="kl", start="gaussian"),
-    summary="TRADES with helper points",
-    group="rows",
-    paper="Rade and Moosavi-Dezfooli 2022",
 )

@@ -71,12 +71,8 @@ class KD:
 
 
 METHOD = Method(
-    name="kd-swa",
     objective=KD(),
     attack=PGD(loss="ce", start="uniform"),
-    summary="AT with two teachers and averaged weights",
-    group="rows",
-    paper="Chen et al. 2021",
     drops=(0.25, 0.75),  # epochs 50 and 150 of 200, so that the average begins after the first
     average=SWA(),
 )

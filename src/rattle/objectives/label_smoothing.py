@@ -47,11 +47,7 @@ class LabelSmoothing:
 
 
 METHOD = Method(
-    name="label-smoothing",
     objective=LabelSmoothing(),
     attack=PGD(loss="ce", start="uniform"),
-    summary="AT with smoothed labels",
-    group="other",
-    paper="Pang et al. 2021",
     awp=AWP(gamma=0.01, warmup=0),
 )

@@ -54,10 +54,6 @@ class LBGAT:
 
 
 METHOD = Method(
-    name="lbgat",
     objective=LBGAT(),
     attack=PGD(loss="kl", start="gaussian"),
-    summary="guided by a clean network trained along",
-    group="rows",
-    paper="Cui et al. 2021",
 )

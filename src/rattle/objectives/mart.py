@@ -47,11 +47,7 @@ class Mart(PairObjective):
 
 
 METHOD = Method(
-    name="mart",
     objective=Mart(),
     attack=PGD(loss="ce", start="gaussian"),
-    summary="TRADES, harder on misclassified images",
-    group="rows",
-    paper="Wang et al. 2020",
     awp=AWP(gamma=0.005, warmup=10),
 )

@@ -138,10 +138,6 @@ def soft_margin(logits: Tensor, y: Tensor) -> Tensor:
 
 
 METHOD = Method(
-    name="mma",
     objective=MMA(),
     attack=PGD(loss="ce", start="uniform"),
-    summary="every image attacked up to its boundary",
-    group="other",
-    paper="Ding et al. 2020",
 )

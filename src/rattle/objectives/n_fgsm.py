@@ -60,10 +60,6 @@ class NFGSM(AT):
 
 
 METHOD = Method(
-    name="n-fgsm",
     objective=NFGSM(),
     attack=PGD(),
-    summary="AT with one step from strong noise",
-    group="cheap",
-    paper="de Jorge et al. 2022",
 )

@@ -6,10 +6,6 @@ from rattle.objectives import trades
 
 METHOD = replace(
     trades.METHOD,
-    name="pang",
-    summary="TRADES in the bag of tricks' settings",
-    group="rows",
-    paper="Pang et al. 2021",
     length=110 / 200,
     drops=(100 / 110, 105 / 110),
 )

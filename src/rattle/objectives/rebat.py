@@ -46,12 +46,8 @@ class ReBAT:
 
 
 METHOD = Method(
-    name="rebat",
     objective=ReBAT(),
     attack=PGD(loss="ce", start="uniform"),
-    summary="AT near the average of its own weights",
-    group="other",
-    paper="Wang et al. 2023",
     average=EMA(decay=0.999, start=0.525),  # from epoch 105 of 200
     rate_factor=1 / 1.5,
 )

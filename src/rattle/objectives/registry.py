@@ -1,86 +1,111 @@
-"""Every method by the name that recipes give it. One line here adds one; `register_method` does it at run time."""
+"""Every method by the name that recipes give it. One line here adds one; `register_method` does it at run time.
 
-from rattle.errors import RattleError, unknown
-from rattle.objectives import (
-    alp,
-    at,
-    avmixup,
-    dkl,
-    fat,
-    fat_trades,
-    free,
-    gat,
-    gat_trades,
-    gowal,
-    hat,
-    kd_swa,
-    label_smoothing,
-    lbgat,
-    mart,
-    mma,
-    n_fgsm,
-    pang,
-    rebat,
-    rice,
-    rslad,
-    s2o_at,
-    s2o_trades,
-    sota,
-    standard,
-    trades,
-)
-from rattle.objectives.base import Method, Objective
+Imports no torch: a method's own file is imported when the method is asked for.
+"""
 
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
-        at.METHOD,
-        trades.METHOD,
-        standard.METHOD,
-        mart.METHOD,
-        s2o_at.METHOD,
-        s2o_trades.METHOD,
-        alp.METHOD,
-        label_smoothing.METHOD,
-        rice.METHOD,
-        pang.METHOD,
-        gowal.METHOD,
-        sota.METHOD,
-        fat.METHOD,
-        fat_trades.METHOD,
-        avmixup.METHOD,
-        gat.METHOD,
-        gat_trades.METHOD,
-        n_fgsm.METHOD,
-        free.METHOD,
-        lbgat.METHOD,
-        hat.METHOD,
-        kd_swa.METHOD,
-        rslad.METHOD,
-        mma.METHOD,
-        rebat.METHOD,
-        dkl.METHOD,
-    )
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from rattle.errors import RattleError
+from rattle.registry import Entry, Registry
+
+if TYPE_CHECKING:
+    from rattle.objectives.base import Method, Objective
+
+Group = Literal["paper", "rows", "cheap", "taught", "other"]
+GROUPS: dict[Group, str] = {  # group -> its heading in `rattle recipes`
+    "paper": "The paper's bases, on which it puts its Taylor terms",
+    "rows": "The other rows of the paper's tables",
+    "cheap": "Cheap inner loops",
+    "taught": "Distillation",
+    "other": "Further objectives",
 }
+SUFFIXES = ("-awp", "-sam", "-asam", "-1st", "-2nd", "-released", "-fast")  # what recipes add to a method's name
+AWP, TAYLOR = ("-awp",), ("-1st", "-2nd")  # those that not every method has
+
+METHODS: Registry[Method] = Registry(
+    "method",
+    {
+        "at": Entry(".at:METHOD", "plain adversarial training", "Madry et al. 2018", "paper", AWP + TAYLOR),
+        "trades": Entry(
+            ".trades:METHOD", "CE on clean images, KL to adversarial ones", "Zhang et al. 2019", "paper", AWP + TAYLOR
+        ),
+        "standard": Entry(".standard:METHOD", "no adversary: a baseline, and a teacher", "no defence", "other", ()),
+        "mart": Entry(
+            ".mart:METHOD", "TRADES, harder on misclassified images", "Wang et al. 2020", "rows", AWP + TAYLOR
+        ),
+        "s2o-at": Entry(".s2o_at:METHOD", "AT with second-order statistics", "Jin et al. 2022", "rows", AWP + TAYLOR),
+        "s2o-trades": Entry(
+            ".s2o_trades:METHOD", "TRADES with second-order statistics", "Jin et al. 2022", "rows", AWP + TAYLOR
+        ),
+        "alp": Entry(".alp:METHOD", "the logits of x and x' pulled together", "Kannan et al. 2018", "other", TAYLOR),
+        "label-smoothing": Entry(
+            ".label_smoothing:METHOD", "AT with smoothed labels", "Pang et al. 2021", "other", AWP + TAYLOR
+        ),
+        "rice": Entry(".rice:METHOD", "AT, stopped before it overfits", "Rice et al. 2020", "rows", AWP + TAYLOR),
+        "pang": Entry(
+            ".pang:METHOD", "TRADES in the bag of tricks' settings", "Pang et al. 2021", "rows", AWP + TAYLOR
+        ),
+        "gowal": Entry(
+            ".gowal:METHOD", "TRADES with SiLU and averaged weights", "Gowal et al. 2020", "rows", AWP + TAYLOR
+        ),
+        "sota": Entry(".sota:METHOD", "Gowal's TRADES on generated images", "Wang et al. 2023", "other", AWP + TAYLOR),
+        "fat": Entry(".fat:METHOD", "AT, each attack stopped when it succeeds", "Zhang et al. 2020", "rows", TAYLOR),
+        "fat-trades": Entry(".fat_trades:METHOD", "TRADES with FAT's attack", "Zhang et al. 2020", "rows", TAYLOR),
+        "avmixup": Entry(".avmixup:METHOD", "images and soft labels beyond x'", "Lee et al. 2020", "rows", ()),
+        "gat": Entry(".gat:METHOD", "one step, guided by the clean softmax", "Sriramanan et al. 2020", "rows", TAYLOR),
+        "gat-trades": Entry(
+            ".gat_trades:METHOD", "TRADES with GAT's one step", "Sriramanan et al. 2020", "rows", TAYLOR
+        ),
+        "n-fgsm": Entry(
+            ".n_fgsm:METHOD", "AT with one step from strong noise", "de Jorge et al. 2022", "cheap", TAYLOR
+        ),
+        "free": Entry(".free:METHOD", "AT by replayed minibatches", "Shafahi et al. 2019", "cheap", TAYLOR),
+        "lbgat": Entry(".lbgat:METHOD", "guided by a clean network trained along", "Cui et al. 2021", "rows", TAYLOR),
+        "hat": Entry(".hat:METHOD", "TRADES with helper points", "Rade and Moosavi-Dezfooli 2022", "rows", TAYLOR),
+        "kd-swa": Entry(
+            ".kd_swa:METHOD", "AT with two teachers and averaged weights", "Chen et al. 2021", "rows", TAYLOR
+        ),
+        "rslad": Entry(".rslad:METHOD", "a robust teacher's soft labels", "Zi et al. 2021", "taught", ()),
+        "mma": Entry(".mma:METHOD", "every image attacked up to its boundary", "Ding et al. 2020", "other", ()),
+        "rebat": Entry(".rebat:METHOD", "AT near the average of its own weights", "Wang et al. 2023", "other", TAYLOR),
+        "dkl": Entry(
+            ".dkl:METHOD", "TRADES' divergence taken apart, reweighted", "Cui et al. 2023", "other", AWP + TAYLOR
+        ),
+    },
+    package="rattle.objectives",
+    points="rattle.methods",
+)
 
 
-def register_method(method: Method) -> None:
+def register_method(name: str, method: Method, *, summary: str = "", paper: str = "", group: Group = "other") -> None:
     """Let recipes name a method of your own: `DATASET-NORM-MODEL-NAME`.
 
-    Its objective must be a dataclass: its fields become settings of recipes and options of the command line.
+    name: lower-case letters, digits and hyphens. method: its objective must be a dataclass, whose fields become
+    settings of recipes and options of the command line. summary, paper, group: what `rattle recipes` lists.
     """
-    if not method.name.replace("-", "").isalnum() or method.name != method.name.lower():
-        raise RattleError(f"a method's name is made of lower-case letters, digits and hyphens, got {method.name!r}")
-    if method.name.endswith(("-awp", "-sam", "-asam", "-1st", "-2nd", "-released", "-fast")):
-        raise RattleError(f"{method.name!r} ends in a suffix that recipes give a meaning to")
-    METHODS[method.name] = method
+    if not name.replace("-", "").isalnum() or name != name.lower():
+        raise RattleError(f"a method's name is made of lower-case letters, digits and hyphens, got {name!r}")
+    if name.endswith(SUFFIXES):
+        raise RattleError(f"{name!r} ends in a suffix that recipes give a meaning to")
+    METHODS.add(name, method, Entry(summary=summary, paper=paper, group=group))
 
 
 def get_method(name: str) -> Method:
     """The method of that name; a mistyped one is refused with the nearest."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
+    METHODS.entry(name)
     return METHODS[name]
+
+
+def variants_of(name: str) -> tuple[str, ...]:
+    """The suffixes that recipes may add to a method's name, of those that not every method has."""
+    variants = METHODS.entry(name).variants
+    if variants is None:
+        method = METHODS[name]
+        awp = AWP if method.awp is not None else ()
+        variants = awp + TAYLOR if hasattr(method.objective, "taylor") else awp
+    return variants
 
 
 def objective_kinds() -> list[type[Objective]]:

@@ -73,10 +73,6 @@ class AwayFrom:
 
 
 METHOD = Method(
-    name="rslad",
     objective=RSLAD(),
     attack=PGD(loss="kl", start="gaussian"),
-    summary="a robust teacher's soft labels",
-    group="taught",
-    paper="Zi et al. 2021",
 )

@@ -55,11 +55,7 @@ class S2OAT(PairObjective):
 
 
 METHOD = Method(
-    name="s2o-at",
     objective=S2OAT(),
     attack=PGD(loss="ce", start="uniform"),
-    summary="AT with second-order statistics",
-    group="rows",
-    paper="Jin et al. 2022",
     awp=AWP(gamma=0.01, warmup=0),
 )

@@ -34,11 +34,7 @@ class S2OTrades(PairObjective):
 
 
 METHOD = Method(
-    name="s2o-trades",
     objective=S2OTrades(),
     attack=PGD(loss="kl", start="gaussian"),
-    summary="TRADES with second-order statistics",
-    group="rows",
-    paper="Jin et al. 2022",
     awp=AWP(gamma=0.005, warmup=10),
 )

@@ -7,11 +7,7 @@ from rattle.objectives.gowal import Gowal
 
 METHOD = replace(
     gowal.METHOD,
-    name="sota",
     objective=Gowal(inv_lambda=5.0, smoothing=0.1, hold_clean=False),
-    paper="Wang et al. 2023",
-    summary="Gowal's TRADES on generated images",
-    group="other",
     length=2.0,
     settings={
         **gowal.METHOD.settings,

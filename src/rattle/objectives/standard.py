@@ -46,10 +46,6 @@ class NoAttack:
 
 
 METHOD = Method(
-    name="standard",
     objective=Standard(),
     attack=PGD(),
-    summary="no adversary: a baseline, and a teacher",
-    group="other",
-    paper="no defence",
 )

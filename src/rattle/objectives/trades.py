@@ -54,11 +54,7 @@ class Trades:
 
 
 METHOD = Method(
-    name="trades",
     objective=Trades(),
     attack=PGD(loss="kl", start="gaussian"),
-    summary="CE on clean images, KL to adversarial ones",
-    group="paper",
-    paper="Zhang et al. 2019",
     awp=AWP(gamma=0.005, warmup=10),
 )

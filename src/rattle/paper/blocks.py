@@ -85,7 +85,7 @@ def method_of(recipe: Recipe, row: Row) -> str:
     """The method that a recipe trains, with eta where the row sets it, and its name where another has its loss."""
     eta, name = dict(row.overrides).get("objective.taylor.eta"), parts_of(row.recipe)[3] if row.recipe else ""
     own = METHODS.get(name)
-    first = next((other.name for other in METHODS.values() if own and other.objective == own.objective), name)
+    first = next((other for other, method in METHODS.items() if own and method.objective == own.objective), name)
     name = "" if name == first else f" ({name})"  # pang is TRADES in other settings
     extra = ", extra images" if recipe.data.extra else ""
     return recipe.method.replace(" + ", "+") + name + (f", eta {eta}" if eta else "") + extra

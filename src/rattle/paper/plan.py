@@ -9,7 +9,7 @@ from rattle.errors import RattleError
 from rattle.paper import tables
 from rattle.paper.rows import Overrides, Row, parts_of
 from rattle.paper.scales import Scale
-from rattle.recipes.catalog import method_pattern
+from rattle.recipes.names import method_pattern
 from rattle.recipes.recipe import Recipe
 from rattle.training import sweep
 from rattle.training.sweep import Job

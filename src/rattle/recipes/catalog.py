@@ -1,11 +1,5 @@
-"""Named recipes. A name reads dataset-norm-model-method, such as `cifar10-linf-preact18-trades-2nd`.
+"""Named recipes; names.py says how their names are built."""
 
-A model that ends in `-silu` has SiLU for ReLU. The method is one of objectives/registry.py, then `-awp`, `-sam` or
-`-asam`, then `-1st` or `-2nd` for the paper's Taylor terms; with `-released` at its end it is what the authors' release
-runs, with `-fast` it costs a third.
-"""
-
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
@@ -19,6 +13,7 @@ from rattle.errors import RattleError, unknown
 from rattle.objectives import Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
+from rattle.recipes.names import ORDERS, TIMM, split_method, split_recipe
 from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
@@ -46,7 +41,6 @@ class Setting:
     average: EMA | None = None  # for methods that have none of their own
     training: Mapping[str, Any] = field(default_factory=dict)  # fields of Recipe that hold for every method
     window: float = 1.0  # steps that a method's own EMA looks back over those published: fewer where runs are shorter
-    models: tuple[str, ...] = ("preact18", "wrn34-10", "vgg16", "mobilenetv2", "resnet18")  # those that are listed
 
 
 PAPER_THREATS: dict[Norm, tuple[float, float]] = {"linf": (8 / 255, 2 / 255), "l2": (128 / 255, 15 / 255)}
@@ -62,7 +56,6 @@ SETTINGS = {
         lr=0.05,
         epochs=30,
         warmup=5,
-        models=("cnn",),
         width=16,
         most_batch=128,
         fast_batch=32,  # 1167 images: a larger batch would leave too few steps
@@ -86,13 +79,8 @@ SETTINGS = {
         fast_decay=0.9998,
         average=EMA(decay=0.9998),
         training={"optimizer": AdamW(lr=1e-3), "schedule": Cosine(warmup=0.1), "batch_size": 1024, "normalise": True},
-        models=("convnext-t", "vit-s"),
     ),
 }
-# What a recipe's name calls networks of timm, which is no dependency: pip install timm
-TIMM = {"convnext-t": "timm:convnext_tiny", "vit-s": "timm:vit_small_patch16_224"}
-
-ORDERS = {"": 0, "-1st": 1, "-2nd": 2}  # suffix -> order of the Taylor terms
 SHARPNESS = {"-sam": SAM(), "-asam": ASAM()}  # suffix -> what takes AWP's place, on any method
 PAPERS = {AWP: "Wu et al. 2020", SAM: "Foret et al. 2021", ASAM: "Kwon et al. 2021"}
 
@@ -103,22 +91,12 @@ def get_recipe(name: str) -> Recipe:
     >>> get_recipe("cifar10-l2-preact18-trades-awp-2nd").objective.taylor.eta
     0.2
     """
-    check_type("the recipe's name", name, str)
-    match = parts_of(name)
-    if re.fullmatch(method_pattern(), name):
-        raise RattleError(f"{name} is a method: name a recipe of it, DATASET-NORM-MODEL-{name}, or use make_recipe")
-    if match is None or match[1] not in SETTINGS:
-        raise unknown("recipe", name, list_recipes())
-    norm: Norm = "linf" if match[2] == "linf" else "l2"
-    model = match[3].removesuffix("-silu")
-    changes: dict[str, Any] = {"activation": "silu"} if model != match[3] else {}
+    dataset, norm, model, method = split_recipe(name)
+    changes: dict[str, Any] = {"activation": "silu"} if model.endswith("-silu") else {}
+    model = model.removesuffix("-silu")
     model = TIMM.get(model, model)
-    return make_recipe(match[4], data=SETTINGS[match[1]].data, model=model, norm=norm, name=name, **changes)
-
-
-def parts_of(name: str) -> re.Match[str] | None:
-    """Dataset, norm, model and method in a recipe's name."""
-    return re.fullmatch(rf"([a-z0-9-]+?)-(linf|l2)-(.+?)-({method_pattern()})", name)
+    data = SETTINGS[dataset].data
+    return make_recipe(method, data=data, model=model, norm="linf" if norm == "linf" else "l2", name=name, **changes)
 
 
 def make_recipe(
@@ -163,30 +141,14 @@ def make_recipe(
     return with_changes(fast(recipe, setting) if "-fast" in suffixes else recipe, changes)
 
 
-def method_pattern() -> str:
-    """What may stand at the end of a recipe's name."""
-    methods = "|".join(sorted(map(re.escape, METHODS), key=len, reverse=True))
-    return rf"(?:{methods})(?:-awp|-sam|-asam)?(?:-1st|-2nd)?(?:-released)?(?:-fast)?"
-
-
 def parse_method(text: str) -> tuple[Method, set[str]]:
     """The method that a name begins with, its objective with the Taylor terms that the name ends with; the suffixes."""
-    check_type("method", text, str)
-    if not re.fullmatch(method_pattern(), text):
-        raise unknown("method", text, [f"{method}{suffix}" for method in method_names() for suffix in ORDERS])
-    rest, suffixes = text, set()
-    for suffix in ("-fast", "-released", "-2nd", "-1st", "-awp", *SHARPNESS):
-        if rest.endswith(suffix):
-            rest = rest.removesuffix(suffix)
-            suffixes.add(suffix)
-    method, orders = METHODS[rest], suffixes & ORDERS.keys()
-    missing = {"-awp"} & suffixes if method.awp is None else set()
-    missing |= orders if not hasattr(method.objective, "taylor") else set()
-    if missing:
-        raise RattleError(f"{rest} has no {min(missing)} variant, got {text!r}")
-    for order in map(ORDERS.__getitem__, orders):
-        taylor = Taylor(order=order, eta=PUBLISHED_ETA[order])
-        method = replace(method, objective=replace(method.objective, taylor=taylor))  # type: ignore[type-var]
+    name, suffixes = split_method(text)
+    method = METHODS[name]
+    for suffix, order in ORDERS.items():
+        if suffix in suffixes:
+            taylor = Taylor(order=order, eta=PUBLISHED_ETA[order])
+            method = replace(method, objective=replace(method.objective, taylor=taylor))  # type: ignore[type-var]
     return method, suffixes
 
 
@@ -308,30 +270,11 @@ def released(recipe: Recipe) -> Recipe:
     )
 
 
-def list_recipes() -> list[str]:
-    """The names that are listed; any other known model may stand in the model's place."""
-    return [
-        f"{dataset}-{norm}-{model}-{method}{suffix}"
-        for dataset, setting in SETTINGS.items()
-        for norm in setting.step_sizes
-        for model in setting.models
-        for method in method_names()
-        for suffix in ORDERS
-        if not suffix or hasattr(METHODS[method.removesuffix("-awp")].objective, "taylor")
-    ]
-
-
-def method_names() -> list[str]:
-    """Every method, then those that have it with AWP."""
-    return [*METHODS, *(f"{name}-awp" for name, method in METHODS.items() if method.awp)]
-
-
 def describe(name: str) -> str:
     """One line about a recipe."""
-    recipe, parts = get_recipe(name), parts_of(name)
-    assert parts is not None, "get_recipe found them"
-    threat, (base, _) = recipe.attack.threat, parse_method(parts[4])
-    papers = f"{base.paper}, {PAPERS[type(recipe.awp)]}" if recipe.awp else base.paper
+    recipe, method = get_recipe(name), split_recipe(name)[3]
+    threat, paper = recipe.attack.threat, METHODS.entry(split_method(method)[0]).paper
+    papers = f"{paper}, {PAPERS[type(recipe.awp)]}" if recipe.awp else paper
     return f"{recipe.method} ({papers}); {threat.norm} {threat.epsilon:.4g}, {recipe.epochs} epochs"
 
 

@@ -1,0 +1,60 @@
+"""Registries: names without imports, objects when they are asked for, and those of users."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from rattle.attacks.registry import ATTACKS
+from rattle.errors import RattleError
+from rattle.models.registry import BUILDERS
+from rattle.objectives.registry import AWP, METHODS, TAYLOR, variants_of
+from rattle.registry import Entry, Registry
+
+
+def counts() -> Registry[object]:
+    return Registry("count", {"pi": Entry("math:pi", "a number"), "e": Entry("math:e")}, points="rattle.counts")
+
+
+def test_an_object_is_imported_when_it_is_asked_for() -> None:
+    registry = counts()
+    assert list(registry) == ["pi", "e"]
+    assert registry.entry("pi").summary == "a number"
+    assert not registry.objects
+    assert registry["pi"] == pytest.approx(3.14159265)
+
+
+def test_a_mistyped_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(RattleError, match="did you mean 'pi'"):
+        counts().entry("pie")
+
+
+def test_a_registered_object_may_be_replaced_and_a_built_in_one_not() -> None:
+    registry = counts()
+    registry.add("two", 1)
+    registry.add("two", 2, Entry(summary="twice one"))
+    assert registry["two"] == 2
+    assert registry.entry("two").summary == "twice one"
+    with pytest.raises(RattleError, match="'pi' is taken"):
+        registry.add("pi", 3)
+
+
+def test_entry_points_of_installed_packages_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint(name="tau", value="math:tau", group="rattle.counts")]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points if group == "rattle.counts" else [])
+    registry = counts()
+    assert list(registry) == ["pi", "e", "tau"]
+    assert registry["tau"] == pytest.approx(6.28318531)
+
+
+@pytest.mark.parametrize("registry", [ATTACKS, BUILDERS, METHODS], ids=lambda registry: registry.kind)
+def test_every_entry_has_a_summary_and_an_object(registry: Registry[object]) -> None:
+    for name in registry.built_in:
+        assert registry[name] is not None
+        assert registry.entry(name).summary
+
+
+def test_the_variants_of_a_method_are_those_that_it_has() -> None:
+    for name in METHODS.built_in:
+        method = METHODS[name]
+        found = {*(AWP if method.awp else ()), *(TAYLOR if hasattr(method.objective, "taylor") else ())}
+        assert {*variants_of(name)} == found, name
