@@ -76,13 +76,10 @@ class SmallLossAT(AT):
 
 
 register_method(
-    Method(
-        name="at-small-loss",
-        objective=SmallLossAT(),
-        attack=PGD(loss="ce", start="uniform"),
-        summary="AT with weight noise on images of small loss",
-        paper="after Yu et al. 2022",
-    )
+    "at-small-loss",
+    Method(objective=SmallLossAT(), attack=PGD(loss="ce", start="uniform")),
+    summary="AT with weight noise on images of small loss",
+    paper="after Yu et al. 2022",
 )
 
 NO_U = Noise(sigma=0)

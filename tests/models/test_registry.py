@@ -62,5 +62,5 @@ def test_a_registered_name_can_be_replaced_but_a_built_in_one_cannot() -> None:
     register_model("mean-linear", lambda classes: nn.Linear(2, classes))
     assert isinstance(create_model("mean-linear", classes=4), nn.Linear)
     for name in ("preact18", "file.py:build"):
-        with pytest.raises(RattleError, match="is taken|no colon"):
+        with pytest.raises(RattleError, match=r"is taken|no colon"):
             register_model(name, Linear)
