@@ -35,8 +35,8 @@ def recipe_of(network: str, seed: int) -> Recipe:
     recipe = rattle.get_recipe("digits-linf-cnn-trades-2nd")
     data, threat = replace(recipe.data, train_size=512, val_size=200), replace(recipe.attack.threat, epsilon=0.1)
     attacks = {
-        name: replace(getattr(recipe, name), threat=threat, steps=5, step_size=0.03)
-        for name in ("attack", "val_attack")
+        "attack": replace(recipe.attack, threat=threat, steps=5, step_size=0.03),
+        "val_attack": replace(recipe.val_attack, steps=5, step_size=0.03),
     }
     if network == EXACT:  # without BatchNorm it learns from normalised images and at a higher rate alone
         recipe = replace(recipe, normalise=True, optimizer=replace(recipe.optimizer, lr=0.5))

@@ -30,8 +30,8 @@ NAMED = (
     "digits-l2-cnn-trades-2nd",
 )
 # Attacks of one step of size 0, also to choose the checkpoint by: plain training, to compare the robust ones with.
-NO_ATTACK = "--{0}.steps 1 --{0}.step-size 0 --{0}.start none"
-PLAIN = f"digits-linf-cnn-at --name digits-linf-cnn-plain {NO_ATTACK.format('attack')} {NO_ATTACK.format('val-attack')}"
+NO_ATTACK = "--attack.steps 1 --attack.step-size 0 --attack.start none"
+PLAIN = f"digits-linf-cnn-at --name digits-linf-cnn-plain {NO_ATTACK}"  # made by 0.2: its held-out images not attacked
 MODELS = {name: name for name in NAMED} | {"digits-linf-cnn-plain": PLAIN}
 ATTACKS = ("pgd20", "cw20", "autoattack")
 KEPT = ("rattle", "python", "torch", "numpy", "threads")  # of the environment: what may move the numbers

@@ -23,7 +23,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schedules import CheckpointSchedule, Piecewise
+from rattle.recipes.schedules import Piecewise
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
@@ -49,7 +49,7 @@ def recipe_of(data: str, *, epochs: int = 5, images: int | None = None, width: i
         schedule=Piecewise(drops=()),
         drop_last=False,
         epochs=epochs,
-        keep_checkpoints=CheckpointSchedule(drops=(0.0,), dense=1.0),
+        keep_checkpoints="all",
         **more,
     )
 

@@ -117,6 +117,8 @@ def check_type(name: str, value: object, kind: type) -> None:
     wrong = not isinstance(value, KINDS[kind]) or (isinstance(value, bool) and kind is not bool)
     if wrong or (isinstance(value, Integral) and not -(2**63) <= int(value) < 2**63):
         raise RattleError(f"{name} must be {kind.__name__}, got {reprlib.repr(value)}")
+    if isinstance(value, str) and value.encode("utf-8", "replace").decode() != value:
+        raise RattleError(f"{name} must be UTF-8 text, got {value!r}: rename the file or folder")
 
 
 def with_fields(settings: T, changes: Mapping[str, Any], where: str) -> T:

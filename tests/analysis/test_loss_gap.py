@@ -16,7 +16,6 @@ from rattle.attacks import PGD
 from rattle.cli.main import main
 from rattle.data import Images
 from rattle.errors import RattleError
-from rattle.recipes.schedules import CheckpointSchedule
 from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training.loop import fit
@@ -88,7 +87,7 @@ def test_over_training_the_excess_of_a_loss_is_test_less_training() -> None:
 
 @pytest.mark.slow
 def test_the_command_measures_every_kept_checkpoint_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = replace(RECIPE, epochs=4, batch_size=32, keep_checkpoints=CheckpointSchedule(drops=(0,), dense=1.0))
+    recipe = replace(RECIPE, epochs=4, batch_size=32, keep_checkpoints="all")
     recipe = replace(recipe, data=replace(recipe.data, train_size=64), attack=replace(recipe.attack, steps=1))
     names = [str(fit(replace(recipe, seed=seed), tmp_path / f"run-{seed}").folder) for seed in (0, 1)]
     assert main(["gap", *names, "--n", "20", "--draws", "2", "--json"]) == 0
@@ -108,7 +107,7 @@ def test_a_run_that_kept_no_epochs_is_refused(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(RattleError, match="kept no checkpoints"):
         kept_checkpoints(Run(run))
     assert main(["gap", str(run)]) == 2
-    assert "--keep-checkpoints.kind CheckpointSchedule" in capsys.readouterr().err
+    assert "--keep-checkpoints all" in capsys.readouterr().err
     assert main(["gap", str(run), "--n", "3"]) == 2
     assert "n must be >= 4 and draws >= 1" in capsys.readouterr().err
 

@@ -18,7 +18,6 @@ from rattle.objectives.loss import compute_loss
 from rattle.objectives.mma import MMA
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import make_recipe
-from rattle.recipes.idle import idle_settings
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.load import load
@@ -181,10 +180,6 @@ def test_a_recipe_by_name_is_trained_and_evaluated(tmp_path: Path) -> None:
 def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
     with pytest.raises(RattleError, match=f"^{sentence}$"):
         MMA(**setting)
-
-
-def test_the_settings_it_leaves_aside_are_listed() -> None:
-    assert idle_settings(tiny("mma"))["attack.step-size"] == "MMA has an inner attack of its own"
 
 
 def test_a_loop_of_ones_own_is_told_that_it_has_no_memory() -> None:

@@ -14,9 +14,8 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError, unknown
 from rattle.objectives import AT, Taylor, Trades
 from rattle.recipes.catalog import describe, get_recipe, resolve
-from rattle.recipes.idle import refuse_idle
 from rattle.recipes.names import list_recipes
-from rattle.recipes.recipe import SGD, AdamW, Recipe
+from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, number, to_plain
 from rattle.threat import Threat
@@ -72,10 +71,13 @@ recipes = st.builds(
         layer_decay=st.none() | fraction,
     ),
     schedule=st.builds(Piecewise, drops=st.lists(fraction, max_size=3).map(tuple), factor=fraction)
-    | st.builds(Cosine, floor=fraction, warmup=fraction)
-    | st.builds(OneCycle, peak=fraction, first=fraction, last=fraction, shape=st.sampled_from(["linear", "cosine"])),
+    | st.builds(Cosine, warmup=fraction)
+    | st.builds(OneCycle, peak=fraction, shape=st.sampled_from(["linear", "cosine"])),
     epochs=counts,
     ramp=fraction,
+    val_attack=st.builds(ValAttack, steps=counts, step_size=not_negative),
+    keep_checkpoints=st.sampled_from(["none", "paper", "all"]),
+    precision=st.sampled_from(["fp32", "tf32", "bf16"]),
     batch_norm_momentum=st.none() | fraction,
     seed=st.integers(0, 2**40),
     threads=st.none() | counts,
@@ -134,32 +136,24 @@ def edited(**changes: object) -> str:
         ({"width": "wide"}, "width must be int or null, got 'wide'"),
         ({"objective__taylor__order": 7}, "objective.taylor.order must be 0, 1 or 2, got 7"),
         ({"objective__taylor__order": 0}, "objective.taylor.eta 0.3 does nothing at order 0"),
-        ({"epochs": 0}, "epochs must be >= 1, got 0"),
-        ({"noise_samples": 2}, "noise-samples > 1 does nothing without objective.taylor.mode exact, trace"),
+        ({"epochs": 0}, "epochs must be >= 1"),
+        ({"noise_samples": 2}, "noise_samples > 1 does nothing"),
         ({"optimizer__lr": 0}, "optimizer.lr must be > 0, got 0"),
         ({"optimizer__kind": "Adam"}, "unknown optimizer.kind 'Adam'; did you mean 'AdamW'?"),
         ({"optimizer__betas": [0.9, 0.99]}, "unknown setting 'optimizer.betas'"),
-        ({"optimizer__weight_decay": -1}, "optimizer.weight-decay must be >= 0, got -1"),
-        ({"optimizer__layer_decay": 1.0}, "optimizer.layer-decay must lie between 0 and 1, got 1.0"),
+        ({"optimizer__weight_decay": -1}, "optimizer.weight_decay must be >= 0"),
+        ({"optimizer__layer_decay": 1.0}, "optimizer.layer_decay must be > 0 and < 1"),
         ({"optimizer__nesterov": True, "optimizer__momentum": 0.0}, "nesterov does nothing without optimizer.momentum"),
         ({"optimizer__decay_norms": False, "optimizer__weight_decay": 0.0}, "does nothing without weight decay"),
-        ({"optimizer": {"kind": "AdamW", "betas": [0.9]}}, "optimizer.betas are two numbers from 0 to below 1"),
-        ({"optimizer": {"kind": "AdamW", "eps": 0.0}}, "optimizer.eps must be > 0, got 0.0"),
+        ({"optimizer": {"kind": "AdamW", "betas": [0.9]}}, "optimizer.betas are two numbers"),
         ({"optimizer": {"kind": "AdamW", "decay_norms": True, "weight_decay": 0.0}}, "does nothing without weight"),
-        ({"schedule__warmup": 0.5}, "schedule.warmup must be >= 0 and end before the first drop, got 0.5"),
-        ({"schedule": {"kind": "Cosine", "warmup": 1.0}}, "schedule.warmup is a fraction of the run"),
+        ({"schedule__warmup": 0.5}, "schedule.warmup must end before the first of schedule.drops"),
+        ({"schedule": {"kind": "Cosine", "warmup": 1.0}}, "schedule.warmup must be >= 0 and < 1"),
     ],
 )
 def test_a_setting_that_means_nothing_is_refused_with_its_place(changes: dict, sentence: str) -> None:
     with pytest.raises(RattleError, match=re.escape(sentence)):
         Recipe.from_yaml(edited(**changes))
-
-
-def test_a_recipe_saved_before_there_was_a_choice_of_optimizers_opens() -> None:
-    plain = yaml.safe_load(Recipe(optimizer=SGD(lr=0.3)).to_yaml())
-    assert plain["optimizer"]["kind"] == "SGD"
-    plain["optimizer"] = {"lr": 0.3, "momentum": 0.9, "weight_decay": 5e-4, "nesterov": False}
-    assert Recipe.from_yaml(yaml.safe_dump(plain)) == Recipe(optimizer=SGD(lr=0.3))
 
 
 @pytest.mark.parametrize("text", ["", "3", "[1, 2]", "just words"])
@@ -234,7 +228,7 @@ def check_recipe(name: str, dataset: str, norm: str) -> None:
     assert f"-{recipe.model}-" in name
     threat = recipe.attack.threat
     assert (threat.norm, threat.epsilon, recipe.attack.step_size) == (norm, *THREATS[dataset, norm])
-    assert recipe.val_attack.threat == threat
+    assert recipe.validation_attack == PGD(threat=threat, step_size=recipe.attack.step_size)
     assert (recipe.attack.steps, recipe.attack.loss) == (10, "kl" if trades else "ce")
     assert isinstance(recipe.objective, Trades if trades else AT)
     assert recipe.objective.taylor.order == order
@@ -268,7 +262,7 @@ def test_imagenet_recipes_have_the_settings_of_large_images_whatever_the_method(
     assert isinstance(recipe.average, EMA)
     assert (recipe.batch_size, recipe.data.crop, recipe.data.augment.pad, recipe.normalise) == (1024, 224, 0, True)
     assert recipe.model == {"convnext-t": "timm:convnext_tiny", "vit-s": "timm:vit_small_patch16_224"}.get(model, model)
-    assert refuse_idle(Recipe.from_yaml(recipe.to_yaml())) == recipe
+    assert Recipe.from_yaml(recipe.to_yaml()).refuse_idle() == recipe
 
 
 def test_a_recipe_is_described_in_one_line() -> None:

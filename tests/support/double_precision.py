@@ -11,7 +11,7 @@ import torch
 
 from rattle.attacks import PGD
 from rattle.objectives import Taylor, Trades
-from rattle.recipes.recipe import Recipe
+from rattle.recipes.recipe import Recipe, ValAttack
 from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.paths import Run
 from rattle.threat import Threat
@@ -22,7 +22,8 @@ from support.training import tiny
 def five_steps(order: int, **changes: object) -> Recipe:
     """One epoch of five steps, without a statistic that depends on how a batch is split."""
     short = PGD(threat=Threat(epsilon=0.2), steps=2, step_size=0.05, loss="kl", start="gaussian")
-    recipe = tiny("trades-2nd", epochs=1, attack=short, val_attack=replace(short, loss="ce"), model="cnn-plain")
+    val_attack = ValAttack(steps=2, step_size=0.05)
+    recipe = tiny("trades-2nd", epochs=1, attack=short, val_attack=val_attack, model="cnn-plain")
     recipe = replace(recipe, objective=Trades(taylor=Taylor(order=order)), data=replace(recipe.data, train_size=320))
     return replace(recipe, **changes)
 

@@ -21,8 +21,8 @@ from rattle.models.registry import create_model
 from rattle.objectives import AT, Taylor, Trades
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
-from rattle.recipes.recipe import Recipe
-from rattle.recipes.schedules import CheckpointSchedule, OneCycle, Piecewise
+from rattle.recipes.recipe import Recipe, ValAttack
+from rattle.recipes.schedules import OneCycle, Piecewise
 from rattle.runs.checkpoint import digest, read
 from rattle.runs.load import load
 from rattle.runs.paths import Run
@@ -173,7 +173,7 @@ def test_every_mode_on_every_base_trains(tmp_path: Path, method: str, objective:
 def test_both_norms_learn_the_digits(tmp_path: Path, norm: str) -> None:
     threat = Threat(norm=norm, epsilon=0.05)
     changes = {"attack": PGD(threat=threat, steps=2, step_size=0.03, loss="kl", start="gaussian"), "noise": Noise()}
-    recipe = tiny(val_attack=PGD(threat=threat, steps=2, step_size=0.03), width=8, epochs=4, **changes)
+    recipe = tiny(val_attack=ValAttack(steps=2, step_size=0.03), width=8, epochs=4, **changes)
     run = fit(replace(recipe, data=replace(recipe.data, train_size=640)), tmp_path)
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -211,8 +211,8 @@ def test_ema_is_saved_beside_the_raw_weights_and_loaded_first(whole: Run) -> Non
 
 
 def test_kept_epochs_are_the_same_in_a_run_that_was_interrupted_and_change_nothing_else(tmp_path: Path) -> None:
-    recipe = tiny(epochs=3, keep_checkpoints=CheckpointSchedule(drops=(0.6,)))
-    plain = fit(replace(recipe, keep_checkpoints=None), tmp_path / "plain")
+    recipe = tiny(epochs=3, keep_checkpoints="paper")
+    plain = fit(replace(recipe, keep_checkpoints="none"), tmp_path / "plain")
     whole = fit(recipe, tmp_path / "whole")
     with pytest.raises(Stop):
         fit(recipe, tmp_path / "cut", console=Interrupting(steps=8))

@@ -33,8 +33,8 @@ def test_deterministic_algorithms_are_on_while_training_and_give_the_same_bits_o
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_tf32_without_a_gpu_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(RattleError, match="tf32 is for NVIDIA GPUs, this is cpu: leave it out"):
-        fit(tiny("at", tf32=True, device="cpu"), tmp_path / "run")
+    with pytest.raises(RattleError, match="tf32 is for NVIDIA GPUs"):
+        fit(tiny("at", precision="tf32", device="cpu"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

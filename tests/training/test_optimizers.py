@@ -14,7 +14,7 @@ from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.recipes.catalog import get_recipe, make_recipe
-from rattle.recipes.recipe import SGD, AdamW, Recipe
+from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine
 from rattle.runs.checkpoint import read
 from rattle.training.loop import fit
@@ -136,7 +136,7 @@ PLAIN = {"optimizer": SGD(lr=0.05, layer_decay=0.8, decay_norms=False)}
 @pytest.mark.parametrize("settings", [ADAMW, PLAIN], ids=["AdamW", "SGD"])
 def test_a_resumed_run_with_layer_decay_is_the_run_that_was_never_stopped(settings: dict, tmp_path: Path) -> None:
     recipe = tiny("at", **settings, save_minutes=0.0)  # saves after every step
-    recipe = replace(recipe, **{name: PGD(steps=1) for name in ("attack", "val_attack")})
+    recipe = replace(recipe, attack=PGD(steps=1), val_attack=ValAttack(steps=1))
     whole = fit(recipe, tmp_path / "whole", log="none")
     with pytest.raises(Stop):
         fit(recipe, tmp_path / "run", console=Interrupting(steps=5), log="none")

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from rattle.errors import RattleError
-from rattle.recipes.idle import refuse_idle
 from rattle.runs.checkpoint import read
 from rattle.training import loop
 from rattle.training.batches import ramped_attack
@@ -88,8 +87,8 @@ def test_settings_that_mean_nothing_are_refused(changes: dict, sentence: str) ->
 
 
 def test_momentum_without_statistics_that_move_is_refused() -> None:
-    with pytest.raises(RattleError, match="batch-norm-momentum does nothing with batch-norm held"):
-        refuse_idle(tiny("at", batch_norm_momentum=0.01, batch_norm="held"))
+    with pytest.raises(RattleError, match="batch_norm_momentum"):
+        tiny("at", batch_norm_momentum=0.01, batch_norm="held").refuse_idle()
     recipe = tiny("at", model="cnn-plain", batch_norm_momentum=0.01)
     with pytest.raises(RattleError, match="the network has no BatchNorm layer"):
         init_state(recipe, recipe.data.load())

@@ -234,5 +234,5 @@ def test_the_last_short_batch_is_trained_on(tmp_path: Path) -> None:
     assert [len(part) for part in batches(3, 4, seed=0, epoch=0, drop_last=False)] == [3]
     recipe = get_recipe("digits-linf-cnn-trades-2nd-released")
     recipe = replace(recipe, epochs=1, width=4, data=replace(recipe.data, train_size=300))
-    recipe = replace(recipe, attack=replace(recipe.attack, steps=1), keep_checkpoints=None)
+    recipe = replace(recipe, attack=replace(recipe.attack, steps=1), keep_checkpoints="none")
     assert read(fit(recipe, tmp_path, log="none").checkpoint("last")).progress["step"] == 3

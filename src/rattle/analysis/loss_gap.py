@@ -134,10 +134,7 @@ def kept_checkpoints(run: Run) -> list[Path]:
     """The checkpoints of epochs that a run kept, in order; raises RattleError if they are too few."""
     found = sorted(run.checkpoints.glob("epoch-*.safetensors"), key=lambda path: (len(path.name), path.name))
     if not found:
-        raise RattleError(
-            f"{run.folder} kept no checkpoints of its epochs: train it with --keep-checkpoints.kind CheckpointSchedule "
-            "--keep-checkpoints.drops 0 --keep-checkpoints.dense 1"
-        )
+        raise RattleError(f"{run.folder} kept no checkpoints of its epochs: train it with --keep-checkpoints all")
     return found
 
 

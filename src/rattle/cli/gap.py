@@ -14,7 +14,7 @@ from rattle.cli.options import parse
 @dataclass(frozen=True)
 class Options:
     """Correlate KL(f(x) || f(x')) with the gap between clean and adversarial loss, at every checkpoint that runs kept
-    (--keep-checkpoints.kind CheckpointSchedule): over training and test images, and over checkpoints with the excess of
+    (--keep-checkpoints all): over training and test images, and over checkpoints with the excess of
     either loss on test images. A table, results/loss-gap.json in each run, and one plot of all."""
 
     runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders

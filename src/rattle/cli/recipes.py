@@ -53,13 +53,10 @@ def print_yaml(name: str) -> None:
 
 
 def print_recipe(name: str) -> None:
-    """A recipe, and its settings that do nothing."""
-    from rattle.recipes.catalog import describe, get_recipe
-    from rattle.recipes.idle import idle_settings
+    """A recipe in one line."""
+    from rattle.recipes.catalog import describe
 
-    say(f"{name}  {describe(name)}\n\nsettings that do nothing in it:")
-    for setting, reason in idle_settings(get_recipe(name)).items():
-        say(f"  --{setting:<24} {reason}")
+    say(f"{name}  {describe(name)}")
 
 
 def print_names(names: list[str], text: str, line: Callable[[str], str], prefix: str = "") -> None:

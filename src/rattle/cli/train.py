@@ -15,7 +15,6 @@ from rattle.errors import RattleError
 from rattle.models.registry import find_builder
 from rattle.models.user import is_code, refuse_code
 from rattle.recipes.catalog import resolve
-from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import alternatives, dataclass_members, has_kinds
 from rattle.runs import distributed
@@ -179,4 +178,4 @@ def check_recipe(recipe: Recipe, *, goes_on: bool) -> None:
     if ":" not in recipe.model:  # code of the user's runs once, in `fit`
         find_builder(recipe.model)
     if not goes_on:
-        refuse_idle(recipe)
+        recipe.refuse_idle()

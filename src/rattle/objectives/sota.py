@@ -11,7 +11,7 @@ METHOD = replace(
     length=2.0,
     settings={
         **gowal.METHOD.settings,
-        "schedule": {"kind": "OneCycle", "shape": "cosine", "peak": 0.025, "last": 4e-6},
+        "schedule": {"kind": "OneCycle", "shape": "cosine", "peak": 0.025},
         "data.extra_fraction": 0.7,  # which asks for --data.extra
     },
 )

@@ -24,6 +24,7 @@ from rattle.evaluation.results import read_result
 from rattle.paper.rows import Cell, Row, read_cell
 from rattle.paper.scales import COSTLY, Scale
 from rattle.recipes.recipe import Recipe
+from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
 from rattle.runs.checkpoint import read
 from rattle.runs.io import write_atomically
@@ -69,8 +70,7 @@ def attacked_checkpoints(cell: Cell, names: list[str], best: str) -> list[str]:
 def checkpoints(recipe: Recipe, protocol: Protocol) -> list[str]:
     if protocol == "honest":
         return ["best"]
-    schedule = recipe.keep_checkpoints
-    return [epoch_name(epoch) for epoch in schedule.epochs(recipe.epochs)] if schedule else []
+    return [epoch_name(epoch) for epoch in kept_epochs(recipe.keep_checkpoints, recipe.epochs)]
 
 
 def result_file(run: Run, checkpoint: str, name: str) -> Path:

@@ -10,7 +10,6 @@ from rattle.errors import RattleError
 from rattle.paper.rows import ARCHITECTURES, Cell, Overrides, parts_of
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schedules import CheckpointSchedule
 from rattle.recipes.schema import replace_at
 from rattle.threat import Threat
 from rattle.weights import SWA
@@ -75,7 +74,7 @@ class Scale:
         dataset, norm, model, method = parts_of(name)
         replacement, width = self.models.get(model, (model, None))
         recipe = get_recipe(f"{self.dataset or dataset}-{norm}-{replacement}-{method}")
-        recipe = replace(recipe, width=width or recipe.width, keep_checkpoints=CheckpointSchedule())
+        recipe = replace(recipe, width=width or recipe.width, keep_checkpoints="paper")
         images = replace(recipe.data, root=self.root, train_size=self.train_size)
         recipe = replace(recipe, data=replace(images, name=self.sources.get(images.name, images.name)))
         if self.epochs is not None:

@@ -15,8 +15,8 @@ from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.names import ORDERS, TIMM, split_method, split_recipe
 from rattle.recipes.reading import read_text
-from rattle.recipes.recipe import SGD, AdamW, Recipe
-from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
+from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
+from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, to_plain
 from rattle.settings import check_type
 from rattle.threat import Norm, Threat
@@ -134,7 +134,7 @@ def make_recipe(
         objective=base.objective,
         awp=awp_of(base, setting, suffixes),
         **own_settings(base, setting),
-        val_attack=replace(attack, loss="ce", start="uniform"),
+        val_attack=ValAttack(steps=attack.steps, step_size=attack.step_size),
     )
     recipe = with_settings(recipe, base.settings, setting.training)
     recipe = released(recipe) if "-released" in suffixes else recipe
@@ -265,7 +265,7 @@ def released(recipe: Recipe) -> Recipe:
         awp=awp,
         schedule=Piecewise(drops=tuple((round(drop * epochs) - 1) / epochs for drop in Piecewise().drops)),
         data=replace(recipe.data, val_size=0),
-        keep_checkpoints=CheckpointSchedule(),
+        keep_checkpoints="paper",
         drop_last=False,
     )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import yaml
 
@@ -14,80 +13,64 @@ from rattle.errors import RattleError
 from rattle.objectives import Objective, Trades
 from rattle.objectives.base import HasTeachers, Remembers
 from rattle.objectives.registry import objective_kinds
+from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.reading import parse_yaml
-from rattle.recipes.schedules import CheckpointSchedule, Cosine, OneCycle, Piecewise
+from rattle.recipes.saved import upgraded
+from rattle.recipes.schedules import Cosine, KeptEpochs, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
-from rattle.settings import check_settings
+from rattle.settings import Between, Bound, Count, NonNegative, Positive, Share, check_settings
 from rattle.weights import ASAM, AWP, EMA, SAM, SWA, Noise
+
+Momentum = Annotated[float, Bound(above=0, most=1)]
+Decay = Annotated[float, Bound(least=0, below=1)]  # the share of an old value that is kept at each step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGD:
     """Stochastic gradient descent with momentum."""
 
-    lr: float = 0.1  # eta_l, the peak learning rate (paper: 0.1; SVHN 0.01)
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
+    lr: Positive = 0.1  # eta_l, the peak learning rate (paper: 0.1; SVHN 0.01)
+    momentum: Decay = 0.9
+    weight_decay: NonNegative = 5e-4
     nesterov: bool = False
     decay_norms: bool = True  # weight decay also on biases and normalisation layers (all with ndim <= 1)
-    layer_decay: float | None = None  # factor on the rate from each layer to the one before it; none when not given
+    layer_decay: Between | None = None  # factor on the rate from each layer to the one before it; none when not given
 
     def __post_init__(self) -> None:
-        check_optimizer(self)
-        if not 0 <= self.momentum < 1:
-            raise RattleError(f"optimizer.momentum must be from 0 to below 1, got {self.momentum}")
-        if self.nesterov and not self.momentum > 0:
+        check_settings(self, "optimizer")
+        if self.nesterov and self.momentum == 0:
             raise RattleError("optimizer.nesterov does nothing without optimizer.momentum > 0")
         if not self.decay_norms and self.weight_decay == 0:
-            raise RattleError("optimizer.decay-norms False does nothing without weight decay")
+            raise RattleError("optimizer.decay_norms False does nothing without weight decay")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), which transformers need."""
 
-    lr: float = 1e-3  # the peak learning rate
-    betas: tuple[float, float] = (0.9, 0.999)  # share of the old averages of gradients and of their squares
-    eps: float = 1e-8  # added to the denominator
-    weight_decay: float = 0.05
+    lr: Positive = 1e-3  # the peak learning rate
+    betas: tuple[Decay, Decay] = (0.9, 0.999)  # share of the old averages of gradients and of their squares
+    weight_decay: NonNegative = 0.05
     decay_norms: bool = False  # weight decay also on biases and normalisation layers (all with ndim <= 1)
-    layer_decay: float | None = None  # factor on the rate from each layer to the one before it; none when not given
+    layer_decay: Between | None = None  # factor on the rate from each layer to the one before it; none when not given
 
     def __post_init__(self) -> None:
-        check_optimizer(self)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise RattleError(f"optimizer.betas are two numbers from 0 to below 1, got {self.betas}")
-        if not self.eps > 0:
-            raise RattleError(f"optimizer.eps must be > 0, got {self.eps}")
+        check_settings(self, "optimizer")
+        if len(self.betas) != 2:
+            raise RattleError(f"optimizer.betas are two numbers, got {self.betas}")
         if self.decay_norms and self.weight_decay == 0:
-            raise RattleError("optimizer.decay-norms does nothing without weight decay")
+            raise RattleError("optimizer.decay_norms does nothing without weight decay")
 
 
-def check_optimizer(settings: SGD | AdamW) -> None:
-    """Refuse what neither optimizer can do."""
-    if not settings.lr > 0:
-        raise RattleError(f"optimizer.lr must be > 0, got {settings.lr}")
-    if not settings.weight_decay >= 0:
-        raise RattleError(f"optimizer.weight-decay must be >= 0, got {settings.weight_decay}")
-    if settings.layer_decay is not None and not 0 < settings.layer_decay < 1:
-        raise RattleError(f"optimizer.layer-decay must lie between 0 and 1, got {settings.layer_decay}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValAttack:
+    """The attack on held-out images: PGD on the cross-entropy from a uniform start, of the inner attack's threat."""
 
+    steps: Count = 10
+    step_size: NonNegative = 2 / 255
 
-MOST = 1_000_000  # epochs, images of a batch and so on: more is a slip, and would overflow somewhere
-
-
-def check_finite(settings: Any, where: str = "") -> None:
-    """Refuse a number in nested settings that is infinite or not a number, and text that no file can hold."""
-    for each in fields(settings):
-        value, name = getattr(settings, each.name), where + each.name.replace("_", "-")
-        if is_dataclass(value):
-            check_finite(value, f"{name}.")
-            continue
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, float) and not math.isfinite(number):
-                raise RattleError(f"{name} must be a finite number, got {number}")
-            if isinstance(number, str) and number.encode("utf-8", "replace").decode() != number:
-                raise RattleError(f"{name} must be UTF-8 text, got {number!r}: rename the file or folder")
+    def __post_init__(self) -> None:
+        check_settings(self, "val_attack")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,63 +80,49 @@ class Recipe:
     name: str = "custom"  # what the run is called in tables
     data: Data = field(default_factory=Data)  # the images
     model: str = "cnn"  # the network's name
-    width: int | None = None  # channels of its first stage; the published width when not given
+    width: Count | None = None  # channels of its first stage; the published width when not given
     activation: Literal["relu", "silu"] = "relu"  # of a network of the library's
-    normalise: bool = False  # subtract the training images' mean and divide by their deviation, inside the model
+    normalise: bool = False  # subtract the training images' mean and divide by their std, inside the model
     init: str | None = None  # weights, a checkpoint or a run to start from; a head for other classes is left fresh
     head: str | None = None  # name of the linear head; the linear layer whose output are the logits when not given
     attack: PGD = field(default_factory=PGD)  # the inner maximisation
-    noise: Noise = field(
-        default_factory=Noise
-    )  # u on the weights: in the inner maximisation, and in readings that draw it in the outer step
+    noise: Noise = field(default_factory=Noise)  # u on the weights: of the inner step, and of modes that draw it again
     objective: Objective = field(default_factory=Trades)  # the outer minimisation
-    noise_samples: int = 1  # samples of u in the outer step (readings exact, trace and sampled)
+    noise_samples: Count = 1  # samples of u in the outer step (modes that draw it there)
     awp: AWP | SAM | ASAM | None = None  # weights moved to where the loss is worse: AWP, or SAM or ASAM in its place
     average: SWA | EMA | None = None  # weight averaging
-    ramp: float = 0.0  # fraction of the run in which the inner attack grows, by whole epochs, to its epsilon and step
+    ramp: Share = 0.0  # fraction of the run in which the inner attack grows, by whole epochs, to its epsilon and step
     optimizer: SGD | AdamW = field(default_factory=SGD)  # of the outer minimisation
     schedule: Piecewise | Cosine | OneCycle = field(default_factory=Piecewise)  # of the learning rate
-    epochs: int = 200  # over the training images
-    batch_size: int = 128  # n, images in a minibatch
+    epochs: Count = 200  # over the training images
+    batch_size: Count = 128  # n, images in a minibatch
     drop_last: bool = True  # leave out an epoch's last images where they fill no minibatch; kept in the release
     seed: int = 0  # decides initial weights, order of images, augmentation, u and attack noise
-    evaluate_every: int = 1  # epochs between evaluations on the held-out images
-    val_attack: PGD = field(default_factory=PGD)  # the short attack that chooses the best checkpoint
-    keep_checkpoints: CheckpointSchedule | None = (
-        None  # also keep checkpoints/epoch-NNN of some epochs, as the paper does
+    evaluate_every: Count = 1  # epochs between evaluations on the held-out images
+    val_attack: ValAttack = field(default_factory=ValAttack)  # the short attack that chooses the best checkpoint
+    keep_checkpoints: KeptEpochs = "none"  # also checkpoints/epoch-NNN: of the epochs that the paper keeps, or of all
+    accumulate: Count = (
+        1  # micro-batches of a minibatch, to save memory; BatchNorm, head gradients and AWP see one each
     )
-    accumulate: int = 1  # micro-batches of a minibatch, to save memory; BatchNorm, head gradients and AWP see one each
-    precision: Literal["fp32", "bf16"] = "fp32"  # bf16: forward passes under autocast
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"  # tf32: matrix products on NVIDIA GPUs | bf16: autocast
     compile: bool = False  # torch.compile the network
     deterministic: bool = False  # only algorithms that give the same bits every time, on GPUs too; slower (scale.md)
-    tf32: bool = False  # matrix products in TF32 on NVIDIA GPUs: faster, ten bits of mantissa
     batch_norm: Literal["local", "sync", "held"] = "local"  # statistics: each rank's own | over ranks | not moved
-    batch_norm_momentum: float | None = None  # share of a batch in the statistics; the network's own when not given
+    batch_norm_momentum: Momentum | None = None  # share of a batch in the statistics; the network's own when not given
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
-    threads: int | None = None  # CPU threads; torch's own choice when not given
-    save_minutes: float = 10.0  # wall-clock minutes between checkpoints inside an epoch
+    threads: Count | None = None  # CPU threads; torch's own choice when not given
+    save_minutes: NonNegative = 10.0  # wall-clock minutes between checkpoints inside an epoch
     on_divergence: Literal["stop", "rollback"] = "stop"  # rollback: back to the last checkpoint, half the rate
 
     def __post_init__(self) -> None:
-        check_settings(self, "recipe")
-        check_finite(self)
-        for name in ("epochs", "batch_size", "evaluate_every", "noise_samples", "accumulate", "width", "threads"):
-            if (value := getattr(self, name)) is not None and not 1 <= value <= MOST:
-                bounds = ">= 1" if value < 1 else f"<= {MOST:,}"
-                raise RattleError(f"{name.replace('_', '-')} must be {bounds}, got {value}")
-        if self.save_minutes < 0:
-            raise RattleError(f"save-minutes must be >= 0, got {self.save_minutes}")
-        if not 0 <= self.ramp <= 1:
-            raise RattleError(f"ramp is a fraction of the run, from 0 to 1, got {self.ramp}")
-        if self.batch_norm_momentum is not None and not 0 < self.batch_norm_momentum <= 1:
-            raise RattleError(f"batch-norm-momentum must be > 0 and at most 1, got {self.batch_norm_momentum}")
+        check_settings(self, "")
         if self.average is None and learns_from_average(self.objective):
             raise RattleError(
                 f"{self.objective.title} learns from the average of the run's own weights: set --average.kind EMA"
             )
         needs = self.objective.needs
         if self.noise_samples > 1 and not needs.noise:
-            raise RattleError("noise-samples > 1 does nothing without objective.taylor.mode exact, trace or sampled")
+            raise RattleError("noise_samples > 1 does nothing without objective.taylor.mode exact, trace or sampled")
         if (needs.noise or needs.head_noise) and self.noise.at("outer").sigma == 0:
             raise RattleError(
                 "objective.taylor.mode exact, trace, head-noise and sampled are taken along u: "
@@ -167,6 +136,42 @@ class Recipe:
             raise RattleError(
                 f"{self.method} remembers every training image, and extra ones come and go: no data.extra"
             )
+
+    def refuse_idle(self) -> Recipe:
+        """The recipe; raises RattleError for a setting that was changed and does nothing beside the others.
+
+        Called before a run begins, not when a recipe is made: runs that earlier versions trained with one still open.
+        """
+        objective, needs, noise = self.objective, self.objective.needs, self.noise
+        taylor = getattr(objective, "taylor", None)
+        if taylor is not None and taylor.mode == "sampled" and taylor.eta not in (None, PUBLISHED_ETA[taylor.order]):
+            raise idle("objective.taylor.eta", taylor.eta, "mode sampled averages the method's own terms over u")
+        if self.head is not None and not needs.features:
+            raise idle("head", self.head, "only the Taylor terms of mode head use the network's head")
+        if noise.outer is not None and not needs.noise and not needs.head_noise:
+            raise idle("noise.outer", noise.outer, "no u enters the outer step of this recipe")
+        if noise.scale != "absolute" and noise.sigma == 0 and not noise.inner and not noise.outer:
+            raise idle("noise.scale", noise.scale, "noise.sigma is 0")
+        for name in ("loss", "start", "restarts"):  # the steps and their size follow from the dataset and -fast
+            value = getattr(self.attack, name)
+            if name in getattr(objective, "unused", ()) and value != getattr(PGD(), name):
+                raise idle(f"attack.{name}", value, f"{objective.title} has an inner attack of its own")
+        if self.awp and self.awp.warmup >= self.epochs:
+            why = f"{type(self.awp).__name__} would never begin in {self.epochs} epochs: set a shorter awp.warmup"
+            raise idle("awp.warmup", self.awp.warmup, why)
+        if self.batch_norm_momentum is not None and self.batch_norm == "held":
+            raise idle("batch_norm_momentum", self.batch_norm_momentum, "batch_norm held does not move the statistics")
+        if self.data.extra is None and self.data.extra_fraction is not None:
+            why = "it needs images to draw, generated or others: give them with --data.extra FILE.npz"
+            raise idle("data.extra_fraction", self.data.extra_fraction, why)
+        if self.evaluate_every > self.epochs:
+            raise idle("evaluate_every", self.evaluate_every, f"the run has {self.epochs} epochs")
+        return self
+
+    @property
+    def validation_attack(self) -> PGD:
+        """The attack on the held-out images, which chooses the best checkpoint."""
+        return PGD(threat=self.attack.threat, steps=self.val_attack.steps, step_size=self.val_attack.step_size)
 
     @property
     def replays(self) -> int:
@@ -215,27 +220,9 @@ def learns_from_average(objective: Objective) -> bool:
     return any(method == "average" for _, method in teachers.values())
 
 
+def idle(name: str, value: object, why: str) -> RattleError:
+    return RattleError(f"{name} {value} does nothing: {why}")
+
+
 ORDERS = ("", " + 1st", " + 1st + 2nd")
-RENAMED = {"keep": "keep_checkpoints", "draws": "noise_samples"}  # fields of recipes saved by earlier versions
 OPEN[Objective] = objective_kinds
-
-
-def upgraded(plain: Any) -> Any:
-    """A saved recipe in the present form: earlier versions had the Taylor settings among the objective's own.
-
-    `method` is there for readers of the file; it follows from the other settings.
-    """
-    if not isinstance(plain, dict):
-        return plain
-    plain = {RENAMED.get(key, key): value for key, value in plain.items() if key != "method"}
-    for name, only in {"optimizer": "SGD", "awp": "AWP"}.items():  # there was no other
-        if isinstance(settings := plain.get(name), dict) and "kind" not in settings:
-            plain[name] = {"kind": only, **settings}
-    objective = plain.get("objective")
-    if isinstance(objective, dict) and "order" in objective and "taylor" not in objective:
-        taylor = {key: objective[key] for key in ("order", "eta", "mode", "second_factor") if key in objective}
-        if taylor.get("order", 0) == 0:
-            taylor = {}  # they had no effect
-        rest = {key: value for key, value in objective.items() if key not in ("order", "eta", "mode", "second_factor")}
-        plain["objective"] = {**rest, "taylor": taylor} if taylor else rest
-    return plain

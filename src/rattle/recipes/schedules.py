@@ -5,12 +5,19 @@ Any length of a run keeps their shape.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from rattle.errors import RattleError
-from rattle.settings import check_settings
+from rattle.settings import Between, Bound, Positive, check_settings
 
 WARM_START = 0.01  # where a warm-up begins: at 0 the first step would do nothing
+CYCLE_START = 0.04  # the factor at the start of a cycle, as in torch's OneCycleLR
+CYCLE_END = {"linear": 0.001, "cosine": 4e-6}  # and at its end, by its shape; the cosine's is OneCycleLR's
+DROPS = (0.5, 0.75)  # fractions of a run at which the paper's learning rate drops
+DENSE, SPARSE = 0.05, 0.025  # every epoch is kept for that much of the run after a drop, then one every so much of it
+
+Warmup = Annotated[float, Bound(least=0, below=1)]
+KeptEpochs = Literal["none", "paper", "all"]
 
 
 def warm_up(t: float, end: float) -> float:
@@ -26,17 +33,14 @@ class Piecewise:
     True
     """
 
-    drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the rate drops
-    factor: float = 0.1  # what it is multiplied by at each drop
-    warmup: float = 0.0  # fraction of the run, before the first drop, in which the rate rises to its peak
+    drops: tuple[Between, ...] = DROPS  # fractions of the run at which the rate drops
+    factor: Positive = 0.1  # what it is multiplied by at each drop
+    warmup: Warmup = 0.0  # fraction of the run, before the first drop, in which the rate rises to its peak
 
     def __post_init__(self) -> None:
-        if not all(0 < drop < 1 for drop in self.drops):
-            raise RattleError(f"schedule.drops are fractions of the run, between 0 and 1, got {self.drops}")
-        if not self.factor > 0:
-            raise RattleError(f"schedule.factor must be > 0, got {self.factor}")
-        if not 0 <= self.warmup < min(self.drops, default=1):
-            raise RattleError(f"schedule.warmup must be >= 0 and end before the first drop, got {self.warmup}")
+        check_settings(self, "schedule")
+        if self.drops and self.warmup >= min(self.drops):
+            raise RattleError(f"schedule.warmup must end before the first of schedule.drops, got {self.warmup}")
 
     def __call__(self, t: float) -> float:
         return warm_up(t, self.warmup) * self.factor ** sum(t >= drop for drop in self.drops)
@@ -44,86 +48,65 @@ class Piecewise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cosine:
-    """From the peak down to `floor` along half a cosine, after a linear rise if `warmup` is set.
+    """From the peak down to 0 along half a cosine, after a linear rise if `warmup` is set.
 
     >>> [round(Cosine(warmup=0.2)(t), 3) for t in (0, 0.1, 0.2, 0.6, 1)]
     [0.01, 0.505, 1.0, 0.5, 0.0]
     """
 
-    floor: float = 0.0  # factor at the end
-    warmup: float = 0.0  # fraction of the run in which the rate rises to its peak
+    warmup: Warmup = 0.0  # fraction of the run in which the rate rises to its peak
 
     def __post_init__(self) -> None:
-        if not 0 <= self.warmup < 1:
-            raise RattleError(f"schedule.warmup is a fraction of the run, from 0 to below 1, got {self.warmup}")
-        if not 0 <= self.floor <= 1:
-            raise RattleError(f"schedule.floor is a factor from 0 to 1, got {self.floor}")
+        check_settings(self, "schedule")
 
     def __call__(self, t: float) -> float:
         if t < self.warmup:
             return warm_up(t, self.warmup)
         t = (t - self.warmup) / (1 - self.warmup)
-        return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * t))
+        return 0.5 * (1 + math.cos(math.pi * t))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneCycle:
-    """From `first` to the peak and down to `last` (Smith and Topin 2018), along lines or half cosines.
+    """Up to the peak and down again (Smith and Topin 2018), along lines or half cosines.
 
-    torch's OneCycleLR has cosines, a peak at 0.3 and `last` 4e-6.
-
-    >>> [round(OneCycle(peak=0.2, first=0.0, last=0.0, shape="cosine")(t), 3) for t in (0, 0.05, 0.2, 0.4, 1)]
-    [0.0, 0.146, 1.0, 0.854, 0.0]
+    >>> [round(OneCycle(peak=0.2, shape="cosine")(t), 3) for t in (0, 0.05, 0.2, 0.4, 1)]
+    [0.04, 0.181, 1.0, 0.854, 0.0]
     """
 
-    peak: float = 0.4  # fraction of the run at which the peak is reached
-    first: float = 0.04  # factor at the start
-    last: float = 0.001  # factor at the end
+    peak: Between = 0.4  # fraction of the run at which the peak is reached; 0.3 in torch's OneCycleLR
     shape: Literal["linear", "cosine"] = "linear"  # of the way up and the way down
 
     def __post_init__(self) -> None:
         check_settings(self, "schedule")
-        if not 0 < self.peak < 1:
-            raise RattleError(f"schedule.peak is a fraction of the run, between 0 and 1, got {self.peak}")
-        if not (0 <= self.first <= 1 and 0 <= self.last <= 1):
-            raise RattleError(f"schedule.first and last are factors from 0 to 1, got {self.first} and {self.last}")
 
     def __call__(self, t: float) -> float:
         if t < self.peak:
-            return self.first + (1 - self.first) * self.eased(t / self.peak)
-        return 1 + (self.last - 1) * self.eased((t - self.peak) / (1 - self.peak))
+            return CYCLE_START + (1 - CYCLE_START) * self.eased(t / self.peak)
+        return 1 + (CYCLE_END[self.shape] - 1) * self.eased((t - self.peak) / (1 - self.peak))
 
     def eased(self, share: float) -> float:
         """How much of a change is made after a share of its time."""
         return share if self.shape == "linear" else 0.5 * (1 - math.cos(math.pi * share))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSchedule:
-    """The paper's (Appendix B): of 200 epochs, each in 100-110 and 150-160 and every 5th between and after.
+def kept_epochs(which: KeptEpochs, epochs: int) -> tuple[int, ...]:
+    """The epochs of a run, counted from 1, whose checkpoints are kept.
 
-    >>> kept = CheckpointSchedule().epochs(200)
+    The paper's (Appendix B): of 200 epochs, each in 100-110 and 150-160 and every 5th between and after.
+
+    >>> kept = kept_epochs("paper", 200)
     >>> kept[:3], kept[10:13], kept[-1], len(kept)
     ((100, 101, 102), (110, 115, 120), 200, 37)
     """
-
-    drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run; from each on, the checkpoint of every epoch is kept
-    dense: float = 0.05  # for that much of the run
-    sparse: float = 0.025  # and beyond it, until the next drop, one every so much of the run
-
-    def __post_init__(self) -> None:
-        if not self.drops or not all(0 <= drop < 1 for drop in self.drops):
-            raise RattleError(f"keep.drops are fractions of the run, from 0 to below 1, got {self.drops}")
-        if not (self.dense >= 0 and self.sparse >= 1e-4):
-            both = f"{self.dense} and {self.sparse}"
-            raise RattleError(f"keep.dense must be >= 0 and keep.sparse >= 0.0001 of the run, got {both}")
-
-    def epochs(self, epochs: int) -> tuple[int, ...]:
-        """The epochs, counted from 1, of a run of that many; the last is always among them."""
-        found, starts = {epochs}, sorted(self.drops)
-        for start, end in zip(starts, [*starts[1:], 1.0], strict=True):
-            turn = round(start * epochs + self.dense * epochs)
-            found |= set(range(max(round(start * epochs), 1), min(turn, epochs) + 1))
-            steps = range(1, math.ceil((end - start - self.dense) / self.sparse))
-            found |= {min(round((start + self.dense + i * self.sparse) * epochs), epochs) for i in steps}
-        return tuple(sorted(found - {0}))
+    if which == "none":
+        return ()
+    if which == "all":
+        return tuple(range(1, epochs + 1))
+    found = {epochs}
+    for start, end in zip(DROPS, (*DROPS[1:], 1.0), strict=True):
+        first, turn = round(start * epochs), round(start * epochs + DENSE * epochs)
+        found.update(range(max(first, 1), min(turn, epochs) + 1))
+        for i in range(1, math.ceil((end - start - DENSE) / SPARSE)):
+            found.add(min(round((start + DENSE + i * SPARSE) * epochs), epochs))
+    return tuple(sorted(found - {0}))

@@ -30,7 +30,9 @@ def to_plain(value: Any) -> Any:
 def replace_at(settings: T, path: str, value: Any) -> T:
     """The dataclass with one nested field changed: `replace_at(recipe, "objective.taylor.eta", 0.1)`."""
     name, _, rest = path.partition(".")
-    return dataclasses.replace(settings, **{name: replace_at(getattr(settings, name), rest, value) if rest else value})  # type: ignore[type-var]
+    if rest:
+        value = replace_at(getattr(settings, name), rest, value)
+    return dataclasses.replace(settings, **{name: value})  # type: ignore[type-var]
 
 
 def flatten(plain: Any, prefix: str = "") -> dict[str, Any]:
@@ -41,12 +43,37 @@ def flatten(plain: Any, prefix: str = "") -> dict[str, Any]:
     """
     if not isinstance(plain, dict):
         return {prefix: plain}
-    return {k: v for key, value in plain.items() for k, v in flatten(value, f"{prefix}.{key}".lstrip(".")).items()}
+    found = {}
+    for key, value in plain.items():
+        found |= flatten(value, f"{prefix}.{key}".lstrip("."))
+    return found
+
+
+def settings_of(kind: type, prefix: str = "") -> list[str]:
+    """The dotted names of all settings that a dataclass can have, whichever kinds its parts are.
+
+    A part of which there are several kinds counts its `kind`, one that may be left out counts for that, and a name that
+    several kinds share counts once.
+    """
+    found: dict[str, None] = {}
+    hints = types_of(kind)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        name, hint = prefix + field.name, hints[field.name]
+        members = dataclass_members(hint)
+        if not members or type(None) in alternatives(hint):
+            found[name] = None
+        if has_kinds(hint):
+            found[f"{name}.kind"] = None
+        for member in members:
+            found |= dict.fromkeys(settings_of(member, f"{name}."))
+    return list(found)
 
 
 def dataclass_members(hint: Any) -> list[type]:
     """The dataclasses among the alternatives of a type; for an open type, those that are registered for it."""
-    members = [kind for member in alternatives(hint) for kind in (OPEN[member]() if member in OPEN else (member,))]
+    members: list[Any] = []
+    for member in alternatives(hint):
+        members.extend(OPEN[member]() if member in OPEN else (member,))
     return [member for member in members if isinstance(member, type) and dataclasses.is_dataclass(member)]
 
 
@@ -63,12 +90,14 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
     """The dataclass that the plain data describe; unknown keys and ill-typed values are refused with their place."""
     if not isinstance(plain, dict):
         raise RattleError(f"{where or kind.__name__}: expected settings, got {plain!r}")
-    hints = types_of(kind)
+    hints, settings = types_of(kind), {}
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    for key in plain:
+    for key, value in plain.items():
+        place = f"{where}.{key}".lstrip(".")
         if key not in names:
-            raise unknown("setting", f"{where}.{key}".lstrip("."), [f"{where}.{name}".lstrip(".") for name in names])
-    return kind(**{key: convert(hints[key], value, f"{where}.{key}".lstrip(".")) for key, value in plain.items()})
+            raise unknown("setting", place, [f"{where}.{name}".lstrip(".") for name in names])
+        settings[key] = convert(hints[key], value, place)
+    return kind(**settings)
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:

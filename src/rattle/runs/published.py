@@ -18,7 +18,8 @@ from rattle import __version__
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.recipes.reading import parse_json
-from rattle.recipes.recipe import Recipe, upgraded
+from rattle.recipes.recipe import Recipe
+from rattle.recipes.saved import upgraded
 from rattle.recipes.schema import from_plain, to_plain
 from rattle.runs.checkpoint import Checkpoint, check_images
 from rattle.runs.io import Plain
@@ -101,8 +102,8 @@ def check_config(config: Plain, where: str) -> tuple[tuple[str, ...], tuple[int,
     plain = config.get("recipe")
     check_model_name(plain.get("model") if isinstance(plain, dict) else None, where)
     try:
-        recipe = without_paths(from_plain(Recipe, upgraded(plain)))  # nor may it name files of the reader's machine
-        return classes, shape, recipe
+        recipe = from_plain(Recipe, upgraded(plain, any_value=True))
+        return classes, shape, without_paths(recipe)  # nor may it name files of the reader's machine
     except RattleError as reason:
         made = f"published by rattle {config.get('rattle')}, this is {__version__}"
         raise RattleError(f"{where}: {reason} ({made})") from reason

@@ -16,7 +16,6 @@ from rattle.inputs import finite, logits_of
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
 from rattle.recipes.catalog import resolve
-from rattle.recipes.idle import refuse_idle
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
@@ -55,7 +54,7 @@ def first_state(
 ) -> TrainState:
     """The state of a run before its first step; arguments as for `fit`."""
     recipe, images = take(recipe, model, data, classes)
-    recipe = as_begun(recipe, run) if resume and run.exists() else refuse_idle(recipe)
+    recipe = as_begun(recipe, run) if resume and run.exists() else recipe.refuse_idle()
     with own_source(run if resume else None, recipe):
         return init_state(recipe, images, model, trust_code=trust_code)
 

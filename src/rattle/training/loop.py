@@ -23,6 +23,7 @@ from rattle.forward import PairedForward
 from rattle.inputs import NotANumber
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
+from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
@@ -293,7 +294,7 @@ def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str,
     x = val.x if state.layout == torch.channels_last else state.floats(val.x)
     stop = None if distributed.active() else lambda: bool(request.number)
     try:
-        result = evaluate(model, x, val.y, {"robust": recipe.val_attack}, seed=recipe.seed, stop=stop)
+        result = evaluate(model, x, val.y, {"robust": recipe.validation_attack}, seed=recipe.seed, stop=stop)
     except NotANumber as reason:  # weights so large that activations overflow
         raise Diverged(state.progress.step, {"logits": float("nan")}) from reason
     return {"val_clean": result.clean_accuracy, "val_robust": result.robust_accuracy}
@@ -309,7 +310,7 @@ def record(state: TrainState, run: Run, metrics: dict[str, Any]) -> None:
     if (robust is not None and robust > progress.best) or state.data.val is None:
         progress.best, progress.best_epoch = robust or 0.0, metrics["epoch"]
         save(state, run, "best")
-    if recipe.keep_checkpoints and metrics["epoch"] in recipe.keep_checkpoints.epochs(recipe.epochs):
+    if metrics["epoch"] in kept_epochs(recipe.keep_checkpoints, recipe.epochs):
         save(state, run, epoch_name(metrics["epoch"]))
     save(state, run, "last")
 

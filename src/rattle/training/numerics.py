@@ -14,15 +14,15 @@ from rattle.recipes.recipe import Recipe
 @contextmanager
 def numerics(recipe: Recipe, device: torch.device) -> Iterator[None]:
     """Train with deterministic algorithms or in TF32, where the recipe says so (docs/guides/scale.md)."""
-    if recipe.tf32 and device.type != "cuda":
-        raise RattleError(f"tf32 is for NVIDIA GPUs, this is {device.type}: leave it out")
+    if recipe.precision == "tf32" and device.type != "cuda":
+        raise RattleError(f"precision tf32 is for NVIDIA GPUs, this is {device.type}: use fp32")
     if recipe.precision == "bf16":
         refuse_without_bf16(device)
     before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     if recipe.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first matrix product runs
         torch.use_deterministic_algorithms(True)
-    if recipe.tf32:
+    if recipe.precision == "tf32":
         torch.set_float32_matmul_precision("high")
     try:
         yield

@@ -101,7 +101,7 @@ def teacher_recipe(recipe: Recipe, name: str, teacher: Teacher, method: str) -> 
         average=None,
         init=None,
         head=None,
-        keep_checkpoints=None,
+        keep_checkpoints="none",
     )
 
 

@@ -1,0 +1,93 @@
+"""Recipes saved by versions 0.1 and 0.2, in the present form.
+
+A setting that is no longer there is dropped where it had its default; a run with another value is refused.
+"""
+
+from typing import Any
+
+from rattle.errors import RattleError
+from rattle.recipes.schedules import CYCLE_END
+
+RENAMED = {"keep": "keep_checkpoints", "draws": "noise_samples"}
+REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notice
+    "optimizer.eps": 1e-8,
+    "schedule.first": 0.04,
+    "schedule.floor": 0.0,
+    "tf32": False,
+    "val_attack.box_first": False,
+    "val_attack.loss": "ce",
+    "val_attack.restarts": 1,
+    "val_attack.start": "uniform",
+}
+TAYLOR = ("order", "eta", "mode", "second_factor")  # settings that version 0.1 had among the objective's own
+PAPER_EPOCHS = {"drops": [0.5, 0.75], "dense": 0.05, "sparse": 0.025}  # keep_checkpoints in 0.2
+
+
+def upgraded(plain: Any, *, any_value: bool = False) -> Any:
+    """A saved recipe in the present form.
+
+    any_value: drop removed settings whatever they were, for models that were published to be used, not trained on.
+    `method` is there for readers of the file; it follows from the other settings.
+    """
+    if not isinstance(plain, dict):
+        return plain
+    plain = {RENAMED.get(key, key): value for key, value in plain.items() if key != "method"}
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            plain[key] = dict(value)  # the caller's stay as they are
+    for name, only in {"optimizer": "SGD", "awp": "AWP"}.items():  # version 0.1 had no other
+        if isinstance(settings := plain.get(name), dict) and "kind" not in settings:
+            plain[name] = {"kind": only, **settings}
+    if isinstance(objective := plain.get("objective"), dict):
+        plain["objective"] = with_taylor(objective)
+    if plain.get("tf32") is True and plain.get("precision", "fp32") == "fp32":
+        plain["tf32"], plain["precision"] = False, "tf32"
+    plain["keep_checkpoints"] = which_epochs(plain.get("keep_checkpoints"))
+    for setting, default in {**REMOVED, **dependent_defaults(plain)}.items():
+        drop(plain, setting, default, any_value=any_value)
+    return plain
+
+
+def drop(plain: dict[str, Any], setting: str, default: Any, *, any_value: bool) -> None:
+    """Take a setting out of a recipe; raises RattleError if its value was another than the default."""
+    *parents, name = setting.split(".")
+    part: Any = plain
+    for parent in parents:
+        part = part.get(parent) if isinstance(part, dict) else None
+    if not isinstance(part, dict) or name not in part:
+        return
+    value = part.pop(name)
+    if value != default and not any_value:
+        raise RattleError(f"{setting} {value} was removed after version 0.2: use rattle 0.2 for this run")
+
+
+def dependent_defaults(plain: dict[str, Any]) -> dict[str, Any]:
+    """Removed settings whose value now follows from another one."""
+    attack, schedule = plain.get("attack"), plain.get("schedule")
+    shape = schedule.get("shape", "linear") if isinstance(schedule, dict) else "linear"
+    return {
+        "val_attack.threat": attack.get("threat") if isinstance(attack, dict) else None,
+        "schedule.last": CYCLE_END.get(shape),
+    }
+
+
+def which_epochs(kept: Any) -> Any:
+    """keep_checkpoints: version 0.2 had a schedule of three settings, or none."""
+    if kept is None:
+        return "none"
+    if not isinstance(kept, dict):
+        return kept
+    settings = {**PAPER_EPOCHS, **kept}
+    if settings == PAPER_EPOCHS:
+        return "paper"
+    return "all"  # a run that kept some of its epochs opens; one that is resumed keeps the rest of them too
+
+
+def with_taylor(objective: dict[str, Any]) -> dict[str, Any]:
+    """An objective with its Taylor settings in a part of their own; at order 0 they had no effect."""
+    if "order" not in objective or "taylor" in objective:
+        return objective
+    rest = {key: value for key, value in objective.items() if key not in TAYLOR}
+    if objective["order"] == 0:
+        return rest
+    return {**rest, "taylor": {key: objective[key] for key in TAYLOR if key in objective}}

@@ -1,0 +1,68 @@
+"""Recipes of versions 0.1 and 0.2 open, or are refused by the name of a setting that is gone."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rattle.errors import RattleError
+from rattle.recipes.recipe import SGD, Recipe
+from rattle.recipes.saved import REMOVED, upgraded
+from rattle.recipes.schema import settings_of
+
+OLD = Path(__file__).parents[1] / "integration" / "old_runs" / "format1" / "recipe.yaml"
+
+
+def changed(setting: str, value: Any) -> str:
+    """The recipe of version 0.1 with one setting changed."""
+    plain = yaml.safe_load(OLD.read_text())
+    *parents, name = setting.split(".")
+    part = plain
+    for parent in parents:
+        part = part[parent]
+    part[name] = value
+    return yaml.safe_dump(plain)
+
+
+@pytest.mark.parametrize("setting", REMOVED)
+def test_a_removed_setting_is_dropped_at_its_default_and_refused_elsewhere(setting: str) -> None:
+    assert setting not in settings_of(Recipe)
+    assert Recipe.from_yaml(changed(setting, REMOVED[setting])) == Recipe.from_yaml(changed("awp", None))
+    text = changed(setting, "another")
+    with pytest.raises(RattleError, match=rf"^{setting} another was removed after version 0\.2"):
+        Recipe.from_yaml(text)
+    upgraded(yaml.safe_load(text), any_value=True)  # a published model opens
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "changes"),
+    [
+        ("optimizer", {"lr": 0.3, "momentum": 0.9, "weight_decay": 5e-4}, {"optimizer": SGD(lr=0.3)}),
+        ("tf32", True, {"precision": "tf32"}),
+        ("keep", None, {}),
+        ("keep", {"drops": [0.5, 0.75], "dense": 0.05, "sparse": 0.025}, {"keep_checkpoints": "paper"}),
+        ("keep", {"drops": [0.0], "dense": 1.0, "sparse": 0.025}, {"keep_checkpoints": "all"}),
+        ("draws", 1, {}),
+        ("method", "TRADES", {}),
+    ],
+)
+def test_a_setting_that_changed_its_form_keeps_its_meaning(setting: str, value: Any, changes: dict[str, Any]) -> None:
+    assert Recipe.from_yaml(changed(setting, value)) == replace(Recipe.from_yaml(OLD.read_text()), **changes)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("val_attack.threat", {"norm": "l2", "epsilon": 0.5}), ("schedule.last", 0.5)],
+)
+def test_what_follows_from_another_setting_now_must_agree_with_it(setting: str, value: Any) -> None:
+    with pytest.raises(RattleError, match=f"^{setting} "):
+        Recipe.from_yaml(changed(setting, value))
+
+
+def test_the_taylor_settings_were_the_objectives_own() -> None:
+    taylor = Recipe.from_yaml(OLD.read_text()).objective.taylor  # type: ignore[union-attr]
+    assert (taylor.order, taylor.eta, taylor.mode) == (2, 0.2, "head")
+    plain = Recipe.from_yaml(changed("objective.order", 0)).objective.taylor  # type: ignore[union-attr]
+    assert (plain.order, plain.eta) == (0, None)
