@@ -57,7 +57,7 @@ types: $(READY)
 	$(BIN)/pyright
 
 bench: $(READY)
-	$(BIN)/rattle bench
+	$(BIN)/python -m reproduction.bench $(BENCH)
 
 zoo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m reproduction.make_zoo

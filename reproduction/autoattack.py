@@ -43,13 +43,13 @@ from rattle.attacks import PGD, AutoAttack
 from rattle.attacks.base import attack_mode
 from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import FlatModel, spawn
-from rattle.bench.passes import Counted
 from rattle.cli.main import keep_memory
 from rattle.data import to_float
 from rattle.data.registry import Data, batches
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
+from reproduction.bench.passes import Counted
 
 EPSILON = {"digits": 0.2, "cifar10": 2 / 255, "cifar10-wide": 6 / 255}
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")

@@ -23,8 +23,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from rattle.bench.limit import Limit, unavoidable_passes
-from rattle.bench.measure import interleaved, peak_memory
 from rattle.data import on_device
 from rattle.evaluation.inputs import floats_for
 from rattle.objectives.registry import METHODS
@@ -35,6 +33,8 @@ from rattle.training.loop import follow
 from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import init_state
+from reproduction.bench.limit import Limit, unavoidable_passes
+from reproduction.bench.measure import interleaved, peak_memory
 
 VARIANTS = ("at-1st", "at-2nd", "trades-1st", "trades-2nd", "trades-awp", "trades-awp-2nd", "trades-sam", "mart-2nd")
 NAMES = (*(name for name in METHODS if name != "sota"), *VARIANTS)  # sota needs generated images

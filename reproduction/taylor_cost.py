@@ -2,7 +2,7 @@
 
     python -m reproduction.taylor_cost [--model preact18] [--width 16] [--batch 32] [--rounds 10] [--out FILE.json]
 
-`rattle bench --parts training` measures `head` beside the authors' own way, AWP, and the convolutions alone.
+`python -m reproduction.bench --parts training` measures `head` beside the authors' own way, AWP, and the convolutions alone.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from rattle.bench.measure import interleaved
-from rattle.bench.setup import Setup, library_step, prepare
 from rattle.objectives import Taylor, Trades
 from rattle.weights import Noise
+from reproduction.bench.measure import interleaved
+from reproduction.bench.setup import Setup, library_step, prepare
 
 
 def reading(mode: Any, **settings: Any) -> Trades:

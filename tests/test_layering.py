@@ -23,7 +23,6 @@ ORDER = [
     "training compat",
     "analysis",
     "report",
-    "bench",
     "paper",
     "publish",
     "cli",

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from rattle import cli
-from rattle.cli import overview
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, io
 from rattle.runs.checkpoint import read
@@ -192,7 +191,6 @@ def test_the_command_saves_and_exits_with_the_code_of_the_signal_within_seconds(
 
 def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     def slow() -> int:
-        overview.seconds_of_epoch = lambda *_: 0.0  # it takes a step of its own, which any signal ends
         train.train_step = lambda *_: [(tmp_path / "stepping").touch(), time.sleep(60)]  # type: ignore[assignment]
         return cli.main(training(tmp_path / "run"))
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rattle.bench.limit import Passes, unavoidable_passes
 from rattle.data import Augment
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
@@ -27,6 +26,7 @@ from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training.loop import fit
 from rattle.training.state import ORDER
+from reproduction.bench.limit import Passes, unavoidable_passes
 from support.precision import in_double
 from support.processes import ranks
 from support.training import Interrupting, Stop, content, tiny

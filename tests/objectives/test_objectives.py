@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rattle.bench.reference import rows_of_targets
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, PairedForward
 from rattle.losses import kl
@@ -18,6 +17,7 @@ from rattle.objectives import AT, Taylor, Trades
 from rattle.taylor import head_gradient, soft_targets
 from rattle.training.step import total
 from rattle.weights import Noise, perturbed
+from reproduction.bench.reference import rows_of_targets
 
 Z, Z_ADV = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), torch.tensor([[0.0, 2.0, 0.0], [0.0, 1.0, 0.0]])
 Y = torch.tensor([0, 1])

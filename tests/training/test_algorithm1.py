@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from rattle.attacks import PGD
-from rattle.bench import reference
 from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.models.registry import create_model
@@ -21,6 +20,7 @@ from rattle.recipes.catalog import get_recipe
 from rattle.threat import Threat
 from rattle.training.step import step, total
 from rattle.weights import AWP, Noise
+from reproduction.bench import reference
 
 SOURCE = Path(__file__).parents[2] / "examples" / "algorithm1.py"
 spec = importlib.util.spec_from_file_location("algorithm1", SOURCE)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rattle.bench.reference import released_awp_step
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
@@ -31,6 +30,7 @@ from rattle.runs.checkpoint import read
 from rattle.training.loop import fit
 from rattle.training.step import step
 from rattle.weights import AWP, Noise
+from reproduction.bench.reference import released_awp_step
 
 N, K, LR, BETA, ALPHA = 8, 2, 0.05, 6.0, 0.2
 
@@ -148,7 +148,7 @@ def released(data: str, norm: str, method: str) -> Recipe:
 
 def measured_awp_step(model: nn.Module, optimizer: torch.optim.SGD, x: Tensor, y: Tensor, start: Tensor, seed: int,
                       norm: str, epsilon: float, classes: int) -> None:  # fmt: skip
-    """What `rattle bench` runs as the authors' AWP script."""
+    """What the benchmarks run as the authors' AWP script."""
     inner = {"epsilon": epsilon, "step_size": 2 / 255, "steps": K, "draws": SimpleNamespace(normal=lambda *_: start)}
     released_awp_step(model, find_head(model), x, y, optimizer, gamma=0.005, eta=ALPHA, inv_lambda=BETA, **inner)
 

@@ -34,7 +34,6 @@ COMMANDS = {
     "compare": "which model is better? paired tests on the same images: rattle compare plain.pt-results runs/a",
     "table": "runs as a Markdown, LaTeX or CSV table, mean and deviation over seeds",
     "paper": "a table of the paper, trained, attacked, beside the published numbers: rattle paper 1 --scale tiny",
-    "bench": "measure speed and memory here, beside plain reference code and the machine's limit: rattle bench --quick",
     "recipes": "tell the methods, and list the named recipes",
     "doctor": "check the installation",
 }

@@ -1,25 +1,10 @@
-"""What a run is about to do, in a few lines: images, network, threat, length and the time it may take."""
+"""What a run is about to do, in a few lines: images, network, threat, length."""
 
-import copy
-from contextlib import suppress
-from dataclasses import replace
-
-import torch
-
-from rattle.bench.limit import unavoidable_passes
-from rattle.bench.measure import timed
 from rattle.data import Augment
-from rattle.report.naming import duration
-from rattle.runs import distributed
 from rattle.threat import Threat
-from rattle.training.minibatch import train_step
-from rattle.training.ranks import wrap_model
 from rattle.training.state import TrainState
 
 NONE_HELD_OUT = "nothing: the last checkpoint counts as the best"
-PATIENCE = 3.0  # seconds that measuring a step may take, beyond a step of FEW images
-FEW = 8
-BACKWARD = 2  # a backward pass costs about two forward ones
 
 
 def overview(state: TrainState) -> str:
@@ -42,12 +27,6 @@ def overview(state: TrainState) -> str:
         "epochs": f"{length}, each {recipe.steps(n)} steps of {batch} images; "
         f"learning rate {recipe.optimizer.lr:g}, {type(recipe.schedule).__name__}",
     }
-    if left and not distributed.active():  # a step on one rank would wait for the others
-        with suppress(RuntimeError):  # not every module can be copied, and not every device holds two
-            seconds = seconds_of_epoch(state, batch) * left
-            rows["time"] = (
-                f"about {duration(seconds)} on {state.device}" if seconds >= 60 else "less than a minute or so"
-            )
     return "\n".join(f"{name:<8} {row}" for name, row in rows.items())
 
 
@@ -71,25 +50,3 @@ def written(threat: Threat) -> str:
     """
     levels = f" ({255 * threat.epsilon:.3g}/255)" if threat.norm == "linf" else ""
     return f"{threat.norm} {threat.epsilon:.4g}{levels}"
-
-
-def seconds_of_epoch(state: TrainState, batch: int) -> float:
-    """Seconds that an epoch and its validation may take, from a step or two of a copy of the model."""
-    recipe, data, passes = replace(state.recipe, compile=False), state.data, unavoidable_passes(state.recipe)
-    warm = replace(state.progress, epoch=max(state.progress.epoch, recipe.awp.warmup if recipe.awp else 0))
-    memory = {name: value.clone() for name, value in state.memory.items()}
-    model, teachers = copy.deepcopy(state.model), copy.deepcopy(state.teachers)  # a step moves their statistics
-    trial = replace(state, model=model, teachers=teachers, recipe=recipe, progress=warm, memory=memory)
-    trial.train_mode()
-    example = state.floats(data.train[torch.arange(1)].x.to(state.device))
-    forward, _ = wrap_model(trial.model, recipe, example, teachers)
-
-    def seconds(size: int) -> float:
-        return timed(lambda: train_step(trial, forward, forward, data.train, torch.arange(size)))["wall"]
-
-    few = min(FEW, batch)
-    step = min(seconds(few), seconds(few)) * batch / few  # the first is slower
-    step = step if step > PATIENCE else seconds(batch)
-    forwards = passes.forward + BACKWARD * (passes.by_input + passes.full)
-    validation = len(data.val) * recipe.val_attack.steps * (1 + BACKWARD) / recipe.evaluate_every if data.val else 0
-    return step * recipe.replays / batch * (len(data.train) + validation / forwards)

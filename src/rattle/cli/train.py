@@ -11,6 +11,7 @@ import tyro
 from rattle.cli import custom
 from rattle.cli.console import Console, say
 from rattle.cli.options import parse, take, take_kinds
+from rattle.cli.overview import overview
 from rattle.errors import RattleError
 from rattle.models.registry import find_builder
 from rattle.models.user import is_code, refuse_code
@@ -116,8 +117,6 @@ class TrainConsole(Console):
     """Describes the run before it trains."""
 
     def begin(self, state: TrainState) -> None:
-        from rattle.cli.overview import overview  # brings the packages in that measure
-
         self.log(overview(state))
 
 

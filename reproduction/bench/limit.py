@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rattle.bench.measure import Rounds, timed
 from rattle.objectives.base import CountsPasses, HasTeachers
 from rattle.recipes.recipe import Recipe
 from rattle.weights import eval_mode
+from reproduction.bench.measure import Rounds, timed
 
 
 @dataclass(frozen=True, slots=True)

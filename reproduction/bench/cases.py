@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from rattle.attacks import PGD, AutoAttack
-from rattle.bench import reference
-from rattle.bench.measure import Call
-from rattle.bench.setup import Subject, library_step, recipe_of
 from rattle.models import find_head
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.threat import Threat
+from reproduction.bench import reference
+from reproduction.bench.measure import Call
+from reproduction.bench.setup import Subject, library_step, recipe_of
 
 Group = Literal["training", "evaluation", "autoattack"]
 METHODS = {

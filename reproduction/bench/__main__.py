@@ -1,6 +1,14 @@
-"""rattle bench: how fast training steps and attacks are here, beside plain references and the machine's limit."""
+"""How fast training steps and attacks are on this machine, beside plain references and the machine's limit.
+
+python -m reproduction.bench --quick                        # a slim network: under a minute
+python -m reproduction.bench --batch 128 --rounds 7         # the network of the paper
+python -m reproduction.bench --growth --json bench.json     # also time and memory against batch, K, classes, width
+python -m reproduction.bench --trace step.json --quick      # a chrome trace of one step
+python -m reproduction.bench --against passes --model cnn   # counts of passes instead of seconds
+"""
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,16 +16,14 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 
-from rattle.bench.cases import QUERIES, STEPS
-from rattle.bench.passes import PASS_COLUMNS, count_passes, pass_rows, passes_to_plain
-from rattle.bench.report import chart, growth_chart, ratio_rows, rows, to_plain
-from rattle.bench.run import GROUPS, bench, check_rounds, growth, trace
-from rattle.bench.setup import Setup
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import parse
 from rattle.errors import RattleError
-from rattle.runs.distributed import check_device
-from rattle.runs.io import new_file, write_atomically
+from rattle.runs.io import write_atomically
+from reproduction.bench.cases import QUERIES, STEPS
+from reproduction.bench.passes import PASS_COLUMNS, count_passes, pass_rows, passes_to_plain
+from reproduction.bench.report import chart, growth_chart, ratio_rows, rows, to_plain
+from reproduction.bench.run import GROUPS, bench, growth, trace
+from reproduction.bench.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -39,54 +45,56 @@ class Options:
     compile: bool = False  # torch.compile the network
     channels_last: bool = True  # memory layout of the library's side; the references keep torch's own
     threads: int | None = None  # CPU threads; torch's own choice when not given
-    clock: Literal["auto", "wall", "processor"] = "auto"  # of the ratios: auto is processor seconds on a CPU, else wall
+    clock: Literal["auto", "wall", "processor"] = "auto"  # of the ratios: auto is CPU seconds on a CPU, else wall
     quick: bool = False  # a slim network (width 8), under a minute
     growth: bool = False  # also measure time and memory against batch, K, classes and width
     trace: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""  # write a chrome trace of one step and stop
     json: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""  # write everything measured as JSON
     chart: Annotated[str, tyro.conf.arg(metavar="FILE")] = ""  # draw a bar chart; --growth adds a second, FILE-growth
-    overwrite: bool = False  # replace the files that are named and there
-
-
-def read(args: list[str]) -> tuple[Options, Setup]:
-    """The options and the setup they ask for; raises RattleError for what need not be run to be refused."""
-    options = parse(Options, args, "bench")
-    for path in filter(None, (options.trace, options.json, options.chart)):
-        new_file(path, options.overwrite)
-    names = ("model", "batch", "steps", "device", "precision", "compile", "channels_last", "clock")
-    width = options.width or (8 if options.quick else None)
-    setup = Setup(width=width, **{name: getattr(options, name) for name in names})
-    if options.threads is not None and options.threads < 1:
-        raise RattleError(f"threads must be >= 1, got {options.threads}")
-    check_rounds(options.rounds)
-    for name in ("rounds", "growth", "trace", "chart"):
-        if options.against == "passes" and getattr(options, name):
-            raise RattleError(f"--{name} is for --against time: passes are counted once, and are exact")
-    check_device(options.device)
-    return options, setup
 
 
 def main(args: list[str]) -> None:
-    options, setup = read(args)
+    options = tyro.cli(Options, args=args, prog="python -m reproduction.bench")
+    setup = Setup(
+        model=options.model,
+        width=options.width or (8 if options.quick else None),
+        batch=options.batch,
+        steps=options.steps,
+        device=options.device,
+        precision=options.precision,
+        compile=options.compile,
+        channels_last=options.channels_last,
+        clock=options.clock,
+    )
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if options.trace:
         trace(setup, Path(options.trace))
-        say(f"trace: {options.trace}; open it in chrome://tracing or ui.perfetto.dev (docs/studies/performance.md)")
-        return
-    if options.against == "passes":
+        say(f"trace: {options.trace}; open it in chrome://tracing or ui.perfetto.dev")
+    elif options.against == "passes":
         print_passes(setup, options.json)
-        return
-    rounds = (2 if options.quick else 5) if options.rounds is None else options.rounds
-    console, clock = Console(), f"{setup.ratio_clock} seconds"
+    else:
+        print_times(setup, options)
+
+
+def print_times(setup: Setup, options: Options) -> None:
+    """The tables of seconds and memory, and the files that the options name."""
+    rounds = options.rounds
+    if rounds is None:
+        rounds = 2 if options.quick else 5
+    console = Console()
     result = bench(setup, rounds=rounds, groups=options.parts, console=console)
-    slim = replace(setup, width=setup.width or 16)
-    curves = growth(slim, rounds=min(rounds, 3), console=console) if options.growth else []
+    curves = []
+    if options.growth:
+        slim = replace(setup, width=setup.width or 16)
+        curves = growth(slim, rounds=min(rounds, 3), console=console)
     title = f"{setup.model} width {setup.width or 'as published'}, batch {setup.batch}, K {setup.steps}, "
     title += f"{rounds} rounds, {torch.get_num_threads()} threads"
     columns = ["case", "wall seconds (quartiles)", "images/s", "peak MiB", "GFLOP an image", "of the limit"]
     print_table(columns, rows(result), title=title)
-    print_table(["ratio", f"median (quartiles), {clock}", "target at full width"], ratio_rows(result))
+    print_table(
+        ["ratio", f"median (quartiles), {setup.ratio_clock} seconds", "target at full width"], ratio_rows(result)
+    )
     if curves:
         cells = [[c.title, str(c.values), f"{c.time_exponent:.2f}", f"{c.memory_exponent:.2f}"] for c in curves]
         print_table(["a 1st+2nd step against", "values", "time exponent", "memory exponent"], cells)
@@ -113,3 +121,10 @@ def print_passes(setup: Setup, path: str) -> None:
 
 def write_json(path: str, plain: dict[str, Any]) -> None:
     write_atomically(Path(path), (json.dumps(plain, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except RattleError as reason:
+        sys.exit(f"{reason}")

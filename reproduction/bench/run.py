@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rattle.bench.cases import METHODS, Case, Group, cases_of
-from rattle.bench.limit import Limit, unavoidable_passes
-from rattle.bench.measure import Call, Rounds, Timing, interleaved, peak_memory
-from rattle.bench.setup import Setup, library_step, prepare, recipe_of
 from rattle.errors import RattleError, first_line
 from rattle.runs.progress import Console, NullConsole
+from reproduction.bench.cases import METHODS, Case, Group, cases_of
+from reproduction.bench.limit import Limit, unavoidable_passes
+from reproduction.bench.measure import Call, Rounds, Timing, interleaved, peak_memory
+from reproduction.bench.setup import Setup, library_step, prepare, recipe_of
 
 GROUPS: tuple[Group, ...] = ("training", "evaluation", "autoattack")
 LIMIT = "the convolutions alone"

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rattle.bench.cases import COMPONENTS, Case, cases_of
-from rattle.bench.setup import Setup, prepare
 from rattle.errors import RattleError
 from rattle.runs.environment import environment
 from rattle.runs.progress import Console, NullConsole
+from reproduction.bench.cases import COMPONENTS, Case, cases_of
+from reproduction.bench.setup import Setup, prepare
 
 THEIRS = ", pyautoattack"  # how the cases of the reference end
 

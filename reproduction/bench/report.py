@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from rattle.bench.cases import AUTHORS, AUTHORS_AWP, COMPONENTS, PGD20, PUBLISHED, TEXTBOOK
-from rattle.bench.measure import Rounds
-from rattle.bench.run import LIMIT, Curve, Result
 from rattle.runs.environment import environment
+from reproduction.bench.cases import AUTHORS, AUTHORS_AWP, COMPONENTS, PGD20, PUBLISHED, TEXTBOOK
+from reproduction.bench.measure import Rounds
+from reproduction.bench.run import LIMIT, Curve, Result
 
 ZEROTH, SECOND, AWP_SECOND = "TRADES", "TRADES 1st+2nd", "TRADES-AWP 1st+2nd"
 ALL_OURS, ALL_PYAUTOATTACK = "our components", "pyautoattack's components"
