@@ -2,7 +2,7 @@
 
     python -m reproduction.taylor_cost [--model preact18] [--width 16] [--batch 32] [--rounds 10] [--out FILE.json]
 
-`python -m reproduction.bench --parts training` measures `head` beside the authors' own way, AWP, and the convolutions alone.
+`reproduction.bench --parts training` measures `head` beside the authors' own way, AWP, and the convolutions alone.
 """
 
 from __future__ import annotations

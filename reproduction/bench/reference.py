@@ -1,6 +1,6 @@
 """Plain references: each algorithm as published, copies, repeated passes and all.
 
-Tests hold the library to them and `python -m reproduction.bench` measures against them. The authors' step is written from a description
+Tests hold the library to them and the benchmarks measure against them. The authors' step is written from a description
 of their release, TRADES' loop from its paper; nothing here is fast, and nothing else imports it.
 """
 

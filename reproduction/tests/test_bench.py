@@ -1,4 +1,4 @@
-"""python -m reproduction.bench: the measurements, the ratios and limits made of them, and the files that the command writes."""
+"""The benchmarks: the measurements, the ratios and limits made of them, and the files that the command writes."""
 
 import json
 import time
@@ -43,6 +43,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_json_holds_every_ratio_with_its_spread(written: Path) -> None:
     plain = json.loads((written / "b.json").read_text())
     assert set(plain["ratios"]) == set(RATIOS)
@@ -56,10 +57,12 @@ def test_the_json_holds_every_ratio_with_its_spread(written: Path) -> None:
     assert second["unavoidable_flop_per_image"] > 0
 
 
+@pytest.mark.slow
 def test_the_chart_is_a_picture(written: Path) -> None:
     assert (written / "b.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_every_case_has_its_time_and_peak_memory(written: Path) -> None:
     cases = json.loads((written / "b.json").read_text())["cases"]
     assert {*METHODS, PUBLISHED, AUTHORS, AUTHORS_AWP, "PGD-20", "apgd-ce", "apgd-t", "fab-t", "square"} <= set(cases)

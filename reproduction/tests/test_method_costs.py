@@ -8,6 +8,7 @@ import pytest
 
 from reproduction.method_costs import measure
 
+pytestmark = pytest.mark.slow
 NAMES = ("trades", "at", "hat", "trades-2nd")
 
 
