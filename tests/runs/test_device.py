@@ -52,7 +52,6 @@ def test_evaluations_refuse_it_in_python(call: object) -> None:
         ["landscape", "RUN"],
         ["gap", "RUN"],
         ["report", "RUN"],
-        ["bench"],
         ["sweep", "digits-linf-cnn-at", "--seeds", "0"],
     ],
     ids=lambda command: command[0],
