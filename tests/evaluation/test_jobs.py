@@ -11,7 +11,7 @@ import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from rattle.attacks import APGD, PGD, AttackSequence, RayS
 from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.models.user import USER_MODULE
 from rattle.runs.progress import Advance, NullConsole
 from rattle.threat import Threat
 from support.processes import until
@@ -104,7 +103,7 @@ class Failing:
 
 @pytest.mark.parametrize(
     ("how", "sentence"),
-    [("kill", "was killed by SIGKILL"), ("raise", "^attacking a batch raised ValueError: no luck$")],
+    [("kill", "was killed .*SIGKILL"), ("raise", "^attacking a batch raised ValueError: no luck$")],
 )
 def test_what_goes_wrong_in_one_is_a_sentence_and_the_batches_done_are_kept(
     how: str, sentence: str, tmp_path: Path
@@ -119,28 +118,27 @@ def test_what_goes_wrong_in_one_is_a_sentence_and_the_batches_done_are_kept(
     assert {row["first"] for row in rows} == {0, 4, 8}
 
 
-def test_what_no_other_process_could_open_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_pickled_is_refused_and_what_a_function_defines_is_sent() -> None:
     model, x, y = case(8)
 
     class Local(nn.Sequential):
         pass
 
-    with pytest.raises(RattleError, match=r"cannot be sent to other processes .*Local.*; leave out jobs"):
-        evaluate(Local(model), x, y, "fgsm", jobs=2)
-    monkeypatch.setattr(Failing, "__module__", "__main__")
-    model.extra = Failing("raise")  # type: ignore[assignment]
-    with pytest.raises(RattleError, match="Failing is defined in the script itself"):
+    one, two = (evaluate(Local(model), x, y, "fgsm", batch_size=4, jobs=jobs) for jobs in (1, 2))
+    assert one.attacks["fgsm"].flags == two.attacks["fgsm"].flags
+    model.lock = Lock()  # type: ignore[assignment]
+    with pytest.raises(RattleError, match=r"cannot be sent to other processes .*lock.*; leave out jobs"):
         evaluate(model, x, y, "fgsm", jobs=2)
 
 
 def test_a_number_of_jobs_that_means_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     model, x, y = case(8)
-    with pytest.raises(RattleError, match="jobs must be >= 1, got 0"):
+    with pytest.raises(RattleError, match="jobs must be >= 1"):
         evaluate(model, x, y, "fgsm", jobs=0)
     with pytest.raises(RattleError, match="on the CPU, not meta"):
         evaluate(model.to("meta"), x, y, "fgsm", jobs=2)
     assert main(["evaluate", "runs/none", "--jobs", "0"]) == 2
-    assert "jobs must be >= 1, got 0" in capsys.readouterr().err
+    assert "jobs must be >= 1" in capsys.readouterr().err
 
 
 def test_the_command_runs_a_file_of_the_users_in_every_process(
@@ -157,21 +155,9 @@ def test_the_command_runs_a_file_of_the_users_in_every_process(
     assert flags[0] == flags[1]
 
 
-def test_a_file_of_the_users_that_the_evaluation_does_not_need_is_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = ModuleType(f"{USER_MODULE}gone")
-    gone.__file__ = str(tmp_path / "gone.py")
-    monkeypatch.setitem(sys.modules, gone.__name__, gone)
-    model, x, y = case(8)
-    one, two = (evaluate(model, x, y, "fgsm", batch_size=4, jobs=jobs) for jobs in (1, 2))
-    assert one.attacks["fgsm"].flags == two.attacks["fgsm"].flags
-
-
 SLEEPER = """
 import sys, torch
 from rattle.evaluation.evaluate import evaluate
-from rattle.models.user import USER_MODULE
 from sleeping import Sleep
 x = torch.rand(8, 1, 4, 4)
 model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
@@ -203,7 +189,8 @@ def test_no_process_outlives_the_one_that_asked_for_it(number: signal.Signals, t
         time.sleep(0.05)
     parent.send_signal(number)
     said = parent.communicate(timeout=60)[1]
-    assert said.strip() == ("stopped by the keyboard" if number == signal.SIGINT else "")
+    assert "Traceback" not in said  # loky warns of its semaphores where the parent was killed
+    assert number != signal.SIGINT or said.strip() == "stopped by the keyboard"
     children = [int(path.name.rpartition("-")[2]) for path in found]
     while any(Path(f"/proc/{child}").exists() for child in children):
         assert time.monotonic() < deadline, "a process is still there"

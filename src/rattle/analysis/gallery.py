@@ -12,7 +12,7 @@ from rattle.attacks import Attack
 from rattle.attacks.registry import get_attack
 from rattle.data import Images
 from rattle.errors import RattleError
-from rattle.evaluation.evaluate import curve, image_batches
+from rattle.evaluation.evaluate import curve, image_batch
 from rattle.evaluation.inputs import floats_for, takes_channels_last
 from rattle.inputs import logits_of
 from rattle.randomness import ImageStreams
@@ -83,10 +83,11 @@ def predict_all(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Class and confidence before the attack; class, confidence and lead of the true class after it."""
     parts, layout = [], takes_channels_last(model, images.x)
-    for index, x, y in image_batches(images.x, images.y, 250, channels_last=layout):
-        x_adv = attack(model, x, y, generator=ImageStreams(seed, index))
+    for rows in torch.arange(len(images)).split(250):
+        x, y = image_batch(images.x, images.y, rows, images.y.device, channels_last=layout)
+        x_adv = attack(model, x, y, generator=ImageStreams(seed, rows.to(y.device)))
         parts.append((*predict(model, x, y)[:2], *predict(model, x_adv, y)))
-        advance(len(index))
+        advance(len(rows))
     label, confidence, label_adv, confidence_adv, lead = (torch.cat(part) for part in zip(*parts, strict=True))
     return label, confidence, label_adv, confidence_adv, lead
 

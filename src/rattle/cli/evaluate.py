@@ -16,10 +16,10 @@ from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse, take_attack_settings, typed
 from rattle.data.dataset import check_count, choose_images
 from rattle.errors import RattleError, unknown
-from rattle.evaluation.evaluate import check_settings, curve, evaluate
+from rattle.evaluation.caveats import caveats_of
+from rattle.evaluation.evaluate import Points, curve, evaluate
 from rattle.evaluation.results import Evaluation, curve_to_plain
 from rattle.evaluation.target import Network, Target, target_from_checkpoint, target_from_weights
-from rattle.evaluation.trust import what_would_change
 from rattle.evaluation.verify import load_images, verify
 from rattle.models.registry import find_builder
 from rattle.recipes.catalog import resolve
@@ -28,6 +28,7 @@ from rattle.runs import distributed
 from rattle.runs.load import open_checkpoint
 from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
+from rattle.settings import Count, check_settings
 from rattle.threat import Norm, Threat
 
 T = TypeVar("T", bound="AttackOptions")
@@ -55,9 +56,9 @@ class AttackOptions:
     n: int | None = None  # a sample of n test images, classes in proportion; all when not given
     first: bool = False  # take the first n test images instead of a sample, as the reference does
     sample_seed: int = 0  # draws the sample; the n images of one seed are among those of every larger n
-    within: float | None = None  # end each attack once its accuracy is known to +- this many points, at most n images
-    batch_size: int = 250
-    jobs: int = 1  # processes that attack batches side by side: as many as there are cores, where networks are small
+    within: Points | None = None  # end each attack once its accuracy is known to +- this many points, at most n images
+    batch_size: Count | None = None  # 250 on a GPU, on a CPU fewer for large networks, when not given
+    jobs: Count = 1  # processes that attack batches side by side: as many as there are cores, where networks are small
     seed: int = 0  # of the attacks' random draws
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
@@ -71,7 +72,7 @@ class AttackOptions:
         if self.first and (self.n is None or self.within is not None):
             raise RattleError("--first goes with --n, and not with --within, which needs a random order")
         check_count(self.n)
-        check_settings(self.batch_size, self.within, self.jobs)
+        check_settings(self, "")
         asked = self.threat.over(threat or Threat())
         if threat is not None:
             self.chosen(asked)
@@ -133,7 +134,7 @@ def parse_attacking(options: type[T], args: list[str], command: str) -> T:
 @dataclass(frozen=True, kw_only=True)
 class Options(Network, AttackOptions):
     """Attack a trained model: results go to results/ATTACK.json of its run folder, a table to the terminal.
-    After an interruption the same command goes on where it stopped."""
+    After an interruption the same command resumes where it stopped."""
 
     path: Annotated[str, tyro.conf.Positional] = ""  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME; or use --model
     data: str | None = None  # other images: a dataset's name, FILE.npz, a folder; cifar10 with --model
@@ -218,7 +219,7 @@ def attack_target(options: Options, target: Target) -> None:
         rows = [[f"{epsilon:.4g}", percent(flags)] for epsilon, flags in points.items()]
         print_table(["epsilon", "robust"], rows, title=f"{first} against epsilon ({threat.norm})")
     say(f"results are in {settings['out']}")
-    say(what_would_change(result, classes=len(target.classes), test_images=len(target.test)))
+    say(caveats_of(result, classes=len(target.classes), test_images=len(target.test)))
 
 
 def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> None:

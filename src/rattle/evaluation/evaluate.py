@@ -1,15 +1,16 @@
-"""Evaluation: one call runs attacks on images and leaves a result file for each of them.
+"""Evaluation: one call runs attacks on images and writes a result file for each attack.
 
-A flag is True where an image is classified correctly before and after the attack (verify.py says what counts).
+Check the inputs; classify the clean images; for each attack and batch, attack, verify every point in a fresh forward
+pass (verify.py) and save (cache.py); then write the result files. A flag is True where an image is classified correctly
+before and after the attack.
 """
 
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -32,41 +33,23 @@ from rattle.evaluation.inputs import (
     image_checksums,
     takes_channels_last,
 )
-from rattle.evaluation.jobs import Workers
+from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.normalisation import missing_normalisation
+from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
-from rattle.evaluation.shown import Shown, showing
-from rattle.evaluation.verify import AfterPart, run_and_verify, save_images
+from rattle.evaluation.verify import attack_batch, save_images
 from rattle.inputs import is_correct
-from rattle.randomness import ImageStreams
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole
-from rattle.settings import check_type
+from rattle.settings import Bound, Count, check_settings
 from rattle.stats import precise_enough
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
-
-def image_batches(
-    x: Tensor, y: Tensor, size: int, device: Any = None, *, channels_last: bool = True
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(index, images in [0, 1], labels) of each batch in order, on `device`; ranks take turns."""
-    for index in own_batches(len(x), size):
-        yield image_batch(x, y, index, device, channels_last=channels_last)
-
-
-def own_batches(n: int, size: int) -> tuple[Tensor, ...]:
-    """The indices of each batch of n images; ranks take turns."""
-    return torch.arange(n).split(size)[distributed.rank() :: distributed.world_size()]
-
-
-def image_batch(
-    x: Tensor, y: Tensor, index: Tensor, device: Any = None, *, channels_last: bool = True
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The index, images in [0, 1] and labels of one batch, on `device`."""
-    device = y.device if device is None else device
-    images = as_float(to_device(x[index.to(x.device)], device), channels_last=channels_last)
-    return index.to(device), images, y[index.to(y.device)].to(device)
+LARGEST_BATCH, SMALLEST_BATCH = 250, 16
+WEIGHTS_IN_A_BATCH = 100_000_000  # on a CPU: images times weights
+SAMPLE = 250  # images from which a model's warnings are found
+Points = Annotated[float, Bound(above=0, below=50)]  # percentage points to either side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,113 +59,90 @@ class EvalPlan:
     model: nn.Module
     x: Tensor
     y: Tensor
-    out: Path | None
     index: Tensor  # int64 [n]
-    within: float | None = None
-    mask: Sequence[bool] | None = None
-    batch_size: int = 250
+    device: torch.device  # of the model; batches are moved there
+    channels_last: bool  # the layout of the images that the model is given
+    batch_size: Count
+    out: Path | None = None
+    within: Points | None = None
+    jobs: Count = 1
     seed: int = 0
     save_adversarial: bool = False
     stop: Callable[[], bool] | None = None
     console: Console | None = None
-    channels_last: bool = True  # the layout of the images that the model is given; `run_attacks` finds out
-    jobs: int = 1
-    workers: Workers | None = None  # of more than one job, see `with_workers`
 
     def __post_init__(self) -> None:
-        check_settings(self.batch_size, self.within, self.jobs)
+        check_settings(self, "")
         if self.jobs > 1 and (distributed.world_size() > 1 or self.device.type != "cpu"):
             raise RattleError(f"jobs are for one machine's cores, without torchrun and on the CPU, not {self.device}")
-        check_type("seed", self.seed, int)
         if self.save_adversarial and self.out is None:
             raise RattleError("save_adversarial needs a folder to write to: give it as out")
-        if self.mask is not None and len(self.mask) != len(self.y):
-            raise RattleError(f"{len(self.y)} images but a mask of {len(self.mask)}")
         if len(self.index) != len(self.y):
             raise RattleError(f"{len(self.y)} images but an index of {len(self.index)}")
         if self.within is not None and distributed.world_size() > 1:
             raise RattleError("within decides batch by batch when to stop and runs in one process: leave out torchrun")
 
-    def open_cache(self, name: str, attack: Attack, start: Tensor) -> ResultCache | None:
-        """What is done of an attack on the images of `start`, [n] bool; None without a folder."""
-        if self.out is None:
-            return None
-        settings = {"seed": self.seed, "batch_size": self.batch_size, "mask": start.tolist()}
-        key = cache_key(self.model, self.x, self.y, attack, index=self.index.tolist(), **settings)
-        return ResultCache(self.out, name, key, images=self.save_adversarial)
+    def batches(self) -> tuple[Tensor, ...]:
+        """The rows of each of this rank's batches; ranks take turns."""
+        return torch.arange(len(self.y)).split(self.batch_size)[distributed.rank() :: distributed.world_size()]
 
-    def images(self) -> dict[str, Any]:
-        """Which images these are, for an Evaluation: their checksums only where result files are written."""
-        first = torch.equal(self.index, torch.arange(len(self.index)))
-        checksums = None if self.out is None else image_checksums(self.x, self.y)
-        return {"index": None if first else self.index.tolist(), "images": checksums}
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is; batches are moved there."""
-        return next((p.device for p in self.model.parameters()), self.x.device)
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        return image_batches(self.x, self.y, self.batch_size, self.device, channels_last=self.channels_last)
-
-    def attack(
-        self,
-        attack: Attack,
-        index: Tensor,
-        live: Tensor,
-        state: Path | None,
-        after_part: AfterPart | None = None,
-        *,
-        channels_last: bool,
-    ) -> tuple[dict[str, Any], Tensor | None]:
-        """The cache's row of a batch, [n] int64 of which `live` [n] bool are attacked, and the points to be stored.
-
-        state: the file for what the components of an ensemble found, if there is a cache.
-        """
-        index, x, y = image_batch(self.x, self.y, index, self.device, channels_last=channels_last)
-        row, x_adv = attack_batch(self, attack, index[live], x[live], y[live], after_part, state)
-        return row, x_adv if self.save_adversarial else None
-
-    @contextmanager
-    def with_workers(self) -> Iterator["EvalPlan"]:
-        """This plan, with processes to run it where more than one job is asked for."""
-        if self.jobs == 1:
-            yield self
-            return
-        sent = replace(self, stop=None, console=None, mask=None, jobs=1)
-        with closing(Workers(sent, min(self.jobs, -(-len(self.y) // self.batch_size)))) as workers:
-            yield replace(self, workers=workers)
-
-    def enough(self, flags: Tensor) -> bool:
-        """Whether the flags of the images done so far, [k] bool, give the accuracy as precisely as was asked."""
-        return self.within is not None and precise_enough(int(flags.sum()), len(flags), self.within / 100)
-
-
-def check_settings(batch_size: int, within: float | None, jobs: int = 1) -> None:
-    """Refuse what no evaluation can be run with."""
-    for name, value in {"batch-size": batch_size, "jobs": jobs}.items():
-        check_type(name, value, int)
-        if value < 1:
-            raise RattleError(f"{name} must be >= 1, got {value}")
-    check_type("within", 1.0 if within is None else within, float)
-    if within is not None and not 0 < within < 50:
-        raise RattleError(f"within is in percentage points, between 0 and 50, got {within}")
+    def images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Images in [0, 1] and labels of these rows, on the device."""
+        return image_batch(self.x, self.y, rows, self.device, channels_last=self.channels_last)
 
 
 def make_plan(
     model: nn.Module,
     x: Images,
     y: Array | None,
-    out: Path | str | None,
+    *,
+    out: Path | str | None = None,
     index: Array | None = None,
     device: torch.device | str | None = None,
+    batch_size: int | None = None,
     **settings: Any,
 ) -> EvalPlan:
+    """Check everything that an evaluation is given, and find the layout that the model takes."""
     if device is not None and isinstance(model, nn.Module):
         model = model.to(distributed.choose_device(device))
     x, y = as_tensors(model, x, y)
-    rows = torch.arange(len(y)) if index is None else torch.as_tensor(index, dtype=torch.int64).cpu()
-    return EvalPlan(model=model, x=x, y=y, out=None if out is None else Path(out), index=rows, **settings)
+    place = next((p.device for p in model.parameters()), x.device)
+    with eval_mode(model):
+        channels_last = takes_channels_last(model, x[:2].to(place))
+    return EvalPlan(
+        model=model,
+        x=x,
+        y=y,
+        index=torch.arange(len(y)) if index is None else torch.as_tensor(index, dtype=torch.int64).cpu(),
+        device=place,
+        channels_last=channels_last,
+        batch_size=default_batch_size(model, place) if batch_size is None else batch_size,
+        out=None if out is None else Path(out),
+        **settings,
+    )
+
+
+def default_batch_size(model: nn.Module, device: torch.device) -> int:
+    """250 images on a GPU; on a CPU fewer for large networks, at least 16, so that a batch takes minutes.
+
+    An interruption costs at most one component of an attack on one batch. Every image has its own random stream: the
+    flags do not depend on the batch size.
+
+    >>> default_batch_size(nn.Linear(1000, 1000), torch.device("cpu"))
+    99
+    """
+    if device.type != "cpu":
+        return LARGEST_BATCH
+    weights = sum(p.numel() for p in model.parameters())
+    return min(LARGEST_BATCH, max(SMALLEST_BATCH, WEIGHTS_IN_A_BATCH // max(1, weights)))
+
+
+def image_batch(
+    x: Tensor, y: Tensor, rows: Tensor, device: torch.device, *, channels_last: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Images in [0, 1] and labels of these rows, on `device`."""
+    images = to_device(x[rows.to(x.device)], device)
+    return as_float(images, channels_last=channels_last), y[rows.to(y.device)].to(device)
 
 
 def evaluate(
@@ -200,18 +160,18 @@ def evaluate(
     index: Array | None = None,  # the images' numbers in their dataset, [n], kept in the result; 0 to n - 1 if None
     within: float | None = None,  # stop each attack once its accuracy is known to +- this many percentage points
     mask: Sequence[bool] | None = None,  # attack only these images; the others count as not robust
-    batch_size: int = 250,
+    batch_size: int | None = None,  # None: 250 on a GPU, fewer on a CPU for large networks (`default_batch_size`)
     jobs: int = 1,  # processes that attack batches side by side, on a CPU; every result is that of one
     seed: int = 0,  # of the attacks' random draws
     check_model: bool = False,  # look for what makes the numbers unreliable: Evaluation.warnings
     save_adversarial: bool = False,  # also write the images that broke the model, as out/ATTACK-adversarial.npz
-    stop: Callable[[], bool] | None = None,  # asked after each batch; Interrupted is raised when it returns True
+    stop: Callable[[], bool] | None = None,  # called after each batch; Interrupted is raised when it returns True
     console: Console | None = None,  # shows progress
 ) -> Evaluation:
-    """Attack images; with a folder `out`, leave out/ATTACK.json for each attack.
+    """Attack images; with a folder `out`, write out/ATTACK.json for each attack.
 
-    After an interruption the same call resumes after the last batch or component of an ensemble that was
-    done, from hidden files in `out`.
+    After an interruption the same call resumes after the last batch, and the last component of an ensemble on a batch,
+    that was done: hidden files in `out` hold these.
 
     >>> model, x, y = torch.nn.Flatten(), torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
     >>> result = evaluate(model, x, y, ["fgsm", "pgd20"], threat=Threat(epsilon=0.1))
@@ -219,10 +179,48 @@ def evaluate(
     True
     """
     chosen = as_attacks(attacks, as_threat(threat, norm, epsilon))
-    settings = {"within": within, "mask": mask, "batch_size": batch_size, "save_adversarial": save_adversarial}
-    plan = make_plan(model, x, y, out, index, device, seed=seed, jobs=jobs, **settings, stop=stop, console=console)
-    with plan.with_workers() as plan:
-        result = replace(run_attacks(plan, chosen, check_model=check_model), metadata=metadata or {})
+    plan = make_plan(
+        model,
+        x,
+        y,
+        out=out,
+        index=index,
+        device=device,
+        batch_size=batch_size,
+        within=within,
+        jobs=jobs,
+        seed=seed,
+        save_adversarial=save_adversarial,
+        stop=stop,
+        console=console,
+    )
+    if mask is not None and len(mask) != len(plan.y):
+        raise RattleError(f"{len(plan.y)} images but a mask of {len(mask)}")
+
+    warnings: list[str] = []
+    with eval_mode(plan.model):
+        clean = classify(plan)
+        if check_model:
+            x, y = plan.images(torch.arange(min(SAMPLE, len(plan.y))))
+            warnings = [*find_warnings(plan.model, x, y), *missing_normalisation(plan.model, x, y)]
+        start = clean
+        if mask is not None:
+            start = clean & torch.tensor(list(mask), device=clean.device)
+        results = {name: run_attack(plan, name, attack, start) for name, attack in chosen.items()}
+
+    first = torch.equal(plan.index, torch.arange(len(plan.index)))
+    result = Evaluation(
+        clean=clean.tolist(),
+        attacks=results,
+        index=None if first else plan.index.tolist(),
+        images=None if plan.out is None else image_checksums(plan.x, plan.y),
+        metadata=metadata or {},
+    )
+    if check_model:
+        accuracies = {name: attack.accuracy for name, attack in results.items()}
+        parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in results.items()}
+        warnings += post_checks(result.clean_accuracy, accuracies, parts)
+        result = replace(result, warnings=tuple(warnings))
     if plan.out is not None:
         finish(partial(save_results, result, plan.out), plan.out, chosen)
     return result
@@ -235,13 +233,12 @@ def curve(
     attacks: Mapping[float, Attack],  # the attack at each epsilon; at 0 the clean images count and it is not run
     *,
     name: str = "attack",  # of the attack, and so of the file
-    out: Path | str | None = None,
     metadata: Mapping[str, Any] | None = None,
-    **settings: Any,  # batch_size, jobs, seed, stop, console
+    **settings: Any,  # out, index, batch_size, jobs, seed, stop, console
 ) -> dict[float, list[bool]]:
     """Flags at each epsilon, never rising: an image broken at one epsilon counts as broken at every larger one.
 
-    With a folder `out` it leaves out/NAME-curve.json. Parameters that are not explained here are those of `evaluate`.
+    With a folder `out` it writes out/NAME-curve.json. Parameters that are not explained here are those of `evaluate`.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
     >>> x, y = torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
@@ -250,14 +247,19 @@ def curve(
     >>> sum(flags[0.2]) <= sum(flags[0.1]) <= sum(flags[0])
     True
     """
-    plan = make_plan(model, x, y, out, **settings)
+    if not attacks:
+        return {}
+    plan = make_plan(model, x, y, **settings)
     names = {epsilon: f"{name}-{epsilon:.9g}" for epsilon in sorted(attacks)}
     points: dict[float, list[bool]] = {}
-    with plan.with_workers() if names else nullcontext(plan) as plan:
+    with eval_mode(plan.model):
+        robust = classify(plan)
         for epsilon, each in names.items():
-            points[epsilon] = run_attacks(plan, {each: attacks[epsilon]} if epsilon else {}).worst_case
-            plan = replace(plan, mask=points[epsilon])
-    if points and plan.out is not None:
+            if epsilon:
+                flags = run_attack(plan, each, attacks[epsilon], robust).flags
+                robust = torch.tensor(flags, device=robust.device)
+            points[epsilon] = robust.tolist()
+    if plan.out is not None:
         finish(partial(save_curve, name, points, metadata or {}, plan.out), plan.out, names.values())
     return points
 
@@ -267,64 +269,58 @@ def finish(save: Callable[[], None], folder: Path, names: Iterable[str]) -> None
 
     def write() -> None:
         save()
-        for path in [path for name in names for path in cache_files(folder, name)]:
-            path.unlink(missing_ok=True)
+        for name in names:
+            for path in cache_files(folder, name):
+                path.unlink(missing_ok=True)
 
     distributed.on_main(write)
 
 
-def run_attacks(plan: EvalPlan, attacks: Mapping[str, Attack], *, check_model: bool = False) -> Evaluation:
-    """Every attack on the images that are correct and in the mask; the caller removes the caches."""
-    results, warnings = {}, []
-    with eval_mode(plan.model):
-        plan = replace(plan, channels_last=takes_channels_last(plan.model, plan.x[:2].to(plan.device)))
-        clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.device)
-        with distributed.raise_on_all_ranks():
-            for index, x, y in plan.batches():
-                clean[index] = is_correct(plan.model, x, y)
-        clean = distributed.sum_over_ranks(clean.int()).bool()
-        start = clean if plan.mask is None else clean & torch.tensor(list(plan.mask), device=clean.device)
-        if check_model:
-            few = slice(plan.batch_size)
-            sample = as_float(plan.x[few].to(plan.device), channels_last=plan.channels_last)
-            labels = plan.y[few].to(plan.device)
-            warnings = [*find_warnings(plan.model, sample, labels), *missing_normalisation(plan.model, sample, labels)]
-        for name, attack in attacks.items():
-            results[name] = run_attack(plan, name, attack, start)
-    result = Evaluation(clean=clean.tolist(), attacks=results, **plan.images())
-    if check_model:
-        accuracies = {name: attack.accuracy for name, attack in results.items()}
-        parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in results.items()}
-        warnings += post_checks(result.clean_accuracy, accuracies, parts)
-    return replace(result, warnings=tuple(warnings))
+def classify(plan: EvalPlan) -> Tensor:
+    """Which images the model classifies correctly without an attack, [n] bool."""
+    clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.device)
+    with distributed.raise_on_all_ranks():
+        for rows in plan.batches():
+            clean[rows.to(plan.device)] = is_correct(plan.model, *plan.images(rows))
+    return distributed.sum_over_ranks(clean.int()).bool()
 
 
 def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> AttackResult:
     """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again."""
-    cache = plan.open_cache(name, attack, start)
-    parts = list(attack.components()) if isinstance(attack, Ensemble) else []
-    n, device, size, done = len(plan.y), plan.device, plan.batch_size, cache.done if cache else {}
-    flags = torch.zeros(1 + len(parts), n, dtype=torch.bool, device=device)
-    distances, seconds = torch.zeros(n, device=device), torch.zeros(1 + len(parts), dtype=torch.float64)
-    shows = showing(plan.console or NullConsole(), name, parts, flags, seconds, batch_size=size, cached=set(done))
-    with (
-        distributed.raise_on_all_ranks(),
-        shows as shown,
-        closing(attacked(plan, attack, start, cache, shown)) as batches,
-    ):
-        for index, row in batches:
-            live = index[start[index]]
-            flags[:, live] = torch.tensor(row["flags"], device=device).bool()
-            distances[live] = torch.tensor(row["distances"], device=device)
-            seconds += torch.tensor([row["seconds"], *(row["part_seconds"] or [0.0] * len(parts))])
-            shown.end(index)
-            if plan.stop is not None and plan.stop():
-                raise Interrupted
-            if plan.enough(flags[0, : int(index[-1]) + 1]):
-                n = int(index[-1]) + 1
-                break
-    flags, distances = distributed.sum_over_ranks(flags[:, :n].int()).bool(), distributed.sum_over_ranks(distances[:n])
-    total, *each = distributed.sum_over_ranks(seconds.to(device)).tolist()
+    cache = None
+    if plan.out is not None:
+        settings = {"seed": plan.seed, "batch_size": plan.batch_size, "mask": start.tolist()}
+        key = cache_key(plan.model, plan.x, plan.y, attack, index=plan.index.tolist(), **settings)
+        cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
+    cached = set(cache.done) if cache else set()
+    components = list(attack.components()) if isinstance(attack, Ensemble) else []
+    n = len(plan.y)
+    flags = torch.zeros(1 + len(components), n, dtype=torch.bool, device=plan.device)
+    distances = torch.zeros(n, device=plan.device)
+    seconds = torch.zeros(1 + len(components), dtype=torch.float64, device=plan.device)
+
+    console = plan.console or NullConsole()
+    sizes = {int(rows[0]): len(rows) for rows in plan.batches()}
+    done = sum(size for first, size in sizes.items() if first in cached)
+    with distributed.raise_on_all_ranks(), console.progress(name, sum(sizes.values()), done=done) as advance:
+        progress = AttackProgress(console, advance, components)
+        with closing(attack_batches(plan, attack, start, cache, progress)) as batches:
+            for rows, row in batches:
+                live = rows[start[rows]]
+                flags[:, live] = torch.tensor(row["flags"], device=plan.device).bool()
+                distances[live] = torch.tensor(row["distances"], device=plan.device)
+                parts = row["part_seconds"] or [0.0] * len(components)
+                seconds += torch.tensor([row["seconds"], *parts], device=plan.device)
+                progress.end_batch(len(rows), int(flags[0, live].sum()), cached=int(rows[0]) in cached)
+                if plan.stop is not None and plan.stop():
+                    raise Interrupted
+                last = int(rows[-1]) + 1
+                if plan.within and precise_enough(int(flags[0, :last].sum()), last, plan.within / 100):
+                    n = last
+                    break
+    flags = distributed.sum_over_ranks(flags[:, :n].int()).bool()
+    distances = distributed.sum_over_ranks(distances[:n])
+    total, *each = distributed.sum_over_ranks(seconds).tolist()
     if cache and plan.save_adversarial:
         distributed.barrier()  # every rank has stored its images
         distributed.on_main(partial(save_broken, plan, attack.threat, start[:n].cpu(), flags[0].cpu(), cache))
@@ -332,64 +328,55 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
         settings=describe(attack),
         flags=flags[0].tolist(),
         seconds=total,
-        parts={part: flags[1 + i].tolist() for i, part in enumerate(parts)},
-        part_seconds=dict(zip(parts, each, strict=True)),
+        parts={part: flags[1 + i].tolist() for i, part in enumerate(components)},
+        part_seconds=dict(zip(components, each, strict=True)),
         distances=distances.tolist() if isinstance(attack, DistanceAttack) else [],
     )
-    shown.finish(result)
+    progress.finish(result)
     return result
 
 
-def attacked(
-    plan: EvalPlan, attack: Attack, start: Tensor, cache: ResultCache | None, shown: Shown
+def attack_batches(
+    plan: EvalPlan, attack: Attack, start: Tensor, cache: ResultCache | None, progress: AttackProgress
 ) -> Generator[tuple[Tensor, dict[str, Any]], None, None]:
-    """(index, the cache's row) of each batch in order, from the cache or attacked now."""
-    done: dict[int, dict[str, Any]] = dict(cache.done) if cache else {}
-    how = {"channels_last": plan.channels_last}
+    """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
+    batches = [rows.to(plan.device) for rows in plan.batches()]
+    done = dict(cache.done) if cache else {}
+    missing = [rows for rows in batches if int(rows[0]) not in done]
 
-    def keep(first: int, row: dict[str, Any], x_adv: Tensor | None) -> None:
-        done[first] = row
-        if cache:
-            cache.add(first, row, x_adv)
+    def tasks() -> Iterator[tuple[Any, ...]]:
+        """The arguments of `attack_batch` for each missing batch."""
+        for rows in missing:
+            live = start[rows]
+            x, y = plan.images(rows)
+            images = plan.index[rows[live].cpu()].to(plan.device)
+            state = cache.state_file(int(rows[0])) if cache else None
+            yield int(rows[0]), plan.model, attack, x[live], y[live], plan.seed, images, state
 
-    def task(index: Tensor) -> tuple[Tensor, Tensor, Path | None]:
-        return index, start[index], cache.state_file(int(index[0])) if cache else None
+    def one_by_one() -> Iterator[tuple[int, dict[str, Any], Tensor]]:
+        for rows, task in zip(missing, tasks(), strict=True):
+            progress.begin_batch(len(rows))
+            yield attack_batch(*task, progress)
 
-    indices = [index.to(plan.device) for index in own_batches(len(plan.y), plan.batch_size)]
-    missing = [task(index) for index in indices if int(index[0]) not in done]
-    arriving = plan.workers.run(attack, missing, shown.show_part, **how) if plan.workers else None
-    for index in indices:
-        first = int(index[0])
-        if first not in done and arriving is None:
-            shown.begin(index)
-            keep(first, *plan.attack(attack, *task(index), shown, **how))
-        while first not in done and arriving is not None:
-            keep(*next(arriving))
-        yield index, done[first]
-
-
-def attack_batch(
-    plan: EvalPlan,
-    attack: Attack,
-    index: Tensor,
-    x: Tensor,
-    y: Tensor,
-    after_part: AfterPart | None = None,
-    state: Path | None = None,
-) -> tuple[dict[str, Any], Tensor]:
-    """The cache's row of the images to attack in a batch, of which there may be none, and the points found."""
-    begun = time.perf_counter()
-    draws = ImageStreams(plan.seed, plan.index[index.cpu()].to(x.device))
-    x_adv, flags, distances, parts = run_and_verify(plan.model, attack, x, y, draws, after_part, state)
-    seconds = sum(parts) if parts else time.perf_counter() - begun  # those of parts run by an earlier process too
-    row = {"flags": flags.int().tolist(), "distances": distances.tolist(), "part_seconds": parts}
-    return row | {"seconds": seconds}, x_adv
+    found = one_by_one()
+    if plan.jobs > 1 and missing:
+        found = in_processes(plan.jobs, plan.model, attack_batch, tasks())
+    with closing(found):
+        for rows in batches:
+            while int(rows[0]) not in done:
+                first, row, x_adv = next(found)
+                if cache:
+                    cache.add(first, row, x_adv if plan.save_adversarial else None)
+                done[first] = row
+            yield rows, done[int(rows[0])]
 
 
 def save_broken(plan: EvalPlan, threat: Threat, start: Tensor, robust: Tensor, cache: ResultCache) -> None:
     """Collect the points of the images that were attacked (`start`) and broken from the cache into one file."""
-    batches = torch.arange(len(robust)).split(plan.batch_size)
-    found = [np.load(cache.image_file(int(b[0])))[~robust[b][start[b]].numpy()] for b in batches]
-    rows = (start & ~robust).nonzero().squeeze(1)
+    found = []
+    for rows in torch.arange(len(robust)).split(plan.batch_size):
+        points = np.load(cache.image_file(int(rows[0])))
+        found.append(points[~robust[rows][start[rows]].numpy()])
+    broken = (start & ~robust).nonzero().squeeze(1)
     path = cache.folder / f"{cache.name}-adversarial.npz"
-    save_images(path, plan.index[rows], np.concatenate(found), plan.y[rows.to(plan.y.device)], threat)
+    save_images(path, plan.index[broken], np.concatenate(found), plan.y[broken.to(plan.y.device)], threat)

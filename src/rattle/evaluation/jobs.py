@@ -1,218 +1,121 @@
-"""Several processes for one evaluation, each attacking whole batches with threads of its own.
+"""Several processes for one evaluation, each attacking whole batches with its share of the threads.
 
-A small network does not fill two cores from one process; two processes do. They are new processes, because torch's
-threads do not survive a fork, and they import nothing of the script that asked for them, which would run it again. Each
-is sent the evaluation as a pickle of the live objects through a pipe; nothing is read from a file.
+A small network does not fill two cores from one process; two processes do. joblib's loky starts new processes, because
+torch's threads do not survive a fork, and sends them live objects: nothing is read from a file, and the user's script
+is not run again.
 """
 
-import io
 import logging
 import os
 import pickle
 import signal
-import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Thread
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from joblib.externals.loky import get_reusable_executor
+from torch import nn
 
 from rattle.errors import RattleError, first_line
-from rattle.models.user import USER_MODULE, run_file
+from rattle.models.user import USER_MODULE
 
-# The same search path as here and no other: not the working directory, which -c alone would put first.
-START = "import sys; sys.path[:] = sys.argv[1:]; from rattle.evaluation.jobs import serve; serve()"
-# As `keep_memory` of the command line: glibc keeps the memory of large tensors for the next ones.
-ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+try:  # which cloudpickle loky uses
+    from joblib.externals.cloudpickle import register_pickle_by_value  # type: ignore[import-not-found]
+except ImportError:  # joblib 1.6 and later
+    from cloudpickle import register_pickle_by_value
 
-
-class Sendable(pickle.Pickler):
-    """Refuses what another process could not import: classes and functions of the script or notebook itself."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type | type(first_line)) and obj.__module__ == "__main__":
-            raise RattleError(
-                f"{obj.__qualname__} is defined in the script itself, which other processes do not run: move it to a "
-                "module that they can import, or leave out jobs"
-            )
-        return NotImplemented
+IDLE = 30  # seconds after which processes without work end
 
 
-def packed(value: object) -> bytes:
-    """The value as bytes; RattleError if it cannot go to another process."""
-    file = io.BytesIO()
+def in_processes(
+    jobs: int, model: nn.Module, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]
+) -> Iterator[Any]:
+    """What `function` returns for the arguments of each task, in the order in which they are done.
+
+    model: what the tasks attack; its classes are made known to the processes. The processes end when this generator is
+    closed before its end, and when this process is killed.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith(USER_MODULE):
+            register_pickle_by_value(module)  # no other process could import it
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // jobs)),
+        "PYTHONSAFEPATH": "1",  # `python -m` would import from the working directory first
+        "MALLOC_MMAP_MAX_": "0",  # glibc keeps the memory of large tensors for the next ones
+        "MALLOC_TRIM_THRESHOLD_": str(2**40),
+    }
+    executor = get_reusable_executor(
+        max_workers=jobs,
+        timeout=IDLE,
+        env=environment,
+        initializer=prepare,
+        initargs=(os.getpid(), folders_of(model)),
+    )
+    pending: set[Future[Any]] = set()
+    complete = False
     try:
-        Sendable(file, pickle.HIGHEST_PROTOCOL).dump(value)
+        for task in tasks:
+            pending.add(executor.submit(function, *task))
+            if len(pending) > jobs:  # one more than there are processes, so that none has to wait
+                yield from finished(pending)
+        while pending:
+            yield from finished(pending)
+        complete = True
     except RattleError:
         raise
-    except Exception as reason:  # pickle runs the objects' own code
-        what = first_line(reason) or type(reason).__name__
-        raise RattleError(f"the model or attack cannot be sent to other processes ({what}); leave out jobs") from reason
-    return file.getvalue()
+    except pickle.PicklingError as reason:
+        why = str(reason.__cause__ or reason).strip('"\n').splitlines()[-1]  # the last line of a traceback
+        raise RattleError(f"the model or attack cannot be sent to other processes ({why}); leave out jobs") from reason
+    except BrokenProcessPool as reason:
+        codes = str(reason).rpartition("exit codes of the workers are ")[2]
+        raise RattleError(
+            f"a process that attacked batches was killed {codes}; the machine may be short of memory: try fewer jobs; "
+            "finished batches are kept when there is a folder for results"
+        ) from reason
+    except Exception as reason:  # of the network's own code
+        raise RattleError(f"attacking a batch raised {type(reason).__name__}: {first_line(reason)}") from reason
+    finally:
+        if not complete:
+            executor.shutdown(wait=True, kill_workers=True)
 
 
-class Workers:
-    """Processes that attack batches of one evaluation.
-
-    plan: has the `model` and `attack(attack, index, live, state, after_part, **how)`; it is sent once, when they start.
-    count: how many processes. They end with `close`, and also when this process is killed.
-    """
-
-    def __init__(self, plan: Any, count: int) -> None:
-        sent = packed(plan)
-        user = {
-            name: module.__file__
-            for name, module in list(sys.modules.items())
-            if name.startswith(USER_MODULE) and name.encode() in sent  # a pickle names the modules of what it holds
-        }
-        self.greeting = packed((user, folders_of(plan.model), sent))
-        self.count, self.threads = count, max(1, torch.get_num_threads() // count)
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.start()
-
-    def start(self) -> None:
-        """Start them; they import torch while this process goes on."""
-        environment = ENVIRONMENT | os.environ | {"OMP_NUM_THREADS": str(self.threads)}
-        self.todo: SimpleQueue[bytes | None] = SimpleQueue()
-        self.found: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
-        for _ in range(self.count):
-            command, pipe = [sys.executable, "-P", "-c", START, *sys.path], subprocess.PIPE
-            process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
-            self.processes.append(process)
-            Thread(target=talk, args=(process, self.greeting, self.todo, self.found), daemon=True).start()
-
-    def run(
-        self, attack: object, batches: Sequence[tuple[Any, ...]], show_part: Callable[[int], None], **how: Any
-    ) -> Iterator[tuple[int, dict[str, Any], Tensor | None]]:
-        """(first image, what the plan's `attack` returned) of each batch, in the order in which they are done.
-
-        batches: (index, which of them to attack, the file for the attack's state); show_part: called with the number of
-        the part that begins; how: other arguments of the plan's `attack`. Processes that are still at work when nobody
-        asks for more are ended.
-        """
-        if not self.processes:
-            self.start()
-        left = len(batches)
-        for batch in batches:
-            self.todo.put(packed((attack, batch, how)))
-        try:
-            while left:
-                kind, *what = self.found.get()
-                if kind == "failed":
-                    raise RattleError(what[0])
-                if kind == "part":
-                    show_part(what[0])
-                else:
-                    left -= 1
-                    yield tuple(what)  # type: ignore[misc]
-        finally:
-            if left:
-                self.close()
-
-    def close(self) -> None:
-        """End the processes, at work or not."""
-        for process in self.processes:
-            process.kill()
-            self.todo.put(None)
-        for process in self.processes:
-            process.wait()
-        self.processes = []
+def finished(pending: set[Future[Any]]) -> Iterator[Any]:
+    """Wait for at least one of the futures; remove those that are done, and yield their results before any error."""
+    done, _ = wait(pending, return_when=FIRST_COMPLETED)
+    pending -= done
+    for future in sorted(done, key=lambda future: future.exception() is not None):
+        yield future.result()
 
 
-def talk(process: subprocess.Popen[bytes], greeting: bytes, todo: SimpleQueue, found: SimpleQueue) -> None:
-    """Hand a process one task after the other and pass on what it says; runs in a thread of its own."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with suppress(BrokenPipeError), process.stdin, process.stdout:
-        try:
-            process.stdin.write(greeting)
-            while (task := todo.get()) is not None:
-                pickle.dump(task, process.stdin)
-                process.stdin.flush()
-                message = pickle.load(process.stdout)
-                while message[0] == "part":
-                    found.put(message)
-                    message = pickle.load(process.stdout)
-                found.put(message)
-        except (EOFError, OSError, pickle.UnpicklingError):
-            found.put(("failed", how_it_ended(process.wait())))
-
-
-def how_it_ended(code: int) -> str:
-    """A sentence for a process that ended before its work was done."""
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    memory = " (the machine may be short of memory: try fewer jobs)" if code == -9 else ""
-    return f"a process that attacked batches {how}{memory}; batches that are done are kept with a folder for results"
-
-
-def serve() -> NoReturn:
-    """What such a process runs: one task after the other, until nobody sends any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of them; the first process ends the others
-    tasks, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a network prints is no answer
-    logging.getLogger("rattle").setLevel(logging.ERROR)  # the first process has said it, and warned
-    warnings.simplefilter("ignore")
-
-    def answer(*message: object) -> None:
-        pickle.dump(message, answers)
-        answers.flush()
-
-    plan, failure = None, ""
-    try:
-        plan = welcome(tasks)
-    except EOFError:
-        os._exit(0)
-    except Exception as reason:
-        failure = f"the model cannot be opened in another process ({first_line(reason)}); leave out jobs"
-    inbox: SimpleQueue[bytes] = SimpleQueue()
-    Thread(target=read_tasks, args=(tasks, inbox), daemon=True).start()
-    while True:
-        task = inbox.get()
-        try:
-            if plan is None:
-                raise RattleError(failure)
-            attack, batch, how = pickle.loads(task)
-            done = plan.attack(attack, *batch, lambda number, *_: answer("part", number + 1), **how)
-            answer("row", int(batch[0][0]), *done)
-        except RattleError as mistake:
-            answer("failed", str(mistake))
-        except Exception as reason:  # of the network's own code, or no memory
-            answer("failed", f"attacking a batch raised {type(reason).__name__}: {first_line(reason)}")
-
-
-def welcome(tasks: io.BufferedReader) -> Any:
-    """The plan that a process is sent first; the user's own files, which the first process has run, come before it."""
-    user, folders, sent = pickle.load(tasks)
-    for name, file in user.items():
-        run_file(Path(file), name)
+def prepare(parent: int, folders: list[str]) -> None:
+    """Runs first in each process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
     sys.path += folders
-    plan = pickle.loads(sent)
-    plan.model.eval()
-    return plan
+    logging.getLogger("rattle").setLevel(logging.ERROR)  # the first process has warned
+    warnings.simplefilter("ignore")
+    Thread(target=end_with, args=(parent,), daemon=True).start()
+
+
+def end_with(parent: int) -> None:
+    """End this process when its parent is gone, also in the middle of a batch."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def folders_of(model: nn.Module) -> list[str]:
     """Where the classes of a model's layers were imported from, beyond the search path."""
-    packages = {type(module).__module__.partition(".")[0] for module in model.modules()}
-    files = [Path(file) for name in packages if (file := getattr(sys.modules.get(name), "__file__", None))]
-    folders = {str((file.parent.parent if file.stem == "__init__" else file.parent).resolve()) for file in files}
+    folders = set()
+    for package in {type(module).__module__.partition(".")[0] for module in model.modules()}:
+        file = getattr(sys.modules.get(package), "__file__", None)
+        if file:
+            path = Path(file).resolve()
+            folders.add(str(path.parent.parent if path.stem == "__init__" else path.parent))
     return sorted(folders - {*sys.path})
-
-
-def read_tasks(tasks: io.BufferedReader, inbox: SimpleQueue) -> None:
-    """Read ahead in a thread, which notices in the middle of a batch that nobody is there any more."""
-    code = 1  # whatever else happens here, nobody would wait for this process in vain
-    try:
-        for task in iter(partial(pickle.load, tasks), None):
-            inbox.put(task)
-    except EOFError:
-        code = 0
-    finally:
-        os._exit(code)

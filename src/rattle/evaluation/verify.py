@@ -3,10 +3,11 @@
 A point counts only inside the threat's ball and [0, 1], and misclassified in a fresh forward pass.
 """
 
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +19,12 @@ from rattle.attacks.base import DistanceAttack, Ensemble
 from rattle.errors import RattleError
 from rattle.evaluation.cache import read_parts, write_parts
 from rattle.evaluation.inputs import as_float, takes_channels_last
+from rattle.evaluation.progress import AttackProgress
 from rattle.inputs import is_correct
 from rattle.randomness import ImageStreams
 from rattle.runs.io import atomic_file, read_arrays
 from rattle.threat import Threat
 from rattle.weights import eval_mode
-
-AfterPart = Callable[[int, Tensor, float], None]  # (its number, who is still robust [n] bool, its seconds)
 
 
 def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -33,44 +33,57 @@ def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y:
     return is_correct(model, torch.where(inside.view(-1, *[1] * (x.ndim - 1)), x_adv, x), y) | ~inside
 
 
-def run_and_verify(
+def attack_batch(
+    first: int,
     model: nn.Module,
     attack: Attack,
     x: Tensor,
     y: Tensor,
-    draws: ImageStreams,
-    after_part: AfterPart | None = None,
+    seed: int,
+    index: Tensor,
     state: Path | None = None,
-) -> tuple[Tensor, Tensor, Tensor, list[float]]:
-    """Run an attack on correctly classified images, of which there may be none, and check every point it returns.
+    progress: AttackProgress | None = None,
+) -> tuple[int, dict[str, Any], Tensor]:
+    """Attack the correctly classified images of a batch, of which there may be none, and verify every point.
 
-    draws: one random stream an image; after_part: called after each part of an ensemble; state: a file for what the
-    parts found, from which an interrupted ensemble resumes. Returns the points; bool [1 + parts, n], who is robust to
-    the attack and, if it is an ensemble, who was after each part; the distances [n], zero if the attack does not
-    measure them; and the seconds of each part.
+    first: number of the batch's first image, returned. seed, index [n]: give each image its own random stream. state: a
+    file to which an ensemble saves after each component, and from which it resumes. Returns the row that the cache
+    stores, and the points: `flags` are bool [1 + components, n], robust at the end and after each component.
     """
-    robust, distance = torch.ones_like(y, dtype=torch.bool), torch.zeros(len(x))
+    begun = time.perf_counter()
+    draws = ImageStreams(seed, index)
+    correct = partial(still_correct, model, attack.threat)
+    distances = torch.zeros(len(x))
+    components: list[float] = []  # seconds of each
     if len(x) == 0:
-        return x, robust[None], distance, []
-    check, given = partial(still_correct, model, attack.threat), x.clone()  # an attack may write into its input
-    if isinstance(attack, Ensemble):
+        x_adv, flags = x, torch.ones(1, 0, dtype=torch.bool)
+    elif isinstance(attack, Ensemble):
         found = stored = read_parts(state, x, len(attack.components()))
-        if stored is not None and after_part:  # parts that an earlier process ran
-            for part, seconds in enumerate(stored.seconds.tolist()):
-                after_part(part, stored.correct[part + 1], seconds)
-        for found in run_components(attack, model, x, y, draws, check, stored):
+        if stored is not None and progress is not None:
+            progress.end_component(len(stored.seconds) - 1, stored.correct[-1])
+        for found in run_components(attack, model, x, y, draws, correct, stored):
             if state is not None:
                 write_parts(state, found)
-            if after_part:
-                after_part(len(found.seconds) - 1, found.correct[-1], float(found.seconds[-1]))
+            if progress is not None:
+                progress.end_component(len(found.seconds) - 1, found.correct[-1])
         assert found is not None, "an ensemble has components"
-        return found.x_adv, torch.cat([found.correct[-1:], found.correct[1:]]), distance, found.seconds.tolist()
-    if isinstance(attack, DistanceAttack):
-        nearest = attack.search(model, given, y, generator=draws)
-        x_adv, distance = nearest.x_adv, nearest.distance
+        x_adv, flags = found.x_adv, torch.cat([found.correct[-1:], found.correct[1:]])
+        components = found.seconds.tolist()
     else:
-        x_adv = attack(model, given, y, generator=draws)
-    return x_adv, check(x_adv, x, y)[None], distance, []
+        given = x.clone()  # an attack may write into its input
+        if isinstance(attack, DistanceAttack):
+            nearest = attack.search(model, given, y, generator=draws)
+            x_adv, distances = nearest.x_adv, nearest.distance
+        else:
+            x_adv = attack(model, given, y, generator=draws)
+        flags = correct(x_adv, x, y)[None]
+    row = {
+        "flags": flags.int().tolist(),
+        "distances": distances.tolist(),
+        "part_seconds": components,
+        "seconds": sum(components) if components else time.perf_counter() - begun,
+    }
+    return first, row, x_adv
 
 
 def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat) -> Tensor:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from rattle.evaluation.caveats import caveats_of
 from rattle.evaluation.results import AttackResult, Evaluation
-from rattle.evaluation.trust import what_would_change
 
 
 def evaluation(robust: int, n: int, *, clean: int | None = None, attack: str = "autoattack", **more: Any) -> Evaluation:
@@ -26,12 +26,12 @@ def evaluation(robust: int, n: int, *, clean: int | None = None, attack: str = "
     ],
 )
 def test_what_was_seen_is_said_and_nothing_else(result: Evaluation, words: str, silent: str) -> None:
-    line = what_would_change(result, classes=10, test_images=10_000)
+    line = caveats_of(result, classes=10, test_images=10_000)
     assert words in line
     assert silent not in line
     assert "\n" not in line
 
 
 def test_all_the_images_there_are_are_not_asked_for_again() -> None:
-    assert "more images" not in what_would_change(evaluation(20, 40), classes=10, test_images=40)
-    assert "all 60 would leave" in what_would_change(evaluation(20, 40), classes=10, test_images=60)
+    assert "more images" not in caveats_of(evaluation(20, 40), classes=10, test_images=40)
+    assert "all 60 would leave" in caveats_of(evaluation(20, 40), classes=10, test_images=60)

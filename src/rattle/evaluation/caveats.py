@@ -1,4 +1,4 @@
-"""One line on how far a result can be trusted: what would change its number. No torch."""
+"""The caveats of a result in one line: what could change its number. No torch."""
 
 import math
 
@@ -10,21 +10,21 @@ FINE = 2.0  # points to either side; a wider interval is worth more images
 STRONG = ("autoattack",)  # what the field takes for an answer; other attacks bound it from above
 
 
-def what_would_change(result: Evaluation, *, classes: int, test_images: int) -> str:
-    """The reasons why the robust accuracy may be another, the gravest first; or that none was seen.
+def caveats_of(result: Evaluation, *, classes: int, test_images: int) -> str:
+    """What could change the robust accuracy, the gravest first; or that nothing was found.
 
-    classes: that the model tells apart. test_images: how many the data have.
+    classes: the model's outputs. test_images: how many the data have.
 
     >>> few = Evaluation(clean=[True] * 40, attacks={})
-    >>> what_would_change(few, classes=10, test_images=500)
-    'what would change this: more images (n = 40 leaves 4.4 points to a side, 200 would leave 0.9)'
+    >>> caveats_of(few, classes=10, test_images=500)
+    'caveats: more images (n = 40 leaves 4.4 points to a side, 200 would leave 0.9)'
     """
     reasons = []
     if result.clean_accuracy < NEAR_CHANCE / classes:
         share = f"{100 * result.clean_accuracy:.1f} % with {classes} classes"
         reasons.append(f"right weights, labels or normalisation (clean accuracy is near chance, {share})")
     if result.warnings:
-        reasons.append(f"whatever is behind the warning{'s' if len(result.warnings) > 1 else ''} above")
+        reasons.append(f"the cause of the warning{'s' if len(result.warnings) > 1 else ''} above")
     if result.attacks and not any(name in STRONG for name in result.attacks):
         reasons.append(f"a stronger attack ({', '.join(result.attacks)} can only overestimate; autoattack is the rule)")
     robust = result.worst_case
@@ -35,8 +35,8 @@ def what_would_change(result: Evaluation, *, classes: int, test_images: int) -> 
         many = f"all {enough:,}" if enough == test_images else f"{enough:,}"
         reasons.append(f"more images (n = {n:,} leaves {spread:.1f} points to a side, {many} would leave {share:.1f})")
     if not reasons:
-        return f"nothing was seen that would change this by more than its interval (n = {n:,}, {spread:.1f} points)"
-    return f"what would change this: {'; '.join(reasons)}"
+        return f"no caveats beyond the interval (n = {n:,}, {spread:.1f} points)"
+    return f"caveats: {'; '.join(reasons)}"
 
 
 def half_width(successes: int, n: int) -> float:
