@@ -45,7 +45,7 @@ NO_TORCH = (
 NO_TORCH += (
     "recipes/names",
     "evaluation/results",
-    "evaluation/trust",
+    "evaluation/caveats",
     "report",
     "paper/tables",
     "paper/rows",

@@ -151,7 +151,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     [
         (["--attacks", "pdg20"], "unknown attack 'pdg20'; did you mean 'pgd20'?"),
         (["--n", "0"], "the number of images must be >= 1, got 0"),
-        (["--batch-size", "0"], "batch-size must be >= 1, got 0"),
+        (["--batch-size", "0"], "batch_size must be >= 1"),
         (["--threat.epsilon", "-1"], "threat.epsilon must be >= 0, got -1"),
     ],
 )

@@ -91,11 +91,11 @@ def test_after_an_interruption_it_goes_on_and_all_examples_come_back(
     whole = AutoAttack(small_cnn(), **settings).run_standard_evaluation(x, y, bs=5, state_path=tmp_path / "whole")
     real, calls = evaluation.attack_batch, []
 
-    def interrupted(*args: object) -> object:
+    def interrupted(*args: object, **options: object) -> object:
         calls.append(1)
         if len(calls) == 6:
             raise KeyboardInterrupt
-        return real(*args)
+        return real(*args, **options)
 
     monkeypatch.setattr(evaluation, "attack_batch", interrupted)
     with pytest.raises(KeyboardInterrupt):

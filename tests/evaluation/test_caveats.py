@@ -1,4 +1,4 @@
-"""The last line of an evaluation: what would change its number."""
+"""The last line of an evaluation: the caveats of its number."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ def evaluation(robust: int, n: int, *, clean: int | None = None, attack: str = "
 @pytest.mark.parametrize(
     ("result", "words", "silent"),
     [
-        (evaluation(4000, 10_000), "nothing was seen that would change this", "what would change"),
+        (evaluation(4000, 10_000), "no caveats", "caveats:"),
         (evaluation(100, 200), "n = 200 leaves 6.9 points to a side, 2,400 would leave 2.0", "stronger attack"),
         (evaluation(5, 10_000, clean=1100), "clean accuracy is near chance, 11.0 % with 10 classes", "more images"),
         (evaluation(5, 10_000, attack="pgd20"), "a stronger attack (pgd20 can only overestimate", "more images"),
-        (evaluation(5, 10_000, warnings=("masked",)), "whatever is behind the warning above", "stronger attack"),
+        (evaluation(5, 10_000, warnings=("masked",)), "warning above", "stronger attack"),
     ],
 )
 def test_what_was_seen_is_said_and_nothing_else(result: Evaluation, words: str, silent: str) -> None:

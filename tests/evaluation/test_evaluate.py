@@ -184,5 +184,5 @@ def test_images_and_labels_that_mean_nothing_are_refused(x: Tensor, y: Tensor, s
 def test_an_unknown_attack_and_an_empty_batch_are_refused() -> None:
     with pytest.raises(RattleError, match="unknown attack 'pdg20'; did you mean 'pgd20'"):
         evaluate(Brightness(), X, Y, ["pdg20"])
-    with pytest.raises(RattleError, match="batch-size must be >= 1, got 0"):
+    with pytest.raises(RattleError, match="batch_size must be >= 1"):
         evaluate(Brightness(), X, Y, ["fgsm"], batch_size=0)

@@ -86,7 +86,7 @@ def test_int32_labels_are_accepted() -> None:
         ({"y": images()[1][:7]}, "30 images but 7 labels"),
         ({"model": "runs/a"}, "the model must be a torch.nn.Module, got str"),
         ({"mask": [True]}, "30 images but a mask of 1"),
-        ({"batch_size": 0}, "batch-size must be >= 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be >= 1"),
         ({"save_adversarial": True}, "save_adversarial needs a folder to write to: give it as out"),
     ],
 )

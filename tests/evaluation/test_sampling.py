@@ -109,7 +109,7 @@ def test_a_precision_is_asked_for_on_the_command_line_and_in_python(tmp_path: Pa
 @pytest.mark.parametrize("within", [0, -1, 50])
 def test_a_precision_that_means_nothing_is_refused(within: float) -> None:
     _, _, x, y = digits()
-    with pytest.raises(RattleError, match="within is in percentage points, between 0 and 50"):
+    with pytest.raises(RattleError, match="within must be > 0 and < 50"):
         evaluate(linear(), to_float(x[:4]), y[:4], "fgsm", within=within)
 
 
@@ -131,7 +131,7 @@ def test_the_table_of_a_sequential_evaluation_says_the_images_of_each_attack(
     sizes = [len(each["clean_flags"]) for each in saved]
     assert sizes[0] != sizes[1]
     assert all(f"(n {size})" in out for size in sizes)
-    assert out.rstrip().rpartition("\n")[2].startswith("what would change this: a stronger attack")
+    assert out.rstrip().rpartition("\n")[2].startswith("caveats: a stronger attack")
 
 
 def test_an_image_that_another_attack_broke_is_told_beside_autoattack() -> None:

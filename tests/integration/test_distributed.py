@@ -365,9 +365,9 @@ def test_a_killed_evaluation_goes_on_also_on_another_number_of_ranks(trained: Ru
     judged: list[int] = []
     real = evaluation.attack_batch
 
-    def counted(*args: object) -> object:
+    def counted(*args: object, **options: object) -> object:
         judged.append(1)
-        return real(*args)
+        return real(*args, **options)
 
     def go_on() -> int:
         evaluation.attack_batch = counted

@@ -63,6 +63,7 @@ class EvalPlan:
     device: torch.device  # of the model; batches are moved there
     channels_last: bool  # the layout of the images that the model is given
     batch_size: Count
+    look_every: Count  # images after which `within` is asked: its coverage was computed for 250
     out: Path | None = None
     within: Points | None = None
     jobs: Count = 1
@@ -117,6 +118,7 @@ def make_plan(
         device=place,
         channels_last=channels_last,
         batch_size=default_batch_size(model, place) if batch_size is None else batch_size,
+        look_every=LARGEST_BATCH if batch_size is None else batch_size,
         out=None if out is None else Path(out),
         **settings,
     )
@@ -315,7 +317,8 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
                 if plan.stop is not None and plan.stop():
                     raise Interrupted
                 last = int(rows[-1]) + 1
-                if plan.within and precise_enough(int(flags[0, :last].sum()), last, plan.within / 100):
+                looks = last // plan.look_every > int(rows[0]) // plan.look_every
+                if plan.within and looks and precise_enough(int(flags[0, :last].sum()), last, plan.within / 100):
                     n = last
                     break
     flags = distributed.sum_over_ranks(flags[:, :n].int()).bool()
@@ -353,10 +356,10 @@ def attack_batches(
             state = cache.state_file(int(rows[0])) if cache else None
             yield int(rows[0]), plan.model, attack, x[live], y[live], plan.seed, images, state
 
-    def one_by_one() -> Iterator[tuple[int, dict[str, Any], Tensor]]:
+    def one_by_one() -> Generator[tuple[int, dict[str, Any], Tensor], None, None]:
         for rows, task in zip(missing, tasks(), strict=True):
             progress.begin_batch(len(rows))
-            yield attack_batch(*task, progress)
+            yield attack_batch(*task, progress=progress)
 
     found = one_by_one()
     if plan.jobs > 1 and missing:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -36,7 +36,7 @@ IDLE = 30  # seconds after which processes without work end
 
 def in_processes(
     jobs: int, model: nn.Module, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """What `function` returns for the arguments of each task, in the order in which they are done.
 
     model: what the tasks attack; its classes are made known to the processes. The processes end when this generator is
