@@ -367,7 +367,9 @@ def test_autoattack_killed_and_given_again_has_the_flags_of_one_never_stopped(
     done = partial.read_bytes().count(b"\n")
     assert 2 <= done < 5
     attack_batch, attacked = evaluation.attack_batch, []
-    monkeypatch.setattr(evaluation, "attack_batch", lambda *words, **more: attacked.append(1) or attack_batch(*words, **more))
+    monkeypatch.setattr(
+        evaluation, "attack_batch", lambda *words, **more: attacked.append(1) or attack_batch(*words, **more)
+    )
     assert main(["evaluate", str(run), *words, "--out", str(partial.parent)]) == 0
     assert len(attacked) == 5 - done
     assert main(["evaluate", str(run), *words, "--out", str(tmp_path / "whole")]) == 0
