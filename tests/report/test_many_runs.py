@@ -15,7 +15,7 @@ import pytest
 from rattle.cli.main import main
 from rattle.report import build
 from rattle.report.compare import compare_runs, group_by_method
-from rattle.report.figures import accuracy_of_many, by_setting
+from rattle.report.figures import accuracy_curves, by_setting
 from rattle.report.palette import FEW, run_colours
 from rattle.report.run_data import baseline_first, load_runs
 from rattle.report.sections import detailed
@@ -216,7 +216,7 @@ def test_details_are_of_the_first_of_each_setting(runs24: list[Path]) -> None:
 
 
 def test_seeds_are_drawn_faint_behind_their_mean(runs24: list[Path]) -> None:
-    lines = accuracy_of_many(load_runs(runs24), "robust")["data"]
+    lines = accuracy_curves(load_runs(runs24), "robust")["data"]
     means = [trace for trace in lines if "mean of 3 seeds" in trace["name"]]
     assert (len(lines), len(means)) == (32, 8)
     assert lines[-8:] == means

@@ -12,7 +12,7 @@ import numpy as np
 
 from rattle.report.compare import Point, group_by_method
 from rattle.report.run_data import RunData, finite
-from rattle.report.sweeps import Sweep, SweptPoint
+from rattle.report.sweeps import Sweep
 from rattle.report.tables import Accuracy, accuracy
 from rattle.runs.arrays import Gallery, InputSurface, WeightSurface, same_plane
 
@@ -29,11 +29,6 @@ LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor":
 MOST_TICKS = 30  # with more classes their names do not fit along an axis
 MOST_NUMBERS = 12  # with more classes a number does not fit into a cell of the matrix
 FAINT = "rgba(255, 255, 255, 0.33)"  # contours on a surface; plotly 5.20 takes no #rrggbbaa
-ACCURACY_CURVES = (  # column of metrics.jsonl, legend, dash, width
-    ("val_robust", "robust", "solid", 2.4),
-    ("val_clean", "clean", "dash", 1.6),
-    ("val_robust_average", "robust, averaged weights", "dot", 2.4),
-)
 EPOCH_HOVER = "epoch %{x}: %{y:.1f} %<extra>%{fullData.name}</extra>"
 CAMERA = {"eye": {"x": -1.38, "y": -1.38, "z": 0.84}, "center": {"x": 0, "y": 0, "z": -0.12}}
 SCENE = {"aspectmode": "manual", "aspectratio": {"x": 1, "y": 1, "z": 0.72}, "camera": CAMERA, "dragmode": "turntable"}
@@ -64,13 +59,18 @@ def figure(traces: list[Spec], x: Spec, y: Spec, **layout: Any) -> Spec:
     return {"data": traces, "layout": {"margin": MARGIN, "xaxis": x, "yaxis": y, "legend": LEGEND, **layout}}
 
 
-def line(x: list[Any], y: list[Any], name: str, color: str, **more: Any) -> Spec:
+def line(x: list[Any], y: list[Any], name: str, color: str, *, width: float = 2, dash: str = "solid") -> Spec:
     """A curve; a single point is drawn as a point."""
     single = sum(value is not None for value in y) < 2
-    mode = more.pop("mode", "markers" if single else "lines")
-    style = {"color": color, "width": more.pop("width", 2), "dash": more.pop("dash", "solid")}
-    marker = {"color": color, "size": 8 if single else 4}
-    return {"type": "scatter", "mode": mode, "x": x, "y": y, "name": safe(name), "line": style, "marker": marker} | more
+    return {
+        "type": "scatter",
+        "mode": "markers" if single else "lines",
+        "x": x,
+        "y": y,
+        "name": safe(name),
+        "line": {"color": color, "width": width, "dash": dash},
+        "marker": {"color": color, "size": 8 if single else 4},
+    }
 
 
 def column(run: RunData, name: str, scale: float = 1.0) -> list[float | None]:
@@ -89,39 +89,33 @@ def terms(run: RunData) -> list[str]:
     return [n for n in logged if any(value is not None for value in column(run, n))]
 
 
-def accuracy_curves(runs: Sequence[RunData]) -> Spec:
-    """Held-out accuracy by epoch: robust solid, clean dashed; averaged weights dotted."""
-    traces = []
-    for run in runs:
-        for name, words, dash, width in ACCURACY_CURVES:
-            values = column(run, name, 100)
-            if any(value is not None for value in values):
-                legend = f"{run.label}, {words}" if len(runs) > 1 else words
-                style = {"dash": dash, "width": width, "hovertemplate": EPOCH_HOVER}
-                traces.append(line(epochs(run), values, legend, colour(run.index), **style))
-    return figure(traces, axis("epoch", rangemode="tozero"), axis("held-out accuracy, %", rangemode="tozero"))
-
-
-def lines_of_many(runs: Sequence[RunData], curve: Curve, hover: str, **style: Any) -> list[Spec]:
-    """A line for each run that has one; several seeds are faint, with their mean in front of them."""
+def run_lines(runs: Sequence[RunData], curve: Curve, hover: str, dash: str = "solid") -> list[Spec]:
+    """A line for each run that has one; of many runs, those of several seeds are faint behind their mean."""
+    groups = group_by_method(runs) if many(runs) else {run.label: [run] for run in runs}
     faint, front = [], []
-    for i, (name, members) in enumerate(group_by_method(runs).items()):
-        found = [(run, xy) for run in members if (xy := curve(run)) and any(value is not None for value in xy[1])]
-        more = style | {"hovertemplate": hover, "dash": DASHES[i % len(DASHES)]}
-        drawn = front if len(found) == 1 else faint
-        thin = {} if len(found) == 1 else {"width": 1, "opacity": 0.4, "dash": "solid"}
-        drawn += [line(x, y, run.label, colour(run.index), **more | thin) for run, (x, y) in found]
-        columns = [x for _, (x, _) in found]
-        if len(found) > 1 and all(x == columns[0] for x in columns):
-            rows = zip(*(y for _, (_, y) in found), strict=True)
+    for i, (name, members) in enumerate(groups.items()):
+        found = []
+        for run in members:
+            points = curve(run)
+            if points and any(value is not None for value in points[1]):
+                found.append((run, *points))
+        style = DASHES[i % len(DASHES)] if many(runs) else dash
+        if len(found) == 1:
+            run, x, y = found[0]
+            front.append(line(x, y, run.label, colour(run.index), dash=style) | {"hovertemplate": hover})
+            continue
+        for run, x, y in found:
+            faint.append(line(x, y, run.label, colour(run.index), width=1) | {"hovertemplate": hover, "opacity": 0.4})
+        if found and all(x == found[0][1] for _, x, _ in found):
+            rows = zip(*(y for _, _, y in found), strict=True)
             mean = [None if None in row else math.fsum(row) / len(row) for row in rows]
-            middle = found[len(found) // 2][0]
+            middle, x, _ = found[len(found) // 2]
             title = f"{name}, mean of {len(found)} seeds"
-            front.append(line(columns[0], mean, title, colour(middle.index), **more | {"width": 2.6}))
+            front.append(line(x, mean, title, colour(middle.index), dash=style, width=2.6) | {"hovertemplate": hover})
     return faint + front
 
 
-def accuracy_of_many(runs: Sequence[RunData], kind: str) -> Spec:
+def accuracy_curves(runs: Sequence[RunData], kind: str) -> Spec:
     """Held-out accuracy of one kind, robust or clean, by epoch; that of the averaged weights where a run has them."""
 
     def curve(run: RunData) -> tuple[list[Any], list[Any]]:
@@ -129,17 +123,17 @@ def accuracy_of_many(runs: Sequence[RunData], kind: str) -> Spec:
         known = any(value is not None for value in averaged)
         return epochs(run), averaged if known else column(run, f"val_{kind}", 100)
 
-    y = axis(f"{kind} accuracy, %", rangemode="tozero")
-    x = axis("epoch", rangemode="tozero")
-    return figure(lines_of_many(runs, curve, EPOCH_HOVER), x, y, showlegend=False)
+    traces, y = run_lines(runs, curve, EPOCH_HOVER), axis(f"{kind} accuracy, %", rangemode="tozero")
+    return figure(traces, axis("epoch", rangemode="tozero"), y, showlegend=not many(runs))
 
 
 def loss_terms(run: RunData, top: float | None) -> Spec:
     """The loss and its named terms by epoch."""
     x = epochs(run)
     traces = [line(x, column(run, "loss"), "loss", "var(--ink)", width=2.6)]
-    traces += [line(x, column(run, name), name, colour(i, "term")) for i, name in enumerate(terms(run))]
-    y = axis("loss", **({"range": [0, top]} if top else {"rangemode": "tozero"}))
+    for i, name in enumerate(terms(run)):
+        traces.append(line(x, column(run, name), name, colour(i, "term")))
+    y = axis("loss", range=[0, top]) if top else axis("loss", rangemode="tozero")
     return figure(traces, axis("epoch", rangemode="tozero"), y) | {"rows": 2}  # of the legend, the same in every panel
 
 
@@ -150,10 +144,13 @@ def highest_loss(runs: Sequence[RunData]) -> float | None:
 
 
 def learning_rates(runs: Sequence[RunData]) -> Spec:
-    traces = [line(epochs(run), column(run, "lr"), run.label, colour(run.index)) for run in runs]
-    steps = [trace | {"line": trace["line"] | {"shape": "hv"}} for trace in traces]
+    traces = []
+    for run in runs:
+        trace = line(epochs(run), column(run, "lr"), run.label, colour(run.index))
+        trace["line"]["shape"] = "hv"
+        traces.append(trace)
     y = axis("learning rate", rangemode="tozero")
-    return figure(steps, axis("epoch", rangemode="tozero"), y, showlegend=not many(runs))
+    return figure(traces, axis("epoch", rangemode="tozero"), y, showlegend=not many(runs))
 
 
 def error_bars(found: Sequence[Accuracy], color: str) -> Spec:
@@ -182,12 +179,6 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     return figure(traces, axis("clean accuracy, %"), y, showlegend=not many(runs))
 
 
-def shown_edges(point: SweptPoint) -> list[float]:
-    """What a plot of a sweep has to hold: values, and intervals unless they are so wide that they would flatten it."""
-    found = (point.clean, point.robust)
-    return [edge for each in found for edge in ([each.value] if too_wide(each) else [each.low, each.high])]
-
-
 def too_wide(found: Accuracy) -> bool:
     """Whether an interval may leave the plot of a sweep, such as that over two seeds."""
     return found.high - found.low >= 25
@@ -195,26 +186,35 @@ def too_wide(found: Accuracy) -> bool:
 
 def by_setting(sweep: Sweep) -> Spec:
     """Accuracy against the setting that a sweep varies: robust solid, clean dashed, a colour for each series."""
-    traces, ends = [], [min(sweep.values), max(sweep.values)]
+    traces, edges = [], []
+    ends, alone = [min(sweep.values), max(sweep.values)], len(sweep.series) == 1
     for series in sweep.series:
-        for kind, dashes, width in (("robust", "solid", 2.4), ("clean", "dash", 1.6)):
-            color, points = colour(series.index), series.points
-            found = [getattr(point, kind) for point in points]
-            x = [point.x for point in points]
+        for kind, dash, width in (("robust", "solid", 2.4), ("clean", "dash", 1.6)):
+            x, found = [point.x for point in series.points], [getattr(point, kind) for point in series.points]
+            for each in found:  # what the plot has to hold: intervals too, unless they would flatten it
+                edges += [each.value] if too_wide(each) else [each.low, each.high]
             if x == [None]:  # without this setting: the same all along
                 x, found = ends, found * 2
-            name = ", ".join(filter(None, (series.name, "" if len(sweep.series) > 1 else kind)))
-            group = f"{series.index} {kind if len(sweep.series) == 1 else ''}"  # both lines of one entry, or one each
-            more: Spec = {"legendgroup": group, "showlegend": len(sweep.series) == 1 or kind == "robust"}
-            more |= {"hovertemplate": f"%{{x}}: {kind} %{{y:.1f}} %<extra>%{{fullData.name}}</extra>"}
-            more |= {"error_y": error_bars(found, color), "mode": "lines+markers", "dash": dashes, "width": width}
-            traces.append(line(x, [each.value for each in found], name, color, **more))
-    edges = [edge for series in sweep.series for point in series.points for edge in shown_edges(point)]
+            name = kind if alone else series.name
+            trace = line(x, [each.value for each in found], name, colour(series.index), dash=dash, width=width)
+            traces.append(
+                trace
+                | {
+                    "mode": "lines+markers",
+                    "error_y": error_bars(found, colour(series.index)),
+                    "hovertemplate": f"%{{x}}: {kind} %{{y:.1f}} %<extra>%{{fullData.name}}</extra>",
+                    "legendgroup": f"{series.index} {kind}" if alone else str(series.index),
+                    "showlegend": alone or kind == "robust",  # one entry for both lines of a series
+                }
+            )
     pad = 0.06 * (max(edges) - min(edges)) + 1
     y_range = [max(0.0, min(edges) - pad), min(101.0, max(edges) + pad)]
-    scale = {"type": "log"} if min(ends) > 0 and max(ends) >= 20 * min(ends) else {}
-    ticks = {"tickvals": sorted(sweep.values)} if len(sweep.values) <= 12 else {}
-    return figure(traces, axis(safe(sweep.setting), **scale, **ticks), axis("accuracy, %", range=y_range))
+    x_axis = axis(safe(sweep.setting))
+    if min(ends) > 0 and max(ends) >= 20 * min(ends):
+        x_axis["type"] = "log"
+    if len(sweep.values) <= 12:
+        x_axis["tickvals"] = sorted(sweep.values)
+    return figure(traces, x_axis, axis("accuracy, %", range=y_range))
 
 
 def epsilon_curve(run: RunData) -> tuple[list[Any], list[Any]] | None:
@@ -226,24 +226,25 @@ def epsilon_curve(run: RunData) -> tuple[list[Any], list[Any]] | None:
 
 def by_epsilon(runs: Sequence[RunData]) -> Spec:
     """Accuracy against the attack's radius, with bands of 95 % for few runs; dotted lines at the radii trained for."""
-    hover, mode = "epsilon %{x:.4g}: %{y:.1f} %<extra>%{fullData.name}</extra>", "lines+markers"
-    traces = lines_of_many(runs, epsilon_curve, hover, mode=mode) if many(runs) else []
-    found = [(run, run.gallery, curve) for run in runs if run.gallery and (curve := epsilon_curve(run))]
-    for run, gallery, (x, y) in [] if many(runs) else found:
-        points = [accuracy(flags) for flags in gallery.robust]
-        edge = [point.high for point in points] + [point.low for point in reversed(points)]
-        band: Spec = {"type": "scatter", "x": x + x[::-1], "y": edge, "fill": "toself", "mode": "lines"}
-        band |= {"fillcolor": colour(run.index, "soft"), "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-        group = {"legendgroup": str(run.index)}
-        curve = line(x, y, run.label, colour(run.index), mode=mode, hovertemplate=hover)
-        traces += [band | group, curve | group]
+    traces, radii = [], set()
+    for run in runs:
+        if run.gallery is None:
+            continue
+        radii.add(float(run.gallery.epsilon))
+        if not many(runs):
+            points = [accuracy(flags) for flags in run.gallery.robust]
+            x = [round(float(e), 6) for e in run.gallery.epsilons]
+            band: Spec = {"type": "scatter", "mode": "lines", "fill": "toself", "line": {"width": 0}}
+            band |= {"x": x + x[::-1], "y": [p.high for p in points] + [p.low for p in reversed(points)]}
+            traces.append(band | {"fillcolor": colour(run.index, "soft"), "hoverinfo": "skip", "showlegend": False})
+    for trace in run_lines(runs, epsilon_curve, "epsilon %{x:.4g}: %{y:.1f} %<extra>%{fullData.name}</extra>"):
+        traces.append(trace | {"mode": "lines+markers"})
+    dotted = {"color": "var(--faint)", "width": 1, "dash": "dot"}
     lines = [
-        {"type": "line", "x0": epsilon, "x1": epsilon, "yref": "paper", "y0": 0, "y1": 1}
-        | {"line": {"color": "var(--faint)", "width": 1, "dash": "dot"}}
-        for epsilon in sorted({float(gallery.epsilon) for _, gallery, _ in found})
+        {"type": "line", "x0": epsilon, "x1": epsilon, "yref": "paper", "y0": 0, "y1": 1, "line": dotted}
+        for epsilon in sorted(radii)
     ]
-    x_axis = axis("attack radius epsilon", rangemode="tozero")
-    y_axis = axis("accuracy, %", range=[0, 101])
+    x_axis, y_axis = axis("attack radius epsilon", rangemode="tozero"), axis("accuracy, %", range=[0, 101])
     return figure(traces, x_axis, y_axis, shapes=lines, showlegend=not many(runs))
 
 
@@ -342,21 +343,17 @@ def surface(grid: Grid, loss: np.ndarray, scale: tuple[float, float], titles: tu
     return {"data": [mesh, dot], "layout": layout, "gl": True}
 
 
-def weight_curve(run: RunData, kind: str = "adversarial") -> tuple[list[Any], list[Any]] | None:
-    """(steps, mean losses), if the run has been looked at along one direction."""
-    found = run.weight_line
-    return found and ([float(f"{v:.4g}") for v in found.a], [finite(v) for v in getattr(found, kind)[:, 0]])
-
-
 def weight_lines(runs: Sequence[RunData]) -> Spec:
     """Mean loss along one direction: adversarial solid, clean dashed; of many runs the adversarial alone."""
-    traces = lines_of_many(runs, weight_curve, "%{x}: %{y:.3f}<extra>%{fullData.name}</extra>") if many(runs) else []
-    for run in [] if many(runs) else runs:
-        for kind, dash, width in (("adversarial", "solid", 2.4), ("clean", "dash", 1.6)):
-            x, y = weight_curve(run, kind) or ([], [])
-            if any(value is not None for value in y):
-                legend = f"{run.label}, {kind}" if len(runs) > 1 else kind
-                traces.append(line(x, y, legend, colour(run.index), dash=dash, width=width))
+    traces = []
+    for kind, dash in (("adversarial", "solid"),) if many(runs) else (("adversarial", "solid"), ("clean", "dash")):
+
+        def curve(run: RunData, kind: str = kind) -> tuple[list[Any], list[Any]] | None:
+            found = run.weight_line
+            return found and ([float(f"{v:.4g}") for v in found.a], [finite(v) for v in getattr(found, kind)[:, 0]])
+
+        for trace in run_lines(runs, curve, "%{x}: %{y:.3f}<extra>%{fullData.name}</extra>", dash):
+            traces.append(trace if many(runs) else trace | {"name": f"{trace['name']}, {kind}"})
     x_axis, y_axis = axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero")
     return figure(traces, x_axis, y_axis, showlegend=not many(runs))
 

@@ -1,6 +1,6 @@
 """Colours of runs that do not repeat, in both themes: a hue for each variant, and a lightness for each of its seeds."""
 
-import math
+import colorsys
 from collections.abc import Sequence
 
 FEW = (  # chosen by hand, light and dark, for a page of few runs
@@ -11,35 +11,20 @@ FEW = (  # chosen by hand, light and dark, for a page of few runs
     ("#a8862a", "#d9b958"),
     ("#5d6b78", "#a3b0bf"),
 )
-LIGHTNESS = ((0.42, 0.64), (0.60, 0.82))  # of light and dark: 3:1 or more against the page, by OKLab's L
-CHROMA = 0.15
-FIRST_HUE = 255.0  # degrees: blue, as on a page of few runs
+LIGHTNESS = ((0.22, 0.36), (0.62, 0.82))  # of light and dark: 3:1 or more against the page
+SATURATION = 0.65
+FIRST_HUE = 0.6  # of the wheel: blue, as on a page of few runs
 SOFT = ("2e", "3a")  # opacity of bands and bars behind others, light and dark
 
 
-def to_hex(lightness: float, chroma: float, hue: float) -> str:
-    """An OKLCH colour (Ottosson 2020) as sRGB, with less chroma where the screen has not as much.
+def to_hex(hue: float, lightness: float) -> str:
+    """A colour by its place on the wheel, from 0 to 1, and its lightness.
 
-    >>> to_hex(1.0, 0.0, 0.0), to_hex(0.628, 0.2577, 29.23)
-    ('#ffffff', '#ff0000')
+    >>> to_hex(0.0, 0.5), to_hex(0.5, 1.0)
+    ('#d22d2d', '#ffffff')
     """
-    while True:
-        a, b = (chroma * f(math.radians(hue)) for f in (math.cos, math.sin))
-        l, m, s = (  # noqa: E741
-            (lightness + x * a + y * b) ** 3
-            for x, y in ((0.3963377774, 0.2158037573), (-0.1055613458, -0.0638541728), (-0.0894841775, -1.2914855480))
-        )
-        linear = (
-            4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
-            -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
-            -0.0041960863 * l - 0.7034186147 * m + 1.7076147010 * s,
-        )
-        if all(-0.001 <= v <= 1.001 for v in linear) or chroma < 0.001:
-            break
-        chroma *= 0.95
-    clipped = [min(max(v, 0.0), 1.0) for v in linear]
-    gamma = [12.92 * v if v <= 0.0031308 else 1.055 * v ** (1 / 2.4) - 0.055 for v in clipped]
-    return "#" + "".join(f"{round(255 * v):02x}" for v in gamma)
+    rgb = colorsys.hls_to_rgb(hue % 1, lightness, SATURATION)
+    return "#" + "".join(f"{round(255 * value):02x}" for value in rgb)
 
 
 def run_colours(variants: Sequence[str]) -> list[tuple[str, str]]:
@@ -54,8 +39,8 @@ def run_colours(variants: Sequence[str]) -> list[tuple[str, str]]:
         place, members = variants[:i].count(variant), variants.count(variant)
         # seeds go from dark to light; a variant of one run alternates with its neighbours on the wheel
         share = place / (members - 1) if members > 1 else hues[variant] % 3 / 2
-        hue = FIRST_HUE + 360 * hues[variant] / len(hues)
-        light, dark = (to_hex(low + share * (high - low), CHROMA, hue) for low, high in LIGHTNESS)
+        hue = FIRST_HUE + hues[variant] / len(hues)
+        light, dark = (to_hex(hue, low + share * (high - low)) for low, high in LIGHTNESS)
         found.append((light, dark))
     return found
 

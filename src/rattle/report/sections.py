@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 
 import numpy as np
 
@@ -13,17 +12,15 @@ from rattle.report import compare, figures, thumbnails
 from rattle.report.naming import epsilon_text, threat_of, title_of
 from rattle.report.run_data import RunData, finite
 from rattle.report.significance import PairedTest
-from rattle.report.sweeps import described, find_sweep
+from rattle.report.sweeps import find_sweep
 from rattle.report.tables import Cell, Comparison, accuracy, sorted_attacks
 from rattle.report.tables import compare as compare_rows
 from rattle.runs.arrays import GROUPS, Gallery, InputSurface, WeightSurface
 from rattle.runs.io import Plain
 
 AddFigure = Callable[[figures.Spec, str], Plain]  # (specification, description) -> what the template's `plot` takes
-Draw = Callable[[figures.Grid, np.ndarray], figures.Spec]
 MOST_SURFACES = 8  # a browser keeps few WebGL contexts
 MOST_DETAILED = 12  # runs whose images and classes are on the page: each takes a quarter of a megabyte
-MOST_DESCRIBED = 8  # runs in a figure's description
 
 
 def detailed(runs: Sequence[RunData], most: int = MOST_DETAILED) -> list[RunData]:
@@ -31,12 +28,6 @@ def detailed(runs: Sequence[RunData], most: int = MOST_DETAILED) -> list[RunData
     firsts = list({run.variant: run for run in reversed(runs)}.values())[::-1]
     chosen = [*firsts, *(run for run in runs if run not in firsts)][:most]
     return [run for run in runs if run in chosen]
-
-
-def some(sentences: Sequence[str]) -> str:
-    """As many of them as a description of a figure holds."""
-    more = len(sentences) - MOST_DESCRIBED
-    return "; ".join(sentences[:MOST_DESCRIBED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def headline(runs: Sequence[RunData], tested: bool) -> Plain:
@@ -75,39 +66,20 @@ def result_cell(run: RunData, name: str, samples: Mapping[str, Sample], marks: M
 def training(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Curves of the runs that have any."""
     trained = [run for run in runs if run.metrics]
-    short = [run for run in trained if len(run.metrics) == 1]
     unvalidated = [run for run in trained if not any("val_robust" in entry for entry in run.metrics)]
-    found: Plain = {"short": short, "unvalidated": unvalidated, "terms": []}
+    found: Plain = {"short": [run for run in trained if len(run.metrics) == 1], "unvalidated": unvalidated}
     if len(unvalidated) < len(trained):
-        alt = f"Held-out accuracy by epoch. {last_accuracies(runs)}"
-        kinds = ("robust", "clean") if figures.many(runs) else ()
-        found["accuracy"] = [] if kinds else [{"figure": add_figure(figures.accuracy_curves(runs), alt)}]
-        found["accuracy"] += [
-            {"kind": kind, "figure": add_figure(figures.accuracy_of_many(runs, kind), f"{kind.capitalize()}: {alt}")}
-            for kind in kinds
-        ]
-    top = figures.highest_loss(trained)
+        found["accuracy"] = []
+        for kind in ("robust", "clean"):
+            curves = add_figure(figures.accuracy_curves(runs, kind), f"Held-out {kind} accuracy by epoch.")
+            found["accuracy"].append({"kind": kind, "figure": curves})
+    found["terms"], top = [], figures.highest_loss(trained)
     for run in trained:
-        last = {name: finite(run.metrics[-1].get(name)) for name in ("loss", *figures.terms(run))}
-        numbers = ", ".join(f"{name} {value:.3f}" for name, value in last.items() if value is not None)
-        alt = f"Loss of {run.label} by named term; at the end {numbers}."
-        found["terms"].append({"run": run, "figure": add_figure(figures.loss_terms(run, top), alt)})
+        terms = add_figure(figures.loss_terms(run, top), f"Loss of {run.label} by named term.")
+        found["terms"].append({"run": run, "figure": terms})
     if trained:
-        rates = [rate for run in trained if (rate := finite(run.metrics[-1].get("lr"))) is not None]
-        ends = ", ".join(dict.fromkeys(f"{rate:.2g}" for rate in rates))
-        alt = f"Learning rate by epoch; at the end {ends}."
-        found["rate"] = add_figure(figures.learning_rates(runs), alt)
+        found["rate"] = add_figure(figures.learning_rates(runs), "Learning rate by epoch.")
     return found
-
-
-def last_accuracies(runs: Sequence[RunData]) -> str:
-    """The last accuracies of each run in a sentence, for those who cannot see the curves."""
-    sentences = []
-    for run in runs:
-        ends = [v for name in ("val_clean", "val_robust") for v in figures.column(run, name, 100)[-1:] if v is not None]
-        if len(ends) == 2:
-            sentences.append(f"{run.label} ends at {ends[0]:.1f} % clean and {ends[1]:.1f} % robust")
-    return some(sentences) + "."
 
 
 def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: compare.PublishedRows) -> Plain:
@@ -119,8 +91,7 @@ def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: compare.Pub
     points = [*compare.measured_points(runs, attack), *paper]
     published = {point.run.name for point in paper}
     overrides = [(run, run.gallery.overrides) for run in runs if run.gallery and run.name in published]
-    points_text = [f"{p.label}: {p.clean.value:.1f} % clean, {p.robust.value:.1f} % robust" for p in points]
-    alt = f"Clean against robust accuracy. {some(points_text)}."
+    alt = f"Clean accuracy against accuracy under {title_of(attack)}."
     return {
         "figure": add_figure(figures.trade_off(points, title_of(attack)), alt),
         "attack": title_of(attack),
@@ -131,16 +102,16 @@ def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: compare.Pub
 
 def epsilons(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Accuracy against the radius, as a figure and in numbers."""
-    rows, falls, images = [], [], set()
-    for run, gallery in ((run, run.gallery) for run in runs if run.gallery):
-        radii = [f"{float(epsilon):.4g}" for epsilon in gallery.epsilons]
-        shares = [accuracy(flags).value for flags in gallery.robust]
-        rows.append({"run": run, "points": list(zip(radii, shares, strict=True))})
-        falls.append(f"{run.label} falls from {shares[0]:.1f} % to {shares[-1]:.1f} %")
-        images.add(gallery.robust.shape[1])
+    rows, images = [], set()
+    for run in runs:
+        if run.gallery is not None:
+            radii = [f"{float(epsilon):.4g}" for epsilon in run.gallery.epsilons]
+            shares = [accuracy(flags).value for flags in run.gallery.robust]
+            rows.append({"run": run, "points": list(zip(radii, shares, strict=True))})
+            images.add(run.gallery.robust.shape[1])
     if not rows:
         return {}
-    curves = add_figure(figures.by_epsilon(runs), f"Accuracy against the attack's radius: {some(falls)}.")
+    curves = add_figure(figures.by_epsilon(runs), "Accuracy against the attack's radius.")
     return {"figure": curves, "rows": rows, "n": " or ".join(map(str, sorted(images)))}
 
 
@@ -150,31 +121,31 @@ def examples(run: RunData) -> Plain | None:
     if g is None:
         return None
     factor = thumbnails.enlargement_factor(g.x_adv - g.x)
-
-    def prediction(label: int, true: int, confidence: float) -> Plain:
-        return {"label": run.classes[label], "correct": label == true, "confidence": 100 * float(confidence)}
-
-    items = [
-        {
-            "true": run.classes[true],
-            "clean": prediction(clean, true, g.clean_confidence[i]),
-            "adversarial": prediction(int(g.adversarial_label[i]), true, g.adversarial_confidence[i]),
-            "x": thumbnails.picture(g.x[i]),
-            "delta": thumbnails.perturbation(g.x_adv[i] - g.x[i], factor),
-            "x_adv": thumbnails.picture(g.x_adv[i]),
-        }
-        for i, (true, clean) in enumerate(zip(g.y[g.index], g.clean_predicted[g.index], strict=True))
-    ]
-    why = g.group if len(g.group) else np.repeat(GROUPS[:1], len(items))
-    groups = [(name, [item for item, group in zip(items, why, strict=True) if group == name]) for name in GROUPS]
     attack, n = title_of(g.attack), len(g.y)
     titles = {
         "first": "The first test image of each class, the same for every run",
         "failure": f"Broken most confidently: of {n} images those that the model is surest of after {attack}",
         "survivor": f"Withstood most narrowly: of {n} images those whose true class leads least after {attack}",
     }
-    shown = [{"title": titles[name], "items": members} for name, members in groups if members]
+    groups: dict[str, list[Plain]] = {name: [] for name in GROUPS}
+    for i, place in enumerate(g.index):
+        true, clean, adversarial = int(g.y[place]), int(g.clean_predicted[place]), int(g.adversarial_label[i])
+        groups[str(g.group[i]) if len(g.group) else GROUPS[0]].append(
+            {
+                "true": run.classes[true],
+                "clean": prediction(run, clean, true, g.clean_confidence[i]),
+                "adversarial": prediction(run, adversarial, true, g.adversarial_confidence[i]),
+                "x": thumbnails.picture(g.x[i]),
+                "delta": thumbnails.perturbation(g.x_adv[i] - g.x[i], factor),
+                "x_adv": thumbnails.picture(g.x_adv[i]),
+            }
+        )
+    shown = [{"title": titles[name], "items": members} for name, members in groups.items() if members]
     return {"groups": shown, "factor": f"{factor:g}", "attack": attack}
+
+
+def prediction(run: RunData, label: int, true: int, confidence: float) -> Plain:
+    return {"label": run.classes[label], "correct": label == true, "confidence": 100 * float(confidence)}
 
 
 def by_class(run: RunData, add_figure: AddFigure) -> Plain | None:
@@ -233,13 +204,15 @@ def image_panels(shown: Sequence[tuple[RunData, InputSurface]], add_figure: AddF
     scale = figures.common_range([surface.loss[:images] for _, surface in shown])
     if scale is None:
         return
-    run, first = shown[0]
-    draw = partial(figures.surface, scale=scale, titles=("gradient", "Rademacher"))
+    first_run, first = shown[0]
     for image in range(images):
         label = int(first.y[image])
-        name = run.classes[label] if label < len(run.classes) else f"class {label}"
-        losses = [(each, surface, surface.loss[image]) for each, surface in shown]
-        cells = surface_cells(losses, draw, f"Loss surface around image {image + 1}", add_figure)
+        name = first_run.classes[label] if label < len(first_run.classes) else f"class {label}"
+        cells = []
+        for run, surface in shown:
+            spec = figures.surface(surface, surface.loss[image], scale, ("gradient", "Rademacher"))
+            alt = f"Loss surface of {run.label} around image {image + 1}."
+            cells.append({"run": run, "figure": add_figure(spec, alt)})
         picture = thumbnails.picture(first.x[image])
         yield {"title": f"Image {image + 1}: {name}", "name": name, "picture": picture, "cells": cells}
 
@@ -249,22 +222,15 @@ def weight_panels(shown: Sequence[tuple[RunData, WeightSurface]], add_figure: Ad
     for kind in ("clean", "adversarial"):
         losses = [(run, surface, getattr(surface, kind)) for run, surface in shown]
         losses = [each for each in losses if np.isfinite(each[-1]).any()]
-        if scale := figures.common_range([loss for *_, loss in losses]):
-            draw = partial(figures.surface, scale=scale, titles=("direction 1", "direction 2"))
-            cells = surface_cells(losses, draw, f"Mean {kind} loss around the weights", add_figure)
-            yield {"title": f"Weights, {kind}", "cells": cells}
-
-
-def surface_cells(
-    losses: Sequence[tuple[RunData, figures.Grid, np.ndarray]], draw: Draw, alt: str, add_figure: AddFigure
-) -> list[Plain]:
-    """A surface for each run of a panel, from (run, grid, loss [a, b]); `alt` begins their descriptions."""
-    cells = []
-    for run, grid, loss in losses:
-        values = loss[np.isfinite(loss)]
-        between = f": loss between {values.min():.2f} and {values.max():.2f}" if values.size else ""
-        cells.append({"run": run, "figure": add_figure(draw(grid, loss), f"{alt}. {run.label}{between}.")})
-    return cells
+        scale = figures.common_range([loss for *_, loss in losses])
+        if scale is None:
+            continue
+        cells = []
+        for run, surface, loss in losses:
+            spec = figures.surface(surface, loss, scale, ("direction 1", "direction 2"))
+            alt = f"Mean {kind} loss of {run.label} around its weights."
+            cells.append({"run": run, "figure": add_figure(spec, alt)})
+        yield {"title": f"Weights, {kind}", "cells": cells}
 
 
 def cost(run: RunData) -> Plain:
@@ -305,7 +271,7 @@ def sweep(runs: Sequence[RunData], add_figure: AddFigure) -> Plain | None:
     points = [point for series in found.series for point in series.points]
     wide = any(figures.too_wide(each) for point in points for each in (point.clean, point.robust))
     more = {"setting": found.setting, "attack": attack, "several": found.several, "wide": wide}
-    return {"figure": add_figure(figures.by_setting(found), described(found)), **more}
+    return {"figure": add_figure(figures.by_setting(found), f"Accuracy against {found.setting}."), **more}
 
 
 def comparison(runs: Sequence[RunData], baseline: RunData | None, several: bool) -> Plain:

@@ -7,7 +7,7 @@ from rattle.evaluation.samples import Sample
 from rattle.recipes.schema import flatten
 from rattle.report.compare import group_by_method, robust_attack, samples_of
 from rattle.report.grid import best_epoch
-from rattle.report.naming import settings_text, short_setting, title_of, varied
+from rattle.report.naming import settings_text, varied
 from rattle.report.run_data import RunData, finite
 from rattle.report.tables import Accuracy, accuracy
 from rattle.stats import seeds_interval, summarise
@@ -103,15 +103,3 @@ def mean_of(sample: Sample) -> Accuracy:
         return accuracy(sample.flags[0])
     interval, mean = seeds_interval(sample.flags), summarise(sample.accuracies).mean
     return Accuracy(100 * mean, 100 * max(0.0, interval.low), 100 * min(1.0, interval.high))
-
-
-def described(sweep: Sweep) -> str:
-    """The plot in words."""
-    name = short_setting(sweep.setting, [sweep.setting])
-    words = f"accuracy under {title_of(sweep.attack)}" if sweep.attack else "robust held-out accuracy"
-    parts = []
-    for series in sweep.series:
-        best = max(series.points, key=lambda point: point.robust.value)
-        at = f"at {name} {best.x:g}" if best.x is not None else "without it"
-        parts.append(f"{series.name + ': ' if series.name else ''}{best.robust.value:.1f} % {at}")
-    return f"Highest {words} against {sweep.setting}: {'; '.join(parts)}."
