@@ -1,7 +1,6 @@
-"""Make a miniature of ImageNet: 64 classes of small JPEG pictures of different sizes, in class folders or tar shards.
+"""Make a miniature of ImageNet: 64 classes of small JPEG pictures of different sizes, in class folders.
 
     python examples/imagenet_miniature.py mini                      # mini/train/CLASS/*.jpg, mini/val/CLASS/*.jpg
-    python examples/imagenet_miniature.py mini --shards 4           # mini/train-000000.tar ..., mini/val-000000.tar
     rattle train imagenet-linf-cnn-slim-trades --data.name mini --data.crop 32 --data.augment.area 0.5 \\
         --batch-size 64 --epochs 4 --out runs/mini
 
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -40,34 +38,14 @@ def picture(label: int, seed: tuple[int, ...], side: int) -> bytes:
     return file.getvalue()
 
 
-def class_name(label: int) -> str:
-    return f"class-{label:02d}"
-
-
-def make(
-    folder: Path, *, train: int = 20, val: int = 5, side: int = 48, shards: int = 0, classes: int = CLASSES
-) -> None:
-    """Write the miniature. train, val: pictures of each class. shards: of each part; 0 for class folders."""
+def make(folder: Path, *, train: int = 20, val: int = 5, side: int = 48, classes: int = CLASSES) -> None:
+    """Write the miniature. train, val: pictures of each class."""
     for part, count in (("train", train), ("val", val)):
-        pictures = [(label, i) for i in range(count) for label in range(classes)]
-        if not shards:
-            for label, i in pictures:
-                path = folder / part / class_name(label) / f"{i:05d}.jpg"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(picture(label, (part == "val", i), side))
-        for number in range(shards):
-            folder.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(folder / f"{part}-{number:06d}.tar", "w") as archive:
-                for label, i in pictures[number::shards]:
-                    key = f"{label:03d}_{i:05d}"
-                    add(archive, f"{key}.jpg", picture(label, (part == "val", i), side))
-                    add(archive, f"{key}.cls", str(label).encode())
-
-
-def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    archive.addfile(member, io.BytesIO(content))
+        for label in range(classes):
+            path = folder / part / f"class-{label:02d}"
+            path.mkdir(parents=True, exist_ok=True)
+            for i in range(count):
+                (path / f"{i:05d}.jpg").write_bytes(picture(label, (part == "val", i), side))
 
 
 def main() -> None:
@@ -76,9 +54,8 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=20, help="training pictures of each class (20)")
     parser.add_argument("--val", type=int, default=5, help="test pictures of each class (5)")
     parser.add_argument("--side", type=int, default=48, help="pixels of the shortest side (48)")
-    parser.add_argument("--shards", type=int, default=0, help="tar shards of each part; class folders without")
     args = parser.parse_args()
-    make(args.folder, train=args.train, val=args.val, side=args.side, shards=args.shards)
+    make(args.folder, train=args.train, val=args.val, side=args.side)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Pictures a second that are read from a shard, decoded, cropped and scaled, beside what a training step takes.
+"""Pictures a second that are read, decoded, cropped and scaled, beside what a training step takes.
 
     python -m reproduction.decoding [--rounds 3] [--pictures 192] [--side 375] [--crop 224]
 
 Pictures are JPEG files of 375 to 562 pixels, made by examples/imagenet_miniature.py; decoding them costs what that of
 photographs of that size does. Rates are by the clock and by processor seconds, which other work on the machine does not
-change; rounds are interleaved, and the best of each line counts. Processes are there to compare threads with.
+change; rounds are interleaved, and the best of each line counts.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import runpy
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,7 +29,6 @@ from rattle.training.ranks import wrap_model
 from rattle.training.state import init_state
 
 BATCH = 32
-HERE: list[Images] = []  # what a forked process decodes
 
 
 def processor() -> float:
@@ -38,22 +37,12 @@ def processor() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def by_threads(images: Images) -> None:
+def one_epoch(images: Images) -> None:
     """One epoch, as training reads it."""
     order = list(torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).split(BATCH))
     epoch = images.cropped(0, 0.08, order)
     for index in order:
         epoch[index]
-
-
-def decode_part(start: int) -> bytes:
-    index = torch.arange(start, min(start + BATCH, len(HERE[0])))
-    return HERE[0].cropped(0, 0.08, [])[index].x.numpy().tobytes()  # the pixels have to travel back
-
-
-def by_processes(workers: int) -> None:
-    with ProcessPoolExecutor(workers) as pool:
-        list(pool.map(decode_part, range(0, len(HERE[0]), BATCH)))
 
 
 def rates(lines: dict[str, Callable[[], object]], count: int, rounds: int) -> dict[str, tuple[float, float]]:
@@ -92,17 +81,13 @@ def main() -> None:
     make = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "imagenet_miniature.py"))["make"]
     with tempfile.TemporaryDirectory() as folder:
         path, classes = Path(folder) / "set", 32
-        make(path, train=max(1, args.pictures // classes), val=1, side=args.side, shards=1, classes=classes)
+        make(path, train=max(1, args.pictures // classes), val=1, side=args.side, classes=classes)
         data = Data(name=str(path), root=folder, crop=args.crop, val_size=0)
         sets = {workers: replace(data, workers=workers).load().train for workers in (0, 1, 2)}
-        HERE.append(sets[0])
-        n, size = len(sets[0]), sum(p.stat().st_size for p in path.glob("train*"))
+        n, size = len(sets[0]), sum(p.stat().st_size for p in path.glob("train/*/*"))
         print(f"{n} pictures of {size / n / 1000:.0f} kB, crops of {args.crop}, {args.rounds} rounds")
         lines: dict[str, Callable[[], object]] = {
-            "in the training thread": lambda: by_threads(sets[0]),
-            "1 thread": lambda: by_threads(sets[1]),
-            "2 threads": lambda: by_threads(sets[2]),
-            "2 processes": lambda: by_processes(2),
+            f"{workers} workers": partial(one_epoch, images) for workers, images in sets.items()
         }
         for name, (clock, used) in rates(lines, n, args.rounds).items():
             print(f"{name:<24} {clock:7.1f} pictures/s, {used:7.1f} a processor second")

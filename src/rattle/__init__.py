@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rattle.attacks.registry import get_attack as get_attack
     from rattle.attacks.registry import list_attacks as list_attacks
     from rattle.attacks.registry import register_attack as register_attack
-    from rattle.data.registry import list_datasets as list_datasets
-    from rattle.data.registry import register_source as register_source
+    from rattle.data.sources import list_datasets as list_datasets
+    from rattle.data.sources import register_source as register_source
     from rattle.errors import RattleError as RattleError
     from rattle.evaluation.benchmark import benchmark as benchmark
     from rattle.evaluation.evaluate import evaluate as evaluate
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 ROOMS = {
     "attacks": ["PGD"],
     "attacks.registry": ["get_attack", "list_attacks", "register_attack"],
-    "data.registry": ["list_datasets", "register_source"],
+    "data.sources": ["list_datasets", "register_source"],
     "errors": ["RattleError"],
     "evaluation.benchmark": ["benchmark"],
     "evaluation.evaluate": ["evaluate"],

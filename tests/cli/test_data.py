@@ -40,7 +40,7 @@ def test_get_offline_says_what_to_do(
         (["get", "cifar11"], "unknown dataset to download 'cifar11'; did you mean 'cifar10'?"),
         (["show", "digit"], "unknown dataset 'digit'; did you mean 'digits'?"),
         (["show", "digits", "--out", "sheet.txt"], "--out must be a .png file, got sheet.txt"),
-        (["show", "digits", "--resize", "0"], "data.resize must be >= 1, got 0"),
+        (["show", "digits", "--resize", "0"], "data.resize must be >= 1"),
     ],
 )
 def test_a_mistake_is_one_sentence(

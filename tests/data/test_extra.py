@@ -104,7 +104,7 @@ def test_a_missing_or_foreign_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fraction", [0.0, 1.0, -0.3, 70.0, float("nan")])
 def test_a_fraction_outside_zero_and_one_is_refused(fraction: float) -> None:
-    with pytest.raises(RattleError, match=f"^data.extra-fraction must lie between 0 and 1, got {fraction}$"):
+    with pytest.raises(RattleError, match=f"^data.extra_fraction .* got {fraction}$"):
         Data(extra="extra.npz", extra_fraction=fraction)
 
 
@@ -113,7 +113,7 @@ def test_a_minibatch_has_its_share_rounded_down_and_some_of_each() -> None:
     assert [data.extra_count(batch) for batch in (512, 128, 10)] == [358, 89, 7]
     assert replace(data, extra_fraction=0.29).extra_count(100) == 29
     assert Data().extra_count(128) == 0
-    with pytest.raises(RattleError, match=r"^data.extra-fraction 0.01 of a minibatch of 16 is no extra image: change"):
+    with pytest.raises(RattleError, match=r"^data.extra-fraction 0.01 of a minibatch of 16 is 0 extra images"):
         replace(data, extra_fraction=0.01).extra_count(16)
-    with pytest.raises(RattleError, match=r"^data.extra-fraction 0.7 of a minibatch of 1 is no extra image"):
+    with pytest.raises(RattleError, match=r"^data.extra-fraction 0.7 of a minibatch of 1 is 0 extra images"):
         data.extra_count(1)

@@ -65,7 +65,7 @@ def test_x_and_y_alone_are_split_by_seed(tmp_path: Path) -> None:
     ("arrays", "words"),
     [
         ({"x_train": X, "y_train": Y}, "holds x_train, y_train; it should hold x_train, y_train, x_test and y_test"),
-        ({"x_test": X, "y_test": Y.astype(str)}, r"labels as text; map them to numbers with `classes, y = np\.unique"),
+        ({"x_test": X, "y_test": Y.astype(str)}, r"labels as text: .*np\.unique"),
         ({"x_test": X, "y_test": Y.astype(object)}, "Python objects"),
         ({"x_test": X, "y_test": Y / 2}, "should be whole numbers"),
         ({"x_test": X, "y_test": np.eye(4)[Y]}, "should be whole numbers"),
@@ -75,7 +75,7 @@ def test_x_and_y_alone_are_split_by_seed(tmp_path: Path) -> None:
         ({"x_test": X * 1.0, "y_test": Y}, "holds float64 from 0 to 255"),
         ({"x_test": DRAW.random((20, 8, 6, 3)), "y_test": Y}, "not k/255, so storing them as uint8 would change"),
         ({"x_test": np.full((20, 8, 6, 3), np.nan), "y_test": Y}, "holds float64 from nan"),
-        ({"x_test": X.astype(np.int16) - 1, "y_test": Y}, "runs from -1"),
+        ({"x_test": X.astype(np.int16) - 1, "y_test": Y}, "holds int16 from -1"),
         ({"x_test": X > 9, "y_test": Y}, "is bool; images should be uint8"),
         ({"x_test": X.reshape(20, -1), "y_test": Y}, r"is \[20, 144\]; images should be"),
         ({"x_test": X[..., :2], "y_test": Y}, "with 1 or 3 channels"),

@@ -1,4 +1,4 @@
-"""Datasets in others' files (CIFAR's pickles and archive, SVHN's .mat, MNIST's idx, folders of pictures), damaged."""
+"""Datasets in others' files (CIFAR's pickles and archive, MNIST's idx, folders of pictures), damaged."""
 
 import gzip
 import io
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from scipy.io import savemat
 
 from fuzz import mutate
 from fuzz.commands import command
@@ -85,24 +84,6 @@ def cifar10_archive(rng: random.Random) -> Files:
     return {CIFAR10.archive: file.getvalue()}
 
 
-def svhn(rng: random.Random) -> Files:
-    files = {}
-    for part in ("train", "test"):
-        arrays: dict[str, Any] = {"X": pixels(rng, 32, 32, 3, 4), "y": np.array([[10], [1], [2], [3]], np.uint8)}
-        if rng.random() < 0.4:
-            name = rng.choice(("X", "y"))
-            arrays[name] = mutate.array(rng, arrays[name])
-        if rng.random() < 0.1:
-            del arrays[rng.choice(("X", "y"))]
-        file = io.BytesIO()
-        try:
-            savemat(file, arrays, do_compression=rng.random() < 0.5)
-        except Exception:  # scipy cannot write every array
-            file = io.BytesIO(b"MATLAB 5.0")
-        files[f"{part}_32x32.mat"] = file.getvalue()
-    return files
-
-
 def mnist(rng: random.Random) -> Files:
     files, zipped = {}, rng.random() < 0.5
     for part in ("train", "t10k"):
@@ -140,7 +121,6 @@ def folder(rng: random.Random) -> Files:
 SOURCES: dict[str, Callable[[random.Random], Files]] = {
     "cifar10": cifar10,
     "cifar10 archive": cifar10_archive,
-    "svhn": svhn,
     "mnist": mnist,
     "pictures": folder,
 }

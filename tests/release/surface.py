@@ -17,7 +17,7 @@ from pathlib import Path
 import rattle
 from rattle.attacks.registry import list_attacks
 from rattle.cli.main import COMMANDS, main
-from rattle.data.registry import list_datasets
+from rattle.data.sources import list_datasets
 from rattle.models.registry import list_models
 from rattle.objectives.registry import METHODS
 from rattle.recipes.schema import flatten, to_plain

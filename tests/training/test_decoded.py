@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rattle.errors import RattleError
 from rattle.evaluation import target as targets
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import get_recipe
-from rattle.recipes.recipe import AdamW, Recipe
+from rattle.recipes.recipe import SGD, Recipe
 from rattle.runs import distributed
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
@@ -35,9 +36,9 @@ SMALL = ["--data.crop", "16", "--batch-size", "8", "--epochs", "1", "--width", "
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four classes of eight training and four test pictures, in two shards a part."""
+    """Four classes of eight training and four test pictures."""
     path = tmp_path_factory.mktemp("pictures") / "set"
-    make(path, train=8, val=4, side=20, classes=4, shards=2)
+    make(path, train=8, val=4, side=20, classes=4)
     return path
 
 
@@ -45,8 +46,7 @@ def small(pictures: Path, workers: int = 2, **changes: object) -> Recipe:
     """Two epochs of three steps of a recipe for ImageNet, on the miniature."""
     recipe = get_recipe("imagenet-linf-cnn-slim-trades-2nd")
     augment = replace(recipe.data.augment, area=0.5)
-    root = str(pictures.parent / "root")
-    data = replace(recipe.data, name=str(pictures), root=root, crop=16, val_size=4, workers=workers, augment=augment)
+    data = replace(recipe.data, name=str(pictures), crop=16, val_size=4, workers=workers, augment=augment)
     short = {"batch_size": 8, "epochs": 2, "width": 2, "threads": 1, "save_minutes": 0.0}
     return replace(recipe, **{"data": data, **short, **changes})
 
@@ -56,7 +56,8 @@ def whole(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return fit(small(pictures), tmp_path_factory.mktemp("runs") / "whole", log="none")
 
 
-def test_a_run_killed_inside_an_epoch_goes_on_as_if_nothing_had_happened(
+@pytest.mark.process
+def test_a_run_killed_inside_an_epoch_resumes_as_if_nothing_had_happened(
     whole: Run, pictures: Path, tmp_path: Path
 ) -> None:
     recipe = small(pictures)
@@ -65,6 +66,7 @@ def test_a_run_killed_inside_an_epoch_goes_on_as_if_nothing_had_happened(
     assert content(fit(recipe, tmp_path / "run", resume=True, log="none")) == content(whole)
 
 
+@pytest.mark.process
 def test_the_number_of_workers_changes_nothing(whole: Run, pictures: Path, tmp_path: Path) -> None:
     alone = fit(small(pictures, workers=0), tmp_path / "run", log="none")
     assert alone.metrics.read_bytes() == whole.metrics.read_bytes()
@@ -85,7 +87,7 @@ def test_each_epoch_shows_other_parts_and_what_is_announced_is_what_is_asked_for
         images = in_epoch(state, state.data.train, batches)
         parts = [part for batch in batches for part in batch.chunk(2)]
         seen[epoch] = torch.cat([augmented(state, images, part)[0] for part in parts])
-        assert not images.storage.begun  # nothing was decoded in advance for nobody
+        assert not images.storage.asked  # everything that was announced was asked for
         plain = in_epoch(state, state.data.train, [])
         assert torch.equal(torch.cat([augmented(state, plain, part)[0] for part in parts]), seen[epoch])
     assert not torch.equal(seen[0], seen[1])
@@ -112,7 +114,7 @@ def test_a_network_without_a_run_is_evaluated_on_the_centres(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    command = ["evaluate", "--model", "cnn-slim", "--random-weights", "--data", str(pictures), "--data-root", "root"]
+    command = ["evaluate", "--model", "cnn-slim", "--random-weights", "--data", str(pictures)]
     assert cli.main([*command, "--crop", "24", "--attacks", "fgsm", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["n"] == 16
     assert (tmp_path / "cnn-slim-results" / "fgsm.json").is_file()
@@ -122,8 +124,8 @@ def test_a_network_without_a_run_is_evaluated_on_the_centres(
 
 def test_other_pictures_are_decoded_as_the_runs_own_are(pictures: Path) -> None:
     own = small(pictures).data
-    assert own.other(str(pictures)) == Data(name=str(pictures), root=own.root, crop=16, workers=2)
-    assert own.other("cifar10") == Data(name="cifar10", root=own.root, resize=16)
+    assert own.other(str(pictures)) == Data(name=str(pictures), crop=16, workers=2)
+    assert own.other("cifar10") == Data(name="cifar10", resize=16)
 
 
 def test_a_dataset_that_is_decoded_is_given_by_its_name(pictures: Path, tmp_path: Path) -> None:
@@ -153,19 +155,20 @@ def exactly(pictures: Path) -> Recipe:
     """Five steps without a statistic that depends on how a batch is split."""
     recipe = replace(small(pictures, workers=1), model="cnn-plain", width=4, epochs=1, normalise=False)
     data = replace(recipe.data, val_size=0)
-    return replace(recipe, data=data, batch_size=6, optimizer=AdamW(lr=1e-3, eps=1e-3), noise=replace(recipe.noise))
+    return replace(recipe, data=data, batch_size=6, optimizer=SGD(lr=0.05))
 
 
+@pytest.mark.process
 def test_two_ranks_equal_one_process_and_each_decodes_its_own_pictures(pictures: Path, tmp_path: Path) -> None:
     def action() -> None:
-        real, rows = Pictures.begin, []
+        real, rows = Pictures.cropped, []
 
-        def noting(self: Pictures, index: torch.Tensor) -> object:
-            if self.crops is not None:
-                rows.extend(index.tolist())
-            return real(self, index)
+        def noting(self: Pictures, seed: int, area: float, asked: Iterable[torch.Tensor]) -> Pictures:
+            found = real(self, seed, area, asked)
+            rows.extend(int(row) for index in found.asked for row in index)
+            return found
 
-        Pictures.begin = noting  # type: ignore[method-assign]
+        Pictures.cropped = noting  # type: ignore[method-assign]
         with in_double(), distributed.process_group():
             fit(exactly(pictures), tmp_path / "two", log="none")
         (tmp_path / f"rows{os.environ['RANK']}.json").write_text(json.dumps(rows))
@@ -196,6 +199,7 @@ def refused_by_both(args: list[str], folder: Path, *, in_own_folder: bool = Fals
 
 
 @pytest.mark.slow
+@pytest.mark.process
 def test_a_picture_that_one_rank_cannot_decode_stops_both(tmp_path: Path) -> None:
     make(tmp_path / "set", train=8, val=2, side=20, classes=4)
     (tmp_path / "set" / "train" / "class-03" / "00007.jpg").write_bytes(b"\xff\xd8 no picture")
@@ -205,6 +209,7 @@ def test_a_picture_that_one_rank_cannot_decode_stops_both(tmp_path: Path) -> Non
     assert "Traceback" not in said
 
 
+@pytest.mark.process
 def test_ranks_with_different_pictures_stop_before_anything_is_trained(tmp_path: Path) -> None:
     make(tmp_path / "rank0" / "set", train=8, val=2, side=20, classes=4)
     shutil.copytree(tmp_path / "rank0", tmp_path / "rank1")
@@ -214,13 +219,3 @@ def test_ranks_with_different_pictures_stop_before_anything_is_trained(tmp_path:
     said = refused_by_both([*args, "--data.val-size", "0", "--log", "none"], tmp_path, in_own_folder=True)
     assert "rank 1 of 2 has other images than rank 0" in said
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_shard_that_only_one_rank_misses_stops_both(tmp_path: Path) -> None:
-    make(tmp_path / "rank0" / "set", train=8, val=2, side=20, classes=4, shards=3)
-    shutil.copytree(tmp_path / "rank0", tmp_path / "rank1")
-    (tmp_path / "rank1" / "set" / "train-000001.tar").unlink()
-    args = ["train", "imagenet-linf-cnn-slim-at", "--data.name", "set", "--out", str(tmp_path / "run"), *SMALL]
-    said = refused_by_both([*args, "--data.val-size", "0", "--log", "none"], tmp_path, in_own_folder=True)
-    assert "of the shards train-0 to 2 in set, 1 is missing: 1" in said

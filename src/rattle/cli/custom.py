@@ -6,7 +6,8 @@ from typing import Any
 
 from rattle.cli.options import take
 from rattle.data import Dataset
-from rattle.data.registry import Data, list_datasets
+from rattle.data.registry import Data
+from rattle.data.sources import list_datasets
 from rattle.errors import RattleError
 from rattle.models import list_models
 from rattle.recipes.catalog import NO_AUGMENT, SETTINGS, make_recipe

@@ -37,7 +37,7 @@ class Show:
     out: str = ""  # PNG file to write; NAME-contact-sheet.png in the current folder when not given
     overwrite: bool = False  # replace the PNG file if it is there
     resize: int | None = None  # side to scale the images to
-    crop: int | None = None  # decode a folder or tar shards on the fly and show the centre of this side
+    crop: int | None = None  # decode a folder on the fly and show the centre of this side
 
     @property
     def source(self) -> data.Data:

@@ -14,7 +14,7 @@ import tyro
 from rattle.analysis.prepare import compute_landscapes
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
-from rattle.data.registry import SOURCES
+from rattle.data.sources import SOURCES
 from rattle.errors import RattleError
 from rattle.paper import cost, writer
 from rattle.paper.blocks import Block, PrintedTable

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from rattle.data.dataset import to_device as to_device
     from rattle.data.download import get as get
     from rattle.data.files import data_root as data_root
-    from rattle.data.registry import SOURCES as SOURCES
     from rattle.data.registry import Data as Data
     from rattle.data.registry import batches as batches
-    from rattle.data.registry import list_datasets as list_datasets
-    from rattle.data.registry import register_source as register_source
     from rattle.data.show import balance as balance
     from rattle.data.show import contact_sheet as contact_sheet
     from rattle.data.show import describe as describe
+    from rattle.data.sources import SOURCES as SOURCES
+    from rattle.data.sources import list_datasets as list_datasets
+    from rattle.data.sources import register_source as register_source
 
 __getattr__ = lazy_names(
     __name__,
@@ -29,7 +29,8 @@ __getattr__ = lazy_names(
         "dataset": ["Dataset", "Images", "on_device", "to_device"],
         "download": ["get"],
         "files": ["data_root"],
-        "registry": ["SOURCES", "Data", "batches", "list_datasets", "register_source"],
+        "registry": ["Data", "batches"],
+        "sources": ["SOURCES", "list_datasets", "register_source"],
         "show": ["balance", "contact_sheet", "describe"],
     },
 )

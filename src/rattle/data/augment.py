@@ -1,15 +1,14 @@
 """Batch augmentation on the device: a function of (seed, epoch, index), whatever the batch or rank."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
-from rattle.settings import check_settings
+from rattle.settings import Bound, CountOrZero, check_settings
 
 
 def to_float(x: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
@@ -25,19 +24,16 @@ class Augment:
     Mixing joins two images and their labels: mixup (Zhang et al. 2018), CutMix (Yun et al. 2019).
     """
 
-    pad: int = 4  # pixels of padding before a random crop of the original size
+    pad: CountOrZero = 4  # pixels of padding before a random crop of the original size
     flip: bool = True  # mirror half of the images
-    area: float | None = None  # smallest share of a picture in random crops of data.crop; 0.08 when not given
-    cutout: int = 0  # side of the square set to zero
+    area: Annotated[float, Bound(above=0, most=1)] | None = (
+        None  # smallest share of a picture in random crops of data.crop; 0.08 when not given
+    )
+    cutout: CountOrZero = 0  # side of the square set to zero
     mix: Literal["none", "cutmix", "mixup"] = "none"  # each image with another: a rectangle of it | a share of each
 
     def __post_init__(self) -> None:
         check_settings(self, "augment")
-        if self.pad < 0 or self.cutout < 0:
-            raise RattleError(f"augment.pad and augment.cutout must be >= 0, got {self.pad} and {self.cutout}")
-
-        if self.area is not None and not 0 < self.area <= 1:
-            raise RattleError(f"augment.area is a share of the picture, above 0 and at most 1, got {self.area}")
 
     def __call__(self, x: Tensor, streams: ImageStreams) -> Tensor:
         """Images x, uint8 or float [n, C, H, W], to the same type and shape; streams: the randomness of each image."""

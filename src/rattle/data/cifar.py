@@ -13,7 +13,7 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import MEMBER_LIMIT, check_size, find, readable
-from rattle.data.mmap_cache import MmapCache, cache_key
+from rattle.data.mmap_cache import MmapCache
 from rattle.data.pickles import as_text, load_pickle
 from rattle.errors import RattleError
 
@@ -55,10 +55,12 @@ def cifar(layout: Layout, root: Path, cache: MmapCache) -> Dataset:
         raise RattleError(f"{path}: {layout.meta} has no list {layout.names}")
 
     def load_images(files: tuple[str, ...]) -> Images:
-        batches = [batch(loaded[file], layout.labels, f"{path}: {file}") for file in files]
-        y = torch.cat([torch.as_tensor(labels, dtype=torch.int64) for _, labels in batches])
-        key = cache_key(layout.name, files, path, len(y))
-        return cache.images((len(y), 3, 32, 32), (x for x, _ in batches), y, key=key)
+        x, y = [], []
+        for file in files:
+            images, labels = batch(loaded[file], layout.labels, f"{path}: {file}")
+            x.append(images)
+            y += labels
+        return Images(torch.from_numpy(np.concatenate(x)), torch.tensor(y))
 
     train, test = load_images(layout.train), load_images((layout.test,))
     return Dataset(name=layout.name, train=train, test=test, classes=tuple(map(as_text, names)))

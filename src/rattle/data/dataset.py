@@ -80,7 +80,7 @@ class Images:
         or the pixels of at most COMPARED others, evenly spread."""
         found = hashlib.sha256(repr(self.shape).encode() + self.y.cpu().contiguous().numpy().tobytes())
         if self.decoded:
-            found.update(self.storage.records.digest().encode() + self.storage.rows.tobytes())
+            found.update(self.storage.digest().encode())
         elif len(self):
             rows = torch.linspace(0, len(self) - 1, min(len(self), COMPARED)).long()
             found.update(self[rows].x.cpu().contiguous().numpy().tobytes())
@@ -103,13 +103,8 @@ def on_device(images: Images, device: torch.device | str, limit_bytes: int = 2 *
 
     Those that are decoded on the fly stay as they are: every epoch shows other parts of them.
     """
-    if (
-        images.decoded
-        or images.nbytes > limit_bytes
-        or (torch.device(device) == images.storage.device and not images.mapped)
-    ):
-        return images
-    return images.to(device)
+    there = torch.device(device) == images.storage.device and not images.mapped
+    return images if images.decoded or there or images.nbytes > limit_bytes else images.to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +118,9 @@ class Dataset:
     val: Images | None = None  # held out of train, to select a checkpoint with
 
     def __post_init__(self) -> None:
-        for part in filter(None, (self.train, self.val, self.test)):
-            low, high, n = int(part.y.min()), int(part.y.max()), len(self.classes)
-            if low < 0 or high >= n:
-                raise RattleError(f"{self.name}: labels run from {low} to {high}, but there are {n} classes")
-            if part.storage.is_floating_point():  # here and not in every step: to look makes the host wait for a GPU
-                least, most = (float(value) for value in torch.aminmax(part.x))
-                if not (least >= 0 and most <= 1):  # also true for NaN
-                    raise RattleError(f"{self.name}: images must lie in [0, 1], got [{least:.4g}, {most:.4g}]")
+        for part in (self.train, self.val, self.test):
+            if part:
+                check_part(part, self.name, len(self.classes))
         train, test = list(self.train.shape[1:]), list(self.test.shape[1:])
         if train != test:
             raise RattleError(f"{self.name}: training images are {train}, test images {test} (channels, height, width)")
@@ -142,6 +132,17 @@ class Dataset:
     @property
     def size(self) -> int:
         return self.test.shape[-1]
+
+
+def check_part(part: Images, name: str, classes: int) -> None:
+    """Refuse labels that are no classes, and floats outside [0, 1]."""
+    low, high = int(part.y.min()), int(part.y.max())
+    if low < 0 or high >= classes:
+        raise RattleError(f"{name}: labels run from {low} to {high}, but there are {classes} classes")
+    if part.storage.is_floating_point():  # here and not in every step: to look makes the host wait for a GPU
+        least, most = float(part.x.min()), float(part.x.max())
+        if not (least >= 0 and most <= 1):  # also true for NaN
+            raise RattleError(f"{name}: images must lie in [0, 1], got [{least:.4g}, {most:.4g}]")
 
 
 def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rattle.data.files import data_root, md5
-from rattle.data.registry import SOURCES
+from rattle.data.sources import SOURCES
 from rattle.data.urls import URLS, Remote
 from rattle.errors import RattleError, unknown
 

@@ -1,6 +1,11 @@
-"""A folder of PNG or JPEG images, one sub-folder per class: train/ and test/, or one set that is split by seed."""
+"""Folders of PNG or JPEG pictures, one sub-folder a class: read into memory, or decoded on the fly.
 
-from collections.abc import Iterator
+train/CLASS/*.jpg beside test/ (or val/, validation/); or CLASS/*.jpg, a fifth of which becomes the test part.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,27 +13,50 @@ import torch
 
 from rattle.data import pictures
 from rattle.data.dataset import Dataset, Images, train_test_split
+from rattle.data.decode import PictureFiles, Pictures
 from rattle.data.mmap_cache import MmapCache, Shape, cache_key
 from rattle.errors import RattleError, unknown
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+TEST = ("test", "val", "validation")
+RESIZE = 8 / 7  # of the shorter side to the side of a crop: 256 to 224
+Load = Callable[[Path, tuple[str, ...]], Images]  # (folder of a part, its classes) -> its images
 
 
 def folder(path: Path, cache: MmapCache, seed: int, resize: int | None = None) -> Dataset:
-    """Classes are the sub-folders of the training part in alphabetical order; images may lie deeper inside them."""
-    train, test = path / "train", path / "test"
-    if not train.is_dir() and not test.is_dir():
+    """The dataset in a folder, its pictures in memory or in the cache."""
+    return read_parts(path, seed, partial(load_images, cache=cache, resize=resize))
+
+
+def decoded_folder(path: Path, seed: int, *, crop: int, resize: int | None, workers: int | None) -> Dataset:
+    """The dataset in a folder, its pictures decoded on the fly; the settings are those of `Data`."""
+
+    def load(part: Path, classes: tuple[str, ...]) -> Images:
+        names, labels = list_pictures(part, classes)
+        encoded = np.array([os.fsencode(name) for name in names])
+        files = PictureFiles(part, encoded, crop, resize or round(RESIZE * crop))
+        return Images(Pictures(files, workers), torch.tensor(labels), mapped=True)
+
+    return read_parts(path, seed, load)
+
+
+def read_parts(path: Path, seed: int, load: Load) -> Dataset:
+    """Classes are the sub-folders of the training part in alphabetical order; a set without parts is split by seed."""
+    train = path / "train"
+    tests = [path / name for name in TEST if (path / name).is_dir()]
+    if not train.is_dir() and not tests:
         classes = class_names(path)
-        return train_test_split(path.name, load_images(path, classes, cache, resize), classes, seed)
-    for part, other in ((train, test), (test, train)):
-        if not part.is_dir():
-            raise RattleError(f"{path} has no {part.name}/ beside {other.name}/")
+        return train_test_split(path.name, load(path, classes), classes, seed)
+    if not train.is_dir():
+        raise RattleError(f"{path} has no train/ beside {tests[0].name}/")
+    if not tests:
+        raise RattleError(f"{path} has no test/ beside train/, nor val/ or validation/")
+    test = tests[0]
     classes = class_names(train)
     for name in class_names(test):
         if name not in classes:
             raise RattleError(f"{test}: {unknown('class folder', name, classes)}; train/ has no such class")
-    parts = {part.name: load_images(part, classes, cache, resize) for part in (train, test)}
-    return Dataset(name=path.name, classes=classes, **parts)
+    return Dataset(name=path.name, train=load(train, classes), test=load(test, classes), classes=classes)
 
 
 def class_names(path: Path) -> tuple[str, ...]:
@@ -38,22 +66,28 @@ def class_names(path: Path) -> tuple[str, ...]:
     return names
 
 
-def list_files(path: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
-    """The image files of every class, and their labels."""
-    files: list[Path] = []
+def list_pictures(path: Path, classes: tuple[str, ...]) -> tuple[list[str], list[int]]:
+    """The pictures of every class at any depth, as names inside path, and their labels; hidden files are left out."""
+    names: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = sorted(p for p in (path / name).rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        found = []
+        for below, _, files in os.walk(path / name):
+            inside = os.path.relpath(below, path)
+            for file in files:
+                if file.lower().endswith(SUFFIXES) and not file.startswith("."):
+                    found.append(f"{inside}/{file}")
         if not found and (path / name).is_dir():
             raise RattleError(f"{path / name} holds no {', '.join(SUFFIXES)} file")
-        files += found
+        names += sorted(found)
         labels += [label] * len(found)
-    return files, labels
+    return names, labels
 
 
 def load_images(path: Path, classes: tuple[str, ...], cache: MmapCache, resize: int | None) -> Images:
     """Decoded one by one straight into the cache: a large folder is never whole in memory."""
-    files, labels = list_files(path, classes)
+    names, labels = list_pictures(path, classes)
+    files = [path / name for name in names]
     y = torch.tensor(labels, dtype=torch.int64)
     key = cache_key("folder", str(path.resolve()), resize, *files)
     if cache.path(key).exists():  # written from these very files before: their headers need not be read again

@@ -12,7 +12,7 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import check_size, find, readable
-from rattle.data.mmap_cache import MmapCache, cache_key
+from rattle.data.mmap_cache import MmapCache
 from rattle.errors import RattleError
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
@@ -28,9 +28,7 @@ def idx_dataset(name: str, torchvision: str, classes: tuple[str, ...], root: Pat
         x, y = read_idx(images, 3), read_idx(labels, 1)
         if len(x) != len(y):
             raise RattleError(f"{images} holds {len(x)} images and {labels} {len(y)} labels")
-        n, height, width = x.shape
-        key = cache_key(name, images, labels)
-        return cache.images((n, 1, height, width), [x[:, None]], torch.from_numpy(y.astype(np.int64)), key=key)
+        return Images(torch.from_numpy(x[:, None]), torch.from_numpy(y.astype(np.int64)))
 
     return Dataset(name=name, train=load_images("train"), test=load_images("t10k"), classes=classes)
 
@@ -55,4 +53,4 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
             raise EOFError(f"it ends after {len(values)} of {size} bytes")
         if file.read(1):  # also makes gzip verify its checksum
             raise RattleError(f"{path} goes on after the {size} bytes that its header announces")
-    return np.frombuffer(values, np.uint8).reshape(shape)
+    return np.frombuffer(bytearray(values), np.uint8).reshape(shape)  # a copy that torch may write to

@@ -4,7 +4,7 @@ import hashlib
 import math
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,19 +26,24 @@ class MmapCache:
     folder: Path
     limit: int
 
+    def path(self, key: str) -> Path:
+        return self.folder / f"{key}.npy"
+
     def images(self, shape: Shape, blocks: Iterable[np.ndarray], y: Tensor, *, key: str) -> Images:
         """Images assembled from consecutive blocks, or mapped from the file that an earlier call wrote.
 
         shape: of the whole array. blocks: uint8 arrays [k, C, H, W]. y: int64 labels [n]. key: see `cache_key`.
         """
-        if math.prod(shape) <= self.limit:
-            x = np.empty(shape, np.uint8)
-            for start, block in numbered(blocks, shape[0], key):
-                x[start : start + len(block)] = block
-            return Images(torch.from_numpy(x), y)
-        if not self.path(key).exists():
-            self.write(self.path(key), shape, blocks)
-        return self.open(key, y)
+        if math.prod(shape) > self.limit:
+            if not self.path(key).exists():
+                self.write(self.path(key), shape, blocks)
+            return self.open(key, y)
+        x, done = np.empty(shape, np.uint8), 0
+        for block in blocks:
+            x[done : done + len(block)] = block
+            done += len(block)
+        check_count(done, shape, key)
+        return Images(torch.from_numpy(x), y)
 
     def open(self, key: str, y: Tensor) -> Images:
         """Map the file of that key, read-only: its pages are read from disk when they are accessed."""
@@ -52,42 +57,36 @@ class MmapCache:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # that the array is not writable
             return Images(torch.from_numpy(x), y, mapped=True)
 
-    def path(self, key: str) -> Path:
-        return self.folder / f"{key}.npy"
-
     def write(self, path: Path, shape: Shape, blocks: Iterable[np.ndarray]) -> None:
         """Plain writes, since a full disk would kill the process (SIGBUS) that writes through a memory map."""
         self.folder.mkdir(parents=True, exist_ok=True)
         need, free = math.prod(shape), shutil.disk_usage(self.folder).free
         if need > free:
             raise RattleError(f"the image cache needs {need:,} bytes in {self.folder}, where {free:,} are free")
-        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        header, done = {"descr": "|u1", "fortran_order": False, "shape": shape}, 0
         try:
             with atomic_write(path) as part, part.open("wb") as file:
                 np.lib.format.write_array_header_1_0(file, header)
-                for _, block in numbered(blocks, shape[0], path.stem):
+                for block in blocks:
                     file.write(np.ascontiguousarray(block).data)
+                    done += len(block)
+                check_count(done, shape, path.stem)
         except OSError as error:
             raise RattleError(f"cannot write the image cache {path}: {error.strerror or error}") from error
 
 
-def numbered(blocks: Iterable[np.ndarray], n: int, what: str) -> Iterator[tuple[int, np.ndarray]]:
-    """Each block with the number of images before it; RattleError if they do not hold n images in all."""
-    done = 0
-    for block in blocks:
-        yield done, block
-        done += len(block)
-    if done != n:
-        raise RattleError(f"{what}: {done} images were read where {n} were announced")
+def check_count(done: int, shape: Shape, what: str) -> None:
+    if done != shape[0]:
+        raise RattleError(f"{what}: {done} images were read where {shape[0]} were announced")
 
 
 def cache_key(*parts: object) -> str:
     """A short hash of what the images are made from; a Path counts with its size and time of last change."""
-    return hashlib.sha256("\0".join(map(_identity, parts)).encode(errors="surrogateescape")).hexdigest()[:16]
-
-
-def _identity(part: object) -> str:
-    if not isinstance(part, Path):
-        return str(part)
-    status = part.stat()
-    return f"{part.resolve()}|{status.st_size}|{status.st_mtime_ns}"
+    found = hashlib.sha256()
+    for part in parts:
+        text = str(part)
+        if isinstance(part, Path):
+            status = part.stat()
+            text = f"{part.resolve()}|{status.st_size}|{status.st_mtime_ns}"
+        found.update(text.encode(errors="surrogateescape") + b"\0")
+    return found.hexdigest()[:16]

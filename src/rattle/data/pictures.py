@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rattle.data.files import check_size
 from rattle.errors import RattleError
 
 if TYPE_CHECKING:
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG")
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # Pillow's modes of 8 bits
+MOST_BYTES = 2**26  # of one encoded picture; a photograph of 50 million pixels has 20 to 30 MB
+# What Pillow raises on a damaged file.
+DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, struct.error, MemoryError)
 
 
 @contextmanager
@@ -25,6 +31,9 @@ def open_picture(file: Path) -> Iterator[Image]:
     from PIL import Image
 
     bomb = Image.DecompressionBombWarning
+    if not file.is_file():  # a pipe would wait for ever
+        raise RattleError(f"{file} is not a file")
+    check_size(file.stat().st_size, str(file), MOST_BYTES)
     try:
         with warnings.catch_warnings(action="error", category=bomb), Image.open(file, formats=FORMATS) as picture:
             yield picture
@@ -32,14 +41,18 @@ def open_picture(file: Path) -> Iterator[Image]:
         raise
     except (bomb, Image.DecompressionBombError) as error:
         raise RattleError(f"{file} has more than {Image.MAX_IMAGE_PIXELS:,} pixels; it is not read") from error
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except DAMAGED as error:
         raise RattleError(f"{file} is not a whole PNG or JPEG picture") from error
+
+
+def check_mode(picture: Image, where: object) -> None:
+    if picture.mode not in GREY + COLOUR:
+        raise RattleError(f"{where} has pixels of mode {picture.mode}, which 8 bits do not hold; convert it first")
 
 
 def count_channels(picture: Image, where: object, size: tuple[int, int] | None, first: object) -> int:
     """1 or 3; RattleError if the pixels are not of 8 bits, or if a size is given and the picture has another."""
-    if picture.mode not in GREY + COLOUR:
-        raise RattleError(f"{where} has pixels of mode {picture.mode}, which 8 bits do not hold; convert it first")
+    check_mode(picture, where)
     if size and picture.size != size:
         raise RattleError(
             f"{where} is {picture.size[0]}x{picture.size[1]} and {first} is {size[0]}x{size[1]}: images must be of one "
@@ -57,6 +70,23 @@ def to_array(picture: Image, channels: int, resize: int | None) -> np.ndarray:
         picture = picture.resize((resize, resize), Image.Resampling.BILINEAR)
     x = np.asarray(picture)
     return x[None] if channels == 1 else x.transpose(2, 0, 1)
+
+
+def scaled_part(picture: Image, box: tuple[float, float, float, float], side: int) -> np.ndarray:
+    """The part of a picture in a box as uint8 [3, side, side] (bilinear, antialiased).
+
+    A JPEG that is at least twice as large as needed is decoded at a half, quarter or eighth, which is faster.
+    """
+    from PIL import Image
+
+    width, height = picture.size
+    left, upper, right, lower = box
+    shrink = max(min(right - left, lower - upper) / side, 1)
+    picture.draft(None, (math.ceil(width / shrink), math.ceil(height / shrink)))
+    x, y = picture.width / width, picture.height / height
+    box = (left * x, upper * y, min(right * x, picture.width), min(lower * y, picture.height))
+    found = picture.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=box)
+    return np.ascontiguousarray(np.asarray(found).transpose(2, 0, 1))
 
 
 def resized(x: np.ndarray, side: int) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Descriptions of a dataset: tables of counts, and a contact sheet of its images."""
 
-import math
 from pathlib import Path
 
 import torch
@@ -10,7 +9,8 @@ from rattle.data.files import atomic_write
 from rattle.errors import RattleError
 
 ROWS_PER_BLOCK = 25  # the contact sheet starts a new block of columns after so many classes
-TILE, HEADER = 64, 50  # pixels of an image's square, and above the images
+TILE, HEADER, MARGIN = 64, 50, 200  # pixels: an image's square, above the images, and beside them for the names
+INK = "#222222"
 
 
 def parts(data: Dataset) -> dict[str, Images]:
@@ -28,18 +28,23 @@ def describe(data: Dataset) -> list[tuple[str, ...]]:
     rows = [("part", "images", "shape", "classes", "fewest in a class", "most in a class", "bytes")]
     for name, images in parts(data).items():
         n = counts(images, data)
-        shape = "x".join(map(str, images.shape[1:]))
-        fewest, most = (f"{n[i]:,} ({data.classes[i]})" for i in (n.index(min(n)), n.index(max(n))))
-        present = f"{sum(map(bool, n))} of {len(n)}"
-        rows.append((name, f"{len(images):,}", shape, present, fewest, most, f"{images.nbytes:,}"))
+        fewest, most = (f"{count:,} ({data.classes[n.index(count)]})" for count in (min(n), max(n)))
+        present = f"{len(n) - n.count(0)} of {len(n)}"
+        rows.append((name, f"{len(images):,}", shape_of(images), present, fewest, most, f"{images.nbytes:,}"))
     return rows
+
+
+def shape_of(images: Images) -> str:
+    return "x".join(map(str, images.shape[1:]))
 
 
 def balance(data: Dataset) -> list[tuple[str, ...]]:
     """Rows of a table, header first: how many images of each class each part has."""
     columns = {name: counts(images, data) for name, images in parts(data).items()}
-    rows = ((name, *(f"{n[i]:,}" for n in columns.values())) for i, name in enumerate(data.classes))
-    return [("class", *columns), *rows]
+    rows: list[tuple[str, ...]] = [("class", *columns)]
+    for i, name in enumerate(data.classes):
+        rows.append((name, *(f"{n[i]:,}" for n in columns.values())))
+    return rows
 
 
 def contact_sheet(data: Dataset, path: str | Path, *, columns: int = 10) -> Path:
@@ -53,24 +58,22 @@ def contact_sheet(data: Dataset, path: str | Path, *, columns: int = 10) -> Path
     part, images = next(iter(parts(data).items()), ("", data.test))
     if not len(images):
         raise RattleError(f"{data.name} has no images to show")
-    names = [name if len(name) <= 24 else name[:23] + "…" for name in data.classes]
     font, small = ImageFont.load_default(18), ImageFont.load_default(14)
-    margin = 20 + int(max(map(small.getlength, names)))
-    rows, block = min(len(names), ROWS_PER_BLOCK), margin + columns * TILE
-    sheet = Image.new("RGB", (-(-len(names) // rows) * block + 10, HEADER + rows * TILE + 10), "white")
+    rows, block = min(len(data.classes), ROWS_PER_BLOCK), MARGIN + columns * TILE
+    sheet = Image.new("RGB", (-(-len(data.classes) // rows) * block + 10, HEADER + rows * TILE + 10), "white")
     draw = ImageDraw.Draw(sheet)
-    shape = "x".join(map(str, images.shape[1:]))
-    draw.text((10, HEADER // 2), f"{data.name}: {len(images):,} {part} images, {shape}", "#222222", font, anchor="lm")
-    scale = (TILE - 4) / max(images.shape[2:])
-    size = (math.ceil(scale * images.shape[3]), math.ceil(scale * images.shape[2]))
+    title = f"{data.name}: {len(images):,} {part} images, {shape_of(images)}"
+    draw.text((10, HEADER // 2), title, INK, font, anchor="lm")
     y = images.y.cpu()
-    for label, name in enumerate(names):
-        left, top = label // rows * block, HEADER + label % rows * TILE
-        draw.text((left + margin - 8, top + TILE // 2), name, "#222222", small, anchor="rm")
+    for label, name in enumerate(data.classes):
+        left, top = label // rows * block + MARGIN, HEADER + label % rows * TILE
+        draw.text((left - 8, top + TILE // 2), name if len(name) <= 24 else name[:23] + "…", INK, small, anchor="rm")
         chosen = images[(y == label).nonzero().squeeze(1)[:columns]].x.cpu().numpy()
         for column, x in enumerate(chosen):
             picture = Image.fromarray(x[0] if len(x) == 1 else x.transpose(1, 2, 0))
-            sheet.paste(picture.resize(size, Image.Resampling.NEAREST), (left + margin + column * TILE, top))
+            scale = (TILE - 4) / max(picture.size)
+            size = (max(1, round(scale * picture.width)), max(1, round(scale * picture.height)))
+            sheet.paste(picture.resize(size, Image.Resampling.NEAREST), (left + column * TILE, top))
     with atomic_write(Path(path)) as temporary:
         sheet.save(temporary, format="PNG")
     return Path(path)

@@ -98,7 +98,7 @@ class Network:
     random_weights: bool = False  # evaluate --model without trained weights, as drawn at random from seed 0
     classes: int | None = None  # of --model; as many as the data have when not given
     resize: int | None = None  # side to scale the images to, where the model is made for another size than theirs
-    crop: int | None = None  # decode a folder or tar shards on the fly: side of the centre, of --resize or 8/7 of it
+    crop: int | None = None  # decode a folder on the fly: side of the centre, of --resize or 8/7 of it
 
     def check_weights(self) -> None:
         """Refuse what contradicts itself."""
