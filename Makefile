@@ -5,10 +5,14 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 DOCS   := $(VENV)/.installed-docs
 
-.PHONY: demo test test-slow test-oldest test-extras test-wheel fuzz check format lint types bench zoo dist docs clean
+.PHONY: demo smoke test test-slow test-oldest test-extras test-wheel fuzz check format lint types bench size zoo dist docs clean
 
 demo: $(READY)
 	$(BIN)/rattle demo
+
+# Ten seconds: every module is imported, every room does one small thing.
+smoke: $(READY)
+	$(BIN)/python -m pytest tests/test_smoke.py
 
 # Two processes; a file's tests stay together, so that what they share is made once.
 test: $(READY)
@@ -58,6 +62,10 @@ types: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m reproduction.bench $(BENCH)
+
+# Syntax nodes and lines by room, and how much of the code a training run needs.
+size: $(READY)
+	$(BIN)/python -m reproduction.size
 
 zoo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m reproduction.make_zoo

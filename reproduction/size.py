@@ -1,0 +1,185 @@
+"""How large the code is, and how much of it a training run needs: what `make size` prints.
+
+    python -m reproduction.size            # everything, about ten seconds
+    python -m reproduction.size --static   # what needs no torch: syntax nodes, lines, folded expressions
+
+- Size is counted in syntax nodes (`ast.walk`), which folding code does not make fewer; lines are printed beside them.
+- Modules imported: those of rattle in `sys.modules` after `import rattle; rattle.fit`, in a fresh process.
+- Functions and files executed: code of src/rattle that a call enters in a small `fit` (two steps, no validation).
+- Files an image passes: files of src/rattle of which a function is given images, alone or inside a dataset, a batch, a
+  dict or a tuple, in that `fit` and in `evaluate(model, x, y, ["pgd5"])`.
+- Settings: all that a recipe can have, whichever kinds its parts are (`rattle.recipes.schema.settings_of`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "rattle"
+SIDE = 8  # pixels of the images of the runs measured here, by which they are recognised
+FOLDED = {
+    "comprehensions": (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    "conditional expressions": (ast.IfExp,),
+}
+
+
+@dataclass(slots=True)
+class Size:
+    """Syntax nodes and lines of Python files, by the folder below their root."""
+
+    nodes: Counter[str] = field(default_factory=Counter)
+    lines: Counter[str] = field(default_factory=Counter)
+    folded: Counter[str] = field(default_factory=Counter)
+
+
+def size_of(root: Path) -> Size:
+    """The size of all Python files below a folder."""
+    found = Size()
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        room = parts[0] if len(parts) > 1 else "(top)"
+        text = path.read_text(encoding="utf-8")
+        found.lines[room] += len(text.splitlines())
+        for node in ast.walk(ast.parse(text)):
+            found.nodes[room] += 1
+            for name, kinds in FOLDED.items():
+                found.folded[name] += isinstance(node, kinds)
+    return found
+
+
+def modules_of_fit() -> int:
+    """Modules of rattle that `rattle.fit` imports, in a fresh process."""
+    code = "import sys, rattle; rattle.fit; print(sum(name.partition('.')[0] == 'rattle' for name in sys.modules))"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def settings_in_a_recipe() -> int:
+    """All settings that a recipe can have."""
+    from rattle.recipes.recipe import Recipe
+    from rattle.recipes.schema import settings_of
+
+    return len(settings_of(Recipe))
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a call executes of src/rattle."""
+
+    functions: set[tuple[str, str, int]] = field(default_factory=set)  # file, name, line
+    image_files: set[str] = field(default_factory=set)  # of which a function is given images
+
+    @property
+    def files(self) -> set[str]:
+        return {file for file, _, _ in self.functions}
+
+
+def holds_images(value: object, depth: int = 0) -> bool:
+    """Whether a value is images, or has them a few levels down."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.ndim >= 3 and value.shape[-2:] == (SIDE, SIDE)
+    if depth > 2 or isinstance(value, type):
+        return False
+    inside: list[object] = []
+    if isinstance(value, dict):
+        inside = list(value.values())
+    elif isinstance(value, list | tuple):
+        inside = list(value)
+    inside += [getattr(value, name, None) for name in ("x", "train")]
+    return any(holds_images(each, depth + 1) for each in inside)
+
+
+def traced(work: Callable[[], object]) -> Trace:
+    """Run something twice and record what the second run enters: the first one imports."""
+    found, source = Trace(), f"{SOURCE}{os.sep}"
+    work()
+
+    def on_call(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(source):
+            return
+        file = code.co_filename.removeprefix(source)
+        found.functions.add((file, code.co_qualname, code.co_firstlineno))
+        if file in found.image_files:
+            return
+        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            if holds_images(frame.f_locals.get(name)):
+                found.image_files.add(file)
+
+    sys.setprofile(on_call)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def trace_fit() -> Trace:
+    """A fit of two steps on 64 digits, without validation, which is an evaluation."""
+    import rattle
+
+    recipe = rattle.get_recipe("digits-linf-cnn-trades-2nd")
+    data = replace(recipe.data, train_size=64, val_size=0)
+    recipe = replace(recipe, epochs=1, width=4, batch_size=32, data=data)
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            rattle.fit(recipe, Path(folder, "run"), log="none")
+
+    return traced(run)
+
+
+def trace_evaluate() -> Trace:
+    """An evaluation of eight images by PGD-5."""
+    import torch
+
+    import rattle
+    from rattle.models.registry import create_model
+
+    model = create_model("cnn", classes=10, channels=1)
+    x, y = torch.rand(8, 1, SIDE, SIDE), torch.randint(10, (8,))
+    return traced(lambda: rattle.evaluate(model, x, y, ["pgd5"]))
+
+
+def print_size(title: str, found: Size) -> None:
+    print(f"{title:<28} {sum(found.nodes.values()):>9,} nodes {sum(found.lines.values()):>8,} lines")
+    for room, nodes in found.nodes.most_common():
+        print(f"  {room:<26} {nodes:>9,}       {found.lines[room]:>8,}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--static", action="store_true", help="leave out what runs code")
+    options = parser.parse_args()
+    source = size_of(SOURCE)
+    print_size("src/rattle", source)
+    print_size("tests", size_of(ROOT / "tests"))
+    print_size("reproduction", size_of(ROOT / "reproduction"))
+    for name in FOLDED:
+        rate = 1000 * source.folded[name] / sum(source.lines.values())
+        print(f"{name + ' in 1,000 lines of src':<52} {rate:>6.1f}")
+    if options.static:
+        return
+    fit, evaluate = trace_fit(), trace_evaluate()
+    print(f"{'modules that rattle.fit imports':<52} {modules_of_fit():>6}")
+    print(f"{'functions that a small fit executes':<52} {len(fit.functions):>6}")
+    print(f"{'files that they are in':<52} {len(fit.files):>6}")
+    print(f"{'files that an image passes in fit':<52} {len(fit.image_files):>6}")
+    print(f"{'files that an image passes in evaluate':<52} {len(evaluate.image_files):>6}")
+    print(f"{'settings that a recipe can have':<52} {settings_in_a_recipe():>6}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""How much of the code a run needs stays small: see `make size` and reproduction/size.py for what is counted."""
+
+from pathlib import Path
+
+from reproduction.size import modules_of_fit, settings_in_a_recipe, size_of, trace_evaluate, trace_fit
+
+
+def test_fit_imports_few_modules() -> None:
+    assert modules_of_fit() <= 114
+
+
+def test_a_recipe_has_few_settings() -> None:
+    assert settings_in_a_recipe() <= 134
+
+
+def test_an_image_passes_few_files_in_fit() -> None:
+    files = trace_fit().image_files
+    assert {"training/step.py", "forward.py", "attacks/pgd.py"} < files
+    assert len(files) <= 20, sorted(files)
+
+
+def test_an_image_passes_few_files_in_evaluate() -> None:
+    files = trace_evaluate().image_files
+    assert {"evaluation/evaluate.py", "attacks/pgd.py", "threat.py"} < files
+    assert len(files) <= 12, sorted(files)
+
+
+def test_nodes_are_counted_by_room_and_folding_makes_none_fewer(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "m.py").write_text("x = [y for y in z]\n")
+    (tmp_path / "b.py").write_text("if x:\n    y = 1\nelse:\n    y = 2\n")
+    found = size_of(tmp_path)
+    assert found.folded == {"comprehensions": 1, "conditional expressions": 0}
+    assert found.lines == {"a": 1, "(top)": 4}
+    assert found.nodes["a"] == 12
