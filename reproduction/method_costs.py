@@ -29,7 +29,7 @@ from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
-from rattle.training.loop import follow
+from rattle.training.loop import update_average
 from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import init_state
@@ -56,7 +56,7 @@ def two_steps(name: str, batch: int) -> Steps:
     data = recipe.data.load()
     state = init_state(recipe, data)
     state.progress.epoch, state.progress.batch = recipe.epochs - 1, 1  # an epoch's first step also weighs the terms
-    follow(state, begins=True)
+    update_average(state, begins=True)
     state.train_mode()
     forward, ddp_forward = wrap_model(state.model, recipe, teachers=state.teachers, average=state.average)
     images, index = on_device(data.train, state.device), torch.arange(batch)

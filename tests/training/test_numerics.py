@@ -16,13 +16,13 @@ def test_deterministic_algorithms_are_on_while_training_and_give_the_same_bits_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = set()
-    real = loop.step
+    real = loop.train_step
 
-    def noting(*args: object, **settings: object) -> object:
+    def noting(*args: object) -> object:
         seen.add(torch.are_deterministic_algorithms_enabled())
-        return real(*args, **settings)
+        return real(*args)
 
-    monkeypatch.setattr(loop, "step", noting)
+    monkeypatch.setattr(loop, "train_step", noting)
     plain = fit(tiny("at"), tmp_path / "plain")
     assert seen == {False}
     strict = fit(tiny("at", deterministic=True), tmp_path / "strict")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.runs.checkpoint import read
 from rattle.training import loop
@@ -27,13 +28,14 @@ def test_the_attack_grows_by_whole_epochs_and_then_stays() -> None:
 
 
 def test_training_uses_the_attack_of_its_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, real = [], loop.step
+    seen, real = [], PGD.__call__
 
-    def spy(*args: object, **settings: object) -> object:
-        seen.append(settings["attack"].threat.epsilon)
-        return real(*args, **settings)
+    def spy(attack: PGD, model: nn.Module, *batch: object, **settings: object) -> object:
+        if model.training:
+            seen.append(attack.threat.epsilon)
+        return real(attack, model, *batch, **settings)
 
-    monkeypatch.setattr(loop, "step", spy)
+    monkeypatch.setattr(PGD, "__call__", spy)
     fit(tiny("at", ramp=1.0), tmp_path / "run", log="none")
     assert seen == pytest.approx([0.1] * 3 + [0.2] * 3)
 
@@ -42,13 +44,13 @@ def test_training_uses_the_attack_of_its_epoch(tmp_path: Path, monkeypatch: pyte
 def test_an_average_begins_as_a_copy_and_keeps_more_and_more(
     warmup: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, weights, real = EMA(decay=0.3, start=0.34, warmup=warmup), [], loop.follow
+    settings, weights, real = EMA(decay=0.3, start=0.34, warmup=warmup), [], loop.update_average
 
     def spy(state: object, **how: bool) -> None:
         weights.append(state.model.head.weight.detach().clone())
         real(state, **how)
 
-    monkeypatch.setattr(loop, "follow", spy)
+    monkeypatch.setattr(loop, "update_average", spy)
     recipe = tiny("at", average=settings)
     saved = read(fit(recipe, tmp_path / "run", log="none").checkpoint("last")).tensors
     assert int(saved["average.n_averaged"]) == 5  # of six steps: begun when a third of the run was done

@@ -44,7 +44,7 @@ def test_the_weights_of_the_terms_are_recorded_and_change_no_bit(
     lines = metrics(tmp_path / "with")
     assert all(line["first_over_zeroth"] > 0 for line in lines)
     assert lines[0]["second_over_zeroth"] != lines[1]["second_over_zeroth"]
-    monkeypatch.setattr("rattle.training.loop.weighed", lambda objective, model, state: objective)
+    monkeypatch.setattr("rattle.training.minibatch.weighed", lambda objective, model, state: objective)
     fit(TINY, tmp_path / "without", log="none")
     for line, plain in zip(lines, metrics(tmp_path / "without"), strict=True):
         assert plain == {name: value for name, value in line.items() if not name.endswith("_over_zeroth")}

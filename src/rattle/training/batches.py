@@ -1,4 +1,4 @@
-"""What a step begins with: the images of a minibatch as the epoch sees them, and the inner attack of the epoch."""
+"""What a step takes: the images of a minibatch as the epoch sees them, extra ones too, and the epoch's attack."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -25,17 +25,33 @@ def in_epoch(state: TrainState, images: Images, batches: Sequence[Tensor]) -> Im
     """
     if not images.decoded:
         return images
-    recipe, n = state.recipe, len(images)
-    seed, mixed = derive_seed(recipe.seed, PARTNERS, state.progress.epoch), recipe.data.augment.mix != "none"
+    recipe, n, epoch = state.recipe, len(images), state.progress.epoch
+    mixed = recipe.data.augment.mix != "none"
 
     def asked() -> Iterator[Tensor]:
-        for index in (part for batch in batches for part in batch.chunk(recipe.accumulate)):
-            both = [index, partners(state, n, ImageStreams(seed, index))] if mixed else [index]
-            yield from (rows[rows < n] for rows in both)
+        """The rows that will be asked for, in order: each micro-batch, and what it is mixed with."""
+        for batch in batches:
+            for index in batch.chunk(recipe.accumulate):
+                yield index[index < n]
+                if mixed:
+                    others = partners(state, n, ImageStreams(derive_seed(recipe.seed, PARTNERS, epoch), index))
+                    yield others[others < n]
 
-    return images.cropped(
-        derive_seed(recipe.seed, CROPS, state.progress.epoch), recipe.data.augment.area or AREA, asked()
-    )
+    return images.cropped(derive_seed(recipe.seed, CROPS, epoch), recipe.data.augment.area or AREA, asked())
+
+
+def with_extra(index: Tensor, n: int, count: int) -> Tensor:
+    """The index of a minibatch in which `count` of its places, evenly spread, go to extra images.
+
+    Image i of n gives way to row n + i, so that what is random of an extra image is a function of its row too. Evenly,
+    because ranks and micro-batches get consecutive parts.
+
+    >>> with_extra(torch.tensor([4, 0, 2, 3]), 10, 2)
+    tensor([ 4, 10,  2, 13])
+    """
+    place = torch.arange(len(index))
+    extra = (place + 1) * count // len(index) > place * count // len(index)
+    return torch.where(extra, index + n, index)
 
 
 def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -53,32 +69,36 @@ def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor,
     x, y = seen(index)
     if augment.mix == "none":
         return x, y
-    there, draws = (
-        ImageStreams(derive_seed(seed, PARTNERS, epoch), rows) for rows in (index, to_device(index, state.device))
-    )
-    other, y_other = seen(partners(state, len(images), there))
-    draws.calls = there.calls  # the same streams, going on
+    mix_seed = derive_seed(seed, PARTNERS, epoch)
+    here = ImageStreams(mix_seed, index)
+    other, y_other = seen(partners(state, len(images), here))
+    draws = ImageStreams(mix_seed, to_device(index, state.device))
+    draws.calls = here.calls  # the same streams continued on the device
     x, share = augment.mixed(x, other, draws)
     return x, share * as_rows(state, y) + (1 - share) * as_rows(state, y_other)
 
 
 def partners(state: TrainState, n: int, draws: ImageStreams) -> Tensor:
-    """What each image is mixed with: any of n training images, or as often as in a minibatch an extra one."""
-    rows, size = draws.integers(n, 1)[:, 0], min(state.recipe.batch_size, n)
+    """Which image each is mixed with: any of n training images, or as often as in a minibatch an extra one."""
+    rows = draws.integers(n, 1)[:, 0]
     if state.extra is None:
         return rows
-    return rows + n * (draws.integers(size, 1)[:, 0] < state.recipe.data.extra_count(size))
+    size = min(state.recipe.batch_size, n)
+    is_extra = draws.integers(size, 1)[:, 0] < state.recipe.data.extra_count(size)
+    return rows + n * is_extra
 
 
 def drawn(state: TrainState, images: Images, rows: Tensor) -> Images:
     """The images of these rows; those beyond the training images are extra ones, drawn with replacement."""
+    device = state.device
     if state.extra is None:
         batch = taken(images, rows)
-        return Images(to_device(batch.x, state.device), to_device(batch.y, state.device))
-    own, device = rows < len(images), state.device
+        return Images(to_device(batch.x, device), to_device(batch.y, device))
+    own = rows < len(images)
+    first = taken(images, rows[own]).to(device)
     seed = derive_seed(state.recipe.seed, EXTRA, state.progress.epoch)
     chosen = ImageStreams(seed, rows[~own]).integers(len(state.extra), 1)[:, 0]
-    first, second = taken(images, rows[own]).to(device), state.extra[chosen].to(device)
+    second = state.extra[chosen].to(device)
     x = to_float(second.x, torch.contiguous_format) if first.x.is_floating_point() else second.x
     labels = as_rows(state, first.y) if second.y.ndim == 2 else first.y
     place = torch.cat([own.nonzero(), (~own).nonzero()])[:, 0].argsort()  # the order of the rows again
@@ -112,7 +132,8 @@ def context_of(state: TrainState, index: Tensor, place: int = 0) -> StepContext:
 
 def ramped_attack(recipe: Recipe, epoch: int) -> PGD:
     """The inner attack in an epoch, counted from 0: the recipe's, or a smaller one on the ramp."""
-    attack, share = recipe.attack, (epoch + 1) / (recipe.ramp * recipe.epochs) if recipe.ramp else 1.0
+    share = (epoch + 1) / (recipe.ramp * recipe.epochs) if recipe.ramp else 1.0
+    attack = recipe.attack
     if share >= 1:
         return attack
     threat = replace(attack.threat, epsilon=share * attack.threat.epsilon)

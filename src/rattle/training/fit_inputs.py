@@ -1,4 +1,4 @@
-"""What is handed to `fit` in Python, a module and images: checked, put into one form, and named in the recipe."""
+"""A module and images given to `fit` in Python: checked, converted to one form, and named in the recipe."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -83,8 +83,8 @@ def take(
         raise RattleError(
             "images that are decoded on the fly are given as Data(name=FOLDER, crop=...), not as a Dataset"
         )
-    parts = {"train": found.train, "val": found.val or found.test}
-    tensors = {f"{name}.{k}": v for name, part in parts.items() for k, v in (("x", part.x), ("y", part.y))}
+    train, other = found.train, found.val or found.test
+    tensors = {"train.x": train.x, "train.y": train.y, "val.x": other.x, "val.y": other.y}
     name = f"memory:{digest(tensors, {})[:16]}"
     recipe = replace(recipe, data=replace(recipe.data, name=name, root=None))
     return recipe, recipe.data.split(replace(found, name=name))
@@ -106,14 +106,16 @@ def name_module(recipe: Recipe, model: object) -> Recipe:
 
 
 def count_logits(model: nn.Module, x: Tensor) -> int:
-    """How many classes a module tells apart on the images x; refuses an output that the losses cannot be taken of."""
+    """How many outputs a module has on the images x; refuses an output that the losses cannot be taken of."""
     device = next(model.parameters()).device
     try:
-        with torch.no_grad(), eval_mode(model):
+        with torch.enable_grad(), eval_mode(model):
             logits = finite(logits_of(model, to_float(x, torch.contiguous_format).to(device)))
     except RuntimeError as error:
         reason = first_line(error)
         raise RattleError(f"the model does not take images of shape {list(x.shape[1:])}: {reason}") from error
+    if not logits.requires_grad:
+        raise RattleError("the model cannot be trained: its logits have no gradient by its weights")
     refuse_one_logit(logits)
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-5):
         raise RattleError("the model returns probabilities: return the logits before the softmax, the losses have one")
@@ -129,12 +131,14 @@ def as_dataset(data: Any, model: nn.Module | None, classes: Sequence[str] | None
             count_logits(model, data.train[torch.arange(1)].x)
         return data
     x, y = as_images(data, model)
-    outputs = 0 if model is None else count_logits(model, x[:2])
-    source = data.dataset if isinstance(data, torch_data.DataLoader) else data
-    names = classes if classes is not None else getattr(source, "classes", None)  # torchvision's datasets have them
-    names = tuple(map(str, range(outputs or int(y.max()) + 1) if names is None else names))
+    outputs = int(y.max()) + 1 if model is None else count_logits(model, x[:2])
+    if classes is None:
+        source = data.dataset if isinstance(data, torch_data.DataLoader) else data
+        classes = getattr(source, "classes", None)  # torchvision's datasets have them
+    if classes is None:
+        classes = [str(label) for label in range(outputs)]
     images, none = Images(x, y), Images(x[:0], y[:0])
-    return Dataset(name="data", train=images, test=none, classes=names)
+    return Dataset(name="data", train=images, test=none, classes=tuple(map(str, classes)))
 
 
 def as_images(data: Any, model: nn.Module | None) -> tuple[Tensor, Tensor]:
@@ -161,5 +165,6 @@ def as_begun(recipe: Recipe, run: Run) -> Recipe:
             f"{run.folder} was trained on other images than those given now: resume it with the same data in the same "
             "order (a Dataset that changes its images at random cannot be resumed; see data.augment of a recipe)"
         )
-    moved = all(each.model.startswith("python:") for each in (begun, recipe))
-    return replace(recipe, model=begun.model) if moved else recipe  # `restore` compares names and shapes
+    if begun.model.startswith("python:") and recipe.model.startswith("python:"):
+        return replace(recipe, model=begun.model)  # `restore` compares names and shapes
+    return recipe

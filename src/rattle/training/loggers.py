@@ -45,7 +45,7 @@ def silent() -> Iterator[Log]:
 
 @contextmanager
 def wandb_offline(run: Run, recipe: Recipe) -> Iterator[Log]:
-    """Weights & Biases in offline mode: files in RUN/events/wandb, which `wandb sync` uploads when one wants to."""
+    """Weights & Biases in offline mode: files in RUN/events/wandb, for `wandb sync`."""
     wandb = check_log("wandb")
     run.events.mkdir(parents=True, exist_ok=True)
     session = wandb.init(

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rattle.data import Images, on_device
+from rattle.data import on_device
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.forward import PairedForward
 from rattle.inputs import NotANumber
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
@@ -27,26 +26,17 @@ from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
-from rattle.runs.progress import Advance, Console, Interrupted, NullConsole
-from rattle.training.batches import in_epoch
-from rattle.training.extra import with_extra
+from rattle.runs.progress import Console, Interrupted, NullConsole
+from rattle.training.batches import in_epoch, with_extra
 from rattle.training.fit_inputs import Given, first_state, named_recipe
 from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
 from rattle.training.meter import Diverged, LossMeter
 from rattle.training.minibatch import train_step
 from rattle.training.numerics import numerics
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
+from rattle.training.saving import refuse_non_finite, restore, save
 from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
-from rattle.training.state import (
-    LAYERS,
-    ORDER,
-    TrainState,
-    add_teachers,
-    init_state,
-    refuse_non_finite,
-    restore,
-    save,
-)
+from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers, init_state
 from rattle.training.teachers import train_teachers
 from rattle.training.term_weights import remark
 from rattle.weights import EMA, SWA
@@ -81,63 +71,88 @@ def fit(
     >>> fit(recipe, tempfile.mkdtemp()).checkpoint("best").exists()
     True
     """
-    recipe = named_recipe(recipe, trust_code) if isinstance(recipe, str) else recipe
-    console = console if console is not None and distributed.is_main() else NullConsole()
-    torch.set_num_threads(recipe.threads or torch.get_num_threads())
-    run, first = Run(Path(out)), partial(fit, log=log, trust_code=trust_code)  # first: how teachers are trained
+    if isinstance(recipe, str):
+        recipe = named_recipe(recipe, trust_code)
+    if console is None or not distributed.is_main():
+        console = NullConsole()
+    if recipe.threads:
+        torch.set_num_threads(recipe.threads)
+    run = Run(Path(out))
+    # Everything that can be refused is refused before a file is written or replaced.
     with distributed.raise_on_all_ranks():
+        check_log(log)
         state = first_state(recipe, run, model, data, classes, resume, trust_code)
-        check_start(state, log)
+        check_batches(state)
     refuse_other_images((state.data.train, state.data.val, state.extra))
-    with open_run(run, state.recipe, resume=resume, overwrite=overwrite):  # after these: a bad recipe replaces nothing
-        add_teachers(state, train_teachers(state.recipe, run, state.data, first, resume, overwrite, console))
+    with open_run(run, state.recipe, resume=resume, overwrite=overwrite):
+        fit_teacher = partial(fit, log=log, trust_code=trust_code)
+        add_teachers(state, train_teachers(state.recipe, run, state.data, fit_teacher, resume, overwrite, console))
         if resume:
             restore(state, run, console)
-        return train_or_roll_back(state, run, log, console)
+        console.begin(state)
+        rollbacks = 0
+        while True:
+            try:
+                train(state, run, log, console)
+                return run
+            except Diverged as diverged:
+                if state.recipe.on_divergence == "stop" or rollbacks == MOST_ROLLBACKS:
+                    raise give_up(run, diverged) from diverged
+                state = roll_back(state, run, console, diverged)
+                rollbacks += 1
 
 
-def check_start(state: TrainState, log: LogTarget) -> None:
-    """Refuse what would stop training at its first step, before anything is written or replaced."""
-    check_log(log)
-    recipe, images = state.recipe, len(state.data.train)
-    with numerics(recipe, state.device):
-        shard(torch.arange(min(recipe.batch_size, images)))
-        if not recipe.drop_last:
-            shard(torch.arange(images % recipe.batch_size))
-
-
-def train_or_roll_back(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
-    """Train; where the loss diverges, stop or go back, as the recipe says."""
-    console.begin(state)
-    for attempt in range(MOST_ROLLBACKS + 1):
-        try:
-            return train(state, run, log, console)
-        except Diverged as diverged:
-            if state.recipe.on_divergence == "stop" or attempt == MOST_ROLLBACKS:
-                distributed.on_main(lambda diverged=diverged: note_divergence(run, str(diverged)))
-                raise distributed.told(RattleError(f"{diverged}; {after_divergence(run)}")) from diverged
-            state = roll_back(state, run, console, diverged)
-    raise AssertionError("unreachable")
-
-
-def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
-    """Train the epochs that are left."""
+def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None:
+    """Train the epochs that are left; raises Diverged where a loss or weight is not finite."""
     recipe, progress = state.recipe, state.progress
     images = on_device(state.data.train, state.device)
-    steps = recipe.steps(len(images))
+    steps = recipe.steps(len(images))  # of an epoch
     example = state.floats(images[torch.arange(1)].x.to(state.device))
     forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers, state.average)
+    bar = console.progress(recipe.with_seed(recipe.method), recipe.epochs * steps, done=progress.step)
+    logger = epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1)
     with (
         listening() as request,
         numerics(recipe, state.device),
-        torch.random.fork_rng(devices=[]),
-        console.progress(recipe.with_seed(recipe.method), recipe.epochs * steps, done=progress.step) as advance,
-        epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1) as log_epoch,
+        torch.random.fork_rng([]),
+        bar as advance,
+        logger as log_epoch,
     ):
-        autosave = Autosave(state, run, request)
+        saved = time.monotonic()
         while progress.epoch < recipe.epochs:
             begun = time.monotonic()
-            train_epoch(state, forward, ddp_forward, images, steps, autosave, advance)
+            meter, shown = LossMeter(progress.sums, state.device), progress.step
+            order = epoch_order(state, len(images))
+            seen = in_epoch(state, images, order)
+            state.train_mode()
+            for index in order:
+                rate = learning_rate(state, progress.step, steps)
+                for optimizer in state.optimizers:
+                    for group in optimizer.param_groups:
+                        group["lr"] = rate * group["lr_scale"]
+                    optimizer.zero_grad(set_to_none=True)
+                torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
+                terms = train_step(state, forward, ddp_forward, seen, index)
+                terms = average_over_ranks(terms, (state.model, *state.cotrained.values()), recipe)
+                meter.add(terms, progress.step + 1)
+                if meter.due(progress.step):
+                    meter.read()  # a loss that is not finite stops here, before it reaches the weights
+                for optimizer in state.optimizers:
+                    optimizer.step()
+                progress.batch += 1
+                progress.step += 1
+                if isinstance(recipe.average, EMA):
+                    starts = round(recipe.average.start * recipe.epochs * steps)
+                    update_average(state, begins=progress.step >= starts)
+                if meter.due(progress.step) or progress.batch == steps:
+                    progress.sums = meter.read()
+                    advance(progress.step - shown, **figures(state))
+                    shown = progress.step
+                if reason := reason_to_save(recipe, request, saved):
+                    progress.sums = meter.read()
+                    save_midway(state, run, reason)
+                    saved = time.monotonic()
+            progress.sums = meter.read()
             close_epoch(state)
             try:
                 metrics = epoch_metrics(state, steps, request)
@@ -145,70 +160,36 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> Run:
                 save_midway(state, run, request.number)
                 raise
             record(state, run, metrics)
-            autosave.last = time.monotonic()
-            seconds = autosave.last - begun
-            record_line(run.timing, {"epoch": metrics["epoch"], "seconds": seconds, "memory_mb": peak_memory_mb()})
+            saved = time.monotonic()
+            record_line(
+                run.timing, {"epoch": metrics["epoch"], "seconds": saved - begun, "memory_mb": peak_memory_mb()}
+            )
             log_epoch(metrics)
-            advance(0, **best(state))
-            console.log((short_summary if console.live else summary)(metrics, recipe.epochs, seconds))
+            advance(0, **best_figure(state))
+            console.log((short_summary if console.live else summary)(metrics, recipe.epochs, saved - begun))
             if metrics["epoch"] == 2 and (line := remark(progress.term_weights)):
                 console.log(line)  # not after the first: a fresh network has hardly a zeroth term
     state.model.eval()
-    return run
 
 
-def train_epoch(
-    state: TrainState,
-    forward: PairedForward,
-    ddp_forward: nn.Module,
-    images: Images,
-    steps: int,
-    autosave: Autosave,
-    advance: Advance,
-) -> None:
-    """The steps of one epoch, from where the last one stopped."""
-    recipe, progress, meter = state.recipe, state.progress, LossMeter(state.progress.sums, state.device)
-    settings = {"seed": derive_seed(recipe.seed, ORDER), "epoch": progress.epoch, "drop_last": recipe.drop_last}
-    order = batches(len(images), recipe.batch_size, **settings)
-    shown, extra = progress.step, recipe.data.extra_count(min(recipe.batch_size, len(images)))
-    state.train_mode()
-    left = [shard(with_extra(i, len(images), extra)) for i in order for _ in range(recipe.replays)][progress.batch :]
-    images = in_epoch(state, images, left)
-    for index in left:
-        for optimizer in state.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(state, progress.step, steps) * group["lr_scale"]
-            optimizer.zero_grad(set_to_none=True)
-        torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
-        terms = train_step(state, forward, ddp_forward, images, index)
-        terms = average_over_ranks(terms, (state.model, *state.cotrained.values()), recipe)
-        meter.add(terms, progress.step + 1)
-        if meter.due(progress.step):
-            meter.read()  # a loss that is not finite stops here, before it reaches the weights
-        for optimizer in state.optimizers:
-            optimizer.step()
-        progress.batch += 1
-        progress.step += 1
-        if isinstance(recipe.average, EMA):
-            follow(state, begins=progress.step >= round(recipe.average.start * recipe.epochs * steps))
-        if meter.due(progress.step) or progress.batch == steps:
-            progress.sums = meter.read()
-            advance(progress.step - shown, **figures(state))
-            shown = progress.step
-        autosave(meter)
-    progress.sums = meter.read()
+def check_batches(state: TrainState) -> None:
+    """Refuse settings that the device lacks, and minibatches that do not divide over the ranks."""
+    recipe, images = state.recipe, len(state.data.train)
+    with numerics(recipe, state.device):
+        shard(torch.arange(min(recipe.batch_size, images)))
+        if not recipe.drop_last:
+            shard(torch.arange(images % recipe.batch_size))
 
 
-def figures(state: TrainState) -> dict[str, float | str]:
-    """What is shown beside the progress bar, the most important first: as many as there is room for."""
-    progress = state.progress
-    loss = sum(progress.sums.values()) / progress.batch
-    return {"epoch": f"{progress.epoch + 1}/{state.recipe.epochs}", "loss": loss, **best(state)}
-
-
-def best(state: TrainState) -> dict[str, str]:
-    """The figure of the best checkpoint, if held-out images chose one."""
-    return {"best robust": f"{100 * state.progress.best:.1f} %"} if state.progress.best >= 0 else {}
+def epoch_order(state: TrainState, n: int) -> list[Tensor]:
+    """The indices of this rank's minibatches that are left of the epoch; rows from n on are extra images."""
+    recipe, progress = state.recipe, state.progress
+    seed = derive_seed(recipe.seed, ORDER)
+    extra = recipe.data.extra_count(min(recipe.batch_size, n))
+    order = []
+    for index in batches(n, recipe.batch_size, seed=seed, epoch=progress.epoch, drop_last=recipe.drop_last):
+        order += [shard(with_extra(index, n, extra))] * recipe.replays
+    return order[progress.batch :]
 
 
 def learning_rate(state: TrainState, step: int, steps: int) -> float:
@@ -217,20 +198,11 @@ def learning_rate(state: TrainState, step: int, steps: int) -> float:
     return recipe.optimizer.lr * state.progress.rate * recipe.schedule(step / (recipe.epochs * steps))
 
 
-class Autosave:
-    """Saves inside an epoch: every `save_minutes`, and when a signal asks to stop. Called after every step."""
-
-    def __init__(self, state: TrainState, run: Run, request: Request) -> None:
-        self.state, self.run, self.request, self.last = state, run, request, time.monotonic()
-
-    def __call__(self, meter: LossMeter) -> None:
-        due = distributed.is_main() and time.monotonic() - self.last > 60 * self.state.recipe.save_minutes
-        # A signal's number, or 1 when it is time, which is no signal that is handled; the largest of any rank.
-        reason = distributed.any_rank(self.request.number or int(due))
-        if reason:
-            self.state.progress.sums = meter.read()
-            save_midway(self.state, self.run, reason)
-            self.last = time.monotonic()
+def reason_to_save(recipe: Recipe, request: Request, saved: float) -> int:
+    """Why a checkpoint is due after a step, the same on every rank: the number of a signal, 1 when `save_minutes` have
+    passed since the last one (no signal that is handled has that number), or 0."""
+    due = distributed.is_main() and time.monotonic() - saved > 60 * recipe.save_minutes
+    return distributed.any_rank(request.number or int(due))
 
 
 def save_midway(state: TrainState, run: Run, reason: int) -> None:
@@ -245,15 +217,14 @@ def close_epoch(state: TrainState) -> None:
     """Update the SWA average after an epoch's steps; once, also when the validation that follows is interrupted."""
     recipe, progress = state.recipe, state.progress
     refuse_non_finite(state)
-    swa, average = recipe.average, state.average
-    if isinstance(swa, SWA) and average is not None and not progress.closed:
-        follow(state, begins=progress.epoch + 1 > swa.start * recipe.epochs)
+    if isinstance(recipe.average, SWA) and state.average is not None and not progress.closed:
+        update_average(state, begins=progress.epoch + 1 > recipe.average.start * recipe.epochs)
         if state.averaging:
-            estimate_statistics(average.module, state)
+            estimate_statistics(state.average.module, state)
     progress.closed = True
 
 
-def follow(state: TrainState, *, begins: bool) -> None:
+def update_average(state: TrainState, *, begins: bool) -> None:
     """Update the average of the weights if it has begun, or begins now."""
     if state.average is not None and (begins or state.averaging):
         state.average.update_parameters(state.model)
@@ -270,20 +241,22 @@ def estimate_statistics(model: nn.Module, state: TrainState) -> None:
 def epoch_metrics(state: TrainState, steps: int, request: Request) -> dict[str, Any]:
     """The epoch's mean loss and terms, with the accuracies on the held-out images when they are due."""
     recipe, progress = state.recipe, state.progress
+    epoch = progress.epoch + 1
     metrics: dict[str, Any] = {
-        "epoch": progress.epoch + 1,
+        "epoch": epoch,
         "step": progress.step,
         "lr": learning_rate(state, progress.step - 1, steps),
         "loss": sum(progress.sums.values()) / steps,
-        **{name: value / steps for name, value in progress.sums.items()},
-        **progress.term_weights,
     }
-    due = metrics["epoch"] % recipe.evaluate_every == 0 or metrics["epoch"] == recipe.epochs
+    for name, value in progress.sums.items():
+        metrics[name] = value / steps
+    metrics |= progress.term_weights
+    due = epoch % recipe.evaluate_every == 0 or epoch == recipe.epochs
     if due and state.data.val is not None:
         metrics |= validate(state, state.model, request)
         if state.eval_model is not state.model:
-            averaged = validate(state, state.eval_model, request)
-            metrics |= {f"{name}_average": value for name, value in averaged.items()}
+            for name, value in validate(state, state.eval_model, request).items():
+                metrics[f"{name}_average"] = value
     return metrics
 
 
@@ -303,47 +276,67 @@ def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str,
 def record(state: TrainState, run: Run, metrics: dict[str, Any]) -> None:
     """Write an epoch's line and checkpoints: `best` when it is, and `last` last, since resuming starts from it."""
     recipe, progress = state.recipe, state.progress
-    progress.epoch, progress.batch, progress.sums, progress.closed = progress.epoch + 1, 0, {}, False
+    progress.epoch += 1
+    progress.batch, progress.sums, progress.closed = 0, {}, False
     record_line(run.metrics, metrics)
     progress.metrics_size = run.metrics.stat().st_size if distributed.is_main() else 0
     robust = metrics.get("val_robust_average", metrics.get("val_robust"))
     if (robust is not None and robust > progress.best) or state.data.val is None:
-        progress.best, progress.best_epoch = robust or 0.0, metrics["epoch"]
+        progress.best, progress.best_epoch = robust or 0.0, progress.epoch
         save(state, run, "best")
-    if metrics["epoch"] in kept_epochs(recipe.keep_checkpoints, recipe.epochs):
-        save(state, run, epoch_name(metrics["epoch"]))
+    if progress.epoch in kept_epochs(recipe.keep_checkpoints, recipe.epochs):
+        save(state, run, epoch_name(progress.epoch))
     save(state, run, "last")
 
 
 def roll_back(state: TrainState, run: Run, console: Console, diverged: Diverged) -> TrainState:
     """The last good checkpoint again, with half the learning rate from there on."""
-    rate = state.progress.rate / 2
+    rate, module = state.progress.rate, None
     if state.initial is not None:
-        state.model.load_state_dict(state.initial)
-    module, trusted = None if state.initial is None else state.model, state.trust_code
-    state = init_state(state.recipe, state.data, module, state.sources, trusted)
+        module = state.model
+        module.load_state_dict(state.initial)
+    state = init_state(state.recipe, state.data, module, state.sources, state.trust_code)
     restore(state, run, console)
-    state.progress.rate = min(state.progress.rate, 2 * rate) / 2
+    state.progress.rate = min(state.progress.rate, rate) / 2
     console.log(f"{diverged}: back to step {state.progress.step}, learning rate times {state.progress.rate:g}")
     return state
 
 
-def after_divergence(run: Run) -> str:
-    """What was saved, and what to try."""
+def give_up(run: Run, diverged: Diverged) -> Exception:
+    """The error that ends a run whose loss diverged; the run folder records it."""
+    distributed.on_main(lambda: note_divergence(run, str(diverged)))
     last = run.checkpoint("last")
     saved = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
-    return f"{saved}; try a smaller optimizer.lr, or --on-divergence rollback"
+    advice = "try a smaller optimizer.lr, or --on-divergence rollback"
+    return distributed.told(RattleError(f"{diverged}; {saved}; {advice}"))
+
+
+def figures(state: TrainState) -> dict[str, float | str]:
+    """The figures beside the progress bar, the most important first: as many are shown as there is room for."""
+    progress = state.progress
+    loss = sum(progress.sums.values()) / progress.batch
+    return {"epoch": f"{progress.epoch + 1}/{state.recipe.epochs}", "loss": loss, **best_figure(state)}
+
+
+def best_figure(state: TrainState) -> dict[str, str]:
+    """The robust accuracy of the best checkpoint, if held-out images chose one."""
+    return {"best robust": f"{100 * state.progress.best:.1f} %"} if state.progress.best >= 0 else {}
 
 
 def short_summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
     """An epoch in a line that fits a terminal; of averaged weights if there are any, since `best` is chosen by them."""
-    found = {name: metrics.get(f"val_{name}_average", metrics.get(f"val_{name}")) for name in ("clean", "robust")}
-    values = "".join(f"  {name} {100 * value:.1f} %" for name, value in found.items() if value is not None)
-    return f"epoch {metrics['epoch']}/{epochs}  loss {metrics['loss']:.3f}{values}  {seconds:.0f} s"
+    line = f"epoch {metrics['epoch']}/{epochs}  loss {metrics['loss']:.3f}"
+    for name in ("clean", "robust"):
+        value = metrics.get(f"val_{name}_average", metrics.get(f"val_{name}"))
+        if value is not None:
+            line += f"  {name} {100 * value:.1f} %"
+    return f"{line}  {seconds:.0f} s"
 
 
 def summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
     """An epoch in a line, for logs without a terminal; the weights of Taylor terms are in the metrics alone."""
-    shown = {name: value for name, value in metrics.items() if not name.endswith("_over_zeroth")}
-    values = "  ".join(f"{name} {value:.4f}" for name, value in shown.items() if name not in ("epoch", "step"))
-    return f"epoch {metrics['epoch']}/{epochs}  {values}  {seconds:.1f} s"
+    line = f"epoch {metrics['epoch']}/{epochs}"
+    for name, value in metrics.items():
+        if name not in ("epoch", "step") and not name.endswith("_over_zeroth"):
+            line += f"  {name} {value:.4f}"
+    return f"{line}  {seconds:.1f} s"

@@ -11,7 +11,7 @@ from rattle.errors import RattleError
 class LossMeter:
     """Sums of the terms over an epoch, kept on the device; remembers the first step whose loss was not finite.
 
-    On a CPU every step is looked at; on a GPU only every 50th, so that the loop does not wait for the device.
+    Losses are read at every step on a CPU; on a GPU only at every 50th, so that the loop does not wait for the device.
     """
 
     def __init__(self, sums: Mapping[str, float], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Torch's switches that trade speed for bits, as a recipe has them; what they were is put back at its end."""
+"""Torch's switches that trade speed for bits, as a recipe has them; restored afterwards."""
 
 import os
 import warnings

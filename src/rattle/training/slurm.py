@@ -1,4 +1,4 @@
-"""Sweeps through SLURM: every run is a job that trains its folder and, when it is stopped, goes back into the queue."""
+"""Sweeps through SLURM: every run is a job that trains its folder and is requeued when it is stopped."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from rattle.training.sweep import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slurm:
-    """What SLURM is asked for, for each run."""
+    """The resources of each run."""
 
     partition: str | None = None  # the cluster's default when not given
     nodes: int = 1  # machines of each run
     gpus: int = 0  # on each machine; a rank for each, or one rank a machine without any
     cpus: int = 1  # of each rank
-    time: int = 24 * 60  # minutes; a run that needs more is saved, requeued and goes on
+    time: int = 24 * 60  # minutes; a run that needs more is saved, requeued and resumed
     requeue: bool = True  # put a run that was pre-empted or ran out of time back into the queue
     chain: int = 0  # without requeue: further jobs of each run, each of which begins when the one before it has ended
     account: str | None = None
@@ -40,7 +40,7 @@ class Slurm:
 
 
 class SlurmTask:
-    """What a SLURM job calls: train the run of a folder, from wherever it stands. submitit pickles it."""
+    """The function of a SLURM job: trains or resumes the run of a folder. submitit pickles it."""
 
     def __init__(self, job: Job, slurm: Slurm, make_console: Callable[[], Console]) -> None:
         self.folder, self.trust_code = str(job.folder.absolute()), job.trust_code

@@ -1,7 +1,7 @@
-"""Sweeps: a grid of runs, each in its own folder; finished ones are skipped, unfinished ones go on.
+"""Sweeps: a grid of runs, each in its own folder; finished ones are skipped, unfinished ones are resumed.
 
-A run of a sweep is a folder with a recipe.yaml; whoever starts it (this machine, SLURM) trains what it says with
---resume, so starting a sweep again is always safe.
+A run of a sweep is a folder with a recipe.yaml, which this machine or SLURM trains with --resume: starting a sweep
+again is always safe.
 """
 
 import itertools
@@ -25,8 +25,8 @@ from rattle.runs.io import no_link, write_atomically, writing
 from rattle.runs.lock import LOCK, owner
 from rattle.runs.paths import Run, slugify
 from rattle.runs.progress import Console, NullConsole
+from rattle.training.saving import newest
 from rattle.training.signals import StoppedBySignal, listening
-from rattle.training.state import newest
 from rattle.training.teachers import code_of
 
 State = Literal["new", "unfinished", "running", "finished"]
@@ -72,7 +72,7 @@ def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def folder_name(point: Mapping[str, Any]) -> str:
-    """What a run is called: its place in the grid, in characters that no file system or shell minds.
+    """The folder of a run, named by its place in the grid, in characters that are safe for file systems and shells.
 
     >>> folder_name({"objective.taylor.eta": "0.1", "attack.threat.epsilon": "8/255", "seed": 2})
     'objective.taylor.eta=0.1,attack.threat.epsilon=8_255,seed=2'
@@ -109,7 +109,7 @@ def pending(jobs: Sequence[Job], console: Console) -> list[Job]:
             if state == "new":
                 write_atomically(job.run.recipe, job.recipe.to_yaml().encode())
             else:
-                console.log(f"{job.folder.name}: goes on after {job.epochs} of {job.recipe.epochs} epochs")
+                console.log(f"{job.folder.name}: resumes after {job.epochs} of {job.recipe.epochs} epochs")
             left.append(job)
     return left
 
@@ -128,8 +128,8 @@ class Workers:
         if torch.cuda.device_count():
             share["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
         command = [sys.executable, "-m", "rattle", "train", str(job.folder), "--out", str(job.folder), "--resume"]
-        # Whoever began the sweep gave their word.
-        command += ["--trust-code"] if job.trust_code or code_of(job.recipe) else []
+        if job.trust_code or code_of(job.recipe):
+            command.append("--trust-code")
         with writing(job.run.log), open(job.run.log, "ab", opener=no_link) as log:
             process = subprocess.Popen(
                 command,
@@ -143,8 +143,12 @@ class Workers:
 
     def finished(self) -> list[tuple[Job, int]]:
         """The jobs that have ended since the last call, with their exit codes."""
-        over = [slot for slot, (_, process) in self.running.items() if process.poll() is not None]
-        return [(job, process.returncode) for job, process in (self.running.pop(slot) for slot in over)]
+        ended = []
+        for slot, (job, process) in list(self.running.items()):
+            if process.poll() is not None:
+                ended.append((job, process.returncode))
+                del self.running[slot]
+        return ended
 
     def stop(self) -> None:
         """Ask what still runs to save and end, and wait for it: no process outlives the sweep."""
@@ -183,7 +187,7 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
                 before, recorded = recorded, max(sum(job.epochs for job in jobs), recorded)
                 done = len(jobs) - len(waiting) - len(workers.running)
                 figures = {"runs": f"{done}/{len(jobs)}", "failed": str(len(failed))}
-                if recorded > before or figures != shown:  # or a log would repeat a line that says nothing new
+                if recorded > before or figures != shown:  # or a log would repeat a line
                     advance(recorded - before, **figures)
                     shown = figures
                 if request.number:

@@ -1,4 +1,4 @@
-"""The teachers of an objective: networks trained first, given, or trained along with the model."""
+"""The teachers of an objective: networks trained first, given, or trained together with the model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -17,14 +17,12 @@ from rattle.runs.progress import Console
 from rattle.training.signals import StoppedBySignal
 from rattle.weights import Noise
 
-COTRAINED, AVERAGE = (
-    "cotrained",
-    "average",
-)  # in place of a method's name: trained by the objective itself; the run's average
+# In place of a method's name: trained by the objective together with the model; the average of the run's own weights.
+COTRAINED, AVERAGE = "cotrained", "average"
 
 
 def teachers_of(objective: Objective) -> Mapping[str, tuple[Teacher, str]]:
-    """By name: the teacher, and the method that trains it first or COTRAINED; without AVERAGE, no network of its own."""
+    """By name: the teacher, and the method that trains it first or COTRAINED; the AVERAGE is no network of its own."""
     named = objective.teachers if isinstance(objective, HasTeachers) else {}
     return {name: teacher for name, teacher in named.items() if teacher[1] != AVERAGE}
 
@@ -68,9 +66,9 @@ def train_teachers(
         console.log(f"the teacher {name!r} comes first: {wanted.method} into {own.folder}")
         try:
             fit(wanted, own.folder, resume=not other, overwrite=other, console=console, **images)
-        except StoppedBySignal as stop:  # the run goes on with its teacher: that is what to resume
+        except StoppedBySignal as stop:  # resuming the run resumes its teacher
             raise StoppedBySignal(stop.number, str(run.folder)) from stop
-        # Held-out images choose by robust accuracy, which says nothing of a network trained without an adversary.
+        # `best` has the best robust accuracy, which means nothing for a network trained without an adversary.
         found[name] = own.checkpoint("last" if isinstance(wanted.objective, Standard) else "best")
     if found:
         console.log(f"now the run itself: {recipe.method} into {run.folder}")
@@ -79,11 +77,12 @@ def train_teachers(
 
 def trained_first(recipe: Recipe, run: Run) -> dict[str, tuple[Run, Recipe]]:
     """By name, the teachers that must be there before the run and have no weights: their runs and recipes."""
-    return {
-        name: (Run(Path(f"{run.folder}-teacher-{name}")), teacher_recipe(recipe, name, teacher, method))
-        for name, (teacher, method) in teachers_of(recipe.objective).items()
-        if teacher.weights is None and method != COTRAINED
-    }
+    found = {}
+    for name, (teacher, method) in teachers_of(recipe.objective).items():
+        if teacher.weights is None and method != COTRAINED:
+            own = Run(Path(f"{run.folder}-teacher-{name}"))
+            found[name] = own, teacher_recipe(recipe, name, teacher, method)
+    return found
 
 
 def teacher_recipe(recipe: Recipe, name: str, teacher: Teacher, method: str) -> Recipe:
