@@ -76,15 +76,9 @@ def test_batchnorm_takes_the_momentum_of_the_recipe() -> None:
         assert {module.momentum for module in norms} == {wanted}
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"ramp": 1.5}, r"ramp is a fraction of the run, from 0 to 1, got 1\.5"),
-        ({"batch_norm_momentum": 0.0}, r"batch-norm-momentum must be > 0 and at most 1, got 0\.0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(changes: dict, sentence: str) -> None:
-    with pytest.raises(RattleError, match=f"^{sentence}$"):
+@pytest.mark.parametrize("changes", [{"ramp": 1.5}, {"batch_norm_momentum": 0.0}])
+def test_settings_out_of_their_bounds_are_refused(changes: dict) -> None:
+    with pytest.raises(RattleError, match=f"{next(iter(changes))} must be"):
         tiny("at", **changes)
 
 
