@@ -107,16 +107,18 @@ def checkpoints(rng: random.Random) -> None:
     tensors = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
     content = serialise(tensors, {**kept, "digest": digest(tensors, kept)})
     Path(f"run/checkpoints/{'last' if last else 'best'}.safetensors").write_bytes(content)
-    doors: list[Callable[[], Any]] = [lambda: command(["train", "run", "--resume", "--log", "none"])]
-    if not last:
-        doors = [lambda: rattle.load("run"), lambda: command(["evaluate", "run", *FEW])]
-        doors += [
-            lambda: command(["export", "run"]),
-            lambda: command(["transfer", "--from", "run", "--to", "run", *FEW]),
-        ]
-        doors += [lambda: command(["push", "run", "me/x", "--to", "pushed"]), lambda: command(["report", "run"])]
-        doors += [lambda: command(["fidelity", "run", "--n", "2", "--draws", "1", "--sigmas", "0.1"])]
-    rng.choice(doors[: 4 if rng.random() < 0.9 else None])()
+    if last:
+        command(["train", "run", "--resume", "--log", "none"])
+        return
+    ways = [["load"], ["evaluate", "run", *FEW], ["export", "run"], ["transfer", "--from", "run", "--to", "run", *FEW]]
+    if rng.random() < 0.1:  # these take longer
+        ways = [["push", "run", "me/x", "--to", "pushed"], ["report", "run"]]
+        ways += [["fidelity", "run", "--n", "2", "--draws", "1", "--sigmas", "0.1"]]
+    words = rng.choice(ways)
+    if words == ["load"]:
+        rattle.load("run")
+    else:
+        command(words)
 
 
 def storable(value: Any) -> bool:
@@ -173,110 +175,88 @@ def results(rng: random.Random) -> None:
     choice = rng.random()
     if choice < 0.4:
         command(["table", *runs, "--format", rng.choice(("markdown", "latex", "csv"))])
-    elif choice < 0.6:
+    elif choice < 0.7:
         command(["compare", *runs])
-    elif choice < 0.8:
-        command(["watch", "shown", "--once"])
     else:
         command(["report", *runs, "--no-compute", "--out", "page.html"])
 
 
 WORDS = {
-    "evaluate": [
-        "--attacks",
-        "--n",
-        "--batch-size",
-        "--seed",
-        "--threat.epsilon",
-        "--threat.norm",
-        "--within",
-        "--data",
-    ],
-    "export": ["--format", "--out", "--raw"],
-    "transfer": ["--from", "--to", "--attacks", "--n"],
-    "fidelity": ["--sigmas", "--draws", "--n", "--seed"],
-    "gap": ["--draws", "--n", "--seed"],
-    "table": ["--format", "--out"],
-    "compare": ["--json", "--out"],
-    "watch": ["--once", "--every"],
-    "report": ["--no-compute", "--out", "--baseline"],
-    "push": ["--to", "--license", "--raw"],
-    "data": ["show", "get", "digits", "--out"],
-    "recipes": ["--zoo", "digits"],
-    "train": [
-        "--epochs",
-        "--optimizer.lr",
-        "--batch-size",
-        "--width",
-        "--data.train-size",
-        "--device",
-        "--schedule.kind",
-    ],
-    "landscape": ["--points", "--images"],
-    "completion": ["bash", "zsh"],
-    "doctor": [],
-    "x": ["y"],
+    "evaluate": "--attacks --n --batch-size --seed --threat.epsilon --threat.norm --within --data",
+    "export": "--format --out --raw",
+    "transfer": "--from --to --attacks --n",
+    "fidelity": "--sigmas --draws --n --seed",
+    "gap": "--draws --n --seed",
+    "table": "--format --out",
+    "compare": "--json --out",
+    "report": "--no-compute --out --baseline",
+    "push": "--to --license --raw",
+    "data": "show get digits --out",
+    "recipes": "--zoo digits",
+    "train": "--epochs --optimizer.lr --batch-size --width --data.train-size --device --schedule.kind",
+    "landscape": "--points --images",
+    "doctor": "",
+    "x": "y",
 }
-NEEDED = {"train": ["--epochs", "1", "--data.train-size", "20", "--log", "none"], "watch": ["--once"]}
+NEEDED = {"train": ["--epochs", "1", "--data.train-size", "20", "--log", "none"]}
 NEEDED |= {"landscape": ["--images", "0"], "evaluate": ["--n", "4", "--attacks", "fgsm"], "report": ["--no-compute"]}
-VALUES = ["-1", "0", "1", "3", "nan", "inf", "-inf", "1e30", "8/255", "1/0", "x", "", "run", "shown", "gone", "fgsm"]
-VALUES += ["digits", "digits-linf-cnn-trades", "images.npz", "weights.pt", "evil.py", "zoo:x", "hf:x", "é", "\x1b[2J"]
-VALUES += ["linf", "l2", "none", "csv", "/dev/null", ".", "..", "--", "-", "--help", "99999999999999999999", "\udc80"]
+VALUES = [
+    "-1",
+    "0",
+    "1",
+    "3",
+    "nan",
+    "inf",
+    "-inf",
+    "1e30",
+    "8/255",
+    "1/0",
+    "x",
+    "run",
+    "shown",
+    "gone",
+    "fgsm",
+    "digits",
+    "digits-linf-cnn-trades",
+    "images.npz",
+]
+VALUES += [
+    "weights.pt",
+    "evil.py",
+    "zoo:x",
+    "hf:x",
+    "linf",
+    "l2",
+    "none",
+    "csv",
+    "/dev/null",
+    ".",
+    "..",
+    "--",
+    "-",
+    "--help",
+    "99999999999999999999",
+]
+VALUES += ["", "é", "\x1b[2J", "\udc80"]
 
 
 def commands(rng: random.Random) -> None:
     """A command line of words that belong there, in an order and with values that may not."""
     name = rng.choice(sorted(WORDS))
-    words = [rng.choice([*WORDS[name], *WORDS[name], *VALUES]) for _ in range(rng.randrange(1, 5))]
-    first = rng.choice(("run", "shown", "digits-linf-cnn-trades", *VALUES)) if rng.random() < 0.8 else ""
-    words = [word for pair in ((w, rng.choice(VALUES)) if w.startswith("--") else (w,) for w in words) for word in pair]
-    command([name, *([first] if first else []), *words[:6], *NEEDED.get(name, [])])
-
-
-def calls(rng: random.Random) -> None:
-    """A function of the library is given tensors that it cannot take."""
-    x, y = torch.rand(4, 1, 8, 8), torch.randint(10, (4,))
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    models: list[Callable[[], Any]] = [*[lambda: net] * 6, net.half, net.double, torch.nn.Flatten, lambda: None]
-    model = rng.choice(models)()
-    kinds = [torch.float64, torch.float16, torch.int32, torch.bool, torch.uint8, torch.complex64]
-    odd: list[Callable[[], Any]] = [lambda: x.to(rng.choice(kinds)), lambda: x[None], lambda: x[:0], lambda: x - 2]
-    odd += [lambda: x * float("nan"), lambda: x.numpy(), lambda: x.tolist(), lambda: None, lambda: x.to("meta")]
-    odd += [lambda: x[..., 0], lambda: x.reshape(-1), lambda: x.to_sparse(), lambda: "images", lambda: x[:, :, :4]]
-    labels: list[Callable[[], Any]] = [
-        lambda: y.int(),
-        lambda: y[:, None],
-        lambda: y.float(),
-        lambda: y + 10,
-        lambda: -y,
-    ]
-    labels += [
-        lambda: y[:2],
-        lambda: y.numpy(),
-        lambda: y.tolist(),
-        lambda: None,
-        lambda: y.bool(),
-        lambda: y.to("meta"),
-    ]
-    x, y = (rng.choice(odd)() if rng.random() < 0.6 else x), (rng.choice(labels)() if rng.random() < 0.5 else y)
-    names = ["fgsm", "pgd2", "cw2", "apgd-ce", "square", "fab-t", "rays"]
-    attack = rng.choice(names)
-    settings = {"apgd-ce": {"steps": 2}, "square": {"queries": 2}, "rays": {"queries": 2}, "fab-t": {"steps": 2}}
-    made = rattle.get_attack(attack, rattle.Threat(epsilon=0.1, norm="linf"), **settings.get(attack, {}))
-    generator = rng.choice([torch.Generator().manual_seed(0), None, 3]) if rng.random() < 0.2 else None
-    more = {} if generator is None and rng.random() < 0.9 else {"generator": generator}
-    run = rng.randrange(3)
-    if run == 0:
-        made(model, x, y, **({"generator": torch.Generator().manual_seed(0)} | more))
-    elif run == 1:
-        rattle.evaluate(model, x, y, made)
-    else:
-        rattle.fit(tiny("at", **QUICK, data=Data(val_size=0)), "fitted", model=model, data=(x, y))
+    own = WORDS[name].split()
+    words = []
+    if rng.random() < 0.8:
+        words.append(rng.choice(("run", "shown", "digits-linf-cnn-trades", *VALUES)))
+    for _ in range(rng.randrange(1, 5)):
+        words.append(rng.choice([*own, *own, *VALUES]))
+        if words[-1].startswith("--"):
+            words.append(rng.choice(VALUES))
+    command([name, *words[:7], *NEEDED.get(name, [])])
 
 
 KINDS: dict[str, Callable[[random.Random], None]] = {
     each.__name__: each
-    for each in (recipes, checkpoints, images, formats.formats, weights, results, commands, calls, doors.python)
+    for each in (recipes, checkpoints, images, formats.formats, weights, results, commands, doors.python)
 }
 
 

@@ -141,6 +141,14 @@ def sampled_loss(model: Any, x: Any, x_adv: Any, y: Any, u: Any, mode: str) -> N
     descend(rattle.compute_loss(rattle.Trades(taylor=taylor), model, x, x_adv, y, u=u))
 
 
+def attack_of(rng: random.Random) -> Callable[..., Any]:
+    """A short attack of any kind."""
+    name, few = rng.choice(
+        [("pgd2", {}), ("cw2", {}), ("apgd-ce", {"steps": 2}), ("fab-t", {"steps": 2}), ("square", {"queries": 2})]
+    )
+    return rattle.get_attack(name, rattle.Threat(epsilon=0.1), **few)
+
+
 def python(rng: random.Random) -> None:
     """A public function or class is given arguments that it cannot take."""
     x, y, model = torch.rand(4, 1, 8, 8), torch.randint(10, (4,)), network()
@@ -191,7 +199,7 @@ def python(rng: random.Random) -> None:
             lambda name, epsilon, **more: rattle.get_attack(name, rattle.Threat(epsilon=epsilon), **more),
             {"name": "apgd-ce", "epsilon": 0.1, "steps": 2, "rho": 0.5},
         ),
-        (lambda model, x, y, steps: rattle.PGD(steps=steps)(model, x, y), {"model": model, "x": x, "y": y, "steps": 2}),
+        *[(attack_of(rng), {"model": model, "x": x, "y": y})] * 3,
         (
             lambda model, x, y, **more: rattle.evaluate(model, x, y, **more),
             {

@@ -20,41 +20,18 @@ ODD += ["\ud800", "é", "../../etc/passwd", "evil.py:build", "package.module:bui
 ODD += ["memory:0", "zoo:none", "cnn", "wrn34-10", "wrn7-1", "wrn99999-1", "cuda:7", "meta", "relu", [], [0.5], [[]]]
 ODD += [["a"], [None, 1], {}, {"kind": "PGD"}, {"kind": None}, {"": {}}, {"a": {"a": {"a": 1}}}, NESTED]
 TEXT = [
-    " ",
-    "\n",
-    "\t",
-    ":",
+    *" \n\t:{}[]'\"#|>~\0é\ufeff\u2028\x85",
     "- ",
-    "{",
-    "}",
-    "[",
-    "]",
-    "'",
-    '"',
-    "#",
     "&a ",
     "*a",
     "!!int ",
     "!!binary ",
     "<<: ",
-    "|",
-    ">",
-]
-TEXT += [
-    "%YAML 9.9\n",
-    "---\n",
-    "...\n",
-    "\0",
-    "\ufeff",
-    "\u2028",
-    "\x85",
+    "null",
     "1e999",
     "0x",
-    "2020-13-01",
-    "~",
-    "null",
-    "é",
 ]
+TEXT += ["%YAML 9.9\n", "---\n", "...\n", "2020-13-01"]
 
 
 def places(plain: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
