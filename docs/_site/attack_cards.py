@@ -6,7 +6,7 @@ import re
 from functools import cache
 
 from _site.settings import DOCS, ROOT, cells, formula, rows, table
-from rattle.attacks.base import Ensemble
+from rattle.attacks.ensemble import Ensemble
 from rattle.attacks.registry import get_attack, list_attacks
 from rattle.threat import Threat
 

@@ -76,7 +76,8 @@ def check_batch(
         low, high = (float(value) for value in torch.aminmax(x))
         if not (low >= 0 and high <= 1):  # also true for NaN
             raise RattleError(f"images must lie in [0, 1], got [{low:.4g}, {high:.4g}]; normalise inside the model")
-    return x, y
+    with torch.inference_mode(False):  # autograd takes no tensors made in inference mode, but their copies
+        return (x.clone() if x.is_inference() else x), (y.clone() if y.is_inference() else y)
 
 
 def check_labels(logits: Tensor, y: Tensor) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from rattle import losses
 from rattle.attacks import APGD
-from rattle.attacks.apgd import checkpoints, effective_loss
+from rattle.attacks.apgd import checkpoints
 from rattle.attacks.rows import FlatModel, TargetRows
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
@@ -33,15 +33,17 @@ def test_the_result_on_a_linear_model_is_exact(norm, loss, classes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "loss", "used"), [(2, "dlr", "cw"), (3, "dlr-targeted", "cw-targeted"), (2, "ce", "ce")]
+    ("classes", "loss", "margin"), [(2, "dlr", losses.cw), (3, "dlr-targeted", losses.cw_targeted)]
 )
-def test_too_few_classes_for_dlr_fall_back_to_the_margin_and_are_exact(classes, loss, used) -> None:
+def test_too_few_classes_for_dlr_fall_back_to_the_margin_and_are_exact(classes, loss, margin) -> None:
     case = linear(classes)
     threat = case.threat("linf")
-    assert effective_loss(loss, classes) == used
-    x_adv = APGD(threat=threat, loss=loss, targets=9, steps=40)(case.model, case.x, case.y)
-    found, safe = robust(case.model, x_adv, case.y), case.distance["linf"] > threat.epsilon
-    assert torch.equal(found, safe)
+    attack = APGD(threat=threat, loss=loss, targets=9, steps=40)
+    other, logits = (case.y + 1) % classes, case.model(case.x)
+    wanted = margin(logits, case.y) if loss == "dlr" else margin(logits, case.y, other)
+    assert torch.equal(attack.sample_losses(logits, case.y, other), wanted)
+    found = robust(case.model, attack(case.model, case.x, case.y), case.y)
+    assert torch.equal(found, case.distance["linf"] > threat.epsilon)
 
 
 def test_checkpoints_are_the_papers() -> None:
@@ -57,14 +59,6 @@ def test_an_unbroken_image_gets_the_optimum_of_a_linear_model() -> None:
     toward = (weight[1 - case.y] - weight[case.y]).sign().view_as(case.x)  # nothing leaves [0, 1] here
     best = losses.ce(case.model(case.x + threat.epsilon * toward), case.y)
     torch.testing.assert_close(losses.ce(case.model(x_adv), case.y), best, rtol=1e-5, atol=1e-6)
-
-
-def test_clipping_to_a_box_is_the_projection() -> None:
-    x, z = torch.rand(4, 30), 3 * torch.rand(4, 30) - 1
-    x[0, :2] = torch.tensor([0.0, 1.0])
-    threat = Threat(epsilon=0.1)
-    assert torch.equal(z.clamp(*threat.box(x)), threat.project(z, x))
-    assert Threat(norm="l2").box(x) is None
 
 
 class Wavy(nn.Module):
@@ -92,16 +86,12 @@ def test_an_unbroken_image_gets_the_point_of_highest_loss_that_was_tried() -> No
 def test_restarts_break_no_fewer_images() -> None:
     case = linear(6)
     threat = case.threat("l2")
-    once, often = (
-        robust(
-            case.model,
-            APGD(threat=threat, steps=3, restarts=k)(
-                case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(24))
-            ),
-            case.y,
-        )
-        for k in (1, 4)
-    )
+    found = []
+    for restarts in (1, 4):
+        attack = APGD(threat=threat, steps=3, restarts=restarts)
+        x_adv = attack(case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(24)))
+        found.append(robust(case.model, x_adv, case.y))
+    once, often = found
     assert not (often & ~once).any()
 
 
@@ -126,7 +116,7 @@ def test_a_random_model_is_called_eot_times_for_each_gradient(eot) -> None:
 
     case, model = linear(3, n=6), Steady()
     APGD(threat=Threat(epsilon=1e-4), steps=2, eot=eot)(model, case.x, case.y)
-    assert model.calls == 2 + 2 * eot + 1  # layout, clean images, two gradients, the last point
+    assert model.calls == 2 + 3 * eot  # layout, clean images, gradients at the start and after each step
 
 
 def test_gradients_of_a_random_model_are_averaged() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -25,16 +26,20 @@ def test_points_lie_in_the_ball_and_the_box(name, norm) -> None:
     attack = quick(name, norm)
     x_adv = attack(model, x, y, generator=ImageStreams(0, torch.arange(len(x))))
     assert x_adv.shape == x.shape
-    assert not x_adv.requires_grad
     assert attack.threat.contains(x_adv, x, slack=1e-6).all()
 
 
 @pytest.mark.parametrize(("name", "norm"), ROWS)
-def test_the_same_seed_gives_the_same_points(name, norm) -> None:
+def test_the_same_seed_gives_the_same_points_in_every_mode_of_the_caller(name, norm) -> None:
     model, x, y = small_case()
-    draws = [torch.Generator().manual_seed(3) for _ in range(2)]
-    first, second = (quick(name, norm)(model, x, y, generator=generator) for generator in draws)
-    assert torch.equal(first, second)
+    points = []
+    for mode in (nullcontext(), torch.no_grad(), torch.inference_mode()):
+        with mode:
+            images, labels = x.clone(), y.clone()  # inference tensors in the last one
+            points.append(quick(name, norm)(model, images, labels, generator=torch.Generator().manual_seed(3)))
+            assert not points[-1].requires_grad
+    assert torch.equal(points[0], points[1])
+    assert torch.equal(points[0], points[2])
 
 
 @pytest.mark.parametrize(("name", "norm"), ROWS)

@@ -62,7 +62,10 @@ def test_its_name_is_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"targets": 0}, "targets must be >= 1"), ({"targets": 9, "candidates": 3}, "candidates must be >= 9, got 3")],
+    [
+        ({"targets": 0}, "targets must be >= 1"),
+        ({"targets": 9, "candidates": 3}, "candidates must be >= attack.targets 9"),
+    ],
 )
 def test_bad_settings_are_refused(options, message) -> None:
     with pytest.raises(RattleError, match=message):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, AttackSequence, RayS, Transfer, describe, registry
-from rattle.attacks.base import DistanceAttack, Ensemble, HasMetadata, UsesModels
+from rattle.attacks.base import AttackExtras, DistanceAttack
+from rattle.attacks.ensemble import Ensemble
 from rattle.attacks.registry import get_attack, list_attacks, register_attack
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
@@ -168,12 +169,11 @@ def test_attacks_offer_what_the_contract_names() -> None:
     attacks = {"pgd": PGD(), "rays": RayS(), "transfer": transfer, "sequence": AttackSequence({"pgd": PGD()})}
     offers = {
         DistanceAttack: {"rays"},
-        UsesModels: {"transfer", "sequence"},
-        HasMetadata: {"transfer", "sequence"},
         Ensemble: {"sequence"},
+        AttackExtras: {"rays", "transfer", "sequence"},
     }
-    for protocol, names in offers.items():
-        assert {name for name, attack in attacks.items() if isinstance(attack, protocol)} == names
+    for base, names in offers.items():
+        assert {name for name, attack in attacks.items() if isinstance(attack, base)} == names
     assert transfer.models() == {"other": surrogate}
     assert AttackSequence({"pgd": PGD(), "black-box": transfer}).models() == {"black-box/other": surrogate}
 

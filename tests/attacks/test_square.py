@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import Square, square
+from rattle.attacks import Square
 from rattle.attacks.rows import spawn
 from rattle.attacks.square import BLOCK, bump, patch_side
 from rattle.errors import RattleError
@@ -62,28 +62,6 @@ def test_bumps_are_the_references(norm, theirs, side) -> None:
     assert torch.allclose(patch, mine, atol=1e-6) or torch.allclose(patch, mine.T, atol=1e-6)
 
 
-class Counting(nn.Module):
-    """Counts the images it is called with; with noise, no result can be memoized."""
-
-    def __init__(self, inner: nn.Module, noise: float = 0.0) -> None:
-        super().__init__()
-        self.inner, self.noise, self.count, self.images = inner, noise, 0, 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count, self.images = self.count + 1, self.images + len(x)
-        z = self.inner(x)
-        return z + self.noise * torch.randn_like(z)
-
-
-def test_no_square_is_tried_twice_unless_the_model_is_random() -> None:
-    case, threat = linear(3, n=8), Threat(epsilon=1e-4)
-    steady, random = Counting(case.model), Counting(case.model, noise=1e-6)
-    for model in (steady, random):
-        Square(threat=threat, queries=400)(model, case.x, case.y, generator=ImageStreams(0, torch.arange(8)))
-    assert steady.images < random.images / 2
-    assert random.images > 8 * 150
-
-
 def plain_square(model: nn.Module, x: Tensor, y: Tensor, epsilon: float, queries: int, draws: ImageStreams) -> Tensor:
     """Algorithms 1 and 2 word by word: a copy of the image a query, every query asked. At most BLOCK queries."""
     c, h, w = x.shape[1:]
@@ -103,7 +81,7 @@ def plain_square(model: nn.Module, x: Tensor, y: Tensor, epsilon: float, queries
 
 
 @torch.no_grad()
-def test_squares_written_in_place_find_the_points_of_plain_copies() -> None:
+def test_the_linf_search_is_algorithms_1_and_2() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 5, 4)).double()
     x = torch.rand(12, 3, 8, 7, dtype=torch.float64)
@@ -115,25 +93,6 @@ def test_squares_written_in_place_find_the_points_of_plain_copies() -> None:
     plain = plain_square(model, x, y, 0.05, BLOCK, draws)
     assert 0 < robust(model, found, y).sum() < 12  # some images leave the batch on the way
     torch.testing.assert_close(found, plain, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("images", [1, 12])
-@torch.no_grad()
-def test_queries_asked_ahead_find_the_points_of_queries_one_by_one(images, monkeypatch) -> None:
-    torch.manual_seed(0)
-    inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 8 * 8, 4)).double()
-    x = torch.rand(images, 3, 10, 10, dtype=torch.float64)
-    y, found, models = inner(x).argmax(1), [], []
-    for ahead in (1, 4):
-        monkeypatch.setattr(square, "AHEAD", ahead)
-        models.append(Counting(inner))
-        attack = Square(threat=Threat(epsilon=0.01 if images > 1 else 1e-3), queries=230)  # ends within a block
-        found.append(attack(models[-1], x, y, generator=ImageStreams(0, torch.arange(images))))
-    one_by_one, ahead = models
-    assert 0 < robust(inner, found[0], y).sum() < images or images == 1
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-12)
-    assert ahead.count < 0.6 * one_by_one.count
-    assert ahead.images < 1.3 * one_by_one.images
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import APGD, FAB, AutoAttack, Square
+from rattle.attacks import APGD, FAB, Ensemble, Square
 from rattle.attacks.base import Attack
 from rattle.cli.main import main
 from rattle.data import to_float
@@ -45,7 +45,7 @@ class Counting:
 
 
 @dataclass(frozen=True)
-class Quick:
+class Quick(Ensemble):
     """AutoAttack with few steps."""
 
     threat: Threat = THREAT
@@ -56,8 +56,6 @@ class Quick:
             "fab-t": FAB(threat=self.threat, steps=3, targets=2),
             "square": Square(threat=self.threat, queries=30),
         }
-
-    __call__ = AutoAttack.__call__
 
 
 def images(n: int) -> tuple[Tensor, Tensor]:
@@ -288,10 +286,10 @@ def test_saving_works_when_nothing_was_broken_or_nothing_was_right(tmp_path: Pat
     assert [len(load_images(tmp_path / f"{n}-adversarial.npz").index) for n in ("none", "all")] == [0, 0]
 
 
-class Dying:
+class Dying(Ensemble):
     """Quick, which counts the components that run and dies at one of them."""
 
-    threat, __call__ = THREAT, AutoAttack.__call__
+    threat = THREAT
 
     def __init__(self, dies_at: int = -1) -> None:
         self.dies_at, self.calls = dies_at, []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rattle.attacks import PGD, AutoAttack
+from rattle.attacks.base import AttackExtras
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.inputs import as_attacks, image_checksums
@@ -115,7 +116,7 @@ def test_the_result_files_are_there_when_evaluate_returns(tmp_path: Path) -> Non
 
 
 def test_an_attack_s_settings_that_are_no_json_are_stored_as_text(tmp_path: Path) -> None:
-    class Odd:
+    class Odd(AttackExtras):
         threat = THREAT
 
         def metadata(self) -> dict:

@@ -6,10 +6,11 @@ from rattle.lazy import lazy_names
 
 if TYPE_CHECKING:
     from rattle.attacks.apgd import APGD as APGD
-    from rattle.attacks.autoattack import AttackSequence as AttackSequence
     from rattle.attacks.autoattack import AutoAttack as AutoAttack
     from rattle.attacks.base import Attack as Attack
     from rattle.attacks.base import describe as describe
+    from rattle.attacks.ensemble import AttackSequence as AttackSequence
+    from rattle.attacks.ensemble import Ensemble as Ensemble
     from rattle.attacks.fab import FAB as FAB
     from rattle.attacks.pgd import PGD as PGD
     from rattle.attacks.rays import RayS as RayS
@@ -23,8 +24,9 @@ __getattr__ = lazy_names(
     __name__,
     {
         "apgd": ["APGD"],
-        "autoattack": ["AttackSequence", "AutoAttack"],
+        "autoattack": ["AutoAttack"],
         "base": ["Attack", "describe"],
+        "ensemble": ["AttackSequence", "Ensemble"],
         "fab": ["FAB"],
         "pgd": ["PGD"],
         "rays": ["RayS"],

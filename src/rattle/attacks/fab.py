@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from rattle import losses
-from rattle.attacks.base import check_at_least
-from rattle.attacks.keeping import kept
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
-from rattle.errors import RattleError
 from rattle.inputs import check_batch
 from rattle.randomness import ImageStreams, Randomness
+from rattle.settings import Bound, Count, CountOrZero, Share, check_settings
 from rattle.threat import Norm, Threat
 
 DUAL: dict[Norm, float] = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}  # the norm that measures a plane's distance
@@ -68,7 +67,7 @@ def linear_boundaries(
     its gradient [n, d] and how far the boundary would be if the model were linear, [n, 1]. One forward pass in all."""
     leaf = points.detach().requires_grad_()
     logits = model.logits(leaf)
-    if classes is None:  # counted from the label on, so that nobody asks for the label's own gradient
+    if classes is None:  # counted from the label on, so that the label's own gradient is not computed
         classes = (y[:, None] + torch.arange(1, logits.shape[1], device=y.device)) % logits.shape[1]
     for k, target in enumerate(classes.T):
         f = losses.cw_targeted(logits, y, target)
@@ -91,17 +90,15 @@ class FAB:
     """Follow the linearised boundary towards the image (Algorithm 1), until an adversarial point is in the ball."""
 
     threat: Threat = Threat()
-    targets: int = 9  # the most likely wrong classes, one run each, at most C - 1; 0: towards the nearest boundary
-    steps: int = 100  # of each run
-    restarts: int = 1  # the first run starts at the image, further ones at random within half the ball
-    alpha_max: float = 0.1  # most weight given to the projection of the image itself
-    overshoot: float = 1.05  # eta: how far beyond the boundary a step goes
-    backward: float = 0.9  # beta: how far back towards the image after a success
+    targets: CountOrZero = 9  # the most likely wrong classes, one run each; 0: towards the nearest boundary
+    steps: Count = 100  # of each run
+    restarts: Count = 1  # the first run starts at the image, further ones at random within half the ball
+    alpha_max: Share = 0.1  # most weight given to the projection of the image itself
+    overshoot: Annotated[float, Bound(least=1)] = 1.05  # eta: how far beyond the boundary a step goes
+    backward: Annotated[float, Bound(above=0, most=1)] = 0.9  # beta: how far back towards the image after a success
 
     def __post_init__(self) -> None:
-        check_at_least(self, targets=0, steps=1, restarts=1)
-        if not (0 <= self.alpha_max <= 1 and 0 < self.backward <= 1 and self.overshoot >= 1):
-            raise RattleError("attack.alpha_max and attack.backward must be in [0, 1], attack.overshoot >= 1")
+        check_settings(self, "attack")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
@@ -111,11 +108,11 @@ class FAB:
         """The nearest adversarial point of each row, moved into the ball, with minus its distance as score."""
         result = RunResult(rows.x)
         start = rows.x if restart == 0 else (rows.x + self.threat.random_start(rows.x, draws)) / 2
-        live = FABRows(
-            **vars(rows), x_adv=start, nearest=rows.x.clone(), distance=rows.x.new_full(rows.y.shape, torch.inf)
-        )
-        for _ in kept("steps", range(self.steps), live, result):
-            live.x_adv = self.step(live, *self.boundary(model, live))
+        nowhere = torch.full_like(rows.x[:, 0], torch.inf)
+        live = FABRows(**vars(rows), x_adv=start, nearest=rows.x.clone(), distance=nowhere)
+        for _ in range(self.steps):
+            margin, w = self.boundary(model, live)
+            live.x_adv = self.step(live, margin, w)
             with torch.no_grad():
                 adversarial = model.logits(live.x_adv).argmax(1) != live.y
             distance = self.threat.distance(live.x_adv, live.x)
@@ -131,9 +128,13 @@ class FAB:
         """Eq. (9): project x' and x on the plane, overshoot, and mix the two by their distances to it."""
         here = project_to_hyperplane(live.x_adv, w, margin, self.threat.norm)
         there = project_to_hyperplane(live.x, w, margin + dot(w, live.x - live.x_adv), self.threat.norm)
-        a, b = (self.threat.distance(d, d.new_zeros(())).clamp_min_(1e-8)[:, None] for d in (here, there))
-        from_here, from_x = live.x_adv.add(here, alpha=self.overshoot), live.x.add(there, alpha=self.overshoot)
-        return torch.lerp(from_here, from_x, (a / (a + b)).clamp_max(self.alpha_max)).clamp_(0, 1)
+        zero = here.new_zeros(())
+        a = self.threat.distance(here, zero).clamp_min_(1e-8)[:, None]
+        b = self.threat.distance(there, zero).clamp_min_(1e-8)[:, None]
+        alpha = (a / (a + b)).clamp_max(self.alpha_max)
+        from_here = live.x_adv.add(here, alpha=self.overshoot)
+        from_x = live.x.add(there, alpha=self.overshoot)
+        return torch.lerp(from_here, from_x, alpha).clamp_(0, 1)
 
     def boundary(self, model: FlatModel, live: FABRows) -> tuple[Tensor, Tensor]:
         """Margin [n, 1] and its gradient [n, d] for the target, or for the class of nearest linear boundary (eq. 8)."""
@@ -141,9 +142,11 @@ class FAB:
             leaf = live.x_adv.detach().requires_grad_()
             margin = losses.cw_targeted(model.logits(leaf), live.y, live.target)
             return margin.detach()[:, None], torch.autograd.grad(margin.sum(), leaf)[0]
-        nearest, best, plane = live.x.new_full((len(live.y), 1), torch.inf), 0, 0
-        for f, w, away in linear_boundaries(model, live.x_adv, live.y, None, self.threat.norm):
+        nearest = live.x.new_full((len(live.y), 1), torch.inf)
+        margin, w = torch.zeros_like(nearest), torch.zeros_like(live.x)
+        for f, gradient, away in linear_boundaries(model, live.x_adv, live.y, None, self.threat.norm):
             closer = away < nearest
-            nearest, best = torch.where(closer, away, nearest), torch.where(closer, f, best)
-            plane = torch.where(closer, w, plane)
-        return torch.as_tensor(best), torch.as_tensor(plane)
+            nearest = torch.where(closer, away, nearest)
+            margin = torch.where(closer, f, margin)
+            w = torch.where(closer, gradient, w)
+        return margin, w

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.apgd import APGD
-from rattle.attacks.base import check_at_least
 from rattle.attacks.fab import linear_boundaries
 from rattle.attacks.rows import FlatModel, best_of_runs, likeliest
+from rattle.errors import RattleError
 from rattle.inputs import check_batch
 from rattle.randomness import Randomness
+from rattle.settings import Count, check_settings
 from rattle.threat import Threat
 
 
@@ -22,18 +23,26 @@ class LinearisedAPGD:
     """
 
     threat: Threat = Threat()
-    targets: int = 3  # one run each; at most C - 1
-    candidates: int = 100  # the likeliest wrong classes, of which the targets are chosen
-    steps: int = 100  # of each run
-    restarts: int = 1  # runs from random points; images broken by one take no part in the next
+    targets: Count = 3  # one run each; at most C - 1
+    candidates: Count = 100  # the likeliest wrong classes, of which the targets are chosen
+    steps: Count = 100  # of each run
+    restarts: Count = 1  # runs from random points; images broken by one take no part in the next
 
     def __post_init__(self) -> None:
-        check_at_least(self, targets=1, candidates=self.targets, steps=1, restarts=1)
+        check_settings(self, "attack")
+        if self.candidates < self.targets:
+            raise RattleError(f"attack.candidates must be >= attack.targets {self.targets}, got {self.candidates}")
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
-        settings = {"threat": self.threat, "steps": self.steps, "restarts": self.restarts, "targets": self.targets}
-        attack = APGD(loss="dlr-targeted", eps_schedule=self.threat.norm == "l1", **settings)
+        attack = APGD(
+            threat=self.threat,
+            loss="dlr-targeted",
+            targets=self.targets,
+            steps=self.steps,
+            restarts=self.restarts,
+            eps_schedule=self.threat.norm == "l1",
+        )
         return best_of_runs(attack, model, x, y, generator, targets=self.targets, share=0.75, choose=self.rank)
 
     def rank(self, model: FlatModel, rows: Tensor, logits: Tensor, y: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """What the names of attacks stand for: a function of the threat for each, which attacks/registry.py finds by name."""
 
-from rattle.attacks.autoattack import AttackSequence, AutoAttack, components
+from rattle.attacks.autoattack import AutoAttack, components
 from rattle.attacks.base import Attack
+from rattle.attacks.ensemble import AttackSequence
 from rattle.attacks.linearised import LinearisedAPGD
 from rattle.attacks.pgd import PGD
 from rattle.attacks.rays import RayS

@@ -87,7 +87,7 @@ def get_attack(name: str, threat: Threat, **settings: Any) -> Attack:
     >>> get_attack("cw20", rattle.Threat(epsilon=0.1), restarts=5).steps
     20
     """
-    from rattle.attacks.base import Ensemble
+    from rattle.attacks.ensemble import Ensemble
     from rattle.attacks.pgd import PGD
     from rattle.threat import Threat
 

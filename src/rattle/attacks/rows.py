@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks.base import Attack, attack_mode
-from rattle.attacks.batchnorm import fold_batchnorm
-from rattle.attacks.keeping import kept
 from rattle.inputs import accepts_channels_last, clean_logits, finite, logits_of
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
+
+FEWEST_ROWS = 64  # of images up to CIFAR's size in a pass: fewer do not fill it
+SMALL = 3 * 32 * 32
 
 
 class FlatModel:
@@ -20,7 +21,6 @@ class FlatModel:
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.model, self.shape = model, x.shape[1:]
         self.channels_last = accepts_channels_last(model, x)
-        self.model = fold_batchnorm(model, self.images(self.flat(x[:2]))) or model
         self.pixels = self.images(torch.arange(x[0].numel(), device=x.device))[0]  # index of each pixel in a row
 
     def flat(self, x: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ class TargetRows:
     target: Tensor  # class aimed at, [r]; the label itself in untargeted attacks
 
     def select(self, rows: Tensor) -> None:
-        """Keep only these rows (a mask or indices) of every tensor and of the random streams."""
+        """Keep only these rows (a mask or indices) of every variable and of the random streams."""
         for name, value in vars(self).items():
             if isinstance(value, Tensor | ImageStreams):
                 setattr(self, name, value[rows])
@@ -76,7 +76,8 @@ class RunResult:
         """Replace the points of these images where the best of an image's rows in `found` has a higher score."""
         score, which = found.score.view(len(images), -1).max(1)
         better = score > self.score[images]
-        self.x_adv[images[better]] = found.x_adv.view(len(images), -1, self.x_adv.shape[1])[better, which[better]]
+        points = found.x_adv.view(len(images), -1, self.x_adv.shape[1])
+        self.x_adv[images[better]] = points[better, which[better]]
         self.score[images] = torch.maximum(self.score[images], score)
 
 
@@ -101,12 +102,6 @@ def likeliest(logits: Tensor, y: Tensor, count: int) -> Tensor:
     return wrong.topk(min(count, logits.shape[1] - 1), dim=1).indices
 
 
-def is_small(rows: Tensor) -> bool:
-    """Whether some more of these rows [n, d] cost little: on a processor, up to the size of CIFAR's images. The batch
-    of a GPU is as large as its owner wanted."""
-    return rows.device.type == "cpu" and rows.shape[1] <= 3 * 32 * 32
-
-
 Choose = Callable[[FlatModel, Tensor, Tensor, Tensor], Tensor]  # (model, rows, logits, y) -> target classes [n, c]
 
 
@@ -123,8 +118,8 @@ def best_of_runs(
     """The point of highest score that any restart, or any of the likeliest `targets`, found for each image.
 
     Misclassified images are returned as they are. All targets of an image run side by side, so that it leaves as soon
-    as one of them breaks it. Images are attacked in groups of at most `share` rows per image given, for memory, or of
-    64 rows where those are small: fewer do not fill a pass. `choose` takes other targets than the likeliest.
+    as one of them breaks it. Images are attacked in groups of at most `share` rows per image given, for memory.
+    `choose` takes other targets than the likeliest.
     """
     if attack.threat.epsilon == 0:
         return x.clone()
@@ -132,21 +127,24 @@ def best_of_runs(
     with attack_mode(model):
         flat_model = FlatModel(model, x)
         flat = flat_model.flat(x)
-        best = RunResult(flat)
-        logits = clean_logits(flat_model.model, flat_model.images(flat), y)
+        logits = clean_logits(model, flat_model.images(flat), y)
         classes = likeliest(logits, y, targets) if targets else y[:, None]
         count = classes.shape[1]
-        most_rows = max(64 if is_small(flat) else min(len(x), 64), round(share * len(x))) if count > 1 else len(x)
-        groups = (logits.argmax(1) == y).nonzero().squeeze(1).split(max(1, most_rows // count))
-        for turn in kept("restarts", range(len(groups) * attack.restarts), best):
-            group, restart = groups[turn // attack.restarts], turn % attack.restarts
-            group = group[best.score[group] < torch.inf]
-            if len(group):
+        most_rows = len(x) if count == 1 else max(1, round(share * len(x)))
+        if flat.shape[1] <= SMALL:
+            most_rows = max(most_rows, FEWEST_ROWS)
+        best = RunResult(flat)
+        correct = (logits.argmax(1) == y).nonzero().squeeze(1)
+        for group in correct.split(max(1, most_rows // count)):
+            for restart in range(attack.restarts):
+                left = group[best.score[group] < torch.inf]
+                if len(left) == 0:
+                    break
                 if choose:
-                    classes[group] = choose(flat_model, flat[group], logits[group], y[group])
-                number = torch.arange(len(group) * count, device=x.device)
-                image = group.repeat_interleave(count)
-                rows = TargetRows(number, image, flat[image], y[image], classes[group].flatten())
+                    classes[left] = choose(flat_model, flat[left], logits[left], y[left])
+                number = torch.arange(len(left) * count, device=x.device)
+                image = left.repeat_interleave(count)
+                rows = TargetRows(number, image, flat[image], y[image], classes[left].flatten())
                 own_draws = spawn(draws[image], number % count + restart * count)
-                best.keep_better(group, attack.run(flat_model, rows, own_draws, restart))
+                best.keep_better(left, attack.run(flat_model, rows, own_draws, restart))
         return flat_model.images(best.x_adv)

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks.base import Attack, attack_mode, describe
+from rattle.attacks.base import Attack, AttackExtras, attack_mode, describe
 from rattle.inputs import accepts_channels_last
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(AttackExtras):
     """Black-box transfer (Papernot et al. 2016): attacks the surrogate, and never calls the model it is given."""
 
     attack: Attack  # run on the surrogate

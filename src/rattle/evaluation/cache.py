@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.autoattack import Found
-from rattle.attacks.base import UsesModels, describe
+from rattle.attacks.base import AttackExtras, describe
+from rattle.attacks.ensemble import Found
 from rattle.data.decode import Pictures
 from rattle.evaluation.results import check_name
 from rattle.runs import distributed
@@ -46,7 +46,7 @@ def cache_key(
     settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": list(map(int, mask))}
     if list(index) != list(range(len(index))):
         settings["index"] = list(index)
-    if isinstance(attack, UsesModels):
+    if isinstance(attack, AttackExtras) and attack.models():
         weights = [model_digest(other, x[:0], y[:0], {}) for other in attack.models().values()]
         settings["surrogate"] = weights[0] if len(weights) == 1 else weights
     return model_digest(model, x, y, settings)

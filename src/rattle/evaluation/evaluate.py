@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.base import DistanceAttack, Ensemble, describe
+from rattle.attacks.base import DistanceAttack, describe
 from rattle.attacks.diagnostics import find_warnings, post_checks
+from rattle.attacks.ensemble import Ensemble
 from rattle.data import to_device
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key

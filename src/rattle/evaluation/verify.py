@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import Attack
-from rattle.attacks.autoattack import run_components
-from rattle.attacks.base import DistanceAttack, Ensemble
+from rattle.attacks.base import DistanceAttack
+from rattle.attacks.ensemble import Ensemble, run_components
 from rattle.errors import RattleError
 from rattle.evaluation.cache import read_parts, write_parts
 from rattle.evaluation.inputs import as_float, takes_channels_last
