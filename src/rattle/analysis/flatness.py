@@ -20,12 +20,10 @@ from torch.autograd.functional import vhp
 from rattle import losses
 from rattle.analysis.landscape import (
     Loss,
-    Progress,
     as_array,
     checked_logits,
     input_gradient,
     mean_loss,
-    no_progress,
     random_like,
 )
 from rattle.attacks.base import attack_mode
@@ -62,7 +60,6 @@ def local_lipschitz(
     threat: Threat,
     generator: Randomness = None,
     loss: Loss = losses.ce,
-    progress: Progress = no_progress,
 ) -> Array:
     """A lower bound of each image's local Lipschitz constant, [n], in the threat's norm.
 
@@ -84,7 +81,6 @@ def local_lipschitz(
                 largest = torch.maximum(largest, (gradient * steepest).flatten(1).sum(1))
                 if step < STEPS:
                     point = threat.project(threat.ascend(point, gradient, 2 * threat.epsilon / STEPS), x)
-            progress(start + 1, STARTS)
     return as_array(largest).astype(np.float64)
 
 
@@ -132,7 +128,6 @@ def input_curvature(
     tolerance: float = 1e-2,
     generator: Randomness = None,
     loss: Loss = losses.ce,
-    progress: Progress = no_progress,
 ) -> Curvature:
     """Largest eigenvalue of d^2 loss / dx^2 of each image; a whole batch iterates at once, as images do not mix."""
     check_batch(x, y)
@@ -150,7 +145,6 @@ def input_curvature(
 
             found = largest_eigenvalue(apply, start[rows].flatten(1), iterations=iterations, tolerance=tolerance)
             values[rows], residuals[rows] = found.values, found.residuals
-            progress(min(first + BATCH_SIZE, len(x)), len(x))
     return Curvature(values=values, residuals=residuals)
 
 
@@ -163,14 +157,13 @@ def weight_curvature(
     tolerance: float = 1e-2,
     generator: torch.Generator | None = None,
     loss: Loss = losses.ce,
-    progress: Progress = no_progress,
 ) -> Curvature:
     """Largest eigenvalue of the Hessian of the mean loss over all parameters."""
     check_batch(x, y)
     weights = {name: p.detach() for name, p in model.named_parameters()}
     if not weights:
         raise RattleError("the model has no parameters")
-    points, sizes, applied = tuple(weights.values()), [p.numel() for p in weights.values()], 0
+    points, sizes = tuple(weights.values()), [p.numel() for p in weights.values()]
 
     def batch_loss(xs: Tensor, ys: Tensor, *values: Tensor) -> Tensor:
         logits = losses.logits_in(torch.func.functional_call(model, dict(zip(weights, values, strict=True)), (xs,)))
@@ -178,20 +171,15 @@ def weight_curvature(
         return loss(logits, ys).sum() / len(x)
 
     def apply(v: Tensor) -> Tensor:
-        nonlocal applied
         parts = tuple(part.view_as(p) for part, p in zip(v[0].split(sizes), points, strict=True))
         total = torch.zeros_like(v)
         for batch in batches(x, y):
             total += torch.cat([h.flatten() for h in vhp(partial(batch_loss, *batch), points, parts)[1]])
-        applied += 1
-        progress(min(applied, iterations), iterations)
         return total
 
     start = random_like(torch.cat([p.flatten() for p in points])[None], generator)
     with eval_mode(model):
-        found = largest_eigenvalue(apply, start, iterations=iterations, tolerance=tolerance)
-    progress(iterations, iterations)  # also when it converged early
-    return found
+        return largest_eigenvalue(apply, start, iterations=iterations, tolerance=tolerance)
 
 
 def noise_rise(
@@ -203,7 +191,6 @@ def noise_rise(
     draws: int = 20,
     generator: torch.Generator | None = None,
     loss: Loss = losses.ce,
-    progress: Progress = no_progress,
 ) -> Array:
     """How much the mean loss rises from w to w + u, [draws], for draws of u from `noise`."""
     check_batch(x, y)
@@ -215,7 +202,6 @@ def noise_rise(
         for draw in range(draws):
             with perturbed(model, noise(model, generator=generator)):
                 rises[draw] = mean_loss(model, x, y, loss, BATCH_SIZE) - at_w
-            progress(draw + 1, draws)
     return rises
 
 
@@ -228,23 +214,25 @@ def flatness(
     iterations: int = 100,
     draws: int = 20,
     seed: int = 0,
-    progress: Progress = no_progress,
+    advance: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """All four as plain numbers: means over images or draws, and how far the power iterations were from converged.
 
     `threat` is the ball of the Lipschitz constant, `draws` counts the samples of weight noise; the same seed gives
-    every model compared the same random numbers.
+    every model compared the same random numbers. `advance` is called after each of the four.
     """
 
-    def part(number: int) -> dict[str, Any]:
-        """A fresh generator, and a quarter of the progress bar."""
-        generator = torch.Generator().manual_seed(seed)
-        return {"generator": generator, "progress": lambda d, n: progress(100 * number + 100 * d // n, 400)}
+    def generator() -> torch.Generator:
+        return torch.Generator().manual_seed(seed)
 
-    lipschitz = local_lipschitz(model, x, y, threat=threat, **part(0))
-    inputs = input_curvature(model, x, y, iterations=iterations, **part(1))
-    weights = weight_curvature(model, x, y, iterations=iterations, **part(2))
-    rises = noise_rise(model, x, y, draws=draws, **part(3))
+    lipschitz = local_lipschitz(model, x, y, threat=threat, generator=generator())
+    advance()
+    inputs = input_curvature(model, x, y, iterations=iterations, generator=generator())
+    advance()
+    weights = weight_curvature(model, x, y, iterations=iterations, generator=generator())
+    advance()
+    rises = noise_rise(model, x, y, draws=draws, generator=generator())
+    advance()
     return {
         "lipschitz": float(lipschitz.mean()),
         "lipschitz_norm": threat.norm,

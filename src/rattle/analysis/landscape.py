@@ -5,9 +5,10 @@ space follows Li et al. (2018), filter normalisation; the adversarial loss is at
 al. (2020) do. Models are restored: mode, weights, gradients and statistics. `rattle.analysis.plots` draws the arrays.
 
 Parameters that several functions share: `x` [n, *image] in [0, 1] and `y` [n] are images and labels, `loss` maps
-logits and labels to [n] losses, `batch_size` bounds a forward pass, `progress` is called with (done, total).
+logits and labels to [n] losses, `batch_size` bounds a forward pass.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -24,11 +25,6 @@ from rattle.threat import length
 from rattle.weights import Delta, perturbed
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (logits [n, C], y [n]) -> [n]
-Progress = Callable[[int, int], None]  # (done, total)
-
-
-def no_progress(done: int, total: int) -> None:
-    """The default `progress`: reports to nobody."""
 
 
 def as_array(values: Tensor) -> Array:
@@ -43,12 +39,6 @@ def axis(radius: float, points: int) -> Array:
         raise RattleError(f"landscape radius must be > 0, got {radius}")
     half = points // 2
     return np.arange(-half, half + 1) * (radius / half)
-
-
-def check_inputs(x: Tensor, y: Tensor, batch_size: int) -> None:
-    check_batch(x, y)
-    if batch_size < 1:
-        raise RattleError(f"batch_size must be >= 1, got {batch_size}")
 
 
 def random_like(p: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -101,23 +91,21 @@ def input_surface(
     *,
     batch_size: int = 2048,
     loss: Loss = losses.ce,
-    progress: Progress = no_progress,
 ) -> InputSurface:
     """The loss at x + a * gradient + b * rademacher for every grid point (Figs. 2, 3); points may leave [0, 1]."""
-    check_inputs(x, y, batch_size)
+    check_batch(x, y)
     if plane.gradient.shape != tuple(x.shape):
         raise RattleError(f"the plane is for images {list(plane.gradient.shape)}, got {list(x.shape)}")
     gradient, rademacher = (torch.as_tensor(v).to(x) for v in (plane.gradient, plane.rademacher))
     a, b = (torch.as_tensor(v).to(x).view(-1, *[1] * (x.ndim - 1)) for v in (plane.a, plane.b))
-    grid, total, values, correct = (len(x), len(a), len(b)), len(x) * len(a) * len(b), [], []
+    grid, values, correct = (len(x), len(a), len(b)), [], []
     with attack_mode(model), torch.no_grad():
-        for point in torch.arange(total, device=x.device).split(batch_size):
+        for point in torch.arange(math.prod(grid), device=x.device).split(batch_size):
             image, step_a, step_b = torch.unravel_index(point, grid)
             moved = x[image] + a[step_a] * gradient[image] + b[step_b] * rademacher[image]
             logits = checked_logits(model, moved, y[image])
             values.append(loss(logits, y[image]))
             correct.append(logits.argmax(1) == y[image])
-            progress(int(point[-1]) + 1, total)
     on_grid, right = (as_array(torch.cat(parts).view(grid)) for parts in (values, correct))
     return InputSurface(a=plane.a, b=plane.b, loss=on_grid.astype(float), correct=right, x=as_array(x), y=as_array(y))
 
@@ -166,27 +154,27 @@ def weight_surface(
     seed: int = 0,
     batch_size: int = 512,
     loss: Loss = losses.ce,
-    progress: Progress = no_progress,
+    advance: Callable[[], object] = lambda: None,
 ) -> WeightSurface:
     """Mean clean and adversarial loss along one direction or over the plane of two (Li et al. 2018, eqs. 1 and 2).
 
     `directions` are usually one or two draws of `filter_normalised`, followed for `radius` times their length at
     `points` (odd) steps. `attack` gives the adversarial loss, its random numbers depend on `seed` and the image alone.
-    BatchNorm uses its running statistics.
+    BatchNorm uses its running statistics. `advance` is called after each point.
     """
-    check_inputs(x, y, batch_size)
+    check_batch(x, y)
     if len(directions) not in (1, 2):
         raise RattleError(f"a weight landscape has one or two directions, got {len(directions)}")
     a = axis(radius, points)
     b = a.copy() if len(directions) == 2 else np.zeros(1)
     clean, adversarial = (np.full((len(a), len(b)), np.nan) for _ in range(2))
     with attack_mode(model):
-        for done, (i, j) in enumerate(np.ndindex(clean.shape), start=1):
+        for i, j in np.ndindex(clean.shape):
             with perturbed(model, combined(directions, (float(a[i]), float(b[j])))):
                 clean[i, j] = mean_loss(model, x, y, loss, batch_size)
                 if attack is not None:
                     adversarial[i, j] = mean_loss(model, x, y, loss, batch_size, attack, seed)
-            progress(done, clean.size)
+            advance()
     return WeightSurface(a=a, b=b, clean=clean, adversarial=adversarial)
 
 

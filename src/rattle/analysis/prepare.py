@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rattle.analysis import landscape, plots
-from rattle.analysis.cost import landscape_seconds, rounded
 from rattle.analysis.flatness import flatness
 from rattle.analysis.gallery import first_of_each_class, gallery
 from rattle.attacks import PGD
@@ -30,6 +29,7 @@ from rattle.runs.io import load_arrays, read_json, save_arrays, write_atomically
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run
 from rattle.runs.progress import Advance, Console, NullConsole
+from rattle.settings import Bound, Count, check_settings
 from rattle.threat import Threat
 
 Stored = dict[str, Any]  # kind of landscape, as `Run.landscape` names its file -> its dataclass of arrays
@@ -44,23 +44,21 @@ PICTURES: dict[str, Callable[[Any], Figure]] = {
 class LandscapeConfig:
     """Images, grids and attack of the landscapes and flatness numbers of a run."""
 
-    images: int = 3  # images whose input space is drawn: the first of each class
+    images: Count = 3  # images whose input space is drawn: the first of each class
     points: int = 25  # of each axis in input space
     radius: float = 2.0  # of the input plane, in units of the threat's epsilon
-    weight_images: int = 128  # test images that the weight-space loss and the flatness numbers are means over
+    weight_images: Count = 128  # test images that the weight-space loss and the flatness numbers are means over
     line_points: int = 25  # along the one direction in weight space
     surface_points: int = 15  # along each of the two directions
     weight_radius: float = 1.0  # of the weight landscapes, in lengths of the filters themselves
-    attack_steps: int = 5  # of the attack behind the adversarial loss in weight space
+    attack_steps: Count = 5  # of the attack behind the adversarial loss in weight space
     surface_attacked: bool = True  # adversarial loss over two directions, the slowest part
-    iterations: int = 50  # of the power iterations
-    draws: int = 20  # of the weight noise
+    iterations: Count = 50  # of the power iterations
+    draws: Annotated[int, Bound(least=2)] = 20  # of the weight noise
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("images", "weight_images", "attack_steps"):
-            if getattr(self, name) < 1:
-                raise RattleError(f"{name.replace('_', '-')} must be >= 1, got {getattr(self, name)}")
+        check_settings(self, "")
         for points in (self.points, self.line_points, self.surface_points):
             for radius in (self.radius, self.weight_radius):
                 landscape.axis(radius, points)  # refuses what cannot be drawn
@@ -95,20 +93,6 @@ def open_run(folder: Path | str, *, trust_code: bool = False) -> OpenRun:
     saved = open_checkpoint(folder, trust_code=trust_code)
     refuse_code([] if trust_code else [saved.recipe.model], str(saved.path))  # before anything is computed
     return OpenRun(Run(Path(folder)), saved)
-
-
-def as_progress(advance: Advance) -> landscape.Progress:
-    """A bar of a hundred steps as a function of (done, total)."""
-    percent = 0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal percent
-        now = 100 * done // max(total, 1)
-        if now > percent:
-            advance(now - percent)
-            percent = now
-
-    return progress
 
 
 def labels(runs: Sequence[OpenRun]) -> list[str]:
@@ -149,23 +133,34 @@ def store_landscapes(
     shown = test[first_of_each_class(test.y, config.images)].to(device)
     many = test[torch.arange(min(config.weight_images, len(test)))].to(device)
     side = 1.0 if threat.norm == "linf" else math.sqrt(shown.x[0].numel())  # length of a direction of signs
-    grid = {"radius": max(config.radius * threat.epsilon, 1e-3) / side, "points": config.points}
-    generator = torch.Generator().manual_seed(config.seed)
+    radius = max(config.radius * threat.epsilon, 1e-3) / side
     reference = load_model(runs[0].checkpoint, device=device)
-    plane = landscape.input_plane(reference, floats_for(reference, shown.x), shown.y, **grid, generator=generator)
-    seconds = len(runs) * landscape_seconds(reference, floats_for(reference, many.x), many.y, config)
-    console.log(f"landscapes and flatness of {len(runs)} run{'s'[: len(runs) > 1]}: about {rounded(seconds)}")
-    limits = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
+    plane = landscape.input_plane(
+        reference,
+        floats_for(reference, shown.x),
+        shown.y,
+        radius=radius,
+        points=config.points,
+        generator=torch.Generator().manual_seed(config.seed),
+    )
     stored: dict[str, Stored] = {}
     for label, opened in zip(labels(runs), runs, strict=True):
         model, threat = load_model(opened.checkpoint, device=device), opened.checkpoint.recipe.attack.threat
-        shown_x, many_x = (floats_for(model, part.x) for part in (shown, many))  # in the layout of each run's network
-        with console.progress(f"input landscape of {label}", 100) as advance:
-            surface = landscape.input_surface(model, shown_x, shown.y, plane, progress=as_progress(advance))
-        with console.progress(f"weight landscape of {label}", 200) as advance:
+        shown_x, many_x = floats_for(model, shown.x), floats_for(model, many.x)  # in the layout of each run's network
+        steps = config.line_points + config.surface_points**2 + 4
+        with console.progress(f"landscapes and flatness of {label}", steps) as advance:
+            surface = landscape.input_surface(model, shown_x, shown.y, plane)
             weights = weight_surfaces(model, many_x, many.y, threat, config, advance)
-        with console.progress(f"flatness of {label}", 100) as advance:
-            flat = flatness(model, many_x, many.y, threat=threat, **limits, progress=as_progress(advance))
+            flat = flatness(
+                model,
+                many_x,
+                many.y,
+                threat=threat,
+                iterations=config.iterations,
+                draws=config.draws,
+                seed=config.seed,
+                advance=advance,
+            )
         stored[label] = {"plane": plane, "input": surface, **weights}
         for kind, value in stored[label].items():
             save_arrays(value, opened.run.landscape(kind))
@@ -179,14 +174,17 @@ def weight_surfaces(
 ) -> Stored:
     """Mean loss along one filter-normalised direction and over the plane of two; the same draws for every run."""
     generator = torch.Generator().manual_seed(config.seed)
-    first, second = (landscape.filter_normalised(model, generator=generator) for _ in range(2))
+    first = landscape.filter_normalised(model, generator=generator)
+    second = landscape.filter_normalised(model, generator=generator)
     attack = PGD(threat=threat, steps=config.attack_steps, step_size=2.5 * threat.epsilon / config.attack_steps)
+    surface = partial(
+        landscape.weight_surface, model, x, y, radius=config.weight_radius, seed=config.seed, advance=advance
+    )
     attack_2d = attack if config.surface_attacked else None
-    surface = partial(landscape.weight_surface, model, x, y, radius=config.weight_radius, seed=config.seed)
-    one = {"directions": [first], "points": config.line_points, "attack": attack}
-    two = {"directions": [first, second], "points": config.surface_points, "attack": attack_2d}
-    kinds = {"weight-1d": one, "weight-2d": two}
-    return {kind: surface(**settings, progress=as_progress(advance)) for kind, settings in kinds.items()}
+    return {
+        "weight-1d": surface(directions=[first], points=config.line_points, attack=attack),
+        "weight-2d": surface(directions=[first, second], points=config.surface_points, attack=attack_2d),
+    }
 
 
 def draw(stored: dict[str, Stored], runs: Sequence[OpenRun]) -> list[Path]:
