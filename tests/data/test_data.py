@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +20,11 @@ from rattle.errors import RattleError
 from rattle.randomness import ImageStreams, derive_seed
 
 
-def save_npz(path: Path, n: int = 40, classes: int = 4) -> str:
+def save_npz(path: Path, n: int = 40, classes: int = 4, save: Any = np.savez) -> str:
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (n + 8, 6, 6, 3), dtype=np.uint8)
     y = np.arange(n + 8) % classes
-    np.savez(path, x_train=x[:n], y_train=y[:n], x_test=x[n:], y_test=y[n:])
+    save(path, x_train=x[:n], y_train=y[:n], x_test=x[n:], y_test=y[n:])
     return str(path)
 
 
@@ -98,7 +99,6 @@ def test_the_embedded_digits_need_no_files() -> None:
         ({"val_size": -1}, "val_size must be >= 0"),
         ({"train_size": 0}, "train_size must be >= 1"),
         ({"resize": 0}, "resize must be >= 1"),
-        ({"in_memory_limit": -1.0}, "in_memory_limit must be >= 0"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings_: dict[str, int], words: str) -> None:
@@ -147,41 +147,26 @@ def test_batches_are_a_function_of_seed_and_epoch() -> None:
         next(batches(0, 4, seed=0, epoch=0))
 
 
-def test_a_mapped_set_gives_the_same_batches_as_one_in_memory(tmp_path: Path) -> None:
-    name = save_npz(tmp_path / "set.npz")
-    here = Data(name=name, root=str(tmp_path), train_size=24).load()
-    streamed = Data(name=name, root=str(tmp_path), train_size=24, in_memory_limit=0).load()
-    assert streamed.train.mapped
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_mapped_set_gives_the_same_batches_as_one_in_memory(
+    save: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = save_npz(tmp_path / "set.npz", save=save)
+    here = Data(name=name, train_size=24).load()
+    monkeypatch.setattr("rattle.data.npz.IN_MEMORY", 0)
+    mapped = Data(name=name, train_size=24).load()
+    assert mapped.train.mapped == (save is np.savez)
     assert not here.train.mapped
-    assert len(list((tmp_path / "cache").glob("*.npy"))) == 2
     for index in batches(24, 6, seed=0, epoch=3):
-        a, b = here.train[index], streamed.train[index]
+        a, b = here.train[index], mapped.train[index]
         assert a.x.equal(b.x)
         assert a.y.equal(b.y)
         assert b.x.dtype == torch.uint8
-    assert here.val is not None
-    assert streamed.val is not None
-    assert here.val.x.equal(streamed.val.x)
-    assert here.test.x.equal(streamed.test.x)
-
-
-def test_a_mapped_set_is_written_once_and_again_when_its_source_changes(tmp_path: Path) -> None:
-    settings_ = Data(name=save_npz(tmp_path / "set.npz"), root=str(tmp_path), in_memory_limit=0)
-    settings_.load()
-    written = {p: p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()}
-    settings_.load()
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "cache").iterdir()} == written
-    save_npz(tmp_path / "set.npz", n=44)
-    assert len(settings_.load().train) == 39
-
-
-def test_a_damaged_cache_file_is_named(tmp_path: Path) -> None:
-    settings_ = Data(name=save_npz(tmp_path / "set.npz"), root=str(tmp_path), in_memory_limit=0)
-    settings_.load()
-    for path in (tmp_path / "cache").iterdir():
-        path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(RattleError, match="is damaged: delete it"):
-        settings_.load()
+    for part in ("val", "test"):
+        assert getattr(here, part).x.equal(getattr(mapped, part).x)
+    moved = on_device(mapped.train, "cpu")
+    assert not moved.mapped
+    assert moved.x.equal(here.train.x)
 
 
 def test_images_move_to_the_device_only_when_they_fit() -> None:
@@ -190,13 +175,6 @@ def test_images_move_to_the_device_only_when_they_fit() -> None:
     assert on_device(images, "meta", limit_bytes=15) is images
     moved = on_device(images, "meta", limit_bytes=16)
     assert moved.x.device.type == moved.y.device.type == "meta"
-
-
-def test_a_mapped_subset_that_fits_is_read_onto_the_device(tmp_path: Path) -> None:
-    train = Data(name=save_npz(tmp_path / "set.npz"), root=str(tmp_path), in_memory_limit=0).load().train
-    moved = on_device(train, "cpu")
-    assert not moved.mapped
-    assert moved.x.equal(train.x)
 
 
 def reference(augment: Augment, x: torch.Tensor, seed: int, index: int) -> torch.Tensor:

@@ -8,18 +8,16 @@ import torch
 from rattle.cli.main import main
 from rattle.data import Data, Dataset, Images, get, list_datasets, register_source
 from rattle.data.files import find
-from rattle.data.mmap_cache import MmapCache, cache_key
 from rattle.data.sources import SOURCES
 from rattle.data.urls import URLS, Remote
 from rattle.errors import RattleError
 
 
-def stripes(root: Path, cache: MmapCache) -> Dataset:
+def stripes(root: Path) -> Dataset:
     """As many images as the number in the file stripes.txt says, of two classes."""
     path = find("stripes", root, ("stripes.txt",))
     y = torch.arange(int(path.read_text())) % 2
-    blocks = [(100 * y).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 4).numpy()]
-    images = cache.images((len(y), 3, 4, 4), blocks, y, key=cache_key("stripes", path))
+    images = Images((100 * y).to(torch.uint8).view(-1, 1, 1, 1).repeat(1, 3, 4, 4), y)
     return Dataset(name="stripes", train=images, test=images, classes=("dark", "bright"))
 
 
@@ -34,7 +32,6 @@ def test_a_registered_source_is_listed_and_loaded_by_name(tmp_path: Path, capsys
     assert list_datasets()[-1] == "stripes"
     data = Data(name="stripes", root=str(tmp_path), train_size=8, val_size=4).load()
     assert (len(data.train), len(data.test), data.classes) == (8, 20, ("dark", "bright"))
-    assert Data(name="stripes", root=str(tmp_path), in_memory_limit=0).load().train.mapped
     sheet = tmp_path / "sheet.png"
     assert main(["data", "show", "stripes", "--root", str(tmp_path), "--out", str(sheet)]) == 0
     assert main(["data"]) == 0
@@ -73,5 +70,5 @@ def test_a_built_in_name_is_not_replaced() -> None:
     with pytest.raises(RattleError, match="digits"):
         register_source("digits", stripes)
     images = Images(torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1]))
-    register_source("stripes", lambda root, cache: Dataset(name="s", train=images, test=images, classes=("a", "b")))
+    register_source("stripes", lambda root: Dataset(name="s", train=images, test=images, classes=("a", "b")))
     assert len(Data(name="stripes", val_size=0).load().train) == 2

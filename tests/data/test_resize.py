@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -43,18 +42,3 @@ def test_a_file_without_training_images_is_scaled(tmp_path: Path) -> None:
     np.savez(tmp_path / "set.npz", x_test=X, y_test=Y)
     data = Data(name=str(tmp_path / "set.npz"), resize=4).source()
     assert (data.train.shape, data.test.shape) == ((0, 3, 4, 4), (10, 3, 4, 4))
-
-
-def test_large_scaled_images_are_mapped_and_belong_to_their_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, settings = save(tmp_path), {"root": str(tmp_path), "resize": 12, "in_memory_limit": 2e-6}
-    memory = Data(name=name, resize=12).source()
-    mapped = Data(name=name, **settings).source()
-    assert mapped.test.mapped
-    assert mapped.test.x.equal(memory.test.x)
-    monkeypatch.setattr("rattle.data.resize.resized", None)  # a second call reads the cache and scales nothing
-    assert Data(name=name, **settings).source().test.x.equal(memory.test.x)
-    monkeypatch.undo()
-    other = Data(name=save(tmp_path, X[::-1]), **settings).source()
-    assert other.test.x.equal(memory.test.x.flip(0))

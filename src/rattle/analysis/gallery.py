@@ -34,7 +34,6 @@ NOT_SETTINGS = (
     "seed",
     "threads",
     "data.root",
-    "data.in_memory_limit",
     "data.workers",
 )  # they do not make another recipe
 

@@ -13,7 +13,6 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import MEMBER_LIMIT, check_size, find, readable
-from rattle.data.mmap_cache import MmapCache
 from rattle.data.pickles import as_text, load_pickle
 from rattle.errors import RattleError
 
@@ -43,7 +42,7 @@ CIFAR10 = Layout(*FILES_10, labels="labels", names="label_names")
 CIFAR100 = Layout(*FILES_100, labels="fine_labels", names="fine_label_names")
 
 
-def cifar(layout: Layout, root: Path, cache: MmapCache) -> Dataset:
+def cifar(layout: Layout, root: Path) -> Dataset:
     path = find(layout.name, root, (layout.folder, layout.archive))
     raw = read_folder(path, layout) if path.is_dir() else read_archive(path, layout)
     missing = [file for file in layout.files if file not in raw]

@@ -8,12 +8,11 @@ import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images, balanced_split
-from rattle.data.mmap_cache import MmapCache
 
 TEST_IMAGES, SPLIT_SEED = 500, 0
 
 
-def digits(root: Path, cache: MmapCache) -> Dataset:
+def digits(root: Path) -> Dataset:
     """1,297 training and 500 balanced test images; grey values 0..16 become 0..255."""
     grey, labels = stored()
     x = torch.as_tensor(grey).mul(255 / 16).round().to(torch.uint8).view(-1, 1, 8, 8)

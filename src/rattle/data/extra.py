@@ -1,4 +1,4 @@
-"""Extra and generated images to train on beside a dataset's own: a .npz with `image` and `label`, memory-mapped.
+"""Extra and generated images to train on beside a dataset's own: a .npz with `image` and `label`.
 
 `image` and `label` are the names under which generated images are published; `x_train` and `y_train`, or `x` and `y`,
 will do as well. Labels are classes [n], or soft ones: probabilities [n, C].
@@ -11,17 +11,15 @@ import torch
 from torch import Tensor
 
 from rattle.data.dataset import Dataset, Images
-from rattle.data.mmap_cache import MmapCache
 from rattle.data.npz import Member, load_images, members_of, read_labels, read_whole
 from rattle.data.resize import scale_images
 from rattle.errors import RattleError
 
 KEYS = (("image", "label"), ("x_train", "y_train"), ("x", "y"))
-IN_MEMORY = 2**28  # bytes; a million CIFAR images are twelve times as much, and every rank would hold them
 SLACK = 1e-3  # by which probabilities in half precision may miss one
 
 
-def extra_images(path: Path, data: Dataset, side: int | None, cache: MmapCache) -> Images:
+def extra_images(path: Path, data: Dataset, side: int | None) -> Images:
     """The images of a file, to train on beside those of `data`; side: to scale them to, as `data` was."""
     if path.suffix != ".npz":
         raise RattleError(f"data.extra takes a .npz file, such as np.savez writes with image= and label=, got {path}")
@@ -33,8 +31,9 @@ def extra_images(path: Path, data: Dataset, side: int | None, cache: MmapCache) 
             found = ", ".join(members) or "nothing"
             raise RattleError(f"{path} holds {found}; extra images should be under image and label, or under x and y")
         y = read_extra_labels(members[keys[1]], len(data.classes))
-        images = load_images(members[keys[0]], y, path, cache)
-    images = scale_images(images, side, cache) if side and images.shape[2:] != (side, side) else images
+        images = load_images(members[keys[0]], y, path)
+    if side and images.shape[2:] != (side, side):
+        images = scale_images(images, side)
     own, extra = list(data.train.shape[1:]), list(images.shape[1:])
     if own != extra:
         raise RattleError(f"{path}: extra images are {extra}, those of {data.name} {own} (channels, height, width)")

@@ -4,7 +4,7 @@ train/CLASS/*.jpg beside test/ (or val/, validation/); or CLASS/*.jpg, a fifth o
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,6 @@ import torch
 from rattle.data import pictures
 from rattle.data.dataset import Dataset, Images, train_test_split
 from rattle.data.decode import PictureFiles, Pictures
-from rattle.data.mmap_cache import MmapCache, Shape, cache_key
 from rattle.errors import RattleError, unknown
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -23,9 +22,9 @@ RESIZE = 8 / 7  # of the shorter side to the side of a crop: 256 to 224
 Load = Callable[[Path, tuple[str, ...]], Images]  # (folder of a part, its classes) -> its images
 
 
-def folder(path: Path, cache: MmapCache, seed: int, resize: int | None = None) -> Dataset:
-    """The dataset in a folder, its pictures in memory or in the cache."""
-    return read_parts(path, seed, partial(load_images, cache=cache, resize=resize))
+def folder(path: Path, seed: int, resize: int | None = None) -> Dataset:
+    """The dataset in a folder, its pictures in memory."""
+    return read_parts(path, seed, partial(load_images, resize=resize))
 
 
 def decoded_folder(path: Path, seed: int, *, crop: int, resize: int | None, workers: int | None) -> Dataset:
@@ -84,31 +83,19 @@ def list_pictures(path: Path, classes: tuple[str, ...]) -> tuple[list[str], list
     return names, labels
 
 
-def load_images(path: Path, classes: tuple[str, ...], cache: MmapCache, resize: int | None) -> Images:
-    """Decoded one by one straight into the cache: a large folder is never whole in memory."""
+def load_images(path: Path, classes: tuple[str, ...], resize: int | None) -> Images:
+    """All pictures in memory, grey if none has colour; without resize they must have one size."""
     names, labels = list_pictures(path, classes)
     files = [path / name for name in names]
-    y = torch.tensor(labels, dtype=torch.int64)
-    key = cache_key("folder", str(path.resolve()), resize, *files)
-    if cache.path(key).exists():  # written from these very files before: their headers need not be read again
-        return cache.open(key, y)
-    shape = common_shape(files, resize)
-    return cache.images(shape, decode(files, shape, resize), y, key=key)
-
-
-def common_shape(files: list[Path], resize: int | None) -> Shape:
-    """The shape of all images from their headers; three channels if any image has colour."""
     with pictures.open_picture(files[0]) as first:
         width, height = (resize, resize) if resize else first.size
+    size = None if resize else (width, height)
     channels = 1
     for file in files:
         with pictures.open_picture(file) as picture:
-            size = None if resize else (width, height)
             channels = max(channels, pictures.count_channels(picture, file, size, files[0]))
-    return len(files), channels, height, width
-
-
-def decode(files: list[Path], shape: Shape, resize: int | None) -> Iterator[np.ndarray]:
-    for file in files:
+    x = np.empty((len(files), channels, height, width), np.uint8)
+    for i, file in enumerate(files):
         with pictures.open_picture(file) as picture:
-            yield pictures.to_array(picture, shape[1], resize)[None]
+            x[i] = pictures.to_array(picture, channels, resize)
+    return Images(torch.from_numpy(x), torch.tensor(labels))

@@ -1,6 +1,5 @@
 """Image datasets of the Hugging Face hub, through the `datasets` package (extra `hub`) and its offline cache."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,11 +7,10 @@ import torch
 
 from rattle.data import pictures
 from rattle.data.dataset import Dataset, Images, train_test_split
-from rattle.data.mmap_cache import MmapCache, cache_key
 from rattle.errors import RattleError, first_line
 
 
-def hub(name: str, cache: MmapCache, seed: int, resize: int | None = None) -> Dataset:
+def hub(name: str, seed: int, resize: int | None = None) -> Dataset:
     """`owner/name` or `owner/name:config`: its splits train and test (or validation); train alone is split by seed."""
     splits = fetch(name)
     test = next((key for key in ("test", "validation", "valid") if key in splits), None)
@@ -24,7 +22,7 @@ def hub(name: str, cache: MmapCache, seed: int, resize: int | None = None) -> Da
 
     def part(key: str) -> Images:
         where = f"hub:{name}, split {key}"
-        return load_images(splits[key], image, read_labels(splits[key], label, classes, where), cache, resize, where)
+        return load_images(splits[key], image, read_labels(splits[key], label, classes, where), resize, where)
 
     if test is None:
         return train_test_split(name, part("train"), classes, seed)
@@ -73,17 +71,15 @@ def read_labels(split: Any, label: str, classes: tuple[str, ...], where: str) ->
     return torch.tensor([number.get(value, value) for value in values], dtype=torch.int64)
 
 
-def load_images(split: Any, image: str, y: torch.Tensor, cache: MmapCache, resize: int | None, where: str) -> Images:
+def load_images(split: Any, image: str, y: torch.Tensor, resize: int | None, where: str) -> Images:
+    """The pictures of a split, in memory; all have the size of the first, and its channels."""
     first = split[0][image]
     channels = pictures.count_channels(first, where, None, first)
     width, height = (resize, resize) if resize else first.size
-    size = None if resize else first.size
-
-    def decode() -> Iterator[np.ndarray]:
-        for i, row in enumerate(split):
-            if pictures.count_channels(row[image], f"{where}, image {i}", size, "the first") > channels:
-                raise RattleError(f"{where}: image {i} has colour and the first has none")
-            yield pictures.to_array(row[image], channels, resize)[None]
-
-    key = cache_key("hub", where, split._fingerprint, resize)
-    return cache.images((len(split), channels, height, width), decode(), y, key=key)
+    x = np.empty((len(split), channels, height, width), np.uint8)
+    for i, row in enumerate(split):
+        size = None if resize else first.size
+        if pictures.count_channels(row[image], f"{where}, image {i}", size, "the first") > channels:
+            raise RattleError(f"{where}: image {i} has colour and the first has none")
+        x[i] = pictures.to_array(row[image], channels, resize)
+    return Images(torch.from_numpy(x), y)

@@ -12,13 +12,12 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import check_size, find, readable
-from rattle.data.mmap_cache import MmapCache
 from rattle.errors import RattleError
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-def idx_dataset(name: str, torchvision: str, classes: tuple[str, ...], root: Path, cache: MmapCache) -> Dataset:
+def idx_dataset(name: str, torchvision: str, classes: tuple[str, ...], root: Path) -> Dataset:
     """torchvision: the folder that torchvision puts the files in. Not root itself: the two sets share file names."""
     folders = (name, f"{torchvision}/raw", torchvision)
 

@@ -1,6 +1,8 @@
 """A user's .npz file: x_train, y_train, x_test, y_test; or x_test, y_test alone; or x, y, which are split by seed."""
 
 import math
+import struct
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +14,13 @@ import torch
 from torch import Tensor
 
 from rattle.data.dataset import Dataset, Images, train_test_split
-from rattle.data.files import check_size, readable
-from rattle.data.mmap_cache import MmapCache, cache_key
+from rattle.data.files import MEMBER_LIMIT, check_size, readable
 from rattle.errors import RattleError
 
 ARRAY_LIMIT = 64 * 2**30  # bytes of one unpacked array of images
 MOST_CLASSES = 100_000  # more are a mistake, and would take much memory
-BLOCK_BYTES = 2**24  # images are converted in blocks of this size, so that a large array is never whole in memory
+IN_MEMORY = 2**28  # bytes; a larger array of bytes that is not compressed is mapped: every rank would hold a copy
+BLOCK = 4096  # images that are converted at a time
 AS_NUMBERS = "number them from 0 with `classes, y = np.unique(y, return_inverse=True)` and save `classes` too"
 
 
@@ -39,7 +41,7 @@ class Member:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def npz(path: Path, cache: MmapCache, seed: int) -> Dataset:
+def npz(path: Path, seed: int) -> Dataset:
     """Images uint8 [n, H, W, C], [n, C, H, W] or [n, H, W]; labels [n]; optional `classes`, their names as text."""
     with members_of(path) as members:
         parts = [part for part in ("_train", "_test", "") if f"x{part}" in members and f"y{part}" in members]
@@ -51,7 +53,7 @@ def npz(path: Path, cache: MmapCache, seed: int) -> Dataset:
         y = {part: read_labels(members[f"y{part}"]) for part in parts}
         highest = max(int(labels.max()) for labels in y.values())
         classes = read_classes(members.get("classes"), highest, path)
-        images = {part: load_images(members[f"x{part}"], y[part], path, cache) for part in parts}
+        images = {part: load_images(members[f"x{part}"], y[part], path) for part in parts}
     if "_test" not in images:
         return train_test_split(path.stem, images[""], classes, seed)
     test = images["_test"]
@@ -79,8 +81,8 @@ def open_member(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
     return member
 
 
-def read_whole(m: Member) -> np.ndarray:
-    check_size(m.nbytes, m.where)
+def read_whole(m: Member, limit: int = MEMBER_LIMIT) -> np.ndarray:
+    check_size(m.nbytes, m.where, limit)
     if m.dtype.hasobject:
         raise RattleError(
             f"{m.where} is an array of Python objects, which only pickle could read; "
@@ -116,41 +118,35 @@ def read_classes(m: Member | None, highest: int, path: Path) -> tuple[str, ...]:
     return tuple(map(str, range(highest + 1)))
 
 
-def load_images(m: Member, y: Tensor, path: Path, cache: MmapCache) -> Images:
+def load_images(m: Member, y: Tensor, path: Path) -> Images:
     """The array as uint8 [n, C, H, W]; of four axes, exactly one must look like channels."""
     if m.shape and m.shape[0] != len(y):
         raise RattleError(f"{m.where} has {m.shape[0]} images, but there are {len(y)} labels")
     shape = (*m.shape, 1) if len(m.shape) == 3 else m.shape  # grey images without a channel axis
-    channels_first = len(shape) == 4 and shape[1] in (1, 3)
+    channels_first = len(m.shape) == 4 and shape[1] in (1, 3)
     channels_last = len(shape) == 4 and shape[3] in (1, 3)
-    if len(m.shape) == 3:
-        channels_first = False
     if channels_first == channels_last:
         layouts = "[n, H, W, C], [n, C, H, W] or [n, H, W] with 1 or 3 channels"
         raise RattleError(f"{m.where} is {list(m.shape)}; images should be {layouts}")
     axes = (0, 1, 2, 3) if channels_first else (0, 3, 1, 2)
-    n, channels, height, width = (shape[axis] for axis in axes)
-    blocks = (to_uint8(x, m.where).reshape(-1, *shape[1:]).transpose(axes) for x in read_blocks(m, cache.limit))
-    return cache.images((n, channels, height, width), blocks, y, key=cache_key("npz", path, m.info.filename))
+    mapped = m.nbytes > IN_MEMORY and m.dtype == np.uint8 and not m.fortran
+    if mapped and m.info.compress_type == zipfile.ZIP_STORED:
+        stored = np.memmap(path, np.uint8, "r", data_offset(m, path), shape).transpose(axes)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # that the array is not writable
+            return Images(torch.from_numpy(stored), y, mapped=True)
+    whole = read_whole(m, ARRAY_LIMIT).reshape(shape).transpose(axes)
+    x = np.empty(whole.shape, np.uint8)
+    for start in range(0, len(x), BLOCK):
+        x[start : start + BLOCK] = to_uint8(whole[start : start + BLOCK], m.where)
+    return Images(torch.from_numpy(x), y)
 
 
-def read_blocks(m: Member, memory_limit: int) -> Iterator[np.ndarray]:
-    """Consecutive rows of the array, about BLOCK_BYTES at a time."""
-    if m.fortran or m.dtype.hasobject:
-        check_size(m.nbytes, f"{m.where} (in Fortran order)", memory_limit)  # rows are not consecutive in the file
-        yield read_whole(m)
-        return
-    row_bytes = math.prod(m.shape[1:]) * m.dtype.itemsize
-    step = max(1, BLOCK_BYTES // max(row_bytes, 1))
-    with m.archive.open(m.info) as stream:
-        stream.read(m.start)
-        for start in range(0, m.shape[0], step):
-            size = min(step, m.shape[0] - start) * row_bytes
-            raw = stream.read(size)
-            if len(raw) < size:
-                raise EOFError(f"{m.info.filename} ends early")
-            yield np.frombuffer(raw, m.dtype).reshape(-1, *m.shape[1:])
-        stream.read(1)  # reach the end, where zipfile verifies the checksum
+def data_offset(m: Member, path: Path) -> int:
+    """Where the values of an array begin in the file: after the local header of the zip member and the array's own."""
+    with path.open("rb") as file:
+        file.seek(m.info.header_offset + 26)
+        name, extra = struct.unpack("<HH", file.read(4))
+    return m.info.header_offset + 30 + name + extra + m.start
 
 
 def to_uint8(x: np.ndarray, where: str) -> np.ndarray:

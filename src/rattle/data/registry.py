@@ -14,17 +14,16 @@ from torch import Tensor
 
 from rattle.data.augment import Augment
 from rattle.data.dataset import Dataset, Images, balanced_indices, hold_out
-from rattle.data.extra import IN_MEMORY, extra_images
+from rattle.data.extra import extra_images
 from rattle.data.files import data_root
 from rattle.data.folder import decoded_folder, folder
 from rattle.data.hub import hub
-from rattle.data.mmap_cache import MmapCache
 from rattle.data.npz import npz
 from rattle.data.resize import scale
 from rattle.data.sources import DECODED, SOURCES
 from rattle.errors import RattleError, unknown
 from rattle.randomness import derive_seed
-from rattle.settings import Between, Bound, Count, CountOrZero, NonNegative, check_settings
+from rattle.settings import Between, Bound, Count, CountOrZero, check_settings
 
 EXTRA_FRACTION = 0.7  # of a minibatch (Gowal et al. 2020)
 VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
@@ -42,7 +41,6 @@ class Data:
     resize: Count | None = None  # side to scale the images to, whatever their source; the shorter side with data.crop
     crop: Count | None = None  # decode a folder on the fly; side of random crops, and of centres in tests
     workers: CountOrZero | None = None  # processes that decode; one a core, up to 16, when not given
-    in_memory_limit: NonNegative = 4.0  # gigabytes; a larger part is read from a memory-mapped file in ROOT/cache
     augment: Augment = field(default_factory=Augment)  # random changes of the training images
     extra: str | None = None  # FILE.npz of extra or generated images (image, label), drawn into every minibatch
     extra_fraction: Between | None = None  # share of a minibatch that they make up; 0.7 when not given
@@ -90,8 +88,7 @@ class Data:
         """The images of `extra`, to train on beside those of `data`; evaluations do without them."""
         if self.extra is None:
             return None
-        cache = replace(self.cache, limit=min(self.cache.limit, IN_MEMORY))
-        return extra_images(Path(self.extra).expanduser(), data, self.resize, cache)
+        return extra_images(Path(self.extra).expanduser(), data, self.resize)
 
     def extra_count(self, batch: int) -> int:
         """How many images of a minibatch are extra ones, rounded down; at least one, and one is always original."""
@@ -105,11 +102,6 @@ class Data:
             )
         return count
 
-    @property
-    def cache(self) -> MmapCache:
-        """Where images that are too many for memory go."""
-        return MmapCache(data_root(self.root) / "cache", int(self.in_memory_limit * 1e9))
-
     def source(self) -> Dataset:
         """The dataset as its source returns it, nothing held out."""
         return self.find()()
@@ -121,17 +113,17 @@ class Data:
                 "the images were given in Python and are not stored: name others, or give them again, "
                 "rattle.fit(..., data=(x, y)) to train, rattle.evaluate(rattle.load(RUN, model=...), x, y, ...) to test"
             )
-        root, path, cache = data_root(self.root), Path(self.name).expanduser(), self.cache
+        root, path = data_root(self.root), Path(self.name).expanduser()
         if self.crop or self.name in DECODED:
             return self.find_decoded(root, path)
         if self.name.startswith("hub:"):
-            return partial(hub, self.name.removeprefix("hub:"), cache, self.split_seed, self.resize)
+            return partial(hub, self.name.removeprefix("hub:"), self.split_seed, self.resize)
         if self.name in SOURCES:
-            return self.scaled(lambda: SOURCES[self.name](root, cache))
+            return self.scaled(lambda: SOURCES[self.name](root))
         if path.is_dir():
-            return partial(folder, path, cache, self.split_seed, self.resize)
+            return partial(folder, path, self.split_seed, self.resize)
         if path.suffix == ".npz" and path.is_file():
-            return self.scaled(partial(npz, path, cache, self.split_seed))
+            return self.scaled(partial(npz, path, self.split_seed))
         if path.suffix == ".npz" or len(path.parts) > 1:
             kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
             raise RattleError(f"there is no {kind} at {path} (looked from {Path.cwd()})")
@@ -158,7 +150,7 @@ class Data:
     def scaled(self, read: Callable[[], Dataset]) -> Callable[[], Dataset]:
         """`read`, its images scaled where the settings ask for it."""
         side = self.resize
-        return read if side is None else lambda: scale(read(), side, self.cache)
+        return read if side is None else lambda: scale(read(), side)
 
 
 def batches(n: int, batch_size: int, *, seed: int, epoch: int, drop_last: bool = True) -> Iterator[Tensor]:

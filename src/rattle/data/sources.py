@@ -1,6 +1,6 @@
 """The names of datasets, known without torch.
 
-A source is a function load(root, cache) -> Dataset. One file and one line of SOURCES add one, or one call of
+A source is a function load(root) -> Dataset. One file and one line of SOURCES add one, or one call of
 `register_source` at run time.
 """
 
@@ -15,9 +15,8 @@ from rattle.registry import Entry, Registry
 
 if TYPE_CHECKING:
     from rattle.data.dataset import Dataset
-    from rattle.data.mmap_cache import MmapCache
 
-    Load = Callable[[Path, MmapCache], Dataset]
+    Load = Callable[[Path], Dataset]
 
 SOURCES: Registry[Load] = Registry(
     "dataset",
@@ -37,8 +36,8 @@ DECODED = {"imagenet": 224}  # found under the root, decoded on the fly; the sid
 def register_source(name: str, load: Load, *, urls: Sequence[Remote] = ()) -> None:
     """Make `Data(name=name)` and `rattle ... --data.name NAME` load a dataset of your own.
 
-    name: not a built-in one; registering a name again replaces it. load: given the folder of datasets and a cache for
-    images too large for memory, returns the Dataset. urls: files that `rattle data get NAME` downloads.
+    name: not a built-in one; registering a name again replaces it. load: given the folder of datasets, returns the
+    Dataset. urls: files that `rattle data get NAME` downloads.
     """
     SOURCES.add(name, load)
     if urls:

@@ -7,12 +7,11 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import find, md5
-from rattle.data.mmap_cache import MmapCache
 from rattle.data.urls import URLS
 from rattle.errors import RattleError
 
 
-def svhn(root: Path, cache: MmapCache) -> Dataset:
+def svhn(root: Path) -> Dataset:
     train, test = (load_images(find("svhn", root, (f"{part}_32x32.mat",))) for part in ("train", "test"))
     return Dataset(name="svhn", train=train, test=test, classes=tuple("0123456789"))
 

@@ -10,6 +10,7 @@ from rattle.recipes.schedules import CYCLE_END
 
 RENAMED = {"keep": "keep_checkpoints", "draws": "noise_samples"}
 REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notice
+    "data.in_memory_limit": 4.0,
     "optimizer.eps": 1e-8,
     "schedule.first": 0.04,
     "schedule.floor": 0.0,
