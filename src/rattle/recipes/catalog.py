@@ -1,15 +1,13 @@
 """Named recipes; names.py says how their names are built."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import reduce
-from operator import getitem
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rattle.data import Augment
 from rattle.data.registry import Data
-from rattle.errors import RattleError, unknown
+from rattle.errors import RattleError
 from rattle.objectives import Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
@@ -18,7 +16,7 @@ from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import from_plain, to_plain
-from rattle.settings import check_type
+from rattle.settings import check_type, with_fields
 from rattle.threat import Norm, Threat
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
 
@@ -119,37 +117,46 @@ def make_recipe(
     >>> make_recipe("trades-2nd", epsilon=4 / 255, epochs=30).method
     'TRADES + 1st + 2nd'
     """
-    check_type("epsilon", 0.0 if epsilon is None else epsilon, float)
+    if epsilon is not None:
+        check_type("epsilon", epsilon, float)
     setting = SETTINGS.get(data.name) or Setting(data=data, step_sizes=PAPER_THREATS)
-    base, suffixes = parse_method(method)
+    method_name, suffixes = split_method(method)
+    base = METHODS[method_name]
     attack = replace(base.attack, **threat_of(setting, norm, epsilon, step_size))
-    attack = replace(attack, steps=setting.steps or attack.steps)
+    if setting.steps is not None:
+        attack = replace(attack, steps=setting.steps)
+    objective, noise = base.objective, Noise(sigma=0)  # the published baseline has no u
+    for suffix, order in ORDERS.items():
+        if suffix in suffixes:
+            taylor = Taylor(order=order, eta=PUBLISHED_ETA[order])
+            objective, noise = replace(objective, taylor=taylor), Noise()  # type: ignore[type-var]
+    average = base.average or setting.average
+    if isinstance(base.average, EMA) and setting.window != 1:
+        average = replace(base.average, decay=1 - (1 - base.average.decay) / setting.window)
+    batch = min(base.batch_size, setting.most_batch)
     recipe = Recipe(
         name=name or f"{short(data.name)}-{norm}-{short(model)}-{method}",
         data=data,
         model=model,
         width=None if ":" in model else setting.width,
         attack=attack,
-        noise=Noise() if suffixes & ORDERS.keys() else Noise(sigma=0),  # the published baseline has no u
-        objective=base.objective,
+        noise=noise,
+        objective=objective,
         awp=awp_of(base, setting, suffixes),
-        **own_settings(base, setting),
+        average=average,
+        ramp=base.ramp,
+        optimizer=SGD(lr=setting.lr * base.rate * (batch / base.batch_size), weight_decay=setting.weight_decay),
+        schedule=Piecewise(drops=base.drops, factor=base.rate_factor),
+        epochs=round(setting.epochs * base.length),
+        batch_size=batch,
         val_attack=ValAttack(steps=attack.steps, step_size=attack.step_size),
     )
     recipe = with_settings(recipe, base.settings, setting.training)
-    recipe = released(recipe) if "-released" in suffixes else recipe
-    return with_changes(fast(recipe, setting) if "-fast" in suffixes else recipe, changes)
-
-
-def parse_method(text: str) -> tuple[Method, set[str]]:
-    """The method that a name begins with, its objective with the Taylor terms that the name ends with; the suffixes."""
-    name, suffixes = split_method(text)
-    method = METHODS[name]
-    for suffix, order in ORDERS.items():
-        if suffix in suffixes:
-            taylor = Taylor(order=order, eta=PUBLISHED_ETA[order])
-            method = replace(method, objective=replace(method.objective, taylor=taylor))  # type: ignore[type-var]
-    return method, suffixes
+    if "-released" in suffixes:
+        recipe = released(recipe)
+    if "-fast" in suffixes:
+        recipe = fast(recipe, setting)
+    return with_fields(recipe, changes, "a recipe")
 
 
 def threat_of(setting: Setting, norm: Norm, epsilon: float | None, step_size: float | None) -> dict[str, Any]:
@@ -158,20 +165,12 @@ def threat_of(setting: Setting, norm: Norm, epsilon: float | None, step_size: fl
     if norm not in setting.step_sizes and (epsilon is None or step_size is None):
         Threat(norm=norm)  # refuses what is no norm
         raise RattleError(f"no setting of {norm} is published: give epsilon and step_size")
-    usual, step = setting.step_sizes.get(norm, (0.0, 0.0))
-    if epsilon is not None and epsilon != usual:
-        step = step_size if step_size is not None else epsilon * (step / usual)
-    threat = Threat(norm=norm, epsilon=usual if epsilon is None else epsilon)
-    return {"threat": threat, "step_size": step if step_size is None else step_size}
-
-
-def with_changes(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    """The recipe with some of its fields changed; a field that it does not have is refused with the nearest."""
-    names = [each.name for each in fields(Recipe)]
-    for key in changes:
-        if key not in names:
-            raise unknown("setting of a recipe", key, names)
-    return replace(recipe, **changes)
+    usual_epsilon, usual_step = setting.step_sizes.get(norm, (0.0, 0.0))
+    if epsilon is None:
+        epsilon = usual_epsilon
+    if step_size is None:
+        step_size = usual_step if epsilon == usual_epsilon else epsilon * (usual_step / usual_epsilon)
+    return {"threat": Threat(norm=norm, epsilon=epsilon), "step_size": step_size}
 
 
 def short(name: str) -> str:
@@ -186,38 +185,32 @@ def short(name: str) -> str:
 
 def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | ASAM | None:
     """AWP as published for a method, its warm-up shortened with the dataset's runs; or SAM or ASAM in its place."""
-    if "-awp" not in suffixes:
-        return next((kind for suffix, kind in SHARPNESS.items() if suffix in suffixes), None)
-    return replace(method.awp, warmup=setting.warmup) if method.awp and method.awp.warmup else method.awp
-
-
-def own_settings(method: Method, setting: Setting) -> dict[str, Any]:
-    """What a method's paper trains with besides; the window of its average is shortened with the dataset's runs."""
-    average = method.average
-    if isinstance(average, EMA) and setting.window != 1:
-        average = replace(average, decay=1 - (1 - average.decay) / setting.window)
-    schedule = Piecewise(drops=method.drops, factor=method.rate_factor)
-    batch = min(method.batch_size, setting.most_batch)
-    return {
-        "average": average or setting.average,
-        "schedule": schedule,
-        "epochs": round(setting.epochs * method.length),
-        "ramp": method.ramp,
-        "batch_size": batch,
-        "optimizer": SGD(lr=setting.lr * method.rate * (batch / method.batch_size), weight_decay=setting.weight_decay),
-    }
+    for suffix, kind in SHARPNESS.items():
+        if suffix in suffixes:
+            return kind
+    if "-awp" not in suffixes or method.awp is None:
+        return None
+    return replace(method.awp, warmup=setting.warmup) if method.awp.warmup else method.awp
 
 
 def with_settings(recipe: Recipe, settings: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
     """The recipe with a method's further settings, and then with those of the dataset's training; a network of the
     user's keeps its activation and normalisation."""
-    plain, own = to_plain(recipe) if settings else {}, recipe.model == "python" or ":" in recipe.model
+    own_network = recipe.model == "python" or ":" in recipe.model
+    plain = to_plain(recipe)
     for path, value in settings.items():
         *parents, last = path.split(".")
-        if not (own and last in ("activation", "normalise")):
-            reduce(getitem, parents, plain)[last] = value
-    fixed = {name: value for name, value in training.items() if recipe.model != "python" or name != "normalise"}
-    return replace(from_plain(Recipe, plain) if settings else recipe, **fixed)
+        if own_network and last in ("activation", "normalise"):
+            continue
+        part = plain
+        for parent in parents:
+            part = part[parent]
+        part[last] = value
+    recipe = from_plain(Recipe, plain)
+    for name, value in training.items():
+        if name != "normalise" or recipe.model != "python":
+            recipe = replace(recipe, **{name: value})
+    return recipe
 
 
 def fast(recipe: Recipe, setting: Setting) -> Recipe:
