@@ -75,3 +75,13 @@ def test_what_no_recipe_can_be_made_of_is_refused(settings: dict[str, Any], sent
 def test_a_file_of_ones_own_keeps_its_own_width() -> None:
     assert make_recipe("at", data=Data(name="digits"), model="net.py:build").width is None
     assert make_recipe("at", data=Data(name="digits"), model="cnn").width == 16
+
+
+def test_fast_recipes_keep_the_method_and_cut_the_cost() -> None:
+    for name in ("cifar10-linf-preact18-trades-awp-2nd", "digits-l2-cnn-at", "svhn-linf-preact18-trades-2nd-released"):
+        usual, fast = get_recipe(name), get_recipe(f"{name}-fast")
+        for part in ("objective", "noise", "model", "data", "val_attack"):
+            assert getattr(fast, part) == getattr(usual, part)
+        assert fast.attack.threat == usual.attack.threat
+        assert fast.epochs * (2 * fast.attack.steps + 7) < 0.4 * usual.epochs * (2 * usual.attack.steps + 7)
+        assert fast.average is not None

@@ -101,11 +101,12 @@ def test_yaml_says_which_kind_where_several_are_possible() -> None:
     assert yaml.safe_load(Recipe().to_yaml())["awp"] is None
 
 
-def edited(**changes: object) -> str:
+def edited(changes: dict[str, object]) -> str:
+    """A recipe in YAML with settings changed by their dotted names."""
     objective = Trades(taylor=Taylor(order=1, eta=0.3))
     plain = yaml.safe_load(Recipe(objective=objective, awp=AWP(), average=SWA()).to_yaml())
     for path, value in changes.items():
-        *groups, last = path.split("__")
+        *groups, last = path.split(".")
         place = plain
         for group in groups:
             place = place[group]
@@ -114,46 +115,43 @@ def edited(**changes: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("setting", "value", "words"),
     [
-        ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'?"),
-        ({"objective__taylor__etta": 3}, "'objective.taylor.etta'; did you mean 'objective.taylor.eta'?"),
-        ({"objective__eta": 3}, "unknown setting 'objective.eta'"),
-        ({"attack__threat__eps": 0.1}, "did you mean 'attack.threat.epsilon'?"),
-        ({"objective__kind": "Trade"}, "unknown objective.kind 'Trade'; did you mean 'Trades'?"),
-        ({"average__kind": "None"}, "unknown average.kind 'None'"),
-        ({"epochs": "many"}, "epochs must be int, got 'many'"),
-        ({"epochs": 2.5}, "epochs must be int, got 2.5"),
-        ({"epochs": True}, "epochs must be int, got True"),
-        ({"data__augment__flip": 1}, "data.augment.flip must be bool, got 1"),
-        ({"objective__taylor__eta": "much"}, "taylor.eta must be a number such as 0.03 or 8/255, got 'much'"),
-        ({"objective__taylor__eta": True}, "objective.taylor.eta must be float or null, got True"),
-        ({"objective__inv_lambda": None}, "objective.inv_lambda must be float, got None"),
-        ({"objective__taylor__mode": "x"}, "taylor.mode must be one of head, released, smoothing, exact, trace"),
-        ({"attack": 3}, "attack: expected settings, got 3"),
-        ({"schedule": "Cosine"}, "schedule: expected settings, got 'Cosine'"),
-        ({"schedule__drops": ["early"]}, "schedule.drops[0] must be a number such as 0.03 or 8/255, got 'early'"),
-        ({"width": "wide"}, "width must be int or null, got 'wide'"),
-        ({"objective__taylor__order": 7}, "objective.taylor.order must be 0, 1 or 2, got 7"),
-        ({"objective__taylor__order": 0}, "objective.taylor.eta 0.3 does nothing at order 0"),
-        ({"epochs": 0}, "epochs must be >= 1"),
-        ({"noise_samples": 2}, "noise_samples > 1 does nothing"),
-        ({"optimizer__lr": 0}, "optimizer.lr must be > 0, got 0"),
-        ({"optimizer__kind": "Adam"}, "unknown optimizer.kind 'Adam'; did you mean 'AdamW'?"),
-        ({"optimizer__betas": [0.9, 0.99]}, "unknown setting 'optimizer.betas'"),
-        ({"optimizer__weight_decay": -1}, "optimizer.weight_decay must be >= 0"),
-        ({"optimizer__layer_decay": 1.0}, "optimizer.layer_decay must be > 0 and < 1"),
-        ({"optimizer__nesterov": True, "optimizer__momentum": 0.0}, "nesterov does nothing without optimizer.momentum"),
-        ({"optimizer__decay_norms": False, "optimizer__weight_decay": 0.0}, "does nothing without weight decay"),
-        ({"optimizer": {"kind": "AdamW", "betas": [0.9]}}, "optimizer.betas are two numbers"),
-        ({"optimizer": {"kind": "AdamW", "decay_norms": True, "weight_decay": 0.0}}, "does nothing without weight"),
-        ({"schedule__warmup": 0.5}, "schedule.warmup must end before the first of schedule.drops"),
-        ({"schedule": {"kind": "Cosine", "warmup": 1.0}}, "schedule.warmup must be >= 0 and < 1"),
+        ("epoch", 3, "'epoch'; did you mean 'epochs'?"),
+        ("objective.taylor.etta", 3, "'objective.taylor.etta'; did you mean 'objective.taylor.eta'?"),
+        ("objective.eta", 3, "unknown setting 'objective.eta'"),
+        ("attack.threat.eps", 0.1, "did you mean 'attack.threat.epsilon'?"),
+        ("objective.kind", "Trade", "did you mean 'Trades'?"),
+        ("average.kind", "None", "unknown average.kind 'None'"),
+        ("optimizer.kind", "Adam", "did you mean 'AdamW'?"),
+        ("optimizer.betas", [0.9, 0.99], "unknown setting 'optimizer.betas'"),
+        ("schedule.drops", ["early"], "schedule.drops[0] must be a number"),
+        ("objective.taylor.order", 0, "objective.taylor.eta 0.3 does nothing at order 0"),
+        *[("epochs", value, "epochs must be int") for value in ("many", 2.5, True)],
+        ("epochs", 0, "epochs must be >= 1"),
+        ("data.augment.flip", 1, "data.augment.flip must be bool"),
+        *[("objective.taylor.eta", value, "objective.taylor.eta must be") for value in ("much", True)],
+        ("objective.inv_lambda", None, "objective.inv_lambda must be float"),
+        ("objective.taylor.mode", "x", "objective.taylor.mode must be one of"),
+        ("objective.taylor.order", 7, "objective.taylor.order must be 0, 1 or 2"),
+        ("attack", 3, "attack: expected settings"),
+        ("schedule", "Cosine", "schedule: expected settings"),
+        ("width", "wide", "width must be int or null"),
+        ("noise_samples", 2, "noise_samples > 1 does nothing"),
+        ("optimizer.lr", 0, "optimizer.lr must be > 0"),
+        ("optimizer.weight_decay", -1, "optimizer.weight_decay must be >= 0"),
+        ("optimizer.layer_decay", 1.0, "optimizer.layer_decay must be > 0 and < 1"),
+        ("optimizer", {"kind": "SGD", "nesterov": True, "momentum": 0.0}, "optimizer.nesterov does nothing"),
+        ("optimizer", {"kind": "SGD", "decay_norms": False, "weight_decay": 0.0}, "optimizer.decay_norms False does"),
+        ("optimizer", {"kind": "AdamW", "decay_norms": True, "weight_decay": 0.0}, "optimizer.decay_norms does"),
+        ("optimizer", {"kind": "AdamW", "betas": [0.9]}, "optimizer.betas are two numbers"),
+        ("schedule.warmup", 0.5, "schedule.warmup must end before the first of schedule.drops"),
+        ("schedule", {"kind": "Cosine", "warmup": 1.0}, "schedule.warmup must be >= 0 and < 1"),
     ],
 )
-def test_a_setting_that_means_nothing_is_refused_with_its_place(changes: dict, sentence: str) -> None:
-    with pytest.raises(RattleError, match=re.escape(sentence)):
-        Recipe.from_yaml(edited(**changes))
+def test_a_setting_that_means_nothing_is_refused_with_its_place(setting: str, value: object, words: str) -> None:
+    with pytest.raises(RattleError, match=re.escape(words)):
+        Recipe.from_yaml(edited({setting: value}))
 
 
 @pytest.mark.parametrize("text", ["", "3", "[1, 2]", "just words"])
@@ -169,9 +167,8 @@ def test_text_that_is_no_yaml_is_refused_in_one_line() -> None:
 
 
 def test_numbers_may_be_fractions_and_whole_numbers() -> None:
-    recipe = Recipe.from_yaml(
-        edited(attack__threat__epsilon="8/255", attack__step_size="1e-2", objective__taylor__eta=1)
-    )
+    changes = {"attack.threat.epsilon": "8/255", "attack.step_size": "1e-2", "objective.taylor.eta": 1}
+    recipe = Recipe.from_yaml(edited(changes))
     assert recipe.attack.threat.epsilon == 8 / 255
     assert recipe.attack.step_size == 0.01
     assert recipe.objective.taylor.eta == 1.0
@@ -195,10 +192,8 @@ def test_settings_work_for_any_dataclass() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_and_a_short_list() -> None:
-    assert str(unknown("fruit", "aple", ["apple", "pear"])) == (
-        "unknown fruit 'aple'; did you mean 'apple'? (one of apple, pear)"
-    )
-    assert str(unknown("fruit", "zzz", ["apple", "pear"])) == "unknown fruit 'zzz' (one of apple, pear)"
+    near = str(unknown("fruit", "aple", ["apple", "pear"]))
+    assert near == "unknown fruit 'aple'; did you mean 'apple'? (one of apple, pear)"
     assert str(unknown("n", "zzz", map(str, range(50)))) == "unknown n 'zzz'"
 
 
@@ -207,6 +202,14 @@ THREATS = {
     ("digits", "l2"): (0.8, 0.2),
     **{(d, "linf"): (8 / 255, 2 / 255) for d in ("cifar10", "cifar100", "svhn")},
     **{(d, "l2"): (128 / 255, 15 / 255) for d in ("cifar10", "cifar100", "svhn")},
+}
+
+
+PAPER_AWP = {  # (on TRADES, on the digits) -> AWP
+    (True, False): AWP(gamma=0.005, warmup=10),
+    (True, True): AWP(gamma=0.005, warmup=5),
+    (False, False): AWP(gamma=0.01, warmup=0),
+    (False, True): AWP(gamma=0.01, warmup=0),
 }
 
 
@@ -221,23 +224,17 @@ def test_a_recipe_is_what_its_name_says(dataset: str, norm: str) -> None:
 
 def check_recipe(name: str, dataset: str, norm: str) -> None:
     recipe = get_recipe(name)
-    awp, order = "-awp" in name, 1 if name.endswith("-1st") else 2 if name.endswith("-2nd") else 0
-    trades = "-trades" in name
-    assert recipe.name == name
-    assert recipe.data.name == dataset
+    attack, objective = recipe.attack, recipe.objective
+    awp, trades, order = "-awp" in name, "-trades" in name, {"-1st": 1, "-2nd": 2}.get(name[-4:], 0)
+    assert (recipe.name, recipe.data.name) == (name, dataset)
     assert f"-{recipe.model}-" in name
-    threat = recipe.attack.threat
-    assert (threat.norm, threat.epsilon, recipe.attack.step_size) == (norm, *THREATS[dataset, norm])
-    assert recipe.validation_attack == PGD(threat=threat, step_size=recipe.attack.step_size)
-    assert (recipe.attack.steps, recipe.attack.loss) == (10, "kl" if trades else "ce")
-    assert isinstance(recipe.objective, Trades if trades else AT)
-    assert recipe.objective.taylor.order == order
-    assert recipe.objective.taylor.mode == "head"
-    assert not order or recipe.objective.taylor.eta == {1: 0.3, 2: 0.2}[order]  # the paper's best
-    assert not trades or recipe.objective.inv_lambda == 6
+    assert (attack.threat.norm, attack.threat.epsilon, attack.step_size) == (norm, *THREATS[dataset, norm])
+    assert (attack.steps, attack.loss) == (10, "kl" if trades else "ce")
+    assert recipe.validation_attack == PGD(threat=attack.threat, step_size=attack.step_size)
+    taylor = Taylor(order=order, eta={1: 0.3, 2: 0.2}.get(order))  # the paper's best
+    assert objective == (Trades(inv_lambda=6, taylor=taylor) if trades else AT(taylor=taylor))
     assert recipe.noise.sigma == (0.01 if order else 0)
-    warmup = 5 if dataset == "digits" else 10
-    assert recipe.awp == (None if not awp else AWP(gamma=0.005, warmup=warmup) if trades else AWP(gamma=0.01, warmup=0))
+    assert recipe.awp == (PAPER_AWP[trades, dataset == "digits"] if awp else None)
     assert dataset == "digits" or recipe.epochs == 200
     assert recipe.optimizer.lr == {"digits": 0.05, "svhn": 0.01}.get(dataset, 0.1)
     assert recipe.data.augment.flip == (dataset in ("cifar10", "cifar100"))
@@ -257,8 +254,7 @@ def test_the_papers_rows_are_listed() -> None:
 def test_imagenet_recipes_have_the_settings_of_large_images_whatever_the_method(model: str, method: str) -> None:
     recipe = get_recipe(f"imagenet-linf-{model}-{method}")
     assert (recipe.attack.threat.epsilon, recipe.attack.steps) == (4 / 255, 3)
-    assert recipe.optimizer == AdamW(lr=1e-3)
-    assert recipe.schedule == Cosine(warmup=0.1)
+    assert (recipe.optimizer, recipe.schedule) == (AdamW(lr=1e-3), Cosine(warmup=0.1))
     assert isinstance(recipe.average, EMA)
     assert (recipe.batch_size, recipe.data.crop, recipe.data.augment.pad, recipe.normalise) == (1024, 224, 0, True)
     assert recipe.model == {"convnext-t": "timm:convnext_tiny", "vit-s": "timm:vit_small_patch16_224"}.get(model, model)
