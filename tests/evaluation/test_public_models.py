@@ -14,10 +14,10 @@ from torch.nn import functional as F
 import rattle
 from rattle.attacks.registry import get_attack
 from rattle.cli.main import main
-from rattle.compat import AutoAttack
 from rattle.errors import RattleError
 from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.verify import verify
+from rattle.integrations import AutoAttack
 from rattle.models.layers import Normalise
 from rattle.threat import Threat
 from support.tiny_runs import digits, linear, small_cnn

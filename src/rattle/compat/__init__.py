@@ -1,5 +1,3 @@
-"""Drop-ins: the interfaces of tools that people use today, on this library's parts."""
+"""The former name of rattle.integrations."""
 
-from rattle.compat.autoattack import AutoAttack
-
-__all__ = ["AutoAttack"]
+from rattle.integrations import AutoAttack as AutoAttack

@@ -1,6 +1,6 @@
 """AutoAttack by the constructor and methods of the reference package (fra31/auto-attack), run by the attacks here.
 
-from rattle.compat import AutoAttack
+from rattle.integrations import AutoAttack
 adversary = AutoAttack(model, norm="Linf", eps=8 / 255, version="standard")
 x_adv = adversary.run_standard_evaluation(x, y, bs=250)
 """

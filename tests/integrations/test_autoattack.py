@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.autoattack import components
-from rattle.compat import AutoAttack
 from rattle.errors import RattleError
 from rattle.evaluation import evaluate as evaluation
+from rattle.integrations import AutoAttack
 from rattle.threat import Threat
 from support.tiny_runs import digits, linear, small_cnn
 
@@ -39,7 +39,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
         less = {True: {"queries": QUERIES}, False: {"steps": STEPS}}
         return {name: replace(attack, **less[name == "square"]) for name, attack in components(version, threat).items()}
 
-    monkeypatch.setattr("rattle.compat.autoattack.components", shortened)
+    monkeypatch.setattr("rattle.integrations.autoattack.components", shortened)
 
 
 def check_the_same_images_fall(model: nn.Module, n: int, **less: int) -> None:
