@@ -7,7 +7,7 @@ x_adv = adversary.run_standard_evaluation(x, y, bs=250)
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -55,21 +55,11 @@ class AutoAttack:
             raise RattleError("TensorFlow models are not supported: wrap the network as a torch.nn.Module")
         if attacks_to_run and version != "custom":
             raise RattleError("attacks_to_run is for version='custom': the other versions choose their own attacks")
-        self.model, self.version, self.verbose, self.log_path = model, version, verbose, log_path
-        self.norm, self.epsilon, self.seed, self.device = norm, eps, seed, device
+        self.model = model if device is None else model.to(device)
+        self.norm, self.epsilon, self.seed, self.version = norm, eps, seed, version
+        self.verbose, self.log_path = verbose, log_path
         self.threat = Threat(norm=NORMS[norm], epsilon=eps)
         self.attacks_to_run = list(attacks_to_run if version == "custom" else components(version, self.threat))
-
-    def chosen(self) -> dict[str, Attack]:
-        """The attacks that run, in order; `attacks_to_run` may be changed after construction, as in the reference."""
-        versions = ("plus", "standard") if self.version == "custom" else (self.version,)
-        known = {name: attack for version in versions for name, attack in components(version, self.threat).items()}
-        for name in self.attacks_to_run:
-            if name not in known:
-                raise unknown("attack", name, known)
-        if not self.attacks_to_run:
-            raise RattleError("attacks_to_run names no attack: give at least one, such as apgd-ce")
-        return {name: known[name] for name in self.attacks_to_run}
 
     def run_standard_evaluation(
         self,
@@ -81,52 +71,29 @@ class AutoAttack:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Adversarial images (x itself where no attack succeeded); with `return_labels` also what is predicted there.
 
-        bs: images in a batch. state_path: a folder; after an interruption the same call goes on there.
+        bs: images in a batch. state_path: a folder; after an interruption the same call resumes there.
         """
         attacks = self.chosen()
         self.log(f"using {self.version} version including {', '.join(attacks)}.")
-        model = self.model if self.device is None else self.model.to(self.device)
-        x, y = (value.to(next(model.parameters(), x_orig).device) for value in (x_orig, y_orig))
-        seed = int(time.time()) if self.seed is None and state_path is None else self.seed or 0
-        robust = evaluate(model, x, y, {}, batch_size=bs).clean
-        self.log(f"initial accuracy: {sum(robust) / len(robust):.2%}")
-        x_adv, begun = x.clone(), time.time()
-        folder = tempfile.TemporaryDirectory() if state_path is None else nullcontext(str(state_path))
-        with folder as place:
-            for number, (name, attack) in enumerate(attacks.items()):
-                if not any(robust):
-                    break
-                settings = {
-                    "batch_size": bs,
-                    "seed": seed + number,
-                    "mask": robust,
-                }  # other draws for each
-                robust, broken = attacked(model, x, y, name, attack, Path(place), settings)
-                x_adv[broken.index.to(x.device)] = broken.x_adv.to(x_adv)
-                accuracy, seconds = sum(robust) / len(robust), time.time() - begun
-                self.log(f"robust accuracy after {name.upper()}: {accuracy:.2%} (total time {seconds:.1f} s)")
-        self.log(self.summary(x_adv, x))
-        self.log(f"robust accuracy: {sum(robust) / len(robust):.2%}")
-        x_adv = x_adv.to(x_orig.device)
+        x_adv = self.run(attacks, x_orig, y_orig, bs, state_path)
         return (x_adv, self.labels(x_adv, bs).to(y_orig)) if return_labels else x_adv
 
     def run_standard_evaluation_individual(
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
     ) -> dict[str, Any]:
         """Each attack on all images, on its own: {attack: adversarial images (and labels)}."""
-        everything, verbose, found = self.attacks_to_run, self.verbose, {}
-        self.log(f"using {self.version} version including {', '.join(everything)}")
-        try:
-            for name in everything:
-                begun, self.attacks_to_run, self.verbose = time.time(), [name], False
-                found[name] = self.run_standard_evaluation(x_orig, y_orig, bs=bs, return_labels=return_labels)
-                x_adv = found[name][0] if return_labels else found[name]
-                accuracy, self.verbose = self.clean_accuracy(x_adv, y_orig, bs=bs), verbose
-                self.log(
-                    f"robust accuracy by {name.upper()}\t{accuracy:.2%}\t(time attack: {time.time() - begun:.1f} s)"
-                )
-        finally:
-            self.attacks_to_run, self.verbose = everything, verbose
+        attacks, verbose, found = self.chosen(), self.verbose, {}
+        self.log(f"using {self.version} version including {', '.join(attacks)}")
+        for name, attack in attacks.items():
+            begun, self.verbose = time.time(), False
+            try:
+                x_adv = self.run({name: attack}, x_orig, y_orig, bs)
+                labels = self.labels(x_adv, bs)
+            finally:
+                self.verbose = verbose
+            found[name] = (x_adv, labels.to(y_orig)) if return_labels else x_adv
+            accuracy = float((labels == y_orig.cpu()).double().mean())
+            self.log(f"robust accuracy by {name.upper()}\t{accuracy:.2%}\t(time attack: {time.time() - begun:.1f} s)")
         return found
 
     def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int = 250) -> float:
@@ -135,6 +102,52 @@ class AutoAttack:
         self.log(f"clean accuracy: {accuracy:.2%}")
         return accuracy
 
+    def chosen(self) -> dict[str, Attack]:
+        """The attacks that run, in order; `attacks_to_run` may be changed after construction, as in the reference."""
+        if self.version == "custom":
+            known = components("plus", self.threat) | components("standard", self.threat)
+        else:
+            known = components(self.version, self.threat)
+        for name in self.attacks_to_run:
+            if name not in known:
+                raise unknown("attack", name, known)
+        if not self.attacks_to_run:
+            raise RattleError("attacks_to_run names no attack: give at least one, such as apgd-ce")
+        return {name: known[name] for name in self.attacks_to_run}
+
+    def run(
+        self,
+        attacks: Mapping[str, Attack],
+        x_orig: Tensor,
+        y_orig: Tensor,
+        bs: int,
+        state_path: str | Path | None = None,
+    ) -> Tensor:
+        """Each attack on the images that the ones before it did not break; the images, changed where one succeeded."""
+        device = next(self.model.parameters(), x_orig).device
+        x, y = x_orig.to(device), y_orig.to(device)
+        seed = self.seed or 0
+        if self.seed is None and state_path is None:
+            seed = int(time.time())
+        robust = evaluate(self.model, x, y, {}, batch_size=bs).clean
+        self.log(f"initial accuracy: {sum(robust) / len(robust):.2%}")
+        x_adv, begun = x.clone(), time.time()
+        folder = tempfile.TemporaryDirectory() if state_path is None else nullcontext(str(state_path))
+        with folder as place:
+            for number, (name, attack) in enumerate(attacks.items()):
+                if not any(robust):
+                    break
+                settings = {"batch_size": bs, "seed": seed + number, "mask": robust}  # other draws for each
+                robust, broken = attacked(self.model, x, y, name, attack, Path(place), settings)
+                x_adv[broken.index.to(device)] = broken.x_adv.to(x_adv)
+                accuracy, seconds = sum(robust) / len(robust), time.time() - begun
+                self.log(f"robust accuracy after {name.upper()}: {accuracy:.2%} (total time {seconds:.1f} s)")
+        largest, missing = float(self.threat.distance(x_adv, x).max()), int(x_adv.isnan().sum())
+        extremes = f"max: {float(x_adv.max()):.5f}, min: {float(x_adv.min()):.5f}"
+        self.log(f"max {self.norm} perturbation: {largest:.5f}, nan in tensor: {missing}, {extremes}")
+        self.log(f"robust accuracy: {sum(robust) / len(robust):.2%}")
+        return x_adv.to(x_orig.device)
+
     @torch.no_grad()
     def labels(self, x: Tensor, bs: int) -> Tensor:
         """The classes predicted, [n], on the CPU."""
@@ -142,15 +155,11 @@ class AutoAttack:
         with eval_mode(self.model):
             return torch.cat([logits_of(self.model, part.to(device)).argmax(1).cpu() for part in x.split(bs)])
 
-    def summary(self, x_adv: Tensor, x: Tensor) -> str:
-        largest, missing = float(self.threat.distance(x_adv, x).max()), int(x_adv.isnan().sum())
-        extremes = f"max: {float(x_adv.max()):.5f}, min: {float(x_adv.min()):.5f}"
-        return f"max {self.norm} perturbation: {largest:.5f}, nan in tensor: {missing}, {extremes}"
-
     def log(self, line: str) -> None:
-        if self.verbose:
-            print(line, flush=True)
-        if self.log_path is not None and self.verbose:
+        if not self.verbose:
+            return
+        print(line, flush=True)
+        if self.log_path is not None:
             with open(self.log_path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
 
