@@ -13,16 +13,14 @@ from rattle.errors import RattleError
 from rattle.losses import cw
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
-from support.attack_cases import NORMS, linear, robust
+from support.attack_cases import NORMS, linear, robust, robust_after
 
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_the_linf_result_on_a_linear_model_is_exact(classes) -> None:
     case = linear(classes)
     threat = case.threat("linf")
-    attack = Square(threat=threat, queries=2000)
-    x_adv = attack(case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(len(case.x))))
-    found, safe = robust(case.model, x_adv, case.y), case.distance["linf"] > threat.epsilon
+    found, safe = robust_after(Square(threat=threat, queries=2000), case), case.distance["linf"] > threat.epsilon
     assert not (safe & ~found).any()
     assert (found == safe).float().mean() >= (1 if classes == 2 else 0.9)
 
@@ -33,9 +31,7 @@ def test_l2_and_l1_break_what_is_near_and_nothing_that_is_safe(norm) -> None:
     epsilon = float(case.distance[norm].median())
     safe, found = case.distance[norm] > epsilon, []
     for scale in (1.0, 4.0):
-        attack = Square(threat=Threat(norm=norm, epsilon=scale * epsilon), queries=300)
-        x_adv = attack(case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(24)))
-        found.append(robust(case.model, x_adv, case.y))
+        found.append(robust_after(Square(threat=Threat(norm=norm, epsilon=scale * epsilon), queries=300), case))
     assert not (safe & ~found[0]).any()
     assert int(found[1].sum()) <= 4
 
@@ -108,9 +104,3 @@ def test_any_image_size_is_taken(norm, shape) -> None:
 def test_inputs_that_are_not_images_are_refused() -> None:
     with pytest.raises(RattleError, match=r"\[n, C, H, W\]"):
         Square()(nn.Linear(4, 2), torch.rand(3, 4), torch.zeros(3, dtype=torch.long))
-
-
-@pytest.mark.parametrize(("options", "message"), [({"queries": 0}, "queries"), ({"p_init": 0.0}, "p_init")])
-def test_bad_settings_are_refused(options, message) -> None:
-    with pytest.raises(RattleError, match=message):
-        Square(**options)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import APGD, FAB, PGD, Attack, RayS, Square
 from rattle.attacks.linearised import LinearisedAPGD
+from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat
 
 DUAL = {"linf": 1.0, "l2": 2.0, "l1": float("inf")}
@@ -65,6 +66,13 @@ def distances(weight: Tensor, logits: Tensor, y: Tensor, norm: str) -> Tensor:
 def robust(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         return model(x).argmax(1) == y
+
+
+def robust_after(attack: Attack, case: Linear) -> Tensor:
+    """Which images of a case an attack does not break, [n] bool; its points lie inside the ball."""
+    x_adv = attack(case.model, case.x, case.y, generator=ImageStreams(0, torch.arange(len(case.x))))
+    assert attack.threat.contains(x_adv, case.x).all()
+    return robust(case.model, x_adv, case.y)
 
 
 class SmallNet(nn.Module):
