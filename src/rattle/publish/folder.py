@@ -13,8 +13,8 @@ from rattle.publish.card import model_card
 from rattle.report import build
 from rattle.runs.io import Plain, read_json, write_atomically
 from rattle.runs.load import load_model, open_checkpoint, run_of
-from rattle.runs.paths import Run
-from rattle.runs.published import CONFIG, WEIGHTS, check_model_name, pack, without_folder, without_paths
+from rattle.runs.paths import CONFIG, WEIGHTS, Run
+from rattle.runs.published import check_model_name, pack, without_folder, without_paths
 
 # What the page shows of a run besides its recipe and results.
 SHOWN = (Run.environment, Run.metrics, Run.timing, Run.gallery, Run.flatness, Path("results/landscape-*.npz"))

@@ -1,8 +1,7 @@
 """Checkpoints: one safetensors file each, written atomically and checked when read. Reading executes nothing.
 
 Tensors are named model.*, average.* and optimizer.*, of methods with more state also teachers.*, teacher_optimizer.*
-and memory.*; the file's metadata holds the version of the format, the recipe,
-the progress of the run as JSON, and a checksum over all of it.
+and memory.*; the file's metadata are the format, the recipe, the progress of the run as JSON, and a checksum over all.
 """
 
 import hashlib
@@ -22,9 +21,7 @@ from rattle.errors import RattleError
 from rattle.recipes.reading import parse_json
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
-
-# The format that `save` writes; `read` takes older ones too. 1 had the Taylor settings among the objective's own.
-FORMAT = 2
+from rattle.runs.paths import FORMAT  # `save` writes it, `read` takes older ones too
 
 
 class Damaged(RattleError):

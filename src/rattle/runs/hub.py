@@ -9,7 +9,8 @@ from typing import Any
 
 from rattle.errors import RattleError
 from rattle.runs.io import Plain
-from rattle.runs.published import CONFIG, WEIGHTS, check_config, read_config
+from rattle.runs.paths import CONFIG, WEIGHTS
+from rattle.runs.published import check_config, read_config
 
 REPOSITORY = r"[\w.-]+/[\w.-]+"
 # What the hub's exceptions mean, by the name of the class, which has moved between the package's versions.

@@ -1,5 +1,6 @@
 """Trained models from runs, checkpoints, published folders, the hub (`hf:OWNER/NAME`) and the zoo (`zoo:NAME`)."""
 
+import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,12 +14,10 @@ from rattle.errors import RattleError, first_line
 from rattle.models.registry import create_model, is_built_in
 from rattle.models.user import refuse_code
 from rattle.recipes.recipe import Recipe
-from rattle.runs import hub, zoo
 from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import Plain
-from rattle.runs.paths import Run, is_published, slugify
-from rattle.runs.published import CONFIG, WEIGHTS, read_config, read_published
+from rattle.runs.paths import CONFIG, WEIGHTS, Run, is_published, slugify
 from rattle.runs.source import own_source
 from rattle.settings import check_type
 
@@ -28,17 +27,25 @@ def find(path: Path | str) -> tuple[Path, Plain | None]:
     if not isinstance(path, str | os.PathLike) or "\0" in str(path):
         raise RattleError(f"a run or checkpoint is given by its path, got {path!r}")
     if is_published(path):
-        return (hub if str(path).startswith("hf:") else zoo).fetch(str(path))
-    file = path = Path(path)
-    if path.is_dir():
-        choices = (Run(path).checkpoint("best"), Run(path).checkpoint("last"), path / WEIGHTS)
-        file = next((file for file in choices if file.is_file()), None)
-        if file is None:
+        source = importlib.import_module("rattle.runs.hub" if str(path).startswith("hf:") else "rattle.runs.zoo")
+        return source.fetch(str(path))
+    file = Path(path)
+    if file.is_dir():
+        run = Run(file)
+        for choice in (run.checkpoint("best"), run.checkpoint("last"), file / WEIGHTS):
+            if choice.is_file():
+                file = choice
+                break
+        else:
             raise RattleError(f"{path} holds no checkpoint; train there with `rattle train RECIPE --out {path}`")
     if not file.exists():
         raise RattleError(f"there is no run or checkpoint {path}")
     config = file.with_name(CONFIG)
-    return file, read_config(config, str(path)) if file.name == WEIGHTS and config.is_file() else None
+    if file.name != WEIGHTS or not config.is_file():
+        return file, None
+    from rattle.runs.published import read_config
+
+    return file, read_config(config, str(path))
 
 
 def resolve_checkpoint(path: Path | str) -> Path:
@@ -58,6 +65,8 @@ def open_checkpoint(path: Path | str, *, trust_code: bool = False) -> Checkpoint
     file, config = find(path)
     if config is None:
         return replace(read(file), trust_code=trust_code)
+    from rattle.runs.published import read_published
+
     saved = read_published(file, config, str(path))
     check_tensors(saved, str(path))
     # Results and exports of what lies in the package or in a cache go to a folder in the working one.
@@ -140,7 +149,7 @@ def refuse_huge(name: str, settings: Mapping[str, Any]) -> None:
 
 
 def fresh_model(saved: Checkpoint) -> nn.Module:
-    """The network of a checkpoint before its weights are loaded; code that it names runs by the user's word alone."""
+    """The network of a checkpoint before its weights are loaded; code that it names runs only where it is trusted."""
     if not saved.trust_code:
         refuse_code([saved.recipe.model], str(saved.path))
     channels = saved.shape[0]

@@ -1,4 +1,13 @@
-"""The layout of a run folder: where each file is that anybody reads or writes there. No torch."""
+"""The schema of a run folder: every file that training, evaluation and reports write there, and its format. No torch.
+
+recipe.yaml            every setting of the run (recipes/schema.py)
+environment.json       versions, commit and hardware, and the checksum of the user's FILE.py
+metrics.jsonl          an object an epoch: epoch, step, lr, loss, each term, val_clean, val_robust (_average)
+timing.jsonl           an object an epoch: epoch, seconds, memory_mb
+history.jsonl          an object for each time the run was made longer: epochs_before, epochs, environment_before
+checkpoints/           last, previous, best, epoch-NNN: safetensors files (checkpoint.py)
+results/               NAME.json, an evaluation each (evaluation/results.py), and arrays as .npz (arrays.py)
+"""
 
 import hashlib
 import re
@@ -7,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+FORMAT = 2  # of a run folder, written into its checkpoints; 1 had the Taylor settings among the objective's own
+WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of a published model
 PREFIXES = ("hf:", "zoo:")  # of models that are published, on the hub or in the package
 LANDSCAPES = ("input", "weight-1d", "weight-2d")  # the surfaces that `Run.landscape` names, besides "plane"
 

@@ -1,7 +1,7 @@
 """Published models: model.safetensors, and a config.json that says how to build its network. Reading executes nothing.
 
 A published folder has a README.md too, and the run's recipe.yaml and results where a run folder has them. What is read
-here may come from anybody: a network is one of ours or timm's, and `load.py` builds it only if its tensors are there.
+here is untrusted: a network is one of ours or timm's, and `load.py` builds it only if its tensors are there.
 """
 
 import hashlib
@@ -23,10 +23,9 @@ from rattle.recipes.saved import upgraded
 from rattle.recipes.schema import from_plain, to_plain
 from rattle.runs.checkpoint import Checkpoint, check_images
 from rattle.runs.io import Plain
-from rattle.runs.paths import is_published
+from rattle.runs.paths import CONFIG, is_published
 
-FORMAT = 1  # of config.json
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+CONFIG_FORMAT = 1  # of config.json
 LARGEST_CONFIG = 2**20  # bytes; a config of 1,000 classes has 20,000
 
 
@@ -37,7 +36,7 @@ def pack(saved: Checkpoint, model: nn.Module) -> tuple[bytes, Plain]:
     weights, recipe = save(tensors, {"format": "pt"}), without_paths(saved.recipe)
     config = {
         "library": "rattle",
-        "format": FORMAT,
+        "format": CONFIG_FORMAT,
         "rattle": __version__,
         "classes": list(saved.classes),
         "shape": list(saved.shape),
@@ -49,7 +48,7 @@ def pack(saved: Checkpoint, model: nn.Module) -> tuple[bytes, Plain]:
 
 
 def without_folder(name: str) -> str:
-    """A name to publish: of a path its last part, since the folders of somebody's machine are nobody's business.
+    """A name to publish: of a path its last part, since the folders of a machine are private.
 
     >>> without_folder("/home/me/digits.npz"), without_folder("hub:owner/name"), without_folder("cifar10")
     ('digits.npz', 'hub:owner/name', 'cifar10')
@@ -74,8 +73,10 @@ def read_config(path: Path, where: str) -> Plain:
     if not isinstance(config, dict) or config.get("library") != "rattle" or not isinstance(config.get("format"), int):
         advice = "weights of other code are opened by `--model NAME --weights FILE`"
         raise RattleError(f"{where}: its {CONFIG} was not written by `rattle push`; {advice}")
-    if config["format"] > FORMAT:
-        raise RattleError(f"{where} has format {config['format']}; this version reads up to {FORMAT}: upgrade rattle")
+    if config["format"] > CONFIG_FORMAT:
+        raise RattleError(
+            f"{where} has format {config['format']}; this version reads up to {CONFIG_FORMAT}: upgrade rattle"
+        )
     return config
 
 
@@ -110,11 +111,11 @@ def check_config(config: Plain, where: str) -> tuple[tuple[str, ...], tuple[int,
 
 
 def check_model_name(model: Any, where: str) -> None:
-    """Refuse a network that is code of somebody's own, or too deep to be built."""
+    """Refuse a network that is code to run, or too deep to be built."""
     if not isinstance(model, str) or re.search(r"\d{5}", model):
         raise RattleError(f"{where}: {model!r} is no model's name")
     if ":" in model and not re.fullmatch(r"timm:[\w.-]+", model):
         raise RattleError(
-            f"{where}: its network {model} is somebody's own code, which a published model may not name: loading one "
+            f"{where}: its network {model} is code, which a published model may not name: loading one "
             "executes nothing, so built-in networks and timm:NAME only"
         )
