@@ -125,6 +125,27 @@ def test_importing_what_is_free_of_torch_brings_no_torch_in() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 
+SMALL_FIT = """
+import sys, tempfile
+from dataclasses import replace
+from rattle.recipes.catalog import get_recipe
+from rattle.training.loop import fit
+recipe = get_recipe("digits-linf-cnn-trades-2nd")
+recipe = replace(recipe, epochs=1, width=4, data=replace(recipe.data, train_size=128, val_size=10))
+fit(replace(recipe, attack=replace(recipe.attack, steps=1)), tempfile.mkdtemp() + "/run", log="none")
+print(*sorted(name for name in sys.modules if name.startswith("rattle.")))
+"""
+FIT_IMPORTS = 82
+
+
+def test_fit_imports_few_modules() -> None:
+    found = subprocess.run([sys.executable, "-c", SMALL_FIT], capture_output=True, text=True, timeout=120, check=True)
+    modules = found.stdout.split()
+    print(f"rattle.fit imports {len(modules)} modules of rattle")
+    assert len(modules) <= FIT_IMPORTS, modules
+    assert "rattle.evaluation" not in modules
+
+
 def test_the_reading_of_imports_sees_every_form(tmp_path: Path) -> None:
     module = tmp_path / "m.py"
     module.write_text(

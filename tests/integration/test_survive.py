@@ -75,8 +75,8 @@ def between_renames() -> None:
 MOMENTS = {
     "in the first step": dies_at((train, "train_step"), 1),
     "in the middle of an epoch": dies_at((train, "train_step"), 5),
-    "in a validation": dies_at((train, "evaluate"), 2),
-    "in the second epoch's validation": dies_at((train, "evaluate"), 4),
+    "in a validation": dies_at((train, "validate"), 2),
+    "in the second epoch's validation": dies_at((train, "validate"), 4),
     "before a checkpoint is on disk": dies_at((io.os, "fsync"), 8),
     "in the middle of a checkpoint's bytes": torn_write,
     "between the two renames of a checkpoint": between_renames,
@@ -152,7 +152,7 @@ def test_a_signal_saves_within_the_step_and_the_resumed_run_is_the_same(
 def test_a_signal_in_a_validation_breaks_it_off_and_saves_what_precedes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: str, judgement: int
 ) -> None:
-    recipe, real, calls = RECIPES[average](), train.evaluate, []
+    recipe, real, calls = RECIPES[average](), train.validate, []
     uninterrupted = fit(recipe, tmp_path / "whole")
 
     def asked(*args: object, **settings: object) -> object:
@@ -161,7 +161,7 @@ def test_a_signal_in_a_validation_breaks_it_off_and_saves_what_precedes_it(
             os.kill(os.getpid(), signal.SIGTERM)
         return real(*args, **settings)
 
-    monkeypatch.setattr(train, "evaluate", asked)
+    monkeypatch.setattr(train, "validate", asked)
     with pytest.raises(StoppedBySignal):
         fit(recipe, tmp_path / "run")
     progress = read(Run(tmp_path / "run").checkpoint("last")).progress

@@ -15,6 +15,7 @@ import torch
 from rattle.attacks import PGD
 from rattle.data.registry import Data
 from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
 from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.models.registry import create_model
@@ -127,6 +128,19 @@ def test_the_best_checkpoint_is_that_of_the_best_epoch(whole: Run) -> None:
     progress = read(whole.checkpoint("best")).progress
     assert progress["best"] == max(robust)
     assert progress["epoch"] == progress["best_epoch"] == robust.index(max(robust)) + 1
+
+
+def test_validation_finds_what_evaluate_finds(whole: Run) -> None:
+    recipe, line = eventful(), json.loads(whole.metrics.read_text().splitlines()[-1])
+    val = recipe.data.load().val
+    assert val is not None
+    for averaged, ending in ((True, "_average"), (False, "")):
+        model = load(whole.checkpoint("last"), averaged=averaged)
+        result = evaluate(model, val.x, val.y, {"pgd": recipe.validation_attack}, seed=recipe.seed)
+        assert (line[f"val_clean{ending}"], line[f"val_robust{ending}"]) == (
+            result.clean_accuracy,
+            result.robust_accuracy,
+        )
 
 
 def test_without_held_out_images_the_last_epoch_is_the_best(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -11,7 +12,6 @@ from torch.utils import data as torch_data
 
 from rattle.data import Data, Dataset, Images, to_float
 from rattle.errors import RattleError, first_line
-from rattle.evaluation.inputs import Array, as_tensors
 from rattle.inputs import finite, logits_of
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
@@ -32,6 +32,7 @@ class Loaded:
     images: Dataset
 
 
+Array = Tensor | np.ndarray
 Given = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data | Loaded
 SHUFFLING = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
 
@@ -150,6 +151,8 @@ def as_images(data: Any, model: nn.Module | None) -> tuple[Tensor, Tensor]:
     if not isinstance(data, tuple | list) or len(data) != 2:
         what = f"{len(data)} entries" if isinstance(data, tuple | list) else type(data).__name__
         raise RattleError(f"data must be (images, labels), a Dataset or a DataLoader, got {what}")
+    from rattle.evaluation.inputs import as_tensors  # a run of named images does without
+
     x, y = as_tensors(nn.Identity() if model is None else model, *data)
     if x.ndim != 4:
         hint = "; grey images need a channel, x[:, None]" if x.ndim == 3 else ""

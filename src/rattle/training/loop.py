@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from rattle.data import on_device
 from rattle.data.registry import batches
 from rattle.errors import RattleError
-from rattle.evaluation.evaluate import evaluate
-from rattle.inputs import NotANumber
-from rattle.randomness import derive_seed
+from rattle.inputs import NotANumber, is_correct
+from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
@@ -39,9 +38,10 @@ from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers, init_state
 from rattle.training.teachers import train_teachers
 from rattle.training.term_weights import remark
-from rattle.weights import EMA, SWA
+from rattle.weights import EMA, SWA, eval_mode
 
 MOST_ROLLBACKS = 5
+VALIDATION_BATCH = 250  # images of a forward pass
 
 
 def fit(
@@ -263,14 +263,27 @@ def epoch_metrics(state: TrainState, steps: int, request: Request) -> dict[str, 
 def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str, float]:
     """Clean and robust accuracy on the held-out images. A signal interrupts it, except on several ranks."""
     assert state.data.val is not None
-    recipe, val = state.recipe, state.data.val.to(state.device)
-    x = val.x if state.layout == torch.channels_last else state.floats(val.x)
-    stop = None if distributed.active() else lambda: bool(request.number)
+    val, device = state.data.val, state.device
+    clean, robust = torch.zeros(2, dtype=torch.int64, device=device)
+    parts = torch.arange(len(val)).split(VALIDATION_BATCH)[distributed.rank() :: distributed.world_size()]
     try:
-        result = evaluate(model, x, val.y, {"robust": recipe.validation_attack}, seed=recipe.seed, stop=stop)
+        with distributed.raise_on_all_ranks(), eval_mode(model):
+            for rows in parts:
+                batch = val[rows].to(device)
+                x, y = state.floats(batch.x), batch.y
+                correct = is_correct(model, x, y)
+                if correct.any():
+                    x, y = x[correct], y[correct]
+                    draws = ImageStreams(state.recipe.seed, rows.to(device)[correct])
+                    x_adv = state.recipe.validation_attack(model, x, y, generator=draws)
+                    robust += is_correct(model, x_adv, y).sum()
+                clean += correct.sum()
+                if request.number and not distributed.active():
+                    raise Interrupted
     except NotANumber as reason:  # weights so large that activations overflow
         raise Diverged(state.progress.step, {"logits": float("nan")}) from reason
-    return {"val_clean": result.clean_accuracy, "val_robust": result.robust_accuracy}
+    clean, robust = distributed.sum_over_ranks(torch.stack([clean, robust])).tolist()
+    return {"val_clean": clean / len(val), "val_robust": robust / len(val)}
 
 
 def record(state: TrainState, run: Run, metrics: dict[str, Any]) -> None:

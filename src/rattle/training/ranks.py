@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
-from rattle.models import find_head
+from rattle.models.head import find_head
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 

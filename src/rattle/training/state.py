@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from rattle.data import Dataset, Images, to_float
 from rattle.errors import RattleError
-from rattle.models import check_width, find_head, load_weights
+from rattle.models.head import check_width, find_head
 from rattle.objectives.base import Remembers, RemembersClasses, RemembersPlaces
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
@@ -179,6 +179,8 @@ def two_images(data: Dataset) -> Tensor:
 
 def load_initial(init: str, model: nn.Module) -> None:
     """Load the weights of the run, checkpoint or file that `recipe.init` names; a head for other classes stays."""
+    from rattle.models.pretrained import load_weights
+
     is_run = is_published(init) or Path(init).is_dir()
     load_weights(resolve_checkpoint(init) if is_run else init, model, fresh_head=True)
 
