@@ -105,14 +105,35 @@ def not_taken(model: nn.Module, x: Tensor, reason: Exception) -> NotTaken:
             if p.dtype != x.dtype and "type" in str(reason):
                 return NotTaken(f"the images are {x.dtype}, the model's weights {p.dtype}; convert one of them")
             break
-    return NotTaken(f"the model does not take images of shape {list(x.shape[1:])}: {first_line(reason)}")
+    sentence = f"the model does not take images of shape {list(x.shape[1:])}: {first_line(reason).rstrip('.')}"
+    size = input_size(model)
+    if size is not None and x.shape[2:] != (size, size):
+        sentence += (
+            f"; it is made for {size}x{size} images: scale yours with --data.resize {size} (rattle evaluate "
+            f"--resize {size}), or give a model of timm img_size={x.shape[-1]}"
+        )
+    return NotTaken(sentence)
+
+
+def input_size(model: nn.Module) -> int | None:
+    """The side of the images that a model is made for, where it says so: timm's, torchvision's, Hugging Face's."""
+    for module in model.modules():
+        config = getattr(module, "default_cfg", None)
+        from_config = config.get("input_size") if isinstance(config, dict) else None
+        for size in (getattr(module, "img_size", None), getattr(module, "image_size", None), from_config):
+            side = size[-1] if isinstance(size, tuple | list) and size else size
+            if isinstance(side, int):
+                return side
+    return None
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
     """The model's logits [n, C], in float32 under autocast too; NotTaken if it raises on these images."""
     try:
         return at_least_float32(logits_in(model(x)))
-    except (RuntimeError, IndexError) as reason:
+    except RattleError:
+        raise
+    except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as reason:
         if is_out_of_memory(reason):
             raise
         raise not_taken(model, x, reason) from reason

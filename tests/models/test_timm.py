@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from rattle.errors import RattleError
+from rattle.inputs import input_size
 from rattle.models import create_model, find_head, load_weights
-from rattle.models.head import check_width, input_size
+from rattle.models.head import check_width
 from rattle.models.layers import Normalise
 from rattle.models.timm import parse_spec
 from rattle.runs import checkpoint

@@ -208,8 +208,10 @@ def evaluate(
             warnings = [*find_warnings(plan.model, x, y), *missing_normalisation(plan.model, x, y)]
         start = clean
         if mask is not None:
-            start = clean & torch.tensor(list(mask), device=clean.device)
-        results = {name: run_attack(plan, name, attack, start) for name, attack in chosen.items()}
+            start = clean & torch.tensor(list(mask))
+        results = {}
+        for name, attack in chosen.items():
+            results[name] = run_attack(plan, name, attack, start)
 
     first = torch.equal(plan.index, torch.arange(len(plan.index)))
     result = Evaluation(
@@ -259,8 +261,7 @@ def curve(
         robust = classify(plan)
         for epsilon, each in names.items():
             if epsilon:
-                flags = run_attack(plan, each, attacks[epsilon], robust).flags
-                robust = torch.tensor(flags, device=robust.device)
+                robust = torch.tensor(run_attack(plan, each, attacks[epsilon], robust).flags)
             points[epsilon] = robust.tolist()
     if plan.out is not None:
         finish(partial(save_curve, name, points, metadata or {}, plan.out), plan.out, names.values())
@@ -280,12 +281,12 @@ def finish(save: Callable[[], None], folder: Path, names: Iterable[str]) -> None
 
 
 def classify(plan: EvalPlan) -> Tensor:
-    """Which images the model classifies correctly without an attack, [n] bool."""
+    """Which images the model classifies correctly without an attack, [n] bool, on the CPU."""
     clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.device)
     with distributed.raise_on_all_ranks():
         for rows in plan.batches():
             clean[rows.to(plan.device)] = is_correct(plan.model, *plan.images(rows))
-    return distributed.sum_over_ranks(clean.int()).bool()
+    return distributed.sum_over_ranks(clean.int()).bool().cpu()
 
 
 def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> AttackResult:
@@ -295,45 +296,48 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
         settings = {"seed": plan.seed, "batch_size": plan.batch_size, "mask": start.tolist()}
         key = cache_key(plan.model, plan.x, plan.y, attack, index=plan.index.tolist(), **settings)
         cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
-    cached = set(cache.done) if cache else set()
     components = list(attack.components()) if isinstance(attack, Ensemble) else []
+    found: dict[int, dict[str, Any]] = {}  # the row of each batch, by its first image
     n = len(plan.y)
-    flags = torch.zeros(1 + len(components), n, dtype=torch.bool, device=plan.device)
-    distances = torch.zeros(n, device=plan.device)
-    seconds = torch.zeros(1 + len(components), dtype=torch.float64, device=plan.device)
-
     console = plan.console or NullConsole()
-    sizes = {int(rows[0]): len(rows) for rows in plan.batches()}
-    done = sum(size for first, size in sizes.items() if first in cached)
-    with distributed.raise_on_all_ranks(), console.progress(name, sum(sizes.values()), done=done) as advance:
+    cached = set(cache.done) if cache else set()
+    total = sum(len(rows) for rows in plan.batches())
+    done = sum(len(rows) for rows in plan.batches() if int(rows[0]) in cached)
+    with distributed.raise_on_all_ranks(), console.progress(name, total, done=done) as advance:
         progress = AttackProgress(console, advance, components)
         with closing(attack_batches(plan, attack, start, cache, progress)) as batches:
             for rows, row in batches:
-                live = rows[start[rows]]
-                flags[:, live] = torch.tensor(row["flags"], device=plan.device).bool()
-                distances[live] = torch.tensor(row["distances"], device=plan.device)
-                parts = row["part_seconds"] or [0.0] * len(components)
-                seconds += torch.tensor([row["seconds"], *parts], device=plan.device)
-                progress.end_batch(len(rows), int(flags[0, live].sum()), cached=int(rows[0]) in cached)
+                first, last = int(rows[0]), int(rows[-1]) + 1
+                found[first] = row
+                progress.end_batch(len(rows), sum(row["flags"][0]), cached=first in cached)
                 if plan.stop is not None and plan.stop():
                     raise Interrupted
-                last = int(rows[-1]) + 1
-                looks = last // plan.look_every > int(rows[0]) // plan.look_every
-                if plan.within and looks and precise_enough(int(flags[0, :last].sum()), last, plan.within / 100):
+                looks = last // plan.look_every > first // plan.look_every
+                if plan.within and looks and precise_enough(progress.robust, last, plan.within / 100):
                     n = last
                     break
-    flags = distributed.sum_over_ranks(flags[:, :n].int()).bool()
-    distances = distributed.sum_over_ranks(distances[:n])
-    total, *each = distributed.sum_over_ranks(seconds).tolist()
+
+    for other in distributed.gather(found):
+        found |= other
+    flags = torch.zeros(1 + len(components), n, dtype=torch.bool)
+    distances = torch.zeros(n)
+    seconds = torch.zeros(1 + len(components), dtype=torch.float64)
+    for first, row in found.items():
+        rows = torch.arange(first, min(first + plan.batch_size, n))
+        live = rows[start[rows]]
+        flags[:, live] = torch.tensor(row["flags"]).bool()
+        distances[live] = torch.tensor(row["distances"])
+        seconds[0] += row["seconds"]
+        if row["part_seconds"]:
+            seconds[1:] += torch.tensor(row["part_seconds"])
     if cache and plan.save_adversarial:
-        distributed.barrier()  # every rank has stored its images
-        distributed.on_main(partial(save_broken, plan, attack.threat, start[:n].cpu(), flags[0].cpu(), cache))
+        distributed.on_main(partial(save_broken, plan, attack.threat, start[:n], flags[0], cache))
     result = AttackResult(
         settings=describe(attack),
         flags=flags[0].tolist(),
-        seconds=total,
+        seconds=float(seconds[0]),
         parts={part: flags[1 + i].tolist() for i, part in enumerate(components)},
-        part_seconds=dict(zip(components, each, strict=True)),
+        part_seconds=dict(zip(components, seconds[1:].tolist(), strict=True)),
         distances=distances.tolist() if isinstance(attack, DistanceAttack) else [],
     )
     progress.finish(result)
@@ -344,18 +348,16 @@ def attack_batches(
     plan: EvalPlan, attack: Attack, start: Tensor, cache: ResultCache | None, progress: AttackProgress
 ) -> Generator[tuple[Tensor, dict[str, Any]], None, None]:
     """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
-    batches = [rows.to(plan.device) for rows in plan.batches()]
     done = dict(cache.done) if cache else {}
-    missing = [rows for rows in batches if int(rows[0]) not in done]
+    missing = [rows for rows in plan.batches() if int(rows[0]) not in done]
 
     def tasks() -> Iterator[tuple[Any, ...]]:
         """The arguments of `attack_batch` for each missing batch."""
         for rows in missing:
-            live = start[rows]
-            x, y = plan.images(rows)
-            images = plan.index[rows[live].cpu()].to(plan.device)
+            live = rows[start[rows]]
+            index = plan.index[live].to(plan.device)
             state = cache.state_file(int(rows[0])) if cache else None
-            yield int(rows[0]), plan.model, attack, x[live], y[live], plan.seed, images, state
+            yield int(rows[0]), plan.model, attack, *plan.images(live), plan.seed, index, state
 
     def one_by_one() -> Generator[tuple[int, dict[str, Any], Tensor], None, None]:
         for rows, task in zip(missing, tasks(), strict=True):
@@ -363,10 +365,10 @@ def attack_batches(
             yield attack_batch(*task, progress=progress)
 
     found = one_by_one()
-    if plan.jobs > 1 and missing:
+    if plan.jobs > 1:
         found = in_processes(plan.jobs, plan.model, attack_batch, tasks())
     with closing(found):
-        for rows in batches:
+        for rows in plan.batches():
             while int(rows[0]) not in done:
                 first, row, x_adv = next(found)
                 if cache:

@@ -1,4 +1,4 @@
-"""What `evaluate` accepts, turned into one form: tensors, and attacks by name."""
+"""Turn what `evaluate` accepts into one form: tensors, and attacks by name."""
 
 import hashlib
 from collections import Counter
@@ -17,8 +17,7 @@ from rattle.data import to_float
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.results import check_name
-from rattle.inputs import accepts_channels_last, check_batch, logits_of
-from rattle.models.head import refusing
+from rattle.inputs import accepts_channels_last, check_batch, check_model, logits_of
 from rattle.threat import Norm, Threat
 
 Array = Tensor | np.ndarray
@@ -31,8 +30,7 @@ def as_tensors(model: nn.Module, x: Images, y: Array | None) -> tuple[Tensor, Te
 
     Floats of numpy arrays take the model's dtype, because numpy's default is float64. Arrays may be [n, H, W, C].
     """
-    if not isinstance(model, nn.Module):
-        raise RattleError(f"the model must be a torch.nn.Module, got {type(model).__name__}; rattle.load opens a run")
+    check_model(model)
     if isinstance(x, Dataset | DataLoader):
         if y is not None:
             raise RattleError("a Dataset or DataLoader has its own labels: give None for y")
@@ -40,15 +38,10 @@ def as_tensors(model: nn.Module, x: Images, y: Array | None) -> tuple[Tensor, Te
     if y is None:
         raise RattleError("images without labels cannot be evaluated: give them as y")
     weights = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
-    x, y = channels_first(as_tensor(x, weights)), as_tensor(y, weights)
-    if not isinstance(x, Tensor | Pictures) or x.dtype != torch.uint8:
-        return check_batch(x, y)
-    if x.ndim != 4:
-        raise RattleError(f"uint8 images must have shape [n, C, H, W], got {list(x.shape)}")
-    stand_in = torch.zeros(1, dtype=torch.float32, device=x.device).expand(
-        x.shape
-    )  # any byte is in range: no need for a float copy
-    return x, check_batch(stand_in, y)[1]
+    y = as_tensor(y, weights)
+    if isinstance(x, Pictures):
+        return x, check_batch(torch.zeros(1).expand(x.shape), y)[1]  # type: ignore[return-value]
+    return check_batch(channels_first(as_tensor(x, weights)), y, uint8=True)
 
 
 def as_tensor(value: Any, weights: Tensor) -> Tensor:
@@ -62,8 +55,9 @@ def as_tensor(value: Any, weights: Tensor) -> Tensor:
 
 def channels_first(x: Tensor) -> Tensor:
     """[n, H, W, C] as [n, C, H, W], where only the last axis can be channels (1 or 3 of them)."""
-    last = isinstance(x, Tensor) and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3)
-    return x.permute(0, 3, 1, 2).contiguous() if last else x
+    if isinstance(x, Tensor) and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        return x.permute(0, 3, 1, 2).contiguous()
+    return x
 
 
 def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, Tensor]:
@@ -118,9 +112,9 @@ def as_float(x: Tensor, *, channels_last: bool = True) -> Tensor:
 def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
     """Whether a model in evaluation mode takes images like x channels last; RattleError if it does not take them."""
     few = as_float(x[:2], channels_last=False)
-    with refusing(model, few), torch.no_grad():
+    with torch.no_grad():
         logits_of(model, few)  # the layout is tried once for each model, images like these not
-        return accepts_channels_last(model, few)
+    return accepts_channels_last(model, few)
 
 
 def floats_for(model: nn.Module, x: Tensor) -> Tensor:

@@ -1,13 +1,12 @@
 """Find the linear head of a model; check that its logits fit the classes of the data."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError, first_line
+from rattle.errors import RattleError
+from rattle.inputs import logits_of
 from rattle.losses import logits_in, refuse_one_logit
 from rattle.weights import eval_mode
 
@@ -61,40 +60,10 @@ def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Te
 
 def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
     """Raise RattleError if the model does not return logits [n, classes] for images x [n, C, H, W]."""
-    with torch.no_grad(), eval_mode(model), refusing(model, x):
-        logits = logits_in(model(x[:2]))
+    with torch.no_grad(), eval_mode(model):
+        logits = logits_of(model, x[:2])
     refuse_one_logit(logits)
     if len(logits) != len(x[:2]):
         raise RattleError(f"the model must return logits [n, {classes}], got {len(logits)} rows of {len(x[:2])} images")
     if logits.shape[1] != classes:
         raise RattleError(f"the model has {logits.shape[1]} outputs, but the data have {classes} classes")
-
-
-@contextmanager
-def refusing(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Turn what the model raises in the body, on images x, into a RattleError; say so if it wants another size."""
-    try:
-        yield
-    except RattleError:
-        raise
-    except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
-        sentence = f"the model does not take images of shape {list(x.shape[1:])}: {first_line(error).rstrip('.')}"
-        size = input_size(model)
-        if size is not None and x.shape[2:] != (size, size):
-            sentence += (
-                f"; it is made for {size}x{size} images: scale yours with --data.resize {size} (rattle evaluate "
-                f"--resize {size}), or give a model of timm img_size={x.shape[-1]}"
-            )
-        raise RattleError(sentence) from error
-
-
-def input_size(model: nn.Module) -> int | None:
-    """The side of the images that a model is made for, where it says so: timm's, torchvision's, Hugging Face's."""
-    for module in model.modules():
-        config = getattr(module, "default_cfg", None)
-        from_config = config.get("input_size") if isinstance(config, dict) else None
-        for size in (getattr(module, "img_size", None), getattr(module, "image_size", None), from_config):
-            side = size[-1] if isinstance(size, tuple | list) and size else size
-            if isinstance(side, int):
-                return side
-    return None
