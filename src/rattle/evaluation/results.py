@@ -86,35 +86,39 @@ class Evaluation:
         """One attack and the images it was run on."""
         attack = self.attacks[name]
         n = len(attack.flags)
-        index, images = (None if each is None else each[:n] for each in (self.index, self.images))
-        return replace(self, clean=self.clean[:n], attacks={name: attack}, index=index, images=images)
+        return replace(
+            self,
+            clean=self.clean[:n],
+            attacks={name: attack},
+            index=self.index and self.index[:n],
+            images=self.images and self.images[:n],
+        )
 
     def records(self) -> list[Plain]:
         """A flat row for the clean images, each attack and each part of an ensemble, for a table or a data frame."""
         rows = [record("clean", self.clean, 0.0)]
         for name, attack in self.attacks.items():
             rows.append(record(name, attack.flags, attack.seconds))
-            rows += [
-                record(f"{name}: {p}", flags, attack.part_seconds.get(p, 0.0)) for p, flags in attack.parts.items()
-            ]
+            for part, flags in attack.parts.items():
+                rows.append(record(f"{name}: {part}", flags, attack.part_seconds.get(part, 0.0)))
         return rows
 
     def __str__(self) -> str:
         """A small table: accuracy in percent with its 95 % interval, n, and seconds; then the warnings."""
-        rows = [["attack", "accuracy, %", "95 % interval", "n", "seconds"]]
-        for row in self.records():
-            accuracy, low, high = (f"{100 * row[key]:.1f}" for key in ("accuracy", "low", "high"))
-            rows.append([row["attack"], accuracy, f"[{low}, {high}]", str(row["n"]), f"{row['seconds']:.1f}"])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *(text.rjust(w) for text, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
-        ]
+        records = self.records()
+        width = max(len("attack"), *(len(row["attack"]) for row in records))
+        lines = [f"{'attack':{width}}  {'accuracy, %':>11}  {'95 % interval':>14}  {'n':>6}  {'seconds':>8}"]
+        for row in records:
+            interval = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+            lines.append(
+                f"{row['attack']:{width}}  {100 * row['accuracy']:11.1f}  {interval:>14}  {row['n']:6}  "
+                f"{row['seconds']:8.1f}"
+            )
         return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
 
     def to_plain(self) -> Plain:
         """What a result file holds and `--json` prints: `robust` is the worst case over the attacks."""
-        return {
+        plain = {
             **self.metadata,
             "n": self.n,
             **share("clean", self.clean),
@@ -122,9 +126,12 @@ class Evaluation:
             "seconds": sum(a.seconds for a in self.attacks.values()),
             "attacks": {name: a.to_plain() for name, a in self.attacks.items()},
             "clean_flags": list(map(int, self.clean)),
-            **{key: value for key in ("index", "images") if (value := getattr(self, key)) is not None},
-            "advice": list(self.warnings),
         }
+        if self.index is not None:
+            plain["index"] = self.index
+        if self.images is not None:
+            plain["images"] = self.images
+        return plain | {"advice": list(self.warnings)}
 
 
 def record(name: str, flags: Sequence[bool], seconds: float) -> Plain:
@@ -220,17 +227,22 @@ def load_results(folder: Path) -> tuple[dict[str, StoredResult], list[str]]:
 def stored_result(plain: Plain, name: str) -> StoredResult:
     """One attack of a result file; if that is damaged, one of the errors that `load_results` catches."""
     entry = plain["attacks"][name]
-    clean, flags = (tuple(map(int, each)) for each in (plain["clean_flags"], entry["flags"]))
-    if not flags or len(flags) != len(clean) or not {*flags, *clean} <= {0, 1}:
+    found = StoredResult(
+        attack=name,
+        settings=dict(tidy(entry.get("settings") or {})),
+        flags=tuple(map(int, entry["flags"])),
+        clean=tuple(map(int, plain["clean_flags"])),
+        data=str(plain.get("data") or ""),
+        index=tuple(map(int, plain.get("index", range(len(entry["flags"]))))),  # version 0.1 always took the first n
+        images=tuple(map(str, plain.get("images") or ())),
+        model={key: str(plain[key]) for key in MODEL_KEYS if plain.get(key)},
+    )
+    n = len(found.flags)
+    if n == 0 or len(found.clean) != n or len(found.index) != n or len(found.images) not in (0, n):
         raise ValueError(name)
-    settings = dict(tidy(entry.get("settings") or {}))
-    data, model = str(plain.get("data") or ""), {key: str(plain[key]) for key in MODEL_KEYS if plain.get(key)}
-    index = tuple(map(int, plain.get("index", range(len(flags)))))  # earlier versions always took the first n
-    images = tuple(map(str, plain["images"])) if isinstance(plain.get("images"), list) else ()
-    if len(index) != len(flags) or len(images) not in (0, len(flags)):
+    if not {*found.flags, *found.clean} <= {0, 1}:
         raise ValueError(name)
-    which = {"data": data, "index": index, "images": images, "model": model}
-    return StoredResult(attack=name, settings=settings, flags=flags, clean=clean, **which)
+    return found
 
 
 def protocol_differences(one: str, other: str) -> list[str]:
@@ -241,20 +253,27 @@ def protocol_differences(one: str, other: str) -> list[str]:
     """
     if one == other:
         return []
-    ours, theirs = (flatten(json.loads(each)) for each in (one, other))
-    keys = [k for k in ours | theirs if (k in ours and k in theirs) or k.rpartition(".")[2] in IDENTITY]
-    changed = {key: (ours.get(key), theirs.get(key)) for key in keys if not same(ours.get(key), theirs.get(key))}
-    return [f"{key} ({short(first)}; {short(second)})" for key, (first, second) in changed.items()]
+    ours, theirs = flatten(json.loads(one)), flatten(json.loads(other))
+    found = []
+    for key in ours | theirs:
+        shared = key in ours and key in theirs
+        first, second = ours.get(key), theirs.get(key)
+        if (shared or key.rpartition(".")[2] in IDENTITY) and not equal_settings(first, second):
+            found.append(f"{key} ({setting_text(first)}; {setting_text(second)})")
+    return found
 
 
-def same(a: Any, b: Any) -> bool:
-    """Equal settings; numbers up to the rounding of their text."""
-    numbers = isinstance(a, (int, float)) and isinstance(b, (int, float))
-    return math.isclose(a, b, rel_tol=1e-9) if numbers else a == b
+def equal_settings(a: Any, b: Any) -> bool:
+    """Numbers up to the rounding of their text."""
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return a == b
 
 
-def short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else "none" if value is None else str(value)
+def setting_text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def read_result(path: Path, name: str, key: str) -> Plain | None:
