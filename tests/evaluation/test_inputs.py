@@ -1,28 +1,32 @@
-"""What evaluate accepts: names and objects, tensors and arrays; anything else is one sentence."""
+"""What `evaluate` and `benchmark` accept: names and objects, tensors, arrays and datasets; else one sentence."""
 
+import copy
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
+import rattle
 from rattle.attacks import PGD, AutoAttack
 from rattle.attacks.base import AttackExtras
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.inputs import as_attacks, image_checksums
+from rattle.evaluation.inputs import image_checksums
 from rattle.threat import Threat
-from support.tiny_runs import digits, linear
+from support.tiny_runs import digits, linear, small_cnn
 
-THREAT = Threat(epsilon=0.1)
+N, THREAT = 24, Threat(epsilon=0.05)
 ATTACK = PGD(threat=THREAT, steps=3, step_size=0.05)
-
-
-def images(n: int = 30) -> tuple[Tensor, Tensor]:
-    _, _, x, y = digits()
-    return x[:n], y[:n]
+X, Y = (part[:N] for part in digits()[2:])
+FLOATS = X.float() / 255
+PAIRS = TensorDataset(FLOATS, Y)
 
 
 @pytest.mark.parametrize(
@@ -38,106 +42,158 @@ def images(n: int = 30) -> tuple[Tensor, Tensor]:
     ],
 )
 def test_attacks_are_given_by_name_as_objects_or_both(attacks: object, names: list[str]) -> None:
-    x, y = images(5)
-    result = evaluate(linear(), x, y, attacks, threat=THREAT)
+    result = evaluate(linear(), X[:5], Y[:5], attacks, threat=THREAT)
     assert list(result.attacks) == names
-    assert all(attack.settings["threat"]["epsilon"] == 0.1 for attack in result.attacks.values())
+    assert all(attack.settings["threat"]["epsilon"] == 0.05 for attack in result.attacks.values())
 
 
-def test_a_name_and_its_object_give_the_same_flags() -> None:
-    x, y = images()
-    named = as_attacks("pgd20", THREAT)["pgd20"]
-    flags = [evaluate(linear(), x, y, each, threat=THREAT).worst_case for each in ("pgd20", named, {"a": named})]
-    assert flags[0] == flags[1] == flags[2]
-    assert 0 < sum(flags[0]) < len(x)
+READ_ONLY = FLOATS.double().numpy()
+READ_ONLY.flags.writeable = False
+FORMS: dict[str, tuple[Any, Any]] = {
+    "uint8 tensor": (X, Y),
+    "float tensor": (FLOATS, Y),
+    "numpy uint8": (X.numpy(), Y.numpy().astype(np.uint8)),
+    "numpy float32": (FLOATS.numpy(), Y.numpy().astype(np.int32)),
+    "numpy float64": (READ_ONLY, Y.numpy()),
+    "channels last": (X.permute(0, 2, 3, 1).numpy(), Y.numpy()),
+    "int32 labels": (X, Y.to(torch.int32)),
+    "Dataset": (PAIRS, None),
+    "DataLoader": (DataLoader(PAIRS, batch_size=7), None),
+}
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
-@pytest.mark.parametrize("label", [np.int32, np.int64, np.uint8])
-def test_numpy_arrays_give_the_flags_of_tensors(dtype: type, label: type) -> None:
-    x, y = images()
-    array = x.numpy() if dtype == np.uint8 else (x.numpy().astype(np.float32) / np.float32(255)).astype(dtype)
-    array.flags.writeable = False
-    found = evaluate(linear(), array, y.numpy().astype(label), ATTACK)
-    assert found.worst_case == evaluate(linear(), x, y, ATTACK).worst_case
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_the_same_images_and_attack_gives_the_same_flags(form: str) -> None:
+    wanted = evaluate(linear(), X, Y, "pgd5", epsilon=0.05).worst_case
+    assert 0 < sum(wanted) < N
+    for attack in ("pgd5", rattle.get_attack("pgd5", THREAT)):
+        assert evaluate(linear(), *FORMS[form], attack, norm="linf", epsilon=0.05).worst_case == wanted
 
 
-def test_int32_labels_are_accepted() -> None:
-    x, y = images()
-    assert evaluate(linear(), x, y.int(), ATTACK).worst_case == evaluate(linear(), x, y, ATTACK).worst_case
+PICTURES = [(Image.fromarray(X[i, 0].numpy()), int(Y[i])) for i in range(N)]
+HELD = {"digits": "digits", "tuple": (X, Y), "Dataset": PAIRS, "DataLoader": FORMS["DataLoader"][0]}
+
+
+@pytest.mark.parametrize("data", HELD)
+def test_benchmark_takes_a_name_or_what_people_hold(data: str) -> None:
+    result = rattle.benchmark(small_cnn(), HELD[data], attacks=["fgsm", "pgd5"], epsilon=0.1, n=10)
+    assert (result.n, list(result.attacks)) == (10, ["fgsm", "pgd5"])
+    assert result.attacks["fgsm"].settings["threat"] == {"norm": "linf", "epsilon": 0.1}
+
+
+def test_a_dataset_of_pictures_is_read() -> None:
+    colour = [(picture.convert("RGB"), label) for picture, label in PICTURES]
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 10))
+    assert rattle.benchmark(model, colour, attacks="fgsm", n=9).n == 9
+
+
+SHUFFLED, ALONE = DataLoader(PAIRS, shuffle=True), DataLoader(TensorDataset(FLOATS))
 
 
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"attacks": 3}, r"an attack is a name such as 'pgd20' or an object such as PGD\(steps=20\), got int"),
+        ({"attacks": 3}, "got int"),
         ({"attacks": [None]}, "got NoneType"),
         ({"attacks": PGD}, "got the class PGD"),
         ({"attacks": lambda model, x, y: x}, "got function"),
-        ({"attacks": "pdg20"}, "unknown attack 'pdg20'; did you mean 'pgd20'"),
+        ({"attacks": "pdg20"}, "did you mean 'pgd20'"),
         ({"attacks": {"../a": ATTACK}}, "'../a' is no name for an attack"),
         ({"attacks": ATTACK, "threat": Threat(epsilon=0.2)}, "PGD has a threat of its own"),
+        ({"epsilon": 0.1, "threat": Threat()}, "not both"),
         ({"x": [[0.5]]}, "the images .* list"),
         ({"y": [0, 1]}, "the labels .* list"),
-        ({"x": np.array(["a"] * 30)}, "images and labels must be arrays of numbers, got <U1"),
-        ({"x": images()[0][:, 0]}, r"uint8 images must have shape \[n, C, H, W\], got \[30, 8, 8\]"),
-        ({"x": images()[0].long()}, r"images must be floating point in \[0, 1\], got torch.int64"),
-        ({"y": images()[1].float()}, "labels must be whole numbers, got torch.float32"),
-        ({"y": images()[1][:, None]}, r"got \[30, 1, 8, 8\] and \[30, 1\]"),
-        ({"y": images()[1][:7]}, "30 images but 7 labels"),
+        ({"y": None}, "images without labels"),
+        ({"x": PAIRS}, "give None for y"),
+        ({"x": SHUFFLED, "y": None}, "the DataLoader shuffles"),
+        ({"x": ALONE, "y": None}, "pairs of image and label"),
+        ({"x": np.array(["a"] * N)}, "<U1"),
+        ({"x": X[:, 0]}, r"uint8 images must have shape \[n, C, H, W\], got \[24, 8, 8\]"),
+        ({"x": X.long()}, r"images must be floating point in \[0, 1\], got torch.int64"),
+        ({"x": 2 * FLOATS}, r"images must lie in \[0, 1\]"),
+        ({"x": X[:0], "y": Y[:0]}, "there are no images"),
+        ({"y": Y.float()}, "labels must be whole numbers, got torch.float32"),
+        ({"y": Y[:, None]}, r"got \[24, 1, 8, 8\] and \[24, 1\]"),
+        ({"y": Y[:7]}, "24 images but 7 labels"),
+        ({"y": Y + 5}, "labels run from 5 to 14, but the model has 10 outputs"),
+        ({"y": Y - 1}, "labels run from -1"),
         ({"model": "runs/a"}, "the model must be a torch.nn.Module, got str"),
-        ({"mask": [True]}, "30 images but a mask of 1"),
+        ({"mask": [True]}, "24 images but a mask of 1"),
+        ({"index": [3]}, "24 images but an index of 1"),
         ({"batch_size": 0}, "batch_size must be >= 1"),
-        ({"save_adversarial": True}, "save_adversarial needs a folder to write to: give it as out"),
+        ({"within": 50}, "within must be > 0 and < 50"),
+        ({"within": 0}, "within must be > 0"),
+        ({"jobs": 0}, "jobs must be >= 1"),
+        ({"model": copy.deepcopy(linear()).to("meta"), "jobs": 2}, "on the CPU, not meta"),
+        ({"device": "meta"}, "there is no device 'meta' here"),
+        ({"save_adversarial": True}, "save_adversarial needs a folder"),
     ],
 )
 def test_a_wrong_input_is_one_sentence(given: dict, sentence: str) -> None:
-    x, y = images()
-    call = {"model": linear(), "x": x, "y": y, "attacks": "fgsm", **given}
+    call = {"model": linear(), "x": FLOATS, "y": Y, "attacks": "fgsm", **given}
     with pytest.raises(RattleError, match=sentence) as caught:
-        evaluate(call.pop("model"), call.pop("x"), call.pop("y"), call.pop("attacks"), **call)
+        evaluate(**call)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"data": (X, Y, Y)}, "got 3 entries"),
+        ({"data": "digit"}, "did you mean 'digits'"),
+        ({"n": 0}, "n must be >= 1"),
+        ({"norm": "l0"}, "threat.norm must be one of linf, l2, l1"),
+        ({"data": (2 * FLOATS, Y)}, r"images must lie in \[0, 1\]"),
+        ({"model": "preact18"}, "got str"),
+    ],
+)
+def test_benchmark_refuses_a_wrong_argument(given: dict, sentence: str) -> None:
+    with pytest.raises(RattleError, match=sentence):
+        rattle.benchmark(**{"model": linear(), "data": (X, Y), **given})
+
+
+def test_the_result_prints_as_a_table_and_converts_to_records() -> None:
+    result = rattle.benchmark(small_cnn(), (X, Y), attacks="smoke-ensemble", epsilon=0.1)
+    rows = result.records()
+    parts = [f"smoke-ensemble: {part}" for part in ("apgd-ce", "apgd-t", "fab-t", "square")]
+    assert [row["attack"] for row in rows] == ["clean", "smoke-ensemble", *parts]
+    assert all(row["n"] == N and row["low"] <= row["accuracy"] <= row["high"] for row in rows)
+    whole, *each = (row["seconds"] for row in rows[1:])
+    assert all(seconds > 0 for seconds in each)
+    assert sum(each) == pytest.approx(whole)
+    assert str(result).startswith("attack ")
+    assert re.search(rf"^clean +\d+\.\d +\[\d+\.\d, \d+\.\d\] +{N} +0\.0$", str(result), re.M)
+    assert result.to_plain()["attacks"]["smoke-ensemble"]["parts"]["square"]["seconds"] == each[-1]
+
+
 def test_the_result_files_are_there_when_evaluate_returns(tmp_path: Path) -> None:
-    x, y = images()
-    out = tmp_path / "new" / "results"
-    metadata = {"checkpoint": "best.safetensors", "data": "digits", "seed": 3}
-    result = evaluate(
-        linear(), x, y, ["fgsm", ATTACK], threat=THREAT, out=str(out), metadata=metadata, seed=3, save_adversarial=True
-    )
-    files = {"fgsm.json", "pgd.json", "fgsm-adversarial.npz", "pgd-adversarial.npz"}
-    assert {path.name for path in out.iterdir()} == files
-    stored = json.loads((out / "pgd.json").read_text())
-    assert stored.items() >= metadata.items()
-    assert list(stored["attacks"]) == ["pgd"]
-    assert stored["attacks"]["pgd"]["flags"] == [int(flag) for flag in result.attacks["pgd"].flags]
-    assert stored["clean_flags"] == [int(flag) for flag in result.clean]
-
-
-def test_an_attack_s_settings_that_are_no_json_are_stored_as_text(tmp_path: Path) -> None:
     class Odd(AttackExtras):
         threat = THREAT
 
         def metadata(self) -> dict:
-            return {"kind": "Odd", "direction": torch.ones(2)}
+            return {"kind": "Odd", "direction": torch.ones(2)}  # no JSON: stored as text
 
         def __call__(self, model: object, x: Tensor, y: Tensor, *, generator: object = None) -> Tensor:
             return x
 
-    x, y = images(4)
-    evaluate(linear(), x, y, Odd(), out=tmp_path)
-    assert "tensor" in json.loads((tmp_path / "odd.json").read_text())["attacks"]["odd"]["settings"]["direction"]
+    out, metadata = tmp_path / "new" / "results", {"checkpoint": "best.safetensors", "data": "digits", "seed": 3}
+    result = evaluate(linear(), X, Y, [Odd(), ATTACK], out=str(out), metadata=metadata, seed=3, save_adversarial=True)
+    assert {path.stem for path in out.iterdir()} == {"odd", "pgd", "odd-adversarial", "pgd-adversarial"}
+    stored = json.loads((out / "pgd.json").read_text())
+    assert stored.items() >= metadata.items()
+    assert list(stored["attacks"]) == ["pgd"]
+    assert stored["attacks"]["pgd"]["flags"] == list(map(int, result.attacks["pgd"].flags))
+    assert stored["clean_flags"] == list(map(int, result.clean))
+    assert "tensor" in json.loads((out / "odd.json").read_text())["attacks"]["odd"]["settings"]["direction"]
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    x, y = images(4)
-    evaluate(linear(), x, y, AutoAttack(threat=THREAT, version="rand"))
+    evaluate(linear(), X[:4], Y[:4], AutoAttack(threat=THREAT, version="rand"))
     assert not list(tmp_path.iterdir())
 
 
-def test_the_checksum_of_an_image_is_that_of_its_bytes_in_any_form() -> None:
+def test_a_checksum_is_that_of_an_image_s_bytes_in_any_form_and_no_two_are_equal() -> None:
     x, y = torch.randint(256, (5, 3, 4, 6), dtype=torch.uint8), torch.arange(5)
     known = image_checksums(x, y)
     for same in (x / 255, (x / 255).double(), x.to(memory_format=torch.channels_last), x * (1 / 255)):
@@ -147,10 +203,5 @@ def test_the_checksum_of_an_image_is_that_of_its_bytes_in_any_form() -> None:
     changed[0, 0, 0, 0] += 1
     for other in ((changed, y), (x, y + 1), (x.transpose(2, 3), y)):
         assert image_checksums(*other)[0] != known[0]
-
-
-def test_an_image_that_comes_again_has_a_checksum_of_its_own() -> None:
-    x, y = torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 0, 1])
-    first, again, other = image_checksums(x, y)
-    assert again == f"{first}+1"
-    assert other not in (first, again)
+    first, again = image_checksums(x[[0, 0]], y[[0, 0]])
+    assert (first, again) == (known[0], f"{known[0]}+1")

@@ -63,6 +63,7 @@ class Counter(NullConsole):
         self.steps += steps
 
 
+@pytest.mark.process
 def test_two_processes_give_every_bit_of_one(tmp_path: Path) -> None:
     attacks = {
         "both": AttackSequence({"pgd": PGD(threat=THREAT, steps=2), "apgd": APGD(threat=THREAT, steps=10)}),
@@ -101,6 +102,7 @@ class Failing:
         return x
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [("kill", "was killed .*SIGKILL"), ("raise", "^attacking a batch raised ValueError: no luck$")],
@@ -118,6 +120,7 @@ def test_what_goes_wrong_in_one_is_a_sentence_and_the_batches_done_are_kept(
     assert {row["first"] for row in rows} == {0, 4, 8}
 
 
+@pytest.mark.process
 def test_what_cannot_be_pickled_is_refused_and_what_a_function_defines_is_sent() -> None:
     model, x, y = case(8)
 
@@ -131,16 +134,7 @@ def test_what_cannot_be_pickled_is_refused_and_what_a_function_defines_is_sent()
         evaluate(model, x, y, "fgsm", jobs=2)
 
 
-def test_a_number_of_jobs_that_means_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    model, x, y = case(8)
-    with pytest.raises(RattleError, match="jobs must be >= 1"):
-        evaluate(model, x, y, "fgsm", jobs=0)
-    with pytest.raises(RattleError, match="on the CPU, not meta"):
-        evaluate(model.to("meta"), x, y, "fgsm", jobs=2)
-    assert main(["evaluate", "runs/none", "--jobs", "0"]) == 2
-    assert "jobs must be >= 1" in capsys.readouterr().err
-
-
+@pytest.mark.process
 def test_the_command_runs_a_file_of_the_users_in_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +172,7 @@ class Sleep:
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_one_that_asked_for_it(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "sleeping.py").write_text(SLEEP)

@@ -2,6 +2,7 @@
 
 import json
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -126,30 +127,29 @@ def test_a_sequential_whose_script_normalised_outside(here: Path, capsys: pytest
     assert flags(capsys, *words, "--mean", "0.3", "--std", "0.4") == expected
 
 
+SAVED = {  # with "net." and the wrapper's statistics, or without a trace of them
+    "wrapper": lambda name: name,
+    "parallel": lambda name: f"module.{name}",
+    "parallel inside": lambda name: name.replace("net.", "net.module."),
+    "bare": lambda name: name.removeprefix("net."),
+    "compiled": lambda name: name.replace("net.", "_orig_mod."),
+    "lightning": lambda name: name.replace("net.", "classifier_under_test."),
+}
+
+
 @pytest.mark.parametrize("build", ["wrapped", "sequential"])
-@pytest.mark.parametrize("saved", ["wrapper", "bare", "parallel", "compiled", "lightning", "parallel inside"])
+@pytest.mark.parametrize("saved", SAVED)
 def test_a_wrapped_module_opens_however_it_was_saved(
     build: str, saved: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     x, y, x_test, y_test = digits()
     torch.manual_seed(0)
-    model = NAMES["wrapped"]()
-    teach(model, x, y, steps=15)
-    state, bare = model.state_dict(), model.net.state_dict()
-    torch.save(
-        {
-            "wrapper": state,
-            "bare": bare,
-            "parallel": {f"module.{name}": value for name, value in state.items()},
-            "compiled": {f"_orig_mod.{name}": value for name, value in bare.items()},
-            "lightning": {f"classifier_under_test.{name}": value for name, value in bare.items()},
-            "parallel inside": {name.replace("net.", "net.module."): value for name, value in state.items()},
-        }[saved],
-        "w.pt",
-    )
-    normalised = saved in ("wrapper", "parallel", "parallel inside")  # the others leave no trace of the normalisation
+    model = teach(NAMES["wrapped"](), x, y, steps=15)
+    bare = saved in ("bare", "compiled", "lightning")
+    state = {SAVED[saved](k): v for k, v in model.state_dict().items() if not bare or k.startswith("net.")}
+    torch.save(state, "w.pt")
     words = ["--model", f"models.py:{build}", "--weights", "w.pt", "--data", "digits"]
-    words += ["--mean", "0.3", "--std", "0.4"] if build == "sequential" and not normalised else []
+    words += ["--mean", "0.3", "--std", "0.4"] if bare and build == "sequential" else []
     assert flags(capsys, *words) == right(model, x_test / 255, y_test)
 
 
@@ -221,19 +221,17 @@ def test_a_built_model_returns_its_logits_under_the_names_it_has(here: Path) -> 
     assert list(model.state_dict()) == ["weight", "bias"]
 
 
-def test_a_model_of_one_logit_is_told_to_return_two() -> None:
-    _, _, x, y = digits()
-    with pytest.raises(RattleError, match=r"the model returns one logit z, \[n, 1\]: return two"):
-        rattle.evaluate(Returns("one"), x[:4], y[:4], "fgsm")
+ONE_LOGIT = {
+    name: get_attack(name, Threat(epsilon=0.1)) for name in ("pgd3", "cw3", "apgd-ce", "fab", "square", "rays")
+}
+ONE_LOGIT |= {"kl": rattle.PGD(loss="kl", steps=1), "evaluate": partial(rattle.evaluate, attacks="fgsm")}
 
 
-@pytest.mark.parametrize("name", ["pgd3", "cw3", "apgd-ce", "fab", "square", "rays"])
-def test_every_attack_tells_a_model_of_one_logit_to_return_two(name: str) -> None:
+@pytest.mark.parametrize("name", ONE_LOGIT)
+def test_a_model_of_one_logit_is_told_to_return_two(name: str) -> None:
     _, _, x, y = digits()
-    with pytest.raises(RattleError, match="the model returns one logit z"):
-        get_attack(name, Threat(epsilon=0.1))(Returns("one"), x[:4] / 255, y[:4])
-    with pytest.raises(RattleError, match="the model returns one logit z"):
-        rattle.PGD(loss="kl", steps=1)(Returns("one"), x[:4] / 255, y[:4])
+    with pytest.raises(RattleError, match=r"one logit z, \[n, 1\]: return two"):
+        ONE_LOGIT[name](Returns("one"), x[:4] / 255, y[:4])
 
 
 def test_images_that_the_model_does_not_take_are_one_sentence_in_python() -> None:
@@ -256,13 +254,10 @@ def test_missing_normalisation_is_hinted_at() -> None:
     _, _, x, y = digits()
     x, y = x[:200] / 255, y[:200]
     (hint,) = missing_normalisation(Binarises(), x, y)
-    assert "normalised as for MNIST: was the model trained so? Then give --mean 0.1307 --std 0.3081" in hint
+    assert "MNIST" in hint
+    assert "--mean 0.1307 --std 0.3081" in hint
     assert not list(missing_normalisation(nn.Sequential(Normalise((0.1307,), (0.3081,)), Binarises()), x, y))
     assert not list(missing_normalisation(Binarises(), x[:20], y[:20]))
     (guess,) = missing_normalisation(linear(), x, (y + 1) % 10)
-    assert "no more than by guessing: check the weights, the order of the classes" in guess
-
-
-def test_the_hint_is_a_warning_of_the_evaluation() -> None:
-    _, _, x, y = digits()
+    assert "guessing" in guess
     assert "--mean 0.1307" in rattle.benchmark(Binarises(), (x[:60], y[:60]), attacks="fgsm").warnings[-1]

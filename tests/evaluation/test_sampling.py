@@ -10,9 +10,7 @@ import torch
 import rattle
 from rattle.cli.evaluate import broken_besides
 from rattle.cli.main import main
-from rattle.data import to_float
 from rattle.data.dataset import choose_images, fair_order
-from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import AttackResult, Evaluation, load_results
 from rattle.stats import LEVEL_OF_LOOKS, wilson
@@ -94,23 +92,24 @@ def test_an_attack_ends_once_its_accuracy_is_known_precisely_enough(tmp_path: Pa
         assert len(json.loads((tmp_path / f"{name}.json").read_text())["index"]) == n
 
 
-def test_a_precision_is_asked_for_on_the_command_line_and_in_python(tmp_path: Path) -> None:
+def test_a_precision_is_asked_for_on_the_command_line_and_in_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = save_run(tmp_path / "run")
-    assert main(["evaluate", str(run), "--attacks", "fgsm", "--within", "5", "--batch-size", "25"]) == 0
-    saved = json.loads((run / "results" / "fgsm.json").read_text())
-    assert saved["within"] == 5
-    assert saved["n"] < saved["test_images"]
-    epsilon = saved["attacks"]["fgsm"]["settings"]["threat"]["epsilon"]
-    model = rattle.load(run)
-    result = rattle.benchmark(model, "digits", attacks="fgsm", epsilon=epsilon, within=5, batch_size=25)
-    assert list(map(int, result.attacks["fgsm"].flags)) == saved["attacks"]["fgsm"]["flags"]
-
-
-@pytest.mark.parametrize("within", [0, -1, 50])
-def test_a_precision_that_means_nothing_is_refused(within: float) -> None:
-    _, _, x, y = digits()
-    with pytest.raises(RattleError, match="within must be > 0 and < 50"):
-        evaluate(linear(), to_float(x[:4]), y[:4], "fgsm", within=within)
+    words = ["--attacks", "fgsm", "pgd5", "--threat.epsilon", "0.2", "--within", "5", "--batch-size", "25"]
+    assert main(["evaluate", str(run), *words]) == 0
+    out = capsys.readouterr().out
+    settings = {"attacks": ["fgsm", "pgd5"], "epsilon": 0.2, "within": 5, "batch_size": 25}
+    result = rattle.benchmark(rattle.load(run), "digits", **settings)
+    sizes = set()
+    for name, attack in result.attacks.items():
+        saved = json.loads((run / "results" / f"{name}.json").read_text())
+        assert (saved["within"], saved["attacks"][name]["flags"]) == (5, list(map(int, attack.flags)))
+        assert f"(n {saved['n']})" in out
+        sizes.add(saved["n"])
+    assert len(sizes) == 2
+    assert max(sizes) < saved["test_images"]
+    assert out.rstrip().rpartition("\n")[2].startswith("caveats: a stronger attack")
 
 
 def test_the_first_images_are_no_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,20 +117,6 @@ def test_the_first_images_are_no_sample(tmp_path: Path, capsys: pytest.CaptureFi
     for words in (["--first"], ["--first", "--n", "20", "--within", "5"]):
         assert main(["evaluate", str(run), *words]) == 2
         assert "--first goes with --n, and not with --within" in capsys.readouterr().err
-
-
-def test_the_table_of_a_sequential_evaluation_says_the_images_of_each_attack(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = save_run(tmp_path / "run")
-    words = ["--attacks", "fgsm", "pgd5", "--threat.epsilon", "0.2", "--within", "5", "--batch-size", "25"]
-    assert main(["evaluate", str(run), *words]) == 0
-    out = capsys.readouterr().out
-    saved = [json.loads((run / "results" / f"{name}.json").read_text()) for name in ("fgsm", "pgd5")]
-    sizes = [len(each["clean_flags"]) for each in saved]
-    assert sizes[0] != sizes[1]
-    assert all(f"(n {size})" in out for size in sizes)
-    assert out.rstrip().rpartition("\n")[2].startswith("caveats: a stronger attack")
 
 
 def test_an_image_that_another_attack_broke_is_told_beside_autoattack() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from rattle.attacks import RayS
 from rattle.attacks.registry import ATTACKS
@@ -77,64 +78,47 @@ def test_the_whole_of_autoattack_on_a_run(tmp_path: Path, capsys: pytest.Capture
     assert result["attacks"]["autoattack"]["robust_accuracy"] <= result["attacks"]["rays"]["robust_accuracy"]
 
 
-def foreign(layout: str) -> object:
-    """The small CNN's weights as other people's code would save them."""
-    state = dict(small_cnn().state_dict())
-    return {
-        "bare": state,
-        "parallel": {f"module.{k}": v for k, v in state.items()},
-        "wrapped": {"state_dict": state, "epoch": 3},
-        "model": {"model": {f"module.{k}": v for k, v in state.items()}, "optimizer": {}},
-        "fc": {k.replace("head.", "fc."): v for k, v in state.items()},
-        "linear": {k.replace("head.", "linear."): v for k, v in state.items() if "num_batches" not in k},
-    }[layout]
+CNN = ["--model", "cnn", "--width", "4", "--attacks", "fgsm", "--weights"]
 
 
-@pytest.mark.parametrize("layout", ["bare", "parallel", "wrapped", "model", "fc", "linear"])
-def test_weights_from_elsewhere_open_as_they_are(layout: str, files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save(foreign(layout), files / "theirs.pt")
-    words = ["--model", "cnn", "--width", "4", "--weights", "theirs.pt", "--data", "digits", "--attacks", "fgsm"]
-    result = said(capsys, *words, "--n", "50", "--first")
+def right(model: nn.Module, n: int = 60, scale: float = 1.0) -> list[int]:
+    """A flag for each of the first n test images, scaled."""
     _, _, x, y = digits()
     with torch.no_grad():
-        right = small_cnn()(x[:50] / 255).argmax(1) == y[:50]
-    assert result["clean_flags"] == right.int().tolist()
+        return (model(scale * x[:n] / 255).argmax(1) == y[:n]).int().tolist()
+
+
+def test_weights_from_elsewhere_open_as_they_are(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = {f"module.{k.replace('head.', 'fc.')}": v for k, v in small_cnn().state_dict().items()}
+    torch.save({"model": state, "optimizer": {}}, files / "theirs.pt")
+    result = said(capsys, *CNN, "theirs.pt", "--data", "digits", "--n", "50", "--first")
+    assert result["clean_flags"] == right(small_cnn(), 50)
     assert result["checkpoint"] == "theirs.pt"
     assert (files / "theirs.pt-results" / "fgsm.json").is_file()
 
 
 def test_a_checkpoint_of_a_run_is_a_file_of_weights_too(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = save_run(files / "run")
-    path = str(run / "checkpoints" / "best.safetensors")
-    words = ["--attacks", "fgsm", "--n", "30", "--threat.epsilon", "0.1"]
-    by_name = said(capsys, "--model", "cnn", "--width", "4", "--weights", path, "--data", "digits", *words)
-    assert by_name["attacks"]["fgsm"]["flags"] == said(capsys, path, *words)["attacks"]["fgsm"]["flags"]
+    path = str(save_run(files / "run") / "checkpoints" / "best.safetensors")
+    words = ["--n", "30", "--threat.epsilon", "0.1"]
+    by_name = said(capsys, *CNN, path, "--data", "digits", *words)
+    assert by_name["attacks"]["fgsm"]["flags"] == said(capsys, path, *CNN[4:6], *words)["attacks"]["fgsm"]["flags"]
 
 
-def test_normalisation_is_given_by_hand_where_the_file_does_not_say(
-    files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--data", "test.npz", "--attacks", "fgsm", "--model", "cnn", "--width", "4", "--weights", "plain.pt"]
-    torch.save(small_cnn().state_dict(), files / "plain.pt")
+def test_normalisation_is_given_by_hand_or_by_the_file(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*CNN, "plain.pt", "--data", "test.npz"]
+    state = small_cnn().state_dict()
+    torch.save(state, files / "plain.pt")
     as_is = said(capsys, *words)
     same = said(capsys, *words, "--mean", "0", "--std", "1")
     other = said(capsys, *words, "--mean", "0.9", "--std", "0.1")
     assert as_is["clean_flags"] == same["clean_flags"] != other["clean_flags"]
     assert "--mean and --std go together" in mistake(capsys, *words, "--mean", "0.5")
+    statistics = {"0.mean": torch.zeros(1, 1, 1, 1), "0.std": torch.full((1, 1, 1, 1), 0.5)}
+    torch.save(statistics | {f"1.{k}": v for k, v in state.items()}, files / "normalising.pt")
+    inside = said(capsys, *CNN, "normalising.pt", "--data", "test.npz")
+    assert inside["clean_flags"] == right(small_cnn(), scale=2.0)
     torch.save(create_model("cnn", classes=10, channels=1, width=4, activation="silu").state_dict(), files / "silu.pt")
-    assert said(capsys, *words[:-1], "silu.pt", "--activation", "silu")["n"] == 60
-
-
-def test_a_file_that_normalises_is_built_to_normalise(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    state = {f"1.{k}": v for k, v in small_cnn().state_dict().items()}
-    torch.save({**state, "0.mean": torch.zeros(1, 1, 1, 1), "0.std": torch.full((1, 1, 1, 1), 0.5)}, files / "n.pt")
-    result = said(
-        capsys, "--data", "test.npz", "--attacks", "fgsm", "--model", "cnn", "--width", "4", "--weights", "n.pt"
-    )
-    _, _, x, y = digits()
-    with torch.no_grad():
-        right = small_cnn()(x[:60] / 255 / 0.5).argmax(1) == y[:60]
-    assert result["clean_flags"] == right.int().tolist()
+    assert said(capsys, *CNN, "silu.pt", "--data", "test.npz", "--activation", "silu")["n"] == 60
 
 
 def test_a_run_on_other_images(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,9 +138,8 @@ def test_images_of_fewer_classes_need_the_models_number(files: Path, capsys: pyt
     np.savez(files / "few.npz", x_test=x[few].squeeze(1).numpy(), y_test=y[few].numpy())
     words = ["--model", "net.py:Net", "--weights", "w.pt", "--data", "few.npz", "--attacks", "fgsm"]
     assert "the model has 10 outputs, but the data have 4 classes" in mistake(capsys, *words)
-    with torch.no_grad():
-        right = linear()(x[few] / 255).argmax(1) == y[few]
-    assert said(capsys, *words, "--classes", "10")["clean_flags"] == right.int().tolist()
+    expected = [flag for flag, label in zip(right(linear(), len(y)), y, strict=True) if label < 4]
+    assert said(capsys, *words, "--classes", "10")["clean_flags"] == expected
     assert "--classes 3 is fewer than the 4 classes of few.npz" in mistake(capsys, *words, "--classes", "3")
 
 
