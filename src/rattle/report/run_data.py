@@ -128,15 +128,17 @@ def names_of(runs: Sequence[RunData]) -> list[tuple[str, str]]:
     """(variant, label) of each run: its method and the settings in which runs of this method differ; and where that
     would repeat, seed and folder. A method that all of more than MANY runs share is left out where settings differ.
     """
-    members = {run.method: [each.recipe for each in runs if each.method == run.method] for run in runs}
+    members: dict[str, list[Plain]] = {}
+    for run in runs:
+        members.setdefault(run.method, []).append(run.recipe)
     settings = [settings_text(run.recipe, varied(members[run.method])) for run in runs]
     alone = len(runs) > MANY and len(members) == 1 and all(settings)
-    variants = [
-        text if alone else ", ".join(filter(None, (run.method, text))) for run, text in zip(runs, settings, strict=True)
-    ]
-    seeds = [str(run.folder) if run.external else f"seed {run.seed}" for run in runs]
-    folders = [(run.folder.name, str(run.folder)) for run in runs]
-    names = [(variant, seed, *folder) for variant, seed, folder in zip(variants, seeds, folders, strict=True)]
+    variants, names = [], []
+    for run, text in zip(runs, settings, strict=True):
+        variant = text if alone else ", ".join(filter(None, (run.method, text)))
+        seed = str(run.folder) if run.external else f"seed {run.seed}"
+        variants.append(variant)
+        names.append((variant, seed, run.folder.name, str(run.folder)))
     return list(zip(variants, unique_labels(names), strict=True))
 
 

@@ -235,20 +235,24 @@ def weight_panels(shown: Sequence[tuple[RunData, WeightSurface]], add_figure: Ad
 
 def cost(run: RunData) -> Plain:
     """Time, throughput and memory of a run, from what it logged."""
-    seconds = {int(e["epoch"]): s for e in run.timing if (s := finite(e.get("seconds"))) is not None and s > 0}
-    steps = {0: 0.0} | {int(e["epoch"]): finite(e.get("step")) for e in run.metrics}
     batch = finite(run.recipe.get("batch_size")) or 0.0
-    rates = [
-        batch * (now - before) / seconds[epoch]
-        for epoch, now in steps.items()
-        if epoch in seconds and now is not None and (before := steps.get(epoch - 1)) is not None
-    ]
-    memory = [m for e in run.timing if (m := finite(e.get("memory_mb"))) is not None]
+    steps = {int(entry["epoch"]): finite(entry.get("step")) for entry in run.metrics}
+    seconds, rates, memory = [], [], []
+    for entry in run.timing:
+        epoch, time = int(entry["epoch"]), finite(entry.get("seconds"))
+        if time is not None and time > 0:
+            seconds.append(time)
+            before, now = steps.get(epoch - 1, None if epoch > 1 else 0.0), steps.get(epoch)
+            if batch and before is not None and now is not None:
+                rates.append(batch * (now - before) / time)
+        megabytes = finite(entry.get("memory_mb"))
+        if megabytes is not None:
+            memory.append(megabytes)
     return {
         "run": run,
-        "total": sum(seconds.values()) if seconds else None,
-        "epoch": statistics.median(seconds.values()) if seconds else None,
-        "rate": statistics.median(rates) if rates and batch else None,
+        "total": sum(seconds) if seconds else None,
+        "epoch": statistics.median(seconds) if seconds else None,
+        "rate": statistics.median(rates) if rates else None,
         "memory": max(memory, default=None),
     }
 
@@ -256,10 +260,16 @@ def cost(run: RunData) -> Plain:
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """Settings in which the recipes differ."""
     settings = [flatten(run.recipe) for run in runs]
-    names = dict.fromkeys(name for found in settings for name in found)
-    values = [[found.get(name) for found in settings] for name in names]
-    shown = [["none" if value is None else str(value) for value in row] for row in values]
-    return [(name, row) for name, row in zip(names, shown, strict=True) if len(set(row)) > 1]
+    names: dict[str, None] = {}
+    for found in settings:
+        names |= dict.fromkeys(found)
+    rows = []
+    for name in names:
+        values = [found.get(name) for found in settings]
+        row = ["none" if value is None else str(value) for value in values]
+        if len(set(row)) > 1:
+            rows.append((name, row))
+    return rows
 
 
 def sweep(runs: Sequence[RunData], add_figure: AddFigure) -> Plain | None:
@@ -290,13 +300,14 @@ def by_attack(tests: Sequence[PairedTest]) -> Plain | None:
 
     `images` is the number of test images, if it is the same in every cell.
     """
-    columns = list(dict.fromkeys(test.attack for test in tests))
+    if not tests:
+        return None
     rows: dict[str, Plain] = {}
     for test in tests:
         rows.setdefault(test.second, {})[test.attack] = test
-    images = {test.samples[0].n for test in tests}
-    found = {"first": tests[0].first, "columns": columns, "rows": rows, "n": len(tests)} if tests else None
-    return found and found | {"images": images.pop() if len(images) == 1 else None}
+    columns, images = dict.fromkeys(test.attack for test in tests), {test.samples[0].n for test in tests}
+    same = images.pop() if len(images) == 1 else None
+    return {"first": tests[0].first, "columns": list(columns), "rows": rows, "n": len(tests), "images": same}
 
 
 def seeds(runs: Sequence[RunData]) -> Comparison | None:

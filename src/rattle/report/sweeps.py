@@ -52,29 +52,37 @@ def find_sweep(runs: Sequence[RunData]) -> Sweep | None:
     """The sweep that runs trained here are: they differ in one setting with three numbers or more, and in at most one
     other besides method and seed. None if they are not, or nothing was measured."""
     groups = list(group_by_method([run for run in runs if not run.external]).values())
-    names = settings_of([members[0] for members in groups])
-    values = {name: {x for members in groups if (x := value_of(members[0], name)) is not None} for name in names}
-    setting = max(values, key=lambda name: len(values[name]), default=None)
-    if setting is None or len(values[setting]) < FEWEST_VALUES or len(names) > MOST_SETTINGS:
+    firsts = [members[0] for members in groups]
+    names = settings_of(firsts)
+    setting = max(names, key=lambda name: len(numbers_of(firsts, name)), default=None)
+    if setting is None or len(numbers_of(firsts, setting)) < FEWEST_VALUES or len(names) > MOST_SETTINGS:
         return None
     attack = robust_attack([run for members in groups for run in members])
-    several_methods = len({members[0].method for members in groups}) > 1
-    series: dict[str, list[tuple[RunData, SweptPoint]]] = {}
-    for members in groups:
-        first, found = members[0], reached(members, attack)
+    others = [name for name in names if name != setting]
+    several_methods = len({run.method for run in firsts}) > 1
+    points: dict[str, list[SweptPoint]] = {}
+    indices: dict[str, int] = {}
+    for members, first in zip(groups, firsts, strict=True):
+        found = reached(members, attack)
         if found:
-            other = settings_text(first.recipe, [name for name in names if name != setting])
-            name = ", ".join(filter(None, (first.method if several_methods else "", other)))
+            parts = (first.method if several_methods else "", settings_text(first.recipe, others))
+            name = ", ".join(filter(None, parts))
             point = SweptPoint(x=value_of(first, setting), clean=found[0], robust=found[1])
-            series.setdefault(name, []).append((first, point))
+            points.setdefault(name, []).append(point)
+            indices.setdefault(name, first.index)
+    if not points:
+        return None
+    series = []
+    for name, of_name in points.items():
+        of_name.sort(key=lambda point: (point.x is None, point.x or 0.0))
+        series.append(Series(name=name, index=indices[name], points=tuple(of_name)))
     several = any(len(members) > 1 for members in groups)
-    found = tuple(one_series(name, points) for name, points in series.items())
-    return Sweep(setting=setting, series=found, attack=attack, several=several) if found else None
+    return Sweep(setting=setting, series=tuple(series), attack=attack, several=several)
 
 
-def one_series(name: str, points: Sequence[tuple[RunData, SweptPoint]]) -> Series:
-    ordered = sorted((point for _, point in points), key=lambda point: (point.x is None, point.x or 0.0))
-    return Series(name=name, index=points[0][0].index, points=tuple(ordered))
+def numbers_of(runs: Sequence[RunData], setting: str) -> set[float]:
+    """The numbers that a setting has among the runs."""
+    return {value for run in runs if (value := value_of(run, setting)) is not None}
 
 
 def settings_of(runs: Sequence[RunData]) -> list[str]:
