@@ -11,7 +11,7 @@ from rattle.attacks.registry import get_attack, list_attacks
 from rattle.threat import Threat
 
 MEASURED = (
-    "Processor seconds on 200 CIFAR-10 images: ours {ours:.1f}, the reference package {reference:.1f} (means of seeds "
+    "CPU seconds on 200 CIFAR-10 images: ours {ours:.1f}, the reference package {reference:.1f} (means of seeds "
     "0 to 2, l_inf 2/255, a ResNet of 20 thousand weights, one thread of a 2-core machine without GPU; the ensemble's "
     "verdicts are the same on all 200 in each seed): [how it was measured](index.md#measured-against-the-reference)."
 )
@@ -37,7 +37,7 @@ def slug(attack: str) -> str:
 
 @cache
 def seconds() -> dict[str, dict[str, float]]:
-    """By part of AutoAttack: processor seconds, ours and the reference's, means over seeds."""
+    """By part of AutoAttack: CPU seconds, ours and the reference's, means over seeds."""
     measured = json.loads((ROOT / "reproduction" / "results" / "autoattack-cifar10.json").read_text())
     runs = [run["processor_seconds"] for run in measured["models"]["cifar10"]["runs"]]
     found = {
