@@ -21,66 +21,26 @@ from rattle.recipes.schema import from_plain, number, to_plain
 from rattle.threat import Threat
 from rattle.weights import AWP, EMA, SWA, Noise
 
-positive = st.floats(1e-9, 1e6)
-not_negative = st.floats(0, 1e6)
-fraction = st.floats(0.01, 0.99)
-counts = st.integers(1, 10**6)
-taylor = st.builds(
-    Taylor,
-    order=st.sampled_from([1, 2]),
-    eta=st.none() | not_negative,
-    mode=st.sampled_from(["head", "released"]),
-    second_factor=not_negative,
-)
-attacks = st.builds(
-    PGD,
-    threat=st.builds(Threat, norm=st.sampled_from(["linf", "l2"]), epsilon=not_negative),
-    steps=counts,
-    step_size=not_negative,
-    loss=st.sampled_from(["ce", "kl", "cw"]),
-    start=st.sampled_from(["gaussian", "uniform", "none"]),
-    restarts=counts,
-)
+positive, fraction, counts = st.floats(1e-9, 1e6), st.floats(0.01, 0.99), st.integers(1, 10**6)
+taylor = st.builds(Taylor, order=st.sampled_from([1, 2]), eta=st.none() | st.floats(0, 1e6))
 recipes = st.builds(
     Recipe,
     name=st.text(max_size=20),
-    data=st.builds(
-        Data,
-        name=st.text(max_size=20),
-        val_size=st.none() | st.integers(0, 1000),
-        augment=st.builds(Augment, pad=st.integers(0, 8), flip=st.booleans()),
-    ),
+    data=st.builds(Data, name=st.text(max_size=20), augment=st.builds(Augment, flip=st.booleans())),
     width=st.none() | counts,
-    head=st.none() | st.text(max_size=8),
-    attack=attacks,
-    noise=st.builds(Noise, sigma=not_negative, where=st.sampled_from(["matrices", "convolutions"])),
-    objective=st.builds(AT, taylor=taylor | st.just(Taylor()))
-    | st.builds(Trades, inv_lambda=not_negative)
-    | st.builds(Trades, taylor=taylor, clean_weight=st.sampled_from(["one", "one-minus-eta"])),
+    attack=st.builds(PGD, threat=st.builds(Threat, epsilon=positive), loss=st.sampled_from(["ce", "kl", "cw"])),
+    objective=st.builds(AT, taylor=taylor) | st.builds(Trades, inv_lambda=positive),
     awp=st.none() | st.builds(AWP, gamma=positive, warmup=st.integers(0, 20)),
-    average=st.none()
-    | st.builds(SWA, start=fraction)
-    | st.builds(EMA, decay=fraction, start=fraction, warmup=st.booleans()),
-    optimizer=st.builds(SGD, lr=positive, momentum=fraction, weight_decay=not_negative, nesterov=st.booleans())
-    | st.builds(
-        AdamW,
-        lr=positive,
-        betas=st.tuples(fraction, fraction),
-        weight_decay=positive,
-        decay_norms=st.booleans(),
-        layer_decay=st.none() | fraction,
-    ),
-    schedule=st.builds(Piecewise, drops=st.lists(fraction, max_size=3).map(tuple), factor=fraction)
+    average=st.none() | st.builds(SWA, start=fraction) | st.builds(EMA, decay=fraction, warmup=st.booleans()),
+    optimizer=st.builds(SGD, lr=positive, momentum=fraction)
+    | st.builds(AdamW, betas=st.tuples(fraction, fraction), layer_decay=st.none() | fraction),
+    schedule=st.builds(Piecewise, drops=st.lists(fraction, max_size=3).map(tuple))
     | st.builds(Cosine, warmup=fraction)
-    | st.builds(OneCycle, peak=fraction, shape=st.sampled_from(["linear", "cosine"])),
+    | st.builds(OneCycle, peak=fraction),
     epochs=counts,
-    ramp=fraction,
-    val_attack=st.builds(ValAttack, steps=counts, step_size=not_negative),
+    val_attack=st.builds(ValAttack, steps=counts),
     keep_checkpoints=st.sampled_from(["none", "paper", "all"]),
-    precision=st.sampled_from(["fp32", "tf32", "bf16"]),
-    batch_norm_momentum=st.none() | fraction,
     seed=st.integers(0, 2**40),
-    threads=st.none() | counts,
 )
 
 
