@@ -26,7 +26,6 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 MARGIN = {"l": 56, "r": 16, "t": 12, "b": 48}
 LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"}
-MOST_TICKS = 30  # with more classes their names do not fit along an axis
 MOST_NUMBERS = 12  # with more classes a number does not fit into a cell of the matrix
 FAINT = "rgba(255, 255, 255, 0.33)"  # contours on a surface; plotly 5.20 takes no #rrggbbaa
 EPOCH_HOVER = "epoch %{x}: %{y:.1f} %<extra>%{fullData.name}</extra>"
@@ -255,28 +254,23 @@ def class_accuracies(gallery: Gallery, predicted: np.ndarray) -> list[float | No
     return [100 * float(flags.mean()) if len(flags) else None for flags in correct]
 
 
-def class_ticks(names: Sequence[str]) -> Spec:
-    """Class names along an axis, as far as they fit."""
-    if len(names) > MOST_TICKS:
-        return {}
-    short = [name if len(name) <= 14 else f"{name[:13]}…" for name in names]
-    return {"tickvals": list(range(len(names))), "ticktext": [safe(name) for name in short]}
+def class_axis(title: str, **more: Any) -> Spec:
+    """An axis with the classes' names; plotly leaves out those that do not fit."""
+    return axis(title, type="category", showgrid=False, zeroline=False, automargin=True, **more)
 
 
 def per_class(gallery: Gallery, index: int) -> Spec:
     """Bars of robust accuracy in front of bars of clean accuracy, in the colour of the run of that index."""
-    names = [str(name) for name in gallery.classes]
-    hover = "%{text}: %{y:.1f} %<extra>%{fullData.name}</extra>"
-    traces = []
-    for name, predicted, color in (
+    names, traces = [safe(name) for name in gallery.classes], []
+    for title, predicted, color in (
         ("clean", gallery.clean_predicted, colour(index, "soft")),
         ("under attack", gallery.adversarial_predicted, colour(index)),
     ):
-        bar: Spec = {"type": "bar", "x": list(range(len(names))), "y": class_accuracies(gallery, predicted)}
-        bar |= {"name": name, "marker": {"color": color}, "text": [safe(name) for name in names]}
-        traces.append(bar | {"textposition": "none", "hovertemplate": hover})
-    x_axis = axis("class", showgrid=False, zeroline=False, **class_ticks(names))
-    return figure(traces, x_axis, axis("accuracy, %", range=[0, 101]), barmode="overlay", bargap=0.25)
+        bar: Spec = {"type": "bar", "x": names, "y": class_accuracies(gallery, predicted), "name": title}
+        bar["hovertemplate"] = "%{x}: %{y:.1f} %<extra>%{fullData.name}</extra>"
+        traces.append(bar | {"marker": {"color": color}})
+    y_axis = axis("accuracy, %", range=[0, 101])
+    return figure(traces, class_axis("class"), y_axis, barmode="overlay", bargap=0.25)
 
 
 def confusion_counts(gallery: Gallery) -> np.ndarray:
@@ -288,22 +282,16 @@ def confusion_counts(gallery: Gallery) -> np.ndarray:
 
 def confusion(gallery: Gallery) -> Spec:
     """Which class each class is taken for under attack, in % of its images."""
-    counts, names = confusion_counts(gallery), [str(name) for name in gallery.classes]
+    counts, names = confusion_counts(gallery), [safe(name) for name in gallery.classes]
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    named, numbered = len(names) <= MOST_TICKS, len(names) <= MOST_NUMBERS
-    pair = "%{customdata[0]} taken for %{customdata[1]}" if named else "%{y} taken for %{x}"
-    positions = list(range(len(names)))
-    trace: Spec = {"type": "heatmap", "x": positions, "y": positions, "z": share.round(1).tolist()}
-    trace["customdata"] = [[[safe(true), safe(taken)] for taken in names] for true in names] if named else None
-    trace |= {"zmin": 0, "zmax": 100, "colorscale": "heat", "showscale": not numbered, "xgap": 1, "ygap": 1}
-    trace["hovertemplate"] = f"{pair}: %{{z:.1f}} %<extra></extra>"
+    numbered = len(names) <= MOST_NUMBERS
+    trace: Spec = {"type": "heatmap", "x": names, "y": names, "z": share.round(1).tolist(), "xgap": 1, "ygap": 1}
+    trace |= {"zmin": 0, "zmax": 100, "colorscale": "heat", "showscale": not numbered}
+    trace["hovertemplate"] = "%{y} taken for %{x}: %{z:.1f} %<extra></extra>"
     if numbered:
         trace["texttemplate"] = "%{text}"
         trace["text"] = [[f"{value:.0f}" if value >= 0.5 else "" for value in row] for row in share]
-    ticks = class_ticks(names)
-    x = axis("predicted under attack", **ticks, showgrid=False, zeroline=False)
-    y = axis("true class", **ticks, autorange="reversed", showgrid=False, zeroline=False, automargin=True)
-    return figure([trace], x, y)
+    return figure([trace], class_axis("predicted under attack"), class_axis("true class", autorange="reversed"))
 
 
 def rounded(values: np.ndarray) -> list[Any]:
