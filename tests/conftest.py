@@ -1,9 +1,12 @@
-"""Every test runs on one thread, from a known random state, within a limit of time."""
+"""Every test runs on one thread, from a known random state, within a limit of time; processes need a marker."""
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,33 @@ from support.precision import in_double
 
 torch.set_num_threads(1)
 LIMIT, SLOW_LIMIT = 600, 3600  # seconds of a test: a hang, also of a process that it waits for, is a failure
+
+STARTED: list[str] = []  # processes of the test under way
+ASKED = ("git", "uname")  # what environment.json is filled with
+
+
+def note_process(event: str, args: tuple[Any, ...]) -> None:
+    """An audit hook: remember forks and programs that are started."""
+    if event == "os.fork":
+        STARTED.append("fork")
+    elif event == "subprocess.Popen" and Path(str(args[0])).name not in ASKED:
+        STARTED.append(str(args[0]))
+
+
+sys.addaudithook(note_process)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    STARTED.clear()
+
+
+@pytest.fixture(autouse=True)
+def _marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that starts processes without being marked `process`."""
+    yield
+    if STARTED and not request.node.get_closest_marker("process"):
+        pytest.fail(f"it starts processes ({STARTED[0]}): mark it with @pytest.mark.process")
 
 
 @pytest.fixture(autouse=True)

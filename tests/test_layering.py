@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import rattle
 
 SOURCE = Path(rattle.__file__).parent
@@ -116,6 +118,7 @@ def test_what_only_counts_and_prints_imports_no_torch() -> None:
             assert not {name for name in imported(path) if name.split(".")[0] == "torch"}, name_of(path)
 
 
+@pytest.mark.process
 def test_importing_what_is_free_of_torch_brings_no_torch_in() -> None:
     """Not by way of another module either."""
     free = [name_of(path).removesuffix(".py").removesuffix("/__init__") for path in MODULES if free_of_torch(path)]
@@ -138,6 +141,7 @@ print(*sorted(name for name in sys.modules if name.startswith("rattle.")))
 FIT_IMPORTS = 82
 
 
+@pytest.mark.process
 def test_fit_imports_few_modules() -> None:
     found = subprocess.run([sys.executable, "-c", SMALL_FIT], capture_output=True, text=True, timeout=120, check=True)
     modules = found.stdout.split()

@@ -268,6 +268,7 @@ def test_demo_compares_two_methods(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "trades" / "results" / "pgd20.json").is_file()
 
 
+@pytest.mark.process
 def test_python_m_rattle_answers_and_help_imports_no_torch() -> None:
     answer = subprocess.run([sys.executable, "-m", "rattle", "trian"], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 2

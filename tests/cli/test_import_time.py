@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.process
 def test_listing_recipes_imports_nothing_that_is_slow_and_not_used() -> None:
     check = (
         "import sys; from rattle.cli import main; main(['recipes', 'digits']); "

@@ -22,6 +22,7 @@ print(faults[-1])
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
 def test_memory_that_was_used_is_not_asked_of_the_system_again() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}

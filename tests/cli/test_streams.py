@@ -17,6 +17,7 @@ def rattle(words: str, redirect: str = "", **variables: str) -> subprocess.Compl
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env, timeout=120)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("words", "redirect", "code"),
     [
@@ -35,6 +36,7 @@ def test_a_stream_that_is_closed_or_full_leaves_an_exit_code(words: str, redirec
     assert "full" not in redirect or "No space left on device" in ended.stderr or "2>" in redirect
 
 
+@pytest.mark.process
 def test_a_locale_without_utf_8_shows_escapes() -> None:
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
     ended = rattle("recipes n\u00f6pe", **plain)

@@ -117,6 +117,7 @@ def test_pictures_and_styles_of_the_docs_load_nothing() -> None:
     assert fetched(ROOT / "docs") == []
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_stands_alone(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="pip install '.[docs]'")

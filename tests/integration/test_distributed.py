@@ -39,6 +39,8 @@ from support.double_precision import check_equal, five_steps, in_double_precisio
 from support.processes import Child, ranks, until
 from support.training import tiny
 
+pytestmark = pytest.mark.process
+
 SIZES = ["--width", "4", "--data.train-size", "256", "--batch-size", "64", "--attack.steps", "2", "--threads", "1"]
 
 

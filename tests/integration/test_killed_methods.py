@@ -12,6 +12,8 @@ from rattle.training.loop import fit
 from rattle.weights import EMA
 from support.training import Wholes, content, dies_at, killed, tiny
 
+pytestmark = pytest.mark.process
+
 TRAINED = {"init": "zoo:digits-linf-cnn-trades", "width": 16}  # sure of its images: they have margins, and stop late
 OWN = {"mma": TRAINED, "fat": TRAINED, "rebat": {"average": EMA(decay=0.5, start=0.5)}}  # from the second epoch on
 

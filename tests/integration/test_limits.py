@@ -18,6 +18,7 @@ def test_is_quick():
 """
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_test_that_waits_for_a_process_fails_at_its_limit(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]

@@ -48,6 +48,7 @@ class Lines(NullConsole):
         self.said.append(line)
 
 
+@pytest.mark.process
 def test_what_is_damaged_is_said_in_a_line_and_never_takes_the_place_of_what_is_good(
     whole: Run, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def full_disk(folder: Path, fill: Callable[[], object]) -> str:
     return child.words()
 
 
+@pytest.mark.process
 def test_a_file_that_may_not_grow_stops_the_run_in_a_sentence_with_its_checkpoints_intact(tmp_path: Path) -> None:
     limit = 2000
     said = full_disk(tmp_path / "run", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
@@ -130,6 +132,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.process
 def test_a_full_disk_stops_the_run_in_a_sentence_with_its_checkpoints_intact(small_disk: Path) -> None:
     def fill() -> None:
         with open(small_disk / "film", "wb", buffering=0) as file:
@@ -201,6 +204,7 @@ def test_weights_that_overflowed_are_not_saved_midway_either(tmp_path: Path) -> 
         assert all(v.isfinite().all() for v in read(Run(tmp_path).checkpoint(name)).tensors.values())
 
 
+@pytest.mark.process
 def test_a_second_writer_is_refused_with_owner_and_age_and_a_dead_one_s_lock_taken_over(tmp_path: Path) -> None:
     folder, inside = tmp_path / "run", tmp_path / "inside"
 
@@ -254,6 +258,7 @@ def test_a_last_checkpoint_of_another_recipe_is_refused_by_name_and_value(whole:
     assert run.metrics.read_bytes() == before
 
 
+@pytest.mark.process
 def test_a_full_disk_at_the_lock_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
     (small_disk / "film").write_bytes(b"0" * (2**20 - 8192))
     for free in (0, 4096):
@@ -265,6 +270,7 @@ def test_a_full_disk_at_the_lock_leaves_nothing(small_disk: Path, tmp_path: Path
         assert sorted(small_disk.rglob("*")) == before
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("format", ["safetensors", "torchscript"])
 def test_a_full_disk_in_export_is_a_sentence_and_leaves_nothing(small_disk: Path, whole: Run, format: str) -> None:
     (small_disk / "film").write_bytes(b"0" * (2**20 - 4096))
@@ -277,6 +283,7 @@ def test_a_full_disk_in_export_is_a_sentence_and_leaves_nothing(small_disk: Path
     assert [path.name for path in small_disk.iterdir()] == ["film"]
 
 
+@pytest.mark.process
 def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
     sizes = ["--width", "256", "--batch-size", "1000", "--data.val-size", "20", "--attack.steps", "1", "--threads", "1"]
     words = [
@@ -302,6 +309,7 @@ def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.part"))
 
 
+@pytest.mark.process
 def test_a_signal_while_modules_are_imported_stops_in_a_sentence_with_its_code(tmp_path: Path) -> None:
     blocking = tmp_path / "tyro.py"  # in place of a package that every command imports
     blocking.write_text("import pathlib, time\npathlib.Path(__file__).with_name('importing').touch()\ntime.sleep(60)\n")

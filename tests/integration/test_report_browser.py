@@ -23,6 +23,7 @@ from support import run_folders as made
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.slow,
     pytest.mark.skipif(
         not (CHROMIUM and DRIVER), reason="no Chromium and chromedriver: tests/support/install_chromium.sh"

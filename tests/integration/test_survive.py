@@ -25,6 +25,8 @@ from rattle.weights import SWA
 from support.processes import Child, until
 from support.training import Interrupting, Stop, content, dies_at, eventful, killed, recipe_of, tiny
 
+pytestmark = pytest.mark.process
+
 
 def with_swa() -> Recipe:
     return replace(eventful(), average=SWA(start=0.0))

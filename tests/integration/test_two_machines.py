@@ -17,6 +17,8 @@ from rattle.runs.paths import Run
 from support.double_precision import check_equal, five_steps, precisely
 from support.processes import until
 
+pytestmark = pytest.mark.process
+
 NODES = {f"rattle{os.getpid()}{side}": f"10.77.0.{number}" for number, side in enumerate("ab", 1)}
 ENDPOINT = "10.77.0.1:29400"
 RECIPE = five_steps(2, save_minutes=0)  # a checkpoint after every step

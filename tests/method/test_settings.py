@@ -65,6 +65,7 @@ def test_a_registry_imports_what_it_is_asked_for() -> None:
     assert names["mine"] is ValueError
 
 
+@pytest.mark.process
 def test_settings_and_registries_need_no_torch() -> None:
     code = "import sys, rattle.settings, rattle.registry; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -271,6 +271,7 @@ def test_a_subsampled_convolution_equals_a_strided_one(size: int) -> None:
     assert type(conv1x1(8, 6, 2)) is nn.Conv2d
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_narrow_network_survives_its_backward_pass_with_avx2_kernels() -> None:
     code = """

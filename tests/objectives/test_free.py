@@ -131,6 +131,7 @@ def train(folder: Path) -> Run:
         return fit(recipe_of(), folder, model=model, data=(x, y), log="none")
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_two_ranks_carry_what_one_process_does(tmp_path: Path) -> None:
     def action() -> None:

@@ -33,6 +33,7 @@ def train(method: str, folder: Path) -> Run:
         return fit(recipe, folder, model=model, data=(x, model(x).argmax(1)), log="none")
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("method", STATE)
 def test_two_ranks_remember_what_one_process_does(method: str, tmp_path: Path) -> None:

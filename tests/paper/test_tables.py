@@ -152,6 +152,7 @@ def test_an_unknown_table_or_column_is_refused_in_words() -> None:
         tables.table(1).rows[0].cell("fab")
 
 
+@pytest.mark.process
 def test_the_tables_are_read_without_torch() -> None:
     code = "import sys, rattle.paper.tables, rattle.stats; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -24,6 +24,7 @@ def test_torch_hub_loads_a_model_of_the_zoo(monkeypatch: pytest.MonkeyPatch) -> 
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_it_needs_no_installation(tmp_path: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

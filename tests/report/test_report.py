@@ -254,6 +254,7 @@ def test_ten_runs_fit_on_a_page(tmp_path: Path) -> None:
     assert len(page.raw.encode()) < 8e6
 
 
+@pytest.mark.process
 def test_the_report_is_free_of_torch() -> None:
     code = "import sys, rattle.report, rattle.report.tables; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

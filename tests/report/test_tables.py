@@ -97,6 +97,7 @@ def test_a_latex_comment_stays_on_its_line_and_bold_text_is_escaped() -> None:
     assert markdown_table(["a", "b"], [["x", Bold("1")]], left=1) == "| a | b |\n| --- | ---: |\n| x | **1** |\n"
 
 
+@pytest.mark.process
 def test_a_table_of_one_seed_each_does_not_wait_for_scipy_or_torch(tmp_path: Path) -> None:
     folders = [str(made.whole(tmp_path / "a")), str(made.whole(tmp_path / "b", right=0.8, awp={"gamma": 0.005}))]
     code = (

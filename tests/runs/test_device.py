@@ -42,6 +42,7 @@ def test_evaluations_refuse_it_in_python(call: object) -> None:
         call(rattle.load(ZOO), *images, attacks="fgsm", device=ABSENT)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "command",
     [

@@ -74,6 +74,7 @@ def test_the_number_of_workers_changes_nothing(whole: Run, pictures: Path, tmp_p
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mix", ["none", "cutmix"])
 def test_each_epoch_shows_other_parts_and_what_is_announced_is_what_is_asked_for(pictures: Path, mix: str) -> None:
     recipe = replace(small(pictures, workers=1), objective=get_recipe("digits-linf-cnn-trades").objective)
@@ -93,6 +94,7 @@ def test_each_epoch_shows_other_parts_and_what_is_announced_is_what_is_asked_for
     assert not torch.equal(seen[0], seen[1])
 
 
+@pytest.mark.process
 def test_a_run_is_evaluated_the_same_in_bounded_memory(
     whole: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -110,6 +112,7 @@ def test_a_run_is_evaluated_the_same_in_bounded_memory(
     assert found["attacks"]["pgd5"]["flags"] == wanted["attacks"]["pgd5"]["flags"]
 
 
+@pytest.mark.process
 def test_a_network_without_a_run_is_evaluated_on_the_centres(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,6 +131,7 @@ def test_other_pictures_are_decoded_as_the_runs_own_are(pictures: Path) -> None:
     assert own.other("cifar10") == Data(name="cifar10", resize=16)
 
 
+@pytest.mark.process
 def test_a_dataset_that_is_decoded_is_given_by_its_name(pictures: Path, tmp_path: Path) -> None:
     recipe = small(pictures, epochs=1)
     with pytest.raises(RattleError, match=r"are given as Data\(name=FOLDER, crop=...\), not as a Dataset"):
@@ -136,6 +140,7 @@ def test_a_dataset_that_is_decoded_is_given_by_its_name(pictures: Path, tmp_path
     assert rattle.load(run.folder)(torch.rand(1, 3, 16, 16)).shape == (1, 4)
 
 
+@pytest.mark.process
 def test_statistics_of_large_images_are_taken_over_fewer(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = small(pictures)
     data = recipe.data.load()

@@ -137,6 +137,7 @@ def train(folder: Path, extra: Path) -> Run:
         return fit(recipe, folder, model=model, data=(x, torch.arange(48) % 10), log="none")
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_two_ranks_draw_what_one_process_does(tmp_path: Path) -> None:
     np.savez(tmp_path / "extra.npz", image=X, label=SOFT)

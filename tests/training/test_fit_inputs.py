@@ -210,6 +210,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(whole: Run, tmp_path: P
     assert content(fit(tmp_path, net(seed=5), made=made, resume=True)) == content(whole)
 
 
+@pytest.mark.process
 def test_a_run_killed_in_an_epoch_goes_on_as_if_nothing_had_happened(whole: Run, tmp_path: Path) -> None:
     made = recipe(average=EMA(decay=0.8))
 

@@ -104,6 +104,7 @@ def jobs(folder: Path, *names: str, epochs: int = 1) -> list[Job]:
     return [Job(folder / name, tiny("trades", epochs=epochs, seed=i)) for i, name in enumerate(names)]
 
 
+@pytest.mark.process
 def test_finished_runs_are_skipped_running_ones_left_alone_and_broken_ones_go_on(tmp_path: Path) -> None:
     done, broken, busy, new = todo = jobs(tmp_path, "done", "broken", "busy", "new")
     fit(done.recipe, done.folder)
@@ -137,6 +138,7 @@ def pretender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "behave"
 
 
+@pytest.mark.process
 def test_so_many_runs_go_at_once_and_failures_are_reported_at_the_end(tmp_path: Path, pretender: Path) -> None:
     most = "ls *.live 2>/dev/null | wc -l >> counts"
     pretender.write_text(
@@ -165,6 +167,7 @@ class Watching(NullConsole):
         yield advance
 
 
+@pytest.mark.process
 def test_the_bar_ends_with_every_epoch_and_every_run_done(tmp_path: Path, pretender: Path) -> None:
     pretender.write_text("sleep 0.2; for epoch in 1 2; do echo '{\"epoch\": '$epoch'}' >> \"$4/metrics.jsonl\"; done\n")
     console = Watching()
@@ -174,6 +177,7 @@ def test_the_bar_ends_with_every_epoch_and_every_run_done(tmp_path: Path, preten
     assert console.shown == {"runs": "2/2", "failed": "0"}
 
 
+@pytest.mark.process
 def test_the_command_fails_when_a_run_fails(
     tmp_path: Path, pretender: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +187,7 @@ def test_the_command_fails_when_a_run_fails(
     assert said.startswith("rattle: 2 of 2 runs failed, the same command again goes on with them: seed=")
 
 
+@pytest.mark.process
 def test_a_sweep_told_to_stop_tells_its_runs_and_waits_for_them(tmp_path: Path, pretender: Path) -> None:
     pretender.write_text("trap 'sleep 0.3; touch saved; exit 143' TERM; while :; do sleep 0.05; done\n")
     out = tmp_path / "sweep"
@@ -261,6 +266,7 @@ def slurm() -> None:
     subprocess.run(["sh", str(START.with_name("stop.sh"))], check=True)
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_a_slurm_sweep_finishes_though_one_of_its_jobs_is_cancelled_and_requeued(slurm: None, tmp_path: Path) -> None:
     command = ["sweep", RECIPE, "--seeds", "0", "1", "--out", str(tmp_path), "--launcher", "slurm", *SIZES]
@@ -305,6 +311,7 @@ def jobs_in_queue() -> list[str]:
     return subprocess.run(["squeue", "--noheader", "--format", "%i"], capture_output=True, text=True).stdout.split()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_where_slurm_requeues_nothing_a_chain_of_jobs_finishes_a_run(slurm: None, tmp_path: Path) -> None:
     command = ["sweep", RECIPE, "--seeds", "0", "--out", str(tmp_path), "--launcher", "slurm", *SIZES]
@@ -324,6 +331,7 @@ def test_where_slurm_requeues_nothing_a_chain_of_jobs_finishes_a_run(slurm: None
     assert run.metrics.read_bytes() == fit(recipe, tmp_path / "whole").metrics.read_bytes()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 def test_the_script_for_several_machines_goes_on_in_the_next_job_of_a_chain(slurm: None, tmp_path: Path) -> None:
     """On the one machine there is, with two ranks."""
