@@ -27,7 +27,7 @@ BAD_YAML = {
     "could not determine a constructor": "!!python/object/apply:os.abort []",
     "month must be in 1..12": "epochs: 2020-99-99",
     "(4300 digits)": "epochs: " + "9" * 5000,
-    "epochs must be a whole number of at most 18 digits": "epochs: " + "9" * 100,
+    "epochs must be int, got 9": "epochs: " + "9" * 100,
     "must be int, got 1e+30": "epochs: 1.0e+30",
     "drops must be a list such as [0.5], got 0.5": "schedule: {kind: Piecewise, drops: 0.5}",
     "unknown schedule.kind": "schedule: {kind: [Piecewise]}",

@@ -96,7 +96,7 @@ def edited(changes: dict[str, object]) -> str:
         ("objective.taylor.order", 7, "objective.taylor.order must be 0, 1 or 2"),
         ("attack", 3, "attack: expected settings"),
         ("schedule", "Cosine", "schedule: expected settings"),
-        ("width", "wide", "width must be int or null"),
+        ("width", "wide", "width must be int"),
         ("noise_samples", 2, "noise_samples > 1 does nothing"),
         ("optimizer.lr", 0, "optimizer.lr must be > 0"),
         ("optimizer.weight_decay", -1, "optimizer.weight_decay must be >= 0"),

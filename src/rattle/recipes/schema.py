@@ -4,10 +4,10 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from rattle.errors import RattleError, unknown
-from rattle.settings import types_of
+from rattle.settings import check_value, types_of
 
 T = TypeVar("T")
 OPEN: dict[Any, Callable[[], Sequence[type]]] = {}  # protocol -> the dataclasses that are registered for it now
@@ -102,34 +102,24 @@ def from_plain(kind: type[T], plain: Any, where: str = "") -> T:
 
 def convert(hint: Any, value: Any, where: str) -> Any:
     """One value of a given type."""
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise RattleError(f"{where} must be one of {', '.join(map(str, get_args(hint)))}, got {value!r}")
-        return value
-    if get_origin(hint) is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise RattleError(f"{where} must be a list such as [{value!r}], got {value!r}")
-        return tuple(convert(get_args(hint)[0], entry, f"{where}[{i}]") for i, entry in enumerate(value))
-    if get_origin(hint) is dict:
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            raise RattleError(f"{where} must be numbers by name, got {value!r}")
-        return {key: convert(get_args(hint)[1], entry, f"{where}.{key}") for key, entry in value.items()}
     members = alternatives(hint)
     if value is None and type(None) in members:
         return None
     if kinds := dataclass_members(hint):
         return from_plain(*choose(kinds, value, where, named=has_kinds(hint)), where)
     for member in members:
-        if get_origin(member) is not None:
-            return convert(member, value, where)
+        if get_origin(member) is tuple:
+            if not isinstance(value, (list, tuple)):
+                raise RattleError(f"{where} must be a list such as [{value!r}], got {value!r}")
+            return tuple(convert(get_args(member)[0], entry, f"{where}[{i}]") for i, entry in enumerate(value))
+        if get_origin(member) is dict:
+            if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+                raise RattleError(f"{where} must be numbers by name, got {value!r}")
+            return {key: convert(get_args(member)[1], entry, f"{where}.{key}") for key, entry in value.items()}
         if member is float and isinstance(value, (int, str)) and not isinstance(value, bool):
-            return number(value, where)
-        if member is int and type(value) is int and abs(value) >= 2**63:
-            raise RattleError(f"{where} must be a whole number of at most 18 digits, got one of {len(str(value))}")
-        if isinstance(member, type) and isinstance(value, member) and not (member is int and isinstance(value, bool)):
-            return value
-    wanted = " or ".join("null" if m is type(None) else getattr(m, "__name__", str(m)) for m in members)
-    raise RattleError(f"{where} must be {wanted}, got {value!r}")
+            value = number(value, where)
+    check_value(where, value, hint)
+    return value
 
 
 def number(value: int | str, where: str = "value") -> float:
