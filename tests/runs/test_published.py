@@ -55,9 +55,9 @@ def test_the_files_of_the_reader_are_out_of_its_reach(folder: Path) -> None:
 
 
 CONFIGS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "code in a file": (lambda c: c["recipe"].update(model="evil.py:build"), "is somebody's own code"),
-    "code in a module": (lambda c: c["recipe"].update(model="os:system"), "is somebody's own code"),
-    "code behind timm": (lambda c: c["recipe"].update(model="timm:evil:build"), "is somebody's own code"),
+    "code in a file": (lambda c: c["recipe"].update(model="evil.py:build"), "is code"),
+    "code in a module": (lambda c: c["recipe"].update(model="os:system"), "is code"),
+    "code behind timm": (lambda c: c["recipe"].update(model="timm:evil:build"), "is code"),
     "a very deep network": (lambda c: c["recipe"].update(model="wrn100000-10"), "is no model's name"),
     "a very wide network": (lambda c: c["recipe"].update(width=10**9), "width must be .*<= 1,000,000"),
     "another network": (lambda c: c["recipe"].update(model="preact18"), "its weights are not those of its network"),
