@@ -24,15 +24,19 @@ def slim(name: str = "cnn") -> nn.Module:
     )
 
 
+SLOW = [pytest.param(name, format, marks=pytest.mark.slow) for format in ("torchscript", "onnx") for name in NAMES]
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "format"),
-    [*((name, "safetensors") for name in NAMES), *((name, "torchscript") for name in ("cnn", "wrn10-1-dm"))],
+    ("name", "format"), [*((name, "safetensors") for name in NAMES), ("wrn10-1-dm", "torchscript"), *SLOW]
 )
 def test_an_exported_file_computes_what_the_model_does(name: str, format: str, tmp_path: Path) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
+        pytest.importorskip(package)
     model = slim(name)
     path = export(model, X, tmp_path / "new" / f"model.{format}", format)
-    assert path.is_file()
-    assert difference(model, X, path, format) < 1e-5
+    assert difference(model, X[:2], path, format) < (1e-4 if format == "onnx" else 1e-5)
     assert model.training
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -88,20 +92,3 @@ def test_an_export_with_invalid_arguments_is_refused(
 ) -> None:
     with pytest.raises(RattleError, match=words):
         export(slim(), example, tmp_path / "model", format)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_every_network_exports_to_torchscript(name: str, tmp_path: Path) -> None:
-    export(slim(name), X, tmp_path / "model.ts", "torchscript")
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", NAMES)
-def test_an_onnx_file_computes_what_the_model_does(name: str, tmp_path: Path) -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package)
-    model = slim(name)
-    path = export(model, X, tmp_path / "model.onnx", "onnx")
-    assert difference(model, X[:2], path, "onnx") < 1e-4

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -55,61 +54,47 @@ def test_a_hundred_classes_change_the_head_alone() -> None:
     assert count("preact18", 100) - count("preact18", 10) == 90 * (512 + 1)
 
 
+def slim(name: str, **options: object) -> nn.Module:
+    return create_model(name, **{"classes": 5, "width": SLIM[name], **options})
+
+
+X = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
 @pytest.mark.parametrize("name", SMALL)
-def test_a_network_is_its_features_and_then_its_head(name: str) -> None:
-    model = create_model(name, classes=7, channels=3, width=SLIM[name]).eval()
-    x = torch.rand(2, 3, 16, 16)
-    features = model.features(x)
+def test_a_network_is_its_features_and_then_its_head_and_every_weight_counts(name: str) -> None:
+    model = slim(name)
+    model(torch.rand(4, 3, 16, 16)).square().sum().backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+    features = model.eval().features(X)
     assert features.shape == (2, model.head.in_features)
-    assert torch.equal(model.head(features), model(x))
-    assert find_head(model) is find_head(model, example=x) is model.head
-    check_width(model, x, 7)
+    assert torch.equal(model.head(features), model(X))
+    assert find_head(model) is find_head(model, example=X) is model.head
+    check_width(model, X, 5)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 32), (3, 64)])
 def test_a_network_takes_images_of_any_usual_size(name: str, channels: int, size: int) -> None:
-    model = create_model(name, classes=5, channels=channels, width=SLIM[name])
-    with torch.no_grad():
-        logits = model(torch.rand(2, channels, size, size))
+    logits = slim(name, channels=channels)(torch.rand(2, channels, size, size))
     assert logits.shape == (2, 5)
     assert logits.isfinite().all()
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("name", SMALL)
-def test_channels_last_gives_the_logits_of_contiguous(name: str) -> None:
-    model = create_model(name, classes=5, width=SLIM[name], normalise=CIFAR).eval()
-    x = torch.rand(2, 3, 16, 16)
-    with torch.no_grad():
-        expected = model(x)
-        model.to(memory_format=torch.channels_last)
-        last = model(x.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_silu_leaves_the_weights_alone_and_changes_the_function(name: str) -> None:
-    relu, silu = (create_model(name, classes=5, width=SLIM[name], activation=a) for a in ("relu", "silu"))
-    silu.load_state_dict(relu.state_dict())
-    x = torch.rand(2, 3, 16, 16)
-    assert not torch.allclose(relu(x), silu(x))
-    assert not any(isinstance(m, nn.ReLU) for m in silu.modules())
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_normalisation_inside_equals_normalisation_outside(name: str) -> None:
-    inside, outside = (create_model(name, classes=5, width=SLIM[name], normalise=n).eval() for n in (CIFAR, None))
+def test_layout_and_normalisation_inside_change_no_logits_and_silu_does(name: str) -> None:
+    inside, outside, silu = slim(name, normalise=CIFAR), slim(name), slim(name, activation="silu")
     outside.load_state_dict({k: v for k, v in inside.state_dict().items() if not k.startswith("normalise.")})
-    x = torch.rand(2, 3, 16, 16)
+    silu.load_state_dict(outside.state_dict())
     mean, std = (torch.tensor(s).reshape(1, 3, 1, 1) for s in CIFAR)
-    torch.testing.assert_close(inside(x), outside((x - mean) / std))
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_every_weight_of_a_network_gets_a_gradient(name: str) -> None:
-    model = create_model(name, classes=5, width=SLIM[name])
-    model(torch.rand(4, 3, 16, 16)).square().sum().backward()
-    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+    normalised, expected = (X - mean) / std, inside.eval()(X)
+    torch.testing.assert_close(outside.eval()(normalised), expected)
+    assert not torch.allclose(silu.eval()(normalised), expected)
+    assert not any(isinstance(m, nn.ReLU) for m in silu.modules())
+    last = inside.to(memory_format=torch.channels_last)(X.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_wide_resnet_starts_from_kaiming_fan_out() -> None:
@@ -291,28 +276,3 @@ def test_timm_is_named_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(RattleError, match="rattle-robust\\[timm\\]"):
         create_model("timm:resnet18", classes=3)
-
-
-def test_timm_gets_the_classes_and_the_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = SimpleNamespace(
-        is_model=lambda name: name == "net",
-        list_models=lambda: ["net"],
-        create_model=lambda name, num_classes, in_chans: nn.Linear(in_chans, num_classes),
-    )
-    monkeypatch.setitem(sys.modules, "timm", stand_in)
-    model = create_model("timm:net", classes=3, channels=2)
-    assert (model.in_features, model.out_features) == (2, 3)
-    with pytest.raises(RattleError, match="did you mean 'net'"):
-        create_model("timm:nets", classes=3)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_timm_model_builds_with_its_head_found() -> None:
-    pytest.importorskip("timm")
-    model = create_model("timm:resnet18", classes=3, channels=1)
-    x = torch.rand(2, 1, 32, 32)
-    check_width(model, x, 3)
-    assert find_head(model, example=x) is model.fc
-    with pytest.raises(RattleError, match="did you mean 'resnet18"):
-        create_model("timm:resnet18_", classes=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import re
 from collections.abc import Callable
@@ -32,6 +33,10 @@ def trained(name: str, **options: object) -> nn.Module:
     for _ in range(2):
         model(torch.rand(8, 3, 16, 16))
     return model.eval()
+
+
+def fresh(name: str, **options: object) -> nn.Module:
+    return create_model(name, **{"classes": 4, "width": 4} | options).eval()
 
 
 def renamed(state: State, *rules: tuple[str, str]) -> State:
@@ -86,7 +91,7 @@ def test_a_layout_from_elsewhere_gives_equal_logits(layout: str, tmp_path: Path)
     name, theirs = LAYOUTS[layout]
     source = trained(name)
     torch.save(theirs(source.state_dict()), tmp_path / "model.pt")
-    model = create_model(name, classes=4, width=4).eval()
+    model = fresh(name)
     assert not torch.allclose(model(X), source(X))
     load_weights(tmp_path / "model.pt", model)
     assert torch.equal(model(X), source(X))
@@ -107,16 +112,16 @@ def test_a_layout_from_elsewhere_gives_equal_logits(layout: str, tmp_path: Path)
 def test_a_wrapper_around_the_weights_is_taken_off(wrap: Callable, wrapper: str, tmp_path: Path) -> None:
     source = trained("preact18")
     torch.save(wrap(rice_preact(source.state_dict())), tmp_path / "model.pt")
-    model = create_model("preact18", classes=4, width=4).eval()
+    model = fresh("preact18")
     assert load_weights(tmp_path / "model.pt", model).wrapper == wrapper
     assert torch.equal(model(X), source(X))
 
 
 def test_the_entry_of_a_file_with_several_can_be_named(tmp_path: Path) -> None:
-    plain, averaged = trained("cnn"), create_model("cnn", classes=4, width=4).eval()
+    plain, averaged = trained("cnn"), fresh("cnn")
     path = tmp_path / "model.pt"
     torch.save({"state_dict": plain.state_dict(), "state_dict_ema": averaged.state_dict()}, path)
-    model = create_model("cnn", classes=4, width=4).eval()
+    model = fresh("cnn")
     load_weights(path, model, entry="state_dict_ema")
     assert torch.equal(model(X), averaged(X))
     with pytest.raises(RattleError, match=r"no entry 'swa'.*state_dict, state_dict_ema"):
@@ -129,7 +134,7 @@ def test_safetensors_and_the_old_format_of_torch_open_too(tmp_path: Path) -> Non
     save_file({k: v.contiguous() for k, v in theirs.items()}, tmp_path / "model.safetensors")
     torch.save(theirs, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
     for path in tmp_path.iterdir():
-        model = create_model("wrn10-2", classes=4, width=4).eval()
+        model = fresh("wrn10-2")
         assert load_weights(path, model).ignored
         assert torch.equal(model(X), source(X))
 
@@ -153,22 +158,22 @@ def test_the_file_s_normalisation_is_loaded_or_required_but_never_dropped(theirs
     torch.save(theirs(net), path)
     statistics = file_normalisation(path)
     assert statistics == CIFAR
-    model = create_model("preact18", classes=4, width=4, normalise=statistics).eval()
+    model = fresh("preact18", normalise=statistics)
     load_weights(path, model)
     torch.testing.assert_close(model(X), net(Normalise(*CIFAR)(X)))
     with pytest.raises(RattleError, match=r"normalise=\(\(0.4914, 0.4822, 0.4465\), \(0.2471"):
-        load_weights(path, create_model("preact18", classes=4, width=4))
+        load_weights(path, fresh("preact18"))
 
 
 def test_a_model_keeps_its_normalisation_when_the_file_has_none() -> None:
     source = trained("preact18")
-    model = create_model("preact18", classes=4, width=4, normalise=CIFAR)
+    model = fresh("preact18", normalise=CIFAR)
     _, report = adapt(source.state_dict(), model)
     assert report.missing == ("normalise.mean", "normalise.std")
 
 
 def test_statistics_that_change_nothing_are_ignored() -> None:
-    model = create_model("cnn", classes=4, width=4)
+    model = fresh("cnn")
     state = model.state_dict() | {"mean": torch.zeros(3), "std": torch.ones(3)}
     assert adapt(state, model)[1].ignored == ("mean", "std")
 
@@ -181,39 +186,27 @@ def test_deepmind_s_weights_are_not_put_into_the_usual_network_or_the_reverse() 
         adapt(parallel(trades_wrn(usual.state_dict())), deepmind)
 
 
-def test_fine_tuning_keeps_a_fresh_head_for_other_classes(tmp_path: Path) -> None:
+def test_fine_tuning_keeps_a_fresh_head_for_other_classes_and_loads_one_of_as_many() -> None:
     source = trained("preact18")
-    torch.save(parallel(rice_preact(source.state_dict())), tmp_path / "model.pt")
-    model = create_model("preact18", classes=7, width=4).eval()
-    head = model.head.weight.clone()
+    state = parallel(rice_preact(source.state_dict()))
+    model = fresh("preact18", classes=7)
     with pytest.raises(RattleError, match=r"head.weight \[4, 32\] instead of \[7, 32\]"):
-        load_weights(tmp_path / "model.pt", model)
-    report = load_weights(tmp_path / "model.pt", model, fresh_head=True)
+        adapt(state, model)
+    tensors, report = adapt(state, model, fresh_head=True)
     assert report.missing == ("head.weight", "head.bias")
-    assert torch.equal(model.head.weight, head)
+    assert set(tensors) == set(model.state_dict()) - set(report.missing)
+    model.load_state_dict(tensors, strict=False)
     assert torch.equal(model.features(X), source.features(X))
-
-
-def test_a_head_of_as_many_classes_is_loaded_even_when_a_fresh_one_is_allowed(tmp_path: Path) -> None:
-    source = trained("preact18")
-    torch.save(source.state_dict(), tmp_path / "model.pt")
-    model = create_model("preact18", classes=4, width=4).eval()
-    assert load_weights(tmp_path / "model.pt", model, fresh_head=True).missing == ()
-    assert torch.equal(model(X), source(X))
+    assert adapt(state, fresh("preact18"), fresh_head=True)[1].missing == ()
 
 
 def test_what_does_not_match_is_a_short_list_and_changes_nothing(tmp_path: Path) -> None:
     torch.save(trained("resnet18").state_dict(), tmp_path / "model.pt")
-    model = create_model("preact18", classes=4, width=4)
-    before = {k: v.clone() for k, v in model.state_dict().items()}
-    with pytest.raises(RattleError) as caught:
+    model = fresh("preact18")
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(RattleError, match=r"PreActResNet.*unexpected \(layer2.0.shortcut.1.weight.*shape \(") as caught:
         load_weights(tmp_path / "model.pt", model)
-    text = str(caught.value)
-    assert "does not fit PreActResNet" in text
-    assert "unexpected (layer2.0.shortcut.1.weight" in text
-    assert "of another shape (" in text
-    assert " and " in text
-    assert len(text) < 1200
+    assert len(str(caught.value)) < 1200
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
@@ -225,14 +218,6 @@ def test_two_names_for_one_tensor_must_agree() -> None:
         adapt(twice | {"module.head.bias": torch.ones(4)}, model)
 
 
-def test_a_user_s_model_loads_under_its_own_names(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    state = {k: torch.randn_like(v) for k, v in model.state_dict().items()}
-    torch.save(parallel(state), tmp_path / "model.pt")
-    load_weights(tmp_path / "model.pt", model)
-    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
-
-
 class Malicious:
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -242,18 +227,14 @@ class Malicious:
 
 
 @pytest.mark.parametrize("new", [True, False])
-def test_a_malicious_file_is_refused_and_nothing_in_it_runs(new: bool, tmp_path: Path) -> None:
+def test_a_malicious_file_or_a_pickled_model_is_refused_and_nothing_in_it_runs(new: bool, tmp_path: Path) -> None:
     marker, path = tmp_path / "ran", tmp_path / "model.pt"
-    torch.save({"state_dict": {"a.b": X}, "extra": Malicious(marker)}, path, _use_new_zipfile_serialization=new)
-    with pytest.raises(RattleError, match=r"holds more than weights \(it refers to \w+\.mkdir\)"):
-        load_weights(path, create_model("cnn", classes=4))
+    malicious = {"state_dict": {"a.b": X}, "extra": Malicious(marker)}
+    for saved, named in ((malicious, r"\w+\.mkdir"), (fresh("cnn"), "SmallCNN")):
+        torch.save(saved, path, _use_new_zipfile_serialization=new)
+        with pytest.raises(RattleError, match=rf"{named}.*save model.state_dict\(\)"):
+            load_weights(path, fresh("cnn"))
     assert not marker.exists()
-
-
-def test_a_whole_pickled_model_is_refused(tmp_path: Path) -> None:
-    torch.save(create_model("cnn", classes=4), tmp_path / "model.pt")
-    with pytest.raises(RattleError, match=r"save model.state_dict\(\)"):
-        load_weights(tmp_path / "model.pt", create_model("cnn", classes=4))
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors"])
@@ -261,20 +242,20 @@ def test_a_whole_pickled_model_is_refused(tmp_path: Path) -> None:
 def test_a_broken_file_is_refused(name: str, content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / name
     if content is None:
-        state = create_model("cnn", classes=4).state_dict()
+        state = fresh("cnn").state_dict()
         torch.save(state, path) if name.endswith("pt") else save_file(state, path)
         content = path.read_bytes()[:-300]
     path.write_bytes(content)
     with pytest.raises(RattleError, match="is not a file of weights"):
-        load_weights(path, create_model("cnn", classes=4))
+        load_weights(path, fresh("cnn"))
 
 
 def test_a_missing_file_and_a_file_without_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(RattleError, match="no file of weights at"):
-        load_weights(tmp_path / "absent.pt", create_model("cnn", classes=4))
+        load_weights(tmp_path / "absent.pt", fresh("cnn"))
     torch.save({"epoch": 3, "best_acc": 0.5}, tmp_path / "model.pt")
     with pytest.raises(RattleError, match=r"no state dict .*epoch, best_acc"):
-        load_weights(tmp_path / "model.pt", create_model("cnn", classes=4))
+        load_weights(tmp_path / "model.pt", fresh("cnn"))
 
 
 class Wrapped(nn.Module):
@@ -290,7 +271,7 @@ class Wrapped(nn.Module):
 
 
 def test_bare_weights_open_in_a_wrapper_and_the_report_says_how() -> None:
-    source, model = trained("cnn"), Wrapped(create_model("cnn", classes=4, width=4))
+    source, model = trained("cnn"), Wrapped(fresh("cnn"))
     tensors, report = adapt(source.state_dict(), model)
     model.load_state_dict(tensors, strict=False)
     assert (report.file_prefix, report.model_prefix, report.missing) == ("", "net.", ("mean", "std"))

@@ -61,7 +61,11 @@ def test_a_pretrained_model_normalises_as_its_config_says() -> None:
     assert model[0].mean.flatten().tolist() == pytest.approx([0.2, 0.4, 0.6])
     grey = create_model("timm:net,pretrained", classes=3, channels=1, normalise=((0.9,), (0.9,)))
     assert grey[0].std.flatten().tolist() == pytest.approx([0.2])
-    assert isinstance(create_model("timm:net", classes=3), Net)
+    plain = create_model("timm:net", classes=3, channels=2)
+    assert isinstance(plain, Net)
+    assert (plain[-1].in_features, plain[-1].out_features) == (2, 3)
+    with pytest.raises(RattleError, match="did you mean 'net'"):
+        create_model("timm:nets", classes=3)
     assert create_model("timm:net", classes=3, normalise=((0.5,) * 3, (0.5,) * 3))[0].mean[0] == 0.5
 
 
