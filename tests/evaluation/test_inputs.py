@@ -141,7 +141,7 @@ def test_a_wrong_input_is_one_sentence(given: dict, sentence: str) -> None:
     [
         ({"data": (X, Y, Y)}, "got 3 entries"),
         ({"data": "digit"}, "did you mean 'digits'"),
-        ({"n": 0}, "n must be >= 1"),
+        ({"n": 0}, "must be >= 1, got 0"),
         ({"norm": "l0"}, "threat.norm must be one of linf, l2, l1"),
         ({"data": (2 * FLOATS, Y)}, r"images must lie in \[0, 1\]"),
         ({"model": "preact18"}, "got str"),

@@ -254,7 +254,7 @@ def test_a_missing_file_and_a_file_without_weights_are_named(tmp_path: Path) -> 
     with pytest.raises(RattleError, match="no file of weights at"):
         load_weights(tmp_path / "absent.pt", fresh("cnn"))
     torch.save({"epoch": 3, "best_acc": 0.5}, tmp_path / "model.pt")
-    with pytest.raises(RattleError, match=r"no state dict .*epoch, best_acc"):
+    with pytest.raises(RattleError, match=r"no state dict; .*epoch, best_acc"):
         load_weights(tmp_path / "model.pt", fresh("cnn"))
 
 
@@ -270,11 +270,11 @@ class Wrapped(nn.Module):
         return self.net((x - self.mean) / self.std)
 
 
-def test_bare_weights_open_in_a_wrapper_and_the_report_says_how() -> None:
+def test_bare_weights_open_in_a_wrapper() -> None:
     source, model = trained("cnn"), Wrapped(fresh("cnn"))
     tensors, report = adapt(source.state_dict(), model)
     model.load_state_dict(tensors, strict=False)
-    assert (report.file_prefix, report.model_prefix, report.missing) == ("", "net.", ("mean", "std"))
+    assert report.missing == ("mean", "std")
     assert report.loaded == len(source.state_dict())
     assert torch.equal(model.net.eval()(X), source(X))
 
@@ -282,8 +282,7 @@ def test_bare_weights_open_in_a_wrapper_and_the_report_says_how() -> None:
 def test_any_prefix_of_the_file_is_left_out() -> None:
     source = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2, 2))
     state = {f"whatever.inner.{name}": value for name, value in source.state_dict().items()}
-    report = adapt(state, source)[1]
-    assert (report.loaded, report.file_prefix, report.model_prefix) == (4, "whatever.inner.", "")
+    assert adapt(state, source)[1].loaded == 4
     with pytest.raises(RattleError, match="1 missing"):
         adapt({name: value for name, value in state.items() if not name.endswith("2.bias")}, source)
     with pytest.raises(RattleError, match="5 unexpected"):

@@ -12,8 +12,8 @@ from rattle.attacks import Attack
 from rattle.attacks.registry import get_attack
 from rattle.data import Images
 from rattle.errors import RattleError
-from rattle.evaluation.evaluate import curve, image_batch
-from rattle.evaluation.inputs import floats_for, takes_channels_last
+from rattle.evaluation.evaluate import curve
+from rattle.evaluation.inputs import as_float, floats_for, takes_channels_last
 from rattle.inputs import logits_of
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
@@ -83,7 +83,8 @@ def predict_all(
     """Class and confidence before the attack; class, confidence and lead of the true class after it."""
     parts, layout = [], takes_channels_last(model, images.x)
     for rows in torch.arange(len(images)).split(250):
-        x, y = image_batch(images.x, images.y, rows, images.y.device, channels_last=layout)
+        y = images.y[rows.to(images.y.device)]
+        x = as_float(images.x[rows.to(images.x.device)], channels_last=layout).to(y.device)
         x_adv = attack(model, x, y, generator=ImageStreams(seed, rows.to(y.device)))
         parts.append((*predict(model, x, y)[:2], *predict(model, x_adv, y)))
         advance(len(rows))

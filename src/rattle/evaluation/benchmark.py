@@ -4,13 +4,12 @@ from typing import Any
 
 from torch import nn
 
-from rattle.data.dataset import choose_images
+from rattle.data.dataset import check_count, choose_images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.inputs import Array, Attacks, Images, as_tensors, collect
 from rattle.evaluation.results import Evaluation
-from rattle.settings import check_type
 from rattle.threat import Norm
 
 
@@ -33,14 +32,13 @@ def benchmark(
     >>> result.n, list(result.attacks)
     (20, ['fgsm'])
     """
-    check_type("n", 1 if n is None else n, int)
-    if n is not None and n < 1:
-        raise RattleError(f"n must be >= 1, got {n}")
+    check_count(n)
     if isinstance(data, str):
         test = Data(name=data, root=root).source().test
         index = choose_images(test.y, n, first=first, shuffled=settings.get("within") is not None)
-        images, settings = test.subset(index), {"index": index, **settings}
+        images = test.subset(index)
         x, y = images.x, images.y
+        settings.setdefault("index", index)
         settings["metadata"] = {"data": data, **(settings.get("metadata") or {})}
     elif isinstance(data, tuple):
         if len(data) != 2:
@@ -48,4 +46,5 @@ def benchmark(
         x, y = (value[:n] for value in as_tensors(model, *data))
     else:
         x, y = collect(data, n)  # type: ignore[arg-type]
-    return evaluate(model, x, y, attacks, norm=norm, epsilon=epsilon, **{"check_model": True, **settings})
+    settings.setdefault("check_model", True)
+    return evaluate(model, x, y, attacks, norm=norm, epsilon=epsilon, **settings)

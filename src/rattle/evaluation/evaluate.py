@@ -90,7 +90,8 @@ class EvalPlan:
 
     def images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images in [0, 1] and labels of these rows, on the device."""
-        return image_batch(self.x, self.y, rows, self.device, channels_last=self.channels_last)
+        x = to_device(self.x[rows.to(self.x.device)], self.device)
+        return as_float(x, channels_last=self.channels_last), self.y[rows.to(self.y.device)].to(self.device)
 
 
 def make_plan(
@@ -138,14 +139,6 @@ def default_batch_size(model: nn.Module, device: torch.device) -> int:
         return LARGEST_BATCH
     weights = sum(p.numel() for p in model.parameters())
     return min(LARGEST_BATCH, max(SMALLEST_BATCH, WEIGHTS_IN_A_BATCH // max(1, weights)))
-
-
-def image_batch(
-    x: Tensor, y: Tensor, rows: Tensor, device: torch.device, *, channels_last: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Images in [0, 1] and labels of these rows, on `device`."""
-    images = to_device(x[rows.to(x.device)], device)
-    return as_float(images, channels_last=channels_last), y[rows.to(y.device)].to(device)
 
 
 def evaluate(

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from rattle.data import Images
-from rattle.data.dataset import Dataset
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation.inputs import as_float
 from rattle.models import check_width, load_weights
+from rattle.models.layers import MeanStd
 from rattle.models.pretrained import file_normalisation, normalises
 from rattle.models.registry import BUILDERS, create_model
 from rattle.models.timm import parse_spec
@@ -94,7 +94,7 @@ class Network:
     width: int | None = None  # of a named network; the published width when not given
     activation: Literal["relu", "silu"] = "relu"  # of a named network
     mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
-    std: tuple[float, ...] = ()  # the deviations that go with --mean
+    std: tuple[float, ...] = ()  # goes with --mean
     random_weights: bool = False  # evaluate --model without trained weights, as drawn at random from seed 0
     classes: int | None = None  # of --model; as many as the data have when not given
     resize: int | None = None  # side to scale the images to, where the model is made for another size than theirs
@@ -112,29 +112,65 @@ class Network:
     def build(self, classes: int, channels: int) -> nn.Module:
         if self.mean and self.model.startswith("timm:") and parse_spec(self.model)[1].get("pretrained"):
             raise RattleError("a pretrained model of timm normalises as its config says: leave out --mean and --std")
-        settings = {"classes": classes, "channels": channels, "width": self.width, "activation": self.activation}
-        settings["pretrained"] = not self.weights
-        network = create_model(self.model, **settings, normalise=(self.mean, self.std) if self.mean else None)
+
+        def create(normalise: MeanStd) -> nn.Module:
+            return create_model(
+                self.model,
+                classes=classes,
+                channels=channels,
+                width=self.width,
+                activation=self.activation,
+                normalise=normalise,
+                pretrained=not self.weights,
+            )
+
+        network = create((self.mean, self.std) if self.mean else None)
         if self.weights:
-            stored = None if normalises(network) else file_normalisation(self.weights)
-            network = create_model(self.model, **settings, normalise=stored) if stored else network
+            if not normalises(network) and (stored := file_normalisation(self.weights)):
+                network = create(stored)
             load_weights(self.weights, network)
         return network.eval()
 
+    def build_untrained(self, classes: int, channels: int) -> nn.Module:
+        """Without a file of weights: refused if it draws them at random, unless that is what was asked for.
+
+        A builder that loads weights of its own gives the same ones whatever the random state.
+        """
+        built = []
+        for seed in (0, 1):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                built.append(self.build(classes, channels))
+            if self.random_weights or "pretrained" in self.model:  # the latter may take a download
+                return built[0]
+        second = built[1].state_dict()
+        if any(not torch.equal(value, second[name]) for name, value in built[0].state_dict().items()):
+            raise untrained(self.model)
+        return built[0]
+
 
 def target_from_weights(network: Network, data: str, *, root: str | None = None, device: str = "auto") -> Target:
-    """Any network on any data, which may be a dataset's name, a file or a folder; root: where datasets are; device:
-    where the model goes."""
+    """Any network on any data: a dataset's name, a file or a folder.
+
+    root: where datasets are; device: where the model goes.
+    """
     network.check_weights()
     source = Data(name=data, root=root, resize=network.resize, crop=network.crop).source()
-    classes, found = network.classes or len(source.classes), len(source.classes)
+    found = len(source.classes)
+    classes = network.classes or found
     if classes < found:
         raise RattleError(f"--classes {classes} is fewer than the {found} classes of {data}")
-    timm = re.sub(r"[^\w.-]+", "-", network.model) if network.model.startswith("timm:") else ""
-    file = Path(network.weights or (f"{timm}.pt" if timm else network.model.rpartition(":")[0] or network.model))
+    if network.weights:
+        file = Path(network.weights)
+        name, model = f"{network.model} {file.name}", network.build(classes, source.channels)
+    else:
+        file = Path(network.model.rpartition(":")[0] or network.model)
+        if network.model.startswith("timm:"):
+            file = Path(re.sub(r"[^\w.-]+", "-", network.model) + ".pt")
+        name, model = network.model, network.build_untrained(classes, source.channels)
     return Target(
-        name=f"{network.model} {file.name}" if network.weights else network.model,
-        model=network.build(classes, source.channels) if network.weights else build_alone(network, classes, source),
+        name=name,
+        model=model,
         test=source.test,
         classes=(*source.classes, *map(str, range(found, classes))),
         threat=Threat(),
@@ -142,24 +178,6 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None,
         results=file.with_name(f"{file.name}-results"),  # each file of weights has its own
         where=device,
     )
-
-
-def build_alone(network: Network, classes: int, source: Dataset) -> nn.Module:
-    """A network without a file of weights: refused if it draws them at random, unless that is what was asked for.
-
-    A builder that loads weights of its own gives the same ones whatever the random state.
-    """
-    built = []
-    for seed in (0, 1):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            built.append(network.build(classes, source.channels))
-        if network.random_weights or "pretrained" in network.model:  # the latter may take a download
-            return built[0]
-    states = [model.state_dict() for model in built]
-    if any(not torch.equal(value, states[1][name]) for name, value in states[0].items()):
-        raise untrained(network.model)
-    return built[0]
 
 
 def untrained(model: str) -> RattleError:

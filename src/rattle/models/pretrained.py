@@ -51,8 +51,6 @@ class LoadReport:
     missing: tuple[str, ...] = ()  # the model's names that the file does not set: a new head, its own normalisation
     ignored: tuple[str, ...] = ()  # the file's names that no forward pass uses
     wrapper: str = ""  # the entry of the file that holds the weights, such as "state_dict"; empty if it has none
-    file_prefix: str = ""  # left out of the file's names, such as "net.", because the model's do not have it
-    model_prefix: str = ""  # left out of the model's names, such as "1.", because the file's do not have it
 
 
 def load_weights(
@@ -93,8 +91,8 @@ def adapt(
     if fresh_head:
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         head = {name for name in own if name.rpartition(".")[0] in linear[-1:]}
-    prefixes = _prefixes(state, own)
-    names = _match(state, own, *prefixes)
+    as_they_are, without_prefixes = _match(state, own), _match(state, own, _prefix(state), _prefix(own))
+    names = without_prefixes if len(without_prefixes) > len(as_they_are) else as_they_are
 
     tensors: dict[str, Tensor] = {}
     ignored: list[str] = []
@@ -125,7 +123,7 @@ def adapt(
             f"{where} does not fit {type(model).__name__}: {found}; {len(tensors)} of {len(own)} names "
             "match. Check the model's name, width, classes and channels."
         )
-    return tensors, LoadReport(len(tensors), tuple(missing), tuple(ignored), "", *prefixes)
+    return tensors, LoadReport(len(tensors), tuple(missing), tuple(ignored))
 
 
 def normalises(model: nn.Module) -> bool:
@@ -147,25 +145,15 @@ def _match(
     return found
 
 
-def _prefixes(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[str, str]:
-    """What to leave out of the file's names and of the model's names, such as "module.net." and "1."."""
-    theirs, ours = _common_parts(state), _common_parts(own)
-    while theirs and ours and theirs[-1] == ours[-1]:
-        del theirs[-1], ours[-1]
-    prefixes = "".join(f"{part}." for part in theirs), "".join(f"{part}." for part in ours)
-    better = len(_match(state, own, *prefixes)) > len(_match(state, own))
-    return prefixes if better else ("", "")
-
-
-def _common_parts(names: Iterable[str]) -> list[str]:
-    """What all names of weights begin with, in whole parts: ["net", "1"] of net.1.conv.weight and net.1.fc.weight."""
+def _prefix(names: Iterable[str]) -> str:
+    """What all names of weights begin with, in whole parts: "net.1." of net.1.conv.weight and net.1.fc.weight."""
     parts = [name.split(".")[:-1] for name in names if not _statistic(name) and not UNUSED.search(name)]
-    common = []
+    prefix = ""
     for column in zip(*parts, strict=False):
         if len(set(column)) > 1:
             break
-        common.append(column[0])
-    return common
+        prefix += f"{column[0]}."
+    return prefix
 
 
 def _statistic(name: str) -> str:

@@ -79,19 +79,15 @@ def unwrap(saved: Any, where: str, entry: str | None = None) -> tuple[str, dict[
     """
     route: list[str] = []
     while not _is_state_dict(saved):
-        holders = []
-        if isinstance(saved, Mapping):
-            holders = [key for key, value in saved.items() if isinstance(value, Mapping)]
-        averaged = [name for name in holders if isinstance(name, str) and AVERAGED.search(name)]
+        entries = saved if isinstance(saved, Mapping) and len(route) < DEEPEST else {}
+        holders = [key for key, value in entries.items() if isinstance(value, Mapping)]
+        averaged = [name for name in holders if AVERAGED.search(str(name))]
         usual = [entry] if entry and not route else [*WRAPPERS, *averaged]
         name = next((name for name in usual if name in holders), None)
         if name is None:
-            wanted = f"no entry {entry!r}" if entry else "no state dict"
-            found = f" (its entries: {', '.join(map(str, list(saved)[:5]))})" if isinstance(saved, Mapping) else ""
-            raise RattleError(f"{where} has {wanted}{found}")
+            wanted = f"entry {entry!r}" if entry else "state dict"
+            raise RattleError(f"{where} has no {wanted}; its entries: {', '.join(map(str, [*entries][:5]))}")
         route.append(name)
-        if len(route) > DEEPEST:
-            raise RattleError(f"{where} has entries nested more than {DEEPEST} deep")
         saved = saved[name]
     if entry and not route:
         raise RattleError(f"{where} has no entry {entry!r}: it is a bare state dict")
