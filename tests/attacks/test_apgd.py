@@ -99,18 +99,6 @@ class Noisy(nn.Module):
         return x.flatten(1) @ torch.randn(36, 3, generator=torch.Generator().manual_seed(self.calls))
 
 
-@pytest.mark.parametrize("eot", [1, 4])
-def test_a_random_model_is_called_eot_times_for_each_gradient(eot) -> None:
-    class Steady(Noisy):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            return case.model(x)
-
-    case, model = linear(3, n=6), Steady()
-    APGD(threat=Threat(epsilon=1e-4), steps=2, eot=eot)(model, case.x, case.y)
-    assert model.calls == 2 + 3 * eot  # layout, clean images, gradients at the start and after each step
-
-
 def test_gradients_of_a_random_model_are_averaged() -> None:
     x, y = torch.rand(5, 1, 6, 6), torch.tensor([0, 1, 2, 0, 1])
     rows = TargetRows(torch.arange(5), torch.arange(5), x.flatten(1), y, y)

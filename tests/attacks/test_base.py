@@ -198,9 +198,10 @@ def test_bad_inputs_are_refused_in_a_sentence(name, change, message) -> None:
         (RayS, {"threat": Threat(norm="l2")}),
         (AutoAttack, {"version": "best"}),
         (Threat, {"epsilon": -0.1}),
+        (Threat, {"norm": "l0"}),
     ],
 )
-def test_a_bad_setting_is_refused_by_its_name(kind, setting) -> None:
+def test_a_bad_setting_is_refused_by_name(kind, setting) -> None:
     (name,) = setting
     with pytest.raises(RattleError, match=name):
         kind(**setting)

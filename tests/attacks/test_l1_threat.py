@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 
@@ -48,8 +46,3 @@ def test_an_l1_start_lies_in_the_ball() -> None:
     start = threat.random_start(x, ImageStreams(0, torch.arange(5)))
     assert threat.contains(start, x).all()
     assert (threat.distance(start, x) > 1.9).all()
-
-
-def test_unknown_norms_are_refused() -> None:
-    with pytest.raises(RattleError, match="linf, l2, l1"):
-        Threat(norm="l0")  # type: ignore[arg-type]

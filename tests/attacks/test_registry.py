@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, replace
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, AttackSequence, RayS, Transfer, describe, registry
@@ -176,12 +175,6 @@ def test_attacks_offer_what_the_contract_names() -> None:
         assert {name for name, attack in attacks.items() if isinstance(attack, base)} == names
     assert transfer.models() == {"other": surrogate}
     assert AttackSequence({"pgd": PGD(), "black-box": transfer}).models() == {"black-box/other": surrogate}
-
-
-def test_rays_takes_a_generator_and_returns_points_with_distances() -> None:
-    case = linear(2, n=6)
-    found = RayS(queries=200).search(case.model, case.x, case.y, generator=torch.Generator())
-    torch.testing.assert_close(Threat().distance(found.x_adv, case.x), found.distance)
 
 
 def test_fields_of_a_named_attack_are_changed_by_keyword() -> None:
