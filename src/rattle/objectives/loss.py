@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError, is_out_of_memory
 from rattle.forward import PairedForward
-from rattle.inputs import check_labels, images_checked, not_taken
+from rattle.inputs import check_batch, check_labels, check_model, images_checked, not_taken
 from rattle.losses import refuse_one_logit
 from rattle.models import find_head
 from rattle.objectives.base import HasTeachers, Objective, Prepares, UsesContext, mixed_terms, total
@@ -60,22 +59,16 @@ def check_inputs(
     model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, u: tuple[Mapping[str, Tensor], ...] | None
 ) -> Tensor:
     """The labels, int64 or soft; refuses what no loss can be computed from. u: None if the objective needs none."""
-    for name, value in {"x": x, "x_adv": x_adv, "y": y}.items():
-        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
-            raise RattleError(f"{name} must be a dense tensor, got {type(value).__name__}")
-    for images in (x, x_adv):
-        if not images.is_floating_point():
-            raise RattleError(f"images must be floating point, got {images.dtype}; divide uint8 images by 255")
-    if x.shape != x_adv.shape or x.dtype != x_adv.dtype or x.device != x_adv.device or x.ndim < 2 or len(x) == 0:
+    check_model(model)
+    x, y = check_batch(x, y, soft=True, box=False)
+    x_adv, y = check_batch(x_adv, y, soft=True, box=False)
+    if x.shape != x_adv.shape or x.dtype != x_adv.dtype or not x.device == x_adv.device == y.device:
         own, other = (f"{list(images.shape)} {images.dtype} on {images.device}" for images in (x, x_adv))
-        raise RattleError(f"x and x_adv must be images of the same shape, dtype and device, got {own} and {other}")
-    soft = y.ndim == 2 and y.is_floating_point()
-    whole = y.ndim == 1 and not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
-    if not (soft or whole) or len(y) != len(x) or y.device != x.device:
-        got = f"{list(y.shape)} {y.dtype} on {y.device}"
-        raise RattleError(f"y must be {len(x)} whole numbers on {x.device}, got {got}")
+        raise RattleError(
+            f"x and x_adv must have one shape, dtype and device, got {own} and {other}, labels on {y.device}"
+        )
     if u is not None and (not isinstance(u, tuple) or not u):
         raise RattleError("this reading of the Taylor terms needs u, a tuple of draws: (rattle.Noise()(model),)")
     for draw in u or ({},):
         weights_of(model, draw)
-    return y if soft else y.long()
+    return y
