@@ -24,6 +24,7 @@ from rattle.runs.load import load
 from rattle.stats import summarise
 from rattle.training.loop import fit
 from rattle.weights import Noise
+from reproduction.readings.variants import ReleasedLoss
 
 SUFFIXES = ("", "-1st", "-2nd", "-1st-released", "-2nd-released")
 METHODS = [f"{base}{suffix}" for base in ("trades", "trades-awp") for suffix in SUFFIXES]
@@ -37,7 +38,8 @@ def recipe_of(method: str, seed: int) -> Recipe:
         return recipe
     objective = recipe.objective
     assert isinstance(objective, Trades)
-    objective = replace(objective, taylor=replace(objective.taylor, mode="released"), clean_weight="one-minus-eta")
+    taylor = replace(objective.taylor, mode="released-targets")
+    objective = ReleasedLoss(taylor=taylor, inv_lambda=objective.inv_lambda)
     return replace(recipe, objective=objective, noise=Noise(sigma=0 if recipe.awp else 1e-4, where="convolutions"))
 
 

@@ -32,7 +32,7 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.forward import Outputs
 from rattle.losses import ce
 from rattle.objectives import AT, Taylor
-from rattle.objectives.base import Method, Reduce, unreduced
+from rattle.objectives.base import Method, StepContext
 from rattle.objectives.registry import register_method
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
@@ -69,9 +69,10 @@ class SmallLossAT(AT):
     title: ClassVar[str] = "AT, u on small losses"
     most: float = 1.7  # largest cross-entropy at w that counts as small; the paper's for CIFAR-10
 
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         at_w = ce(outputs.logits_adv, y)
-        at_u = torch.stack([ce(z_adv, y) for z_adv in outputs.draws_adv]).mean(0)
+        drawn = [z_adv for _, z_adv in outputs.sampled] or [outputs.logits_adv]
+        at_u = torch.stack([ce(z_adv, y) for z_adv in drawn]).mean(0)
         return {"zeroth": torch.where(at_w.detach() <= self.most, at_u, at_w).mean()}
 
 

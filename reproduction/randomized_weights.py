@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+import reproduction.readings  # noqa: F401  (registers modes of the Taylor terms)
 from rattle.analysis.term_gradients import LASTS, term_rows
 from rattle.data import Augment, Images
 from rattle.data.registry import Data
@@ -76,7 +77,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     **{f"smoothing {eta:g}": reading("smoothing", eta=eta, noise=NO_U) for eta in (0.1, 0.2, 0.4)},
     **{f"head {eta:g}": reading("head", eta=eta) for eta in (0.1, 0.2)},
     "head 0.2 without u": reading("head", eta=0.2, noise=NO_U),
-    "head 0.2 derivative": reading("head", eta=0.2, second_value="derivative"),
+    "head 0.2 derivative": reading("head-derivative", eta=0.2),
     **{
         f"exact {eta:g}": reading("exact", eta=eta, antithetic=True, noise=Noise(sigma=0.0, inner=0.0, outer=1.0))
         for eta in (0.2, 1.0)
@@ -87,7 +88,7 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     "sampled 0.01": reading("sampled", antithetic=True),
     **{f"sampled filter {s:g}": reading("sampled", antithetic=True, noise=FILTERS[s]) for s in (0.05, 0.1, 0.2)},
     "sampled filter 0.1 outer": reading("sampled", antithetic=True, noise=outer_filters(0.1)),
-    **{f"mixture filter {s:g}": reading("sampled", share=0.5, noise=FILTERS[s]) for s in (0.1, 0.2)},
+    **{f"mixture filter {s:g}": reading("mixture", noise=FILTERS[s]) for s in (0.1, 0.2)},
     "awp": {"base": "trades-awp", "noise": NO_U},
 }
 ALWAYS = ("trades", "smoothing 0.2", "head 0.2", "awp")  # in the second stage whatever the first one finds

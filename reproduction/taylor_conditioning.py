@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -36,7 +36,7 @@ READINGS: dict[str, tuple[Trades, Noise]] = {
     "zeroth term": (Trades(), Noise(sigma=0)),
     "`smoothing`": (reading("smoothing"), Noise(sigma=0)),
     "`head`": (reading("head"), Noise(sigma=0)),
-    "`head`, second derivative": (reading("head", second_value="derivative"), Noise(sigma=0)),
+    "`head`, second derivative": (reading("head-derivative"), Noise(sigma=0)),
     **{
         f"`exact`, sigma {sigma:g}": (reading("exact", antithetic=True), Noise(sigma=sigma))
         for sigma in (1e-4, 0.01, 1.0)
@@ -51,7 +51,7 @@ READINGS: dict[str, tuple[Trades, Noise]] = {
 
 
 def terms_of(
-    model: nn.Module, objective: Trades, u: Sequence[dict[str, Tensor]], x: Tensor, x_adv: Tensor, y: Tensor
+    model: nn.Module, objective: Trades, u: Sequence[Mapping[str, Tensor]], x: Tensor, x_adv: Tensor, y: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Value and gradient of each term but the clean one, in the precision of the images, as doubles."""
     model = copy.deepcopy(model).to(x.dtype)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+import reproduction.readings  # noqa: F401  (registers modes of the Taylor terms)
 from rattle.objectives import Taylor, Trades
 from rattle.weights import Noise
 from reproduction.bench.measure import interleaved
@@ -31,7 +32,7 @@ READINGS: dict[str, dict[str, Any]] = {
     "u in proportion to filters, inner step only": {"objective": Trades(), "noise": FILTERS},
     "head": {"objective": reading("head")},
     "head, without u": {"objective": reading("head"), "noise": Noise(sigma=0)},
-    "head, second derivative": {"objective": reading("head", second_value="derivative")},
+    "head, second derivative": {"objective": reading("head-derivative")},
     "smoothing": {"objective": reading("smoothing")},
     "head-noise": {"objective": reading("head-noise")},
     "exact, 1 draw": {"objective": reading("exact")},
@@ -39,7 +40,7 @@ READINGS: dict[str, dict[str, Any]] = {
     "trace, 1 draw": {"objective": reading("trace")},
     "sampled, 1 draw": {"objective": reading("sampled")},
     "sampled, 1 pair": {"objective": reading("sampled", antithetic=True)},
-    "sampled, 1 draw, half the loss at w": {"objective": reading("sampled", share=0.5)},
+    "sampled, 1 draw, half the loss at w": {"objective": reading("mixture")},
 }
 
 

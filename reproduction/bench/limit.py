@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rattle.objectives.base import CountsPasses, HasTeachers
 from rattle.recipes.recipe import Recipe
 from rattle.weights import eval_mode
 from reproduction.bench.measure import Rounds, timed
@@ -53,14 +52,10 @@ def unavoidable_passes(recipe: Recipe) -> Passes:
     that is trained on several times counts them together.
     """
     objective, needs, times = recipe.objective, recipe.objective.needs, 2 if recipe.awp else 1
-    named = objective.teachers if isinstance(objective, HasTeachers) else {}
-    along = sum(how == "cotrained" and teacher.weights is None for teacher, how in named.values())
+    along = sum(how == "cotrained" and teacher.weights is None for teacher, how in objective.teachers.values())
     taught = len(needs.taught_clean) + len(needs.taught_adv)
-    steps = recipe.attack.steps
-    inner, by_input = steps + (recipe.attack.loss == "kl"), steps
-    if isinstance(objective, CountsPasses):
-        inner, by_input = objective.inner_passes(steps)
-    outer = times * (1 + needs.clean + needs.further)
+    inner, by_input = objective.inner_passes(recipe.attack)
+    outer = times * (1 + needs.clean + needs.extra)
     passes = Passes(forward=inner + outer + times * taught, by_input=by_input, full=outer + times * along)
     return Passes(*(recipe.replays * count for count in passes))
 

@@ -15,12 +15,13 @@ from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.models.registry import create_model
+from rattle.objectives.base import StepContext
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.training.optimizers import make_optimizer
-from rattle.training.step import step
+from rattle.training.step import StepInputs, step
 
 WARMUP_STEPS = 12  # plain training steps before anything is measured
 
@@ -128,16 +129,16 @@ def library_step(
     if subject.setup.compile:
         model.compile()
         forward.compile()
-    parts: dict[str, Any] = {name: getattr(recipe, name) for name in ("noise", "objective", "awp", "noise_samples")}
-    parts["attack"] = record_function("rattle: inner maximisation")(recipe.attack)
-    parts["ddp_forward"] = record_function("rattle: outer forwards at x and x'")(forward)
-    x, y = subject.x, subject.y
+    inputs: dict[str, Any] = {name: getattr(recipe, name) for name in ("noise", "objective", "awp", "noise_samples")}
+    inputs["attack"] = record_function("rattle: inner maximisation")(recipe.attack)
+    inputs["ddp_forward"] = record_function("rattle: outer forwards at x and x'")(forward)
+    inputs |= {"forward": forward, "x": subject.x, "y": subject.y}
 
     def run() -> dict[str, Tensor]:
         optimizer.zero_grad(set_to_none=True)
         shared = torch.Generator().manual_seed(0)
         with record_function("rattle: step"), subject.autocast:
-            terms = step(forward, x, y, shared=shared, private=subject.streams(), **parts)
+            terms = step(StepInputs(**inputs, shared=shared, context=StepContext(draws=subject.streams())))
         optimizer.step()
         return terms
 

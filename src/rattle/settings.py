@@ -46,6 +46,7 @@ Positive = Annotated[float, Bound(above=0)]
 NonNegative = Annotated[float, Bound(least=0)]
 Share = Annotated[float, Bound(least=0, most=1)]  # a fraction, 0 and 1 included
 Between = Annotated[float, Bound(above=0, below=1)]  # a fraction, 0 and 1 excluded
+BelowOne = Annotated[float, Bound(least=0, below=1)]  # a fraction, 0 included
 Count = Annotated[int, Bound(least=1, most=MOST)]
 CountOrZero = Annotated[int, Bound(least=0, most=MOST)]
 

@@ -6,9 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
-from rattle.settings import check_settings
+from rattle.settings import NonNegative, check_settings
 
 Norm = Literal["linf", "l2", "l1"]
 SPARSE = 0.01  # the share of coordinates that one l_1 step moves (Tramer and Boneh 2019)
@@ -55,12 +54,10 @@ class Threat:
     """
 
     norm: Norm = "linf"  # l_p of the paper's ||s' - s||_p
-    epsilon: float = 8 / 255  # radius of the ball, images being in [0, 1]
+    epsilon: NonNegative = 8 / 255  # radius of the ball, images being in [0, 1]
 
     def __post_init__(self) -> None:
         check_settings(self, "threat")
-        if not self.epsilon >= 0:
-            raise RattleError(f"threat.epsilon must be >= 0, got {self.epsilon}")
 
     def project(self, x_adv: Tensor, x: Tensor, radius: float | Tensor | None = None) -> Tensor:
         """The nearest point of the ball around x, then of [0, 1] (Algorithm 1); for l_1 of both at once.

@@ -170,7 +170,7 @@ def python(rng: random.Random) -> None:
         *[(lambda **given: loss(chosen, **given), batch | {"head": "1"})] * 3,
         (
             sampled_loss,
-            batch | {"u": (delta,), "mode": rng.choice(["exact", "sampled", "trace", "head-noise", "head"])},
+            batch | {"u": (delta,), "mode": rng.choice(["exact", "sampled", "head"])},
         ),
         (perturb, {"model": model, "delta": delta}),
         (

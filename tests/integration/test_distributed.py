@@ -27,6 +27,7 @@ from rattle.objectives.fat_trades import FATTrades
 from rattle.objectives.hat import HAT
 from rattle.objectives.kd_swa import KD
 from rattle.objectives.lbgat import LBGAT
+from rattle.objectives.released import Released
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.checkpoint import read
@@ -54,12 +55,11 @@ CASES = {
     "held order 2": five_steps(2, model="cnn", batch_norm="held", average=EMA(decay=0.5)),
     "held AWP order 2": five_steps(2, model="cnn", batch_norm="held", awp=AWP(gamma=0.02, warmup=0)),
     "micro-batches": five_steps(0, accumulate=2),
-    "head-noise": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="head-noise", eta=6.0))),
     "exact": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="exact"))),
     "exact, two draws": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="exact")), noise_samples=2),
-    "trace": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="trace"))),
     "sampled": five_steps(0, objective=Trades(taylor=Taylor(order=2, mode="sampled")), noise_samples=2),
-    "AWP of the release": five_steps(2, awp=AWP(gamma=0.02, warmup=0, climbs="plain", decay=5e-4)),
+    "the release": five_steps(2, objective=Released()),
+    "AWP of the release": five_steps(2, objective=Released(), awp=AWP(gamma=0.02, warmup=0)),
     "S2O": five_steps(0, objective=S2OTrades()),
     "MART, SAM": five_steps(0, objective=Mart(), awp=SAM(rho=0.2)),
     "ASAM order 2": five_steps(2, awp=ASAM()),

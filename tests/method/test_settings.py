@@ -57,7 +57,7 @@ def test_a_registry_imports_what_it_is_asked_for() -> None:
     names = Registry[type]("thing", {"error": Entry("rattle.errors:RattleError")})
     assert names["error"] is RattleError
     with pytest.raises(RattleError, match="error"):
-        names["eror"]
+        names.entry("eror")
     with pytest.raises(RattleError, match="taken"):
         names.add("error", ValueError)
     names.add("mine", ValueError)

@@ -209,7 +209,6 @@ def test_a_model_torch_func_cannot_trace_gets_one_sentence(kind: type[nn.Module]
     model = kind()
     with pytest.raises(RattleError) as caught:
         directional(model, torch.rand(2, 1, 2, 2), Noise()(model), order)
-    sentence = str(caught.value)
-    assert sentence.startswith("this reading of the Taylor terms needs torch.func, which cannot differentiate this ")
-    assert sentence.endswith("set objective.taylor.mode head or sampled")
-    assert "\n" not in sentence
+    assert "torch.func" in str(caught.value)
+    assert "objective.taylor.mode" in str(caught.value)
+    assert "\n" not in str(caught.value)

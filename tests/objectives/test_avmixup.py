@@ -1,17 +1,15 @@
 """AVMixup beside a plain twin that mixes one image after the other."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.errors import RattleError
 from rattle.objectives.avmixup import AVMixup, smoothed
 from rattle.threat import Threat
-from support.inner_attacks import assert_same_step, assert_trains_and_resumes, draws, our_step, problem
+from support.inner_attacks import assert_same_step, draws, our_step, problem
 
 PGD_3 = PGD(threat=Threat(epsilon=0.1), steps=3, step_size=0.04)
 
@@ -46,20 +44,3 @@ def test_soft_labels_sum_to_one(mass: float, classes: int) -> None:
     rows = smoothed(torch.tensor([0, 1, classes - 1]), mass, classes, torch.float64)
     torch.testing.assert_close(rows.sum(1), torch.ones(3, dtype=torch.float64))
     assert float(rows[2, -1]) == mass
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"gamma": 0.5}, "objective.gamma must be >= 1, got 0.5"),
-        ({"lambda1": 1.5}, "objective.lambda1 is a probability, from 0 to 1, got 1.5"),
-        ({"lambda2": -0.1}, "objective.lambda2 is a probability, from 0 to 1, got -0.1"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
-    with pytest.raises(RattleError, match=f"^{sentence}$"):
-        AVMixup(**setting)
-
-
-def test_a_recipe_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
-    assert_trains_and_resumes("avmixup", tmp_path)

@@ -7,19 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.attacks import PGD
-from rattle.errors import RattleError
-from rattle.evaluation.evaluate import evaluate
 from rattle.forward import Outputs
-from rattle.objectives.base import Memory, Moment, StepContext, now, total
+from rattle.objectives.base import Memory, Moment, StepContext, total
 from rattle.objectives.dkl import DKL
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.checkpoint import read
-from rattle.runs.load import load
 from rattle.training.loop import fit
 from rattle.weights import AWP
-from support.training import Interrupting, Stop, content, tiny
+from support.training import tiny
 
 N = 6
 
@@ -56,8 +52,7 @@ def test_loss_and_gradient_are_those_of_the_twin(classes: int, settings: dict) -
     sums = torch.rand(classes, classes, dtype=torch.float64)
     sums[1] = 0  # a class that was not seen
     memory = {"sums": torch.stack([sums, 7 * sums.flip(0)]), "epoch": torch.tensor([2.0])}
-    terms_of, _, _ = now(objective, PGD(), context(memory, epoch=3))
-    loss = total(terms_of(Outputs(model(x), model(x_adv)), y))
+    loss = total(objective.terms(Outputs(model(x), model(x_adv)), y, context(memory, epoch=3)))
     means = sums / sums.sum(1, keepdim=True)
     means[1] = 1 / classes
     wanted = twin(model(x), model(x_adv), y, means, objective)
@@ -69,50 +64,34 @@ def test_loss_and_gradient_are_those_of_the_twin(classes: int, settings: dict) -
 def test_the_classes_are_summed_over_an_epoch_and_used_in_the_next() -> None:
     torch.manual_seed(0)
     objective = DKL(temperature=4.0)
-    memory = {name: value.double() for name, value in objective.initial_class_memory(3).items()}
+    first = objective.state(images=N, classes=3, batch=torch.Size((N, 1, 1, 1)))
+    memory = {name: value.double() for name, value in first.items()}
     wanted: dict[int, Tensor] = {}
     for epoch in range(3):
         wanted[epoch] = torch.zeros(3, 3, dtype=torch.float64)
         for _ in range(2):
             z, z_adv = torch.randn(2, N, 3, dtype=torch.float64)
             y = (torch.arange(N) + epoch) % 3
-            terms_of, _, _ = now(objective, PGD(), context(memory, epoch))
-            terms_of(Outputs(-3 * z, z_adv), y)  # a first look, as AWP takes, leaves no trace
-            terms = terms_of(Outputs(z, z_adv), y)
+            outputs, here = Outputs(z, z_adv), context(memory, epoch)
+            objective.terms(Outputs(-3 * z, z_adv), y, here)  # as AWP does: leaves no trace
+            terms = objective.terms(outputs, y, here)
             before = wanted[epoch - 1] if epoch else torch.ones(3, 3, dtype=torch.float64)
             means = before / before.sum(1, keepdim=True)
             assert float(total(terms)) == pytest.approx(float(twin(z, z_adv, y, means, objective)))
-            terms_of.remember()
+            objective.remember(outputs, y, here)
             for i in range(N):
                 wanted[epoch][y[i]] += (z[i] / 4).softmax(0) / N
     torch.testing.assert_close(memory["sums"][0], wanted[2])
     torch.testing.assert_close(memory["sums"][1], wanted[1])
 
 
-def test_a_stopped_run_resumes_bit_for_bit_and_is_evaluated(tmp_path: Path) -> None:
-    recipe = tiny("dkl-awp-2nd", awp=AWP(warmup=1))
-    recipe = replace(recipe, attack=replace(recipe.attack, steps=2), val_attack=replace(recipe.val_attack, steps=2))
-    whole = fit(recipe, tmp_path / "whole", log="none")
-    sums = read(whole.checkpoint("last")).tensors["memory.sums"]
-    assert float(sums[0].sum()) == pytest.approx(3, rel=1e-4)  # each of an epoch's three batches once
-    assert float(sums[1].sum()) == pytest.approx(3, rel=1e-4)
-    saved = replace(recipe, save_minutes=0)  # after every step
-    with pytest.raises(Stop):  # inside the second epoch
-        fit(saved, tmp_path / "cut", log="none", console=Interrupting(steps=4))
-    one, two = content(whole), content(fit(saved, tmp_path / "cut", log="none", resume=True))
-    assert one["last"] == two["last"]
-    assert one["metrics.jsonl"] == two["metrics.jsonl"]
-    data = recipe.data.load()
-    result = evaluate(load(whole.folder), data.test.x[:20], data.test.y[:20], {"pgd": PGD(steps=2)})
-    assert 0 <= result.robust_accuracy <= result.clean_accuracy <= 1
+def test_a_run_sums_each_batch_once(tmp_path: Path) -> None:
+    recipe = tiny("dkl-awp", awp=AWP(warmup=1))
+    run = fit(replace(recipe, attack=replace(recipe.attack, steps=1)), tmp_path, log="none")
+    sums = read(run.checkpoint("last")).tensors["memory.sums"]
+    assert sums.sum((1, 2)).tolist() == pytest.approx([3, 3], rel=1e-4)  # three batches in each of two epochs
 
 
 def test_the_recipe_grows_its_attack_over_the_whole_run() -> None:
     recipe = get_recipe("cifar10-linf-wrn34-10-dkl-awp")
     assert (recipe.ramp, recipe.awp, recipe.attack.loss) == (1.0, AWP(gamma=0.005, warmup=10), "kl")
-
-
-@pytest.mark.parametrize("name", ["alpha", "beta", "gamma", "temperature"])
-def test_settings_that_mean_nothing_are_refused(name: str) -> None:
-    with pytest.raises(RattleError, match=rf"^objective\.{name} must be >=? 0, got -1\.0$"):
-        DKL(**{name: -1.0})

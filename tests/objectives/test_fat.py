@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.errors import RattleError
-from rattle.objectives import Taylor
 from rattle.objectives.base import Moment
 from rattle.objectives.fat import FAT, EarlyStop, EarlyStoppedPGD
 from rattle.objectives.fat_trades import FATTrades
 from rattle.threat import Threat
-from support.inner_attacks import SEED, ImageStreams, assert_same_step, assert_trains_and_resumes, our_step, problem
+from support.inner_attacks import SEED, ImageStreams, assert_same_step, our_step, problem
 
 THREAT = Threat(epsilon=0.1)
 BASES = {
@@ -107,34 +104,3 @@ def test_the_points_lie_in_the_ball(norm: str) -> None:
     given, threat = problem(10), Threat(norm=norm, epsilon=0.1)
     attack = EarlyStoppedPGD(pgd=PGD(threat=threat, steps=3, step_size=0.08), stop=EarlyStop(omega=0.1))
     assert bool(threat.contains(attack(given.model, given.x, given.y), given.x).all())
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"tau": -1}, "objective.stop.tau must be >= 0, got -1"),
-        ({"raise_at": (0.5, 1.5)}, r"objective.stop.raise_at are fractions between 0 and 1, got \[0.5, 1.5\]"),
-        ({"omega": -0.1}, "objective.stop.omega must be >= 0, got -0.1"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
-    with pytest.raises(RattleError, match=f"^{sentence}$"):
-        EarlyStop(**setting)
-
-
-def test_a_negative_weight_is_refused() -> None:
-    with pytest.raises(RattleError, match=r"^objective.inv_lambda must be >= 0, got -6.0$"):
-        FATTrades(inv_lambda=-6.0)
-
-
-@pytest.mark.parametrize("base", [FAT, FATTrades])
-def test_the_taylor_terms_are_added(base: type) -> None:
-    given, pgd = problem(4), PGD(threat=THREAT, steps=2)
-    plain, second = (our_step(base(taylor=Taylor(order=order)), pgd, given) for order in (0, 2))
-    assert torch.equal(plain.batch.x_adv, second.batch.x_adv)
-    assert second.loss > plain.loss
-
-
-@pytest.mark.parametrize("method", ["fat-trades-2nd", pytest.param("fat", marks=pytest.mark.slow)])
-def test_a_recipe_trains_and_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
-    assert_trains_and_resumes(method, tmp_path)

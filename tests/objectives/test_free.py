@@ -1,4 +1,4 @@
-"""Free adversarial training beside a plain twin, over several updates with their optimizer; ranks and interruptions."""
+"""Free adversarial training beside a plain twin, over several updates with their optimizer."""
 
 from __future__ import annotations
 
@@ -14,22 +14,15 @@ from torch.nn import functional as F
 
 from rattle.data import Augment
 from rattle.data.registry import Data, batches
-from rattle.errors import RattleError
 from rattle.objectives.free import Free
 from rattle.randomness import derive_seed
 from rattle.recipes.catalog import get_recipe, make_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import Piecewise
-from rattle.runs import distributed
 from rattle.runs.checkpoint import read
-from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training.loop import fit
 from rattle.training.state import ORDER
-from reproduction.bench.limit import Passes, unavoidable_passes
-from support.precision import in_double
-from support.processes import ranks
-from support.training import Interrupting, Stop, content, tiny
 
 EPSILON, RATE, BATCH, REPLAYS = 0.1, 0.05, 10, 3
 
@@ -99,18 +92,6 @@ def test_weights_and_perturbation_after_eighteen_updates_are_those_of_the_twin(
         torch.testing.assert_close(model.state_dict()[name], value, rtol=1e-6, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize("steps", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 7))])
-def test_a_run_stopped_between_two_replays_goes_on_bit_for_bit(steps: int, tmp_path: Path) -> None:
-    recipe = tiny(
-        "free-1st", save_minutes=0, objective=replace(get_recipe("digits-linf-cnn-free-1st").objective, replays=2)
-    )
-    whole = fit(recipe, tmp_path / "whole", log="none")
-    with pytest.raises(Stop):
-        fit(recipe, tmp_path / "parts", log="none", console=Interrupting(steps=steps))
-    assert content(fit(recipe, tmp_path / "parts", log="none", resume=True)) == content(whole)
-    assert read(whole.checkpoint("last")).progress["step"] == 12
-
-
 @pytest.mark.usefixtures("double")
 def test_micro_batches_carry_the_perturbations_of_their_places(tmp_path: Path) -> None:
     (x, y), plain = images(10), nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 10))
@@ -122,27 +103,6 @@ def test_micro_batches_carry_the_perturbations_of_their_places(tmp_path: Path) -
     assert float(found[0]["memory.delta"].abs().sum()) > 1
     for name, value in found[0].items():
         torch.testing.assert_close(value, found[1][name], rtol=1e-9, atol=1e-12, msg=name)
-
-
-def train(folder: Path) -> Run:
-    with in_double(), distributed.process_group():
-        (x, y), _ = images(10), torch.manual_seed(0)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 10))
-        return fit(recipe_of(), folder, model=model, data=(x, y), log="none")
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_two_ranks_carry_what_one_process_does(tmp_path: Path) -> None:
-    def action() -> None:
-        train(tmp_path / "two")
-
-    children = ranks(2, action, tmp_path / "logs")
-    assert [child.wait() for child in children] == [0, 0], "\n".join(child.words() for child in children)
-    one = read(train(tmp_path / "one").checkpoint("last")).tensors
-    two = read(Run(tmp_path / "two").checkpoint("last")).tensors
-    for name, value in one.items():
-        torch.testing.assert_close(value, two[name], atol=1e-9, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
@@ -159,17 +119,5 @@ def test_a_recipe_has_as_many_updates_as_at_and_counts_their_passes() -> None:
     free, at = (get_recipe(f"cifar10-linf-preact18-{method}") for method in ("free", "at"))
     assert (free.epochs, free.replays, free.steps(50_000)) == (25, 8, 8 * 390)
     assert free.epochs * free.steps(50_000) == at.epochs * at.steps(50_000)
-    assert unavoidable_passes(free) == Passes(forward=8, by_input=0, full=8)
-    assert unavoidable_passes(get_recipe("cifar10-linf-preact18-n-fgsm")) == Passes(forward=2, by_input=1, full=1)
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"replays": 0}, "objective.replays must be >= 1, got 0"),
-        ({"step": 0.0}, "objective.step must be > 0, got 0.0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
-    with pytest.raises(RattleError, match=f"^{sentence}$"):
-        Free(**setting)
+    assert free.objective.inner_passes(free.attack) == (0, 0)
+    assert at.objective.inner_passes(at.attack) == (10, 10)

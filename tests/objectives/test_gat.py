@@ -1,7 +1,6 @@
 """GAT and GAT-TRADES beside a plain twin."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,13 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.errors import RattleError
-from rattle.objectives import Taylor
-from rattle.objectives.base import Moment
-from rattle.objectives.gat import GAT, Guide, GuidedStep
+from rattle.objectives.base import Moment, StepContext
+from rattle.objectives.gat import GAT, GuidedStep
 from rattle.objectives.gat_trades import GATTrades
 from rattle.threat import Threat
-from support.inner_attacks import Problem, assert_same_step, assert_trains_and_resumes, draws, our_step, problem
+from support.inner_attacks import Problem, assert_same_step, draws, our_step, problem
 
 EPSILON = 0.1
 ATTACK = PGD(threat=Threat(epsilon=EPSILON))
@@ -66,7 +63,7 @@ def test_the_guide_changes_the_step() -> None:
 def test_no_pass_is_made_that_the_step_does_not_need(step: int, passes: int) -> None:
     given, calls = problem(10), []
     given.model.register_forward_hook(lambda *_: calls.append(1))
-    Guide().attack(ATTACK.threat, Moment(step=step))(given.model, given.x, given.y)
+    GAT().attack(ATTACK, StepContext(moment=Moment(step=step)))(given.model, given.x, given.y)
     assert len(calls) == passes
 
 
@@ -81,31 +78,3 @@ def test_the_points_lie_in_the_ball(norm: str) -> None:
     x_adv = GuidedStep(threat=threat)(given.model, given.x, given.y)
     assert bool(threat.contains(x_adv, given.x).all())
     assert float(threat.distance(x_adv, given.x).min()) > 0.05
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"weight": -1.0}, "objective.guide.weight must be >= 0, got -1.0"),
-        ({"noise": -1.0}, "objective.guide.noise must be >= 0, got -1.0"),
-        ({"late_factor": -1.0}, "objective.guide.late_factor must be >= 0, got -1.0"),
-        ({"late_from": 85.0}, "objective.guide.late_from is a fraction from 0 to 1, got 85.0"),
-        ({"step": 0.0}, "objective.guide.step must be > 0, got 0.0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
-    with pytest.raises(RattleError, match=f"^{sentence}$"):
-        Guide(**setting)
-
-
-@pytest.mark.parametrize("base", [GAT, GATTrades])
-def test_the_taylor_terms_are_added(base: type) -> None:
-    given = problem(4)
-    plain, second = (our_step(base(taylor=Taylor(order=order)), ATTACK, given) for order in (0, 2))
-    assert torch.equal(plain.batch.x_adv, second.batch.x_adv)
-    assert second.loss > plain.loss
-
-
-@pytest.mark.parametrize("method", ["gat", pytest.param("gat-trades-2nd", marks=pytest.mark.slow)])
-def test_a_recipe_trains_and_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
-    assert_trains_and_resumes(method, tmp_path)

@@ -98,9 +98,3 @@ def test_the_state_of_the_art_asks_for_images_and_resumes_bit_for_bit_with_them(
     with pytest.raises(Stop):
         fit(recipe, tmp_path / "parts", log="none", console=Interrupting(steps=2))
     assert content(fit(recipe, tmp_path / "parts", log="none", resume=True)) == content(whole)
-
-
-@pytest.mark.parametrize("smoothing", [-0.1, 1.0, float("nan")])
-def test_a_smoothing_that_means_nothing_is_refused(smoothing: float) -> None:
-    with pytest.raises(RattleError, match=f"^objective.smoothing must be from 0 to below 1, got {smoothing}$"):
-        Gowal(smoothing=smoothing)

@@ -3,7 +3,6 @@
 import pytest
 from torch import Tensor
 
-from rattle.errors import RattleError
 from rattle.objectives.lbgat import LBGAT
 from support.twins import CLASSES, N, Networks, assert_same, networks
 
@@ -23,8 +22,3 @@ def test_the_loss_is_the_formula_for_both_networks(classes: int, beta: float) ->
         return loss
 
     assert_same(LBGAT(beta=beta), twin, networks(classes, along=("natural",)), classes)
-
-
-def test_a_negative_beta_is_refused() -> None:
-    with pytest.raises(RattleError, match=r"objective\.beta must be >= 0, got -1"):
-        LBGAT(beta=-1)

@@ -17,7 +17,12 @@ from rattle.weights import EMA
 from support.precision import in_double
 from support.processes import ranks
 
-STATE = {"mma": "memory.margin", "dkl": "memory.sums", "rebat": "average.module.1.weight"}
+STATE = {
+    "mma": "memory.margin",
+    "dkl": "memory.sums",
+    "rebat": "average.module.1.weight",
+    "free": "memory.delta",
+}
 
 
 def train(method: str, folder: Path) -> Run:

@@ -1,7 +1,6 @@
 """MMA beside a twin written from the formula; its memory is saved, resumed and the same on two ranks."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,20 +10,15 @@ from rattle.attacks import PGD
 from rattle.data import Augment
 from rattle.data.registry import Data
 from rattle.errors import RattleError
-from rattle.evaluation.evaluate import evaluate
 from rattle.forward import Outputs
-from rattle.objectives.base import Memory, Moment, StepContext, now, total
+from rattle.objectives.base import Memory, StepContext, total
 from rattle.objectives.loss import compute_loss
 from rattle.objectives.mma import MMA
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import make_recipe
-from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
-from rattle.runs.load import load
-from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training.loop import fit
-from support.training import Interrupting, Stop, content, tiny
 
 N, SHAPE = 12, (1, 3, 3)
 
@@ -45,7 +39,7 @@ def images(model: nn.Module) -> tuple[Tensor, Tensor]:
 
 def context(margin: Tensor) -> StepContext:
     draws = ImageStreams(3, torch.arange(N))
-    return StepContext(moment=Moment(), draws=draws, memory=Memory({"margin": margin}, torch.arange(N)))
+    return StepContext(draws=draws, memory=Memory({"margin": margin}, torch.arange(N)))
 
 
 def loss_of_one(model: nn.Module, x: Tensor, y: int) -> Tensor:
@@ -97,7 +91,7 @@ def test_points_margins_loss_and_gradient_are_those_of_the_twin(classes: int, no
     epsilon, objective = (0.05, MMA(d_max=2.0)) if norm == "linf" else (0.1, MMA(d_max=2.0))
     d_max, before = 2 * epsilon, margin.clone()
     step = context(margin)
-    terms_of, attack, _ = now(objective, PGD(threat=Threat(norm=norm, epsilon=epsilon), steps=5), step)  # type: ignore[arg-type]
+    attack = objective.attack(PGD(threat=Threat(norm=norm, epsilon=epsilon), steps=5), step)
     x_adv = attack(model, x, y, generator=step.draws)
     noise, twin = starts(norm), []
     for i in range(N):
@@ -111,7 +105,7 @@ def test_points_margins_loss_and_gradient_are_those_of_the_twin(classes: int, no
     assert classes != 10 or norm != "linf" or (distances > d_max).any()  # and some lie beyond d_max
 
     weights = list(model.parameters())
-    loss = total(terms_of(Outputs(model(x), model(x_adv)), y))
+    loss = total(objective.terms(Outputs(model(x), model(x_adv)), y, step))
     wanted = torch.zeros((), dtype=torch.float64)
     for i in range(N):
         clean, pushed = (-model(p[None]).log_softmax(1)[0, y[i]] for p in (x[i], x_adv[i]))
@@ -125,7 +119,7 @@ def test_the_found_points_lie_on_the_boundary() -> None:
     model = network(10)
     (x, y), margin = images(model), torch.zeros(N, dtype=torch.float64)
     step = context(margin)
-    _, attack, _ = now(MMA(d_max=8.0, search_steps=40), PGD(threat=Threat(epsilon=0.1)), step)
+    attack = MMA(d_max=8.0, search_steps=40).attack(PGD(threat=Threat(epsilon=0.1)), step)
     x_adv = attack(model, x, y, generator=step.draws)
     p_y = model(x_adv).softmax(1).gather(1, y[:, None]).squeeze(1).detach()
     found = (margin > 0) & (margin < 1)
@@ -133,56 +127,18 @@ def test_the_found_points_lie_on_the_boundary() -> None:
     torch.testing.assert_close(p_y[found], torch.full_like(p_y[found], 0.5), atol=1e-5, rtol=0)
 
 
-def confident() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
-    """A network that is sure of its images, so that the memory holds margins from the first step on."""
-    model = network(10).float()
+def test_a_run_remembers_a_margin_for_each_image(tmp_path: Path) -> None:
+    model = network(10).float()  # sure of its images: they have margins from the first step on
     x = torch.rand(48, *SHAPE)
-    return model, (x, model(x).argmax(1))
-
-
-def small(**changes: Any) -> Recipe:
     data = Data(name="memory", val_size=8, augment=Augment(pad=0, flip=False))
-    return make_recipe("mma", data=data, epsilon=0.05, epochs=2, batch_size=10, threads=1, **changes)
-
-
-def test_a_stopped_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    def run(name: str, recipe: Recipe, **how: Any) -> Run:
-        model, data = confident()
-        return fit(recipe, tmp_path / name, model=model, data=data, log="none", **how)
-
-    whole, saved = run("whole", small()), small(save_minutes=0)  # after every step
-    margins = read(whole.checkpoint("last")).tensors["memory.margin"]
+    recipe = make_recipe("mma", data=data, epsilon=0.05, epochs=1, batch_size=10, threads=1)
+    run = fit(recipe, tmp_path, model=model, data=(x, model(x).argmax(1)), log="none")
+    margins = read(run.checkpoint("last")).tensors["memory.margin"]
     assert len(margins) == 40
     assert len(set(margins.tolist())) > 5
-    with pytest.raises(Stop):
-        run("cut", saved, console=Interrupting(steps=6))  # inside the second epoch
-    one, two = content(whole), content(run("cut", saved, resume=True))
-    assert one["last"] == two["last"]
-    assert one["metrics.jsonl"] == two["metrics.jsonl"]
-
-
-def test_a_recipe_by_name_is_trained_and_evaluated(tmp_path: Path) -> None:
-    recipe = tiny("mma", epochs=1)
-    model, data = load(fit(recipe, tmp_path / "run", log="none").folder), recipe.data.load()
-    result = evaluate(model, data.test.x[:20], data.test.y[:20], {"pgd": PGD(steps=2)})
-    assert 0 <= result.robust_accuracy <= result.clean_accuracy <= 1
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"start": 0.0}, r"objective\.start must be > 0 and at most d_max 4, got 0\.0"),
-        ({"d_max": 0.1}, r"objective\.start must be > 0 and at most d_max 0\.1, got 0\.16"),
-        ({"search_steps": 0}, r"objective\.search_steps must be >= 1, got 0"),
-        ({"clean_weight": 1.0}, r"objective\.clean_weight must be from 0 to below 1, got 1\.0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
-    with pytest.raises(RattleError, match=f"^{sentence}$"):
-        MMA(**setting)
 
 
 def test_a_loop_of_ones_own_is_told_that_it_has_no_memory() -> None:
     x = torch.rand(2, *SHAPE)
-    with pytest.raises(RattleError, match=r"MMA needs .*a memory.*: train it with rattle\.fit"):
+    with pytest.raises(RattleError, match=r"MMA needs .*a state.*rattle\.fit"):
         compute_loss(MMA(), nn.Flatten(), x, x, torch.zeros(2).long())

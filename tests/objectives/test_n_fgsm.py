@@ -1,17 +1,15 @@
 """N-FGSM beside a plain twin."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.errors import RattleError
 from rattle.objectives.n_fgsm import NFGSM, NoisyStep
 from rattle.threat import Threat
-from support.inner_attacks import assert_same_step, assert_trains_and_resumes, draws, our_step, problem
+from support.inner_attacks import assert_same_step, draws, our_step, problem
 
 EPSILON = 0.1
 ATTACK = PGD(threat=Threat(epsilon=EPSILON))
@@ -36,20 +34,3 @@ def test_the_points_lie_in_three_times_the_ball(norm: str) -> None:
     given, threat = problem(10), Threat(norm=norm, epsilon=0.05)
     x_adv = NoisyStep(threat=threat)(given.model, given.x, given.y)
     assert bool(Threat(norm=norm, epsilon=0.15).contains(x_adv, given.x).all())
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"noise": -1.0}, "objective.noise must be >= 0, got -1.0"),
-        ({"step": 0.0}, "objective.step must be > 0, got 0.0"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(setting: dict, sentence: str) -> None:
-    with pytest.raises(RattleError, match=f"^{sentence}$"):
-        NFGSM(**setting)
-
-
-@pytest.mark.parametrize("method", ["n-fgsm-2nd", pytest.param("n-fgsm", marks=pytest.mark.slow)])
-def test_a_recipe_trains_and_resumes_bit_for_bit(method: str, tmp_path: Path) -> None:
-    assert_trains_and_resumes(method, tmp_path)

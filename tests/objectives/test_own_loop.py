@@ -11,8 +11,9 @@ import rattle
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import create_model, find_head
+from rattle.objectives.base import StepContext
 from rattle.randomness import ImageStreams
-from rattle.training.step import step
+from rattle.training.step import StepInputs, step
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 
@@ -34,9 +35,18 @@ def test_its_gradient_is_that_of_the_librarys_step(objective: rattle.Trades) -> 
     model, x, y = create_model("cnn", classes=4, channels=1, width=4), torch.rand(12, 1, 8, 8), torch.arange(12) % 4
     attack, draws = rattle.PGD(steps=2, loss="kl", start="gaussian"), ImageStreams(0, torch.arange(12))
     head = find_head(model) if objective.needs.features else None
-    parts = {"attack": attack, "noise": rattle.Noise(sigma=0), "objective": objective, "awp": None}
     mine = copy.deepcopy(model)  # the step moves BatchNorm's statistics
-    step(PairedForward(model, objective.needs, head), x, y, **parts, shared=torch.Generator(), private=draws)
+    given = StepInputs(
+        x=x,
+        y=y,
+        forward=PairedForward(model, objective.needs, head),
+        attack=attack,
+        noise=rattle.Noise(sigma=0),
+        objective=objective,
+        context=StepContext(draws=draws),
+        shared=torch.Generator(),
+    )
+    step(given)
     x_adv = attack(mine, x, y, generator=ImageStreams(0, torch.arange(12)))
     rattle.compute_loss(objective, mine, x, x_adv, y).backward()
     for p, q in zip(mine.parameters(), model.parameters(), strict=True):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from rattle.errors import RattleError
 from rattle.objectives.rslad import RSLAD, AwayFrom
 from support.twins import CLASSES, SMALL, N, Networks, assert_same, images, networks, streams
 
@@ -31,7 +30,7 @@ def attacked(found: Networks, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("classes", CLASSES)
 def test_the_attack_and_the_loss_are_the_formula(classes: int) -> None:
     found, x = networks(classes, frozen=("robust",)), images(classes)[0]
-    x_adv = AwayFrom(teacher=found["robust"], attack=SMALL)(found["model"], x, images(classes)[2], generator=streams())
+    x_adv = AwayFrom(teacher=found["robust"], pgd=SMALL)(found["model"], x, images(classes)[2], generator=streams())
     torch.testing.assert_close(x_adv, attacked(found, x), rtol=0, atol=1e-9)
 
     def twin(found: Networks, x: Tensor, _: Tensor, y: Tensor) -> Tensor:
@@ -43,8 +42,3 @@ def test_the_attack_and_the_loss_are_the_formula(classes: int) -> None:
         return loss
 
     assert_same(RSLAD(), twin, found, classes)
-
-
-def test_a_share_outside_0_to_1_is_refused() -> None:
-    with pytest.raises(RattleError, match=r"objective\.alpha must lie between 0 and 1, got 2"):
-        RSLAD(alpha=2)

@@ -86,14 +86,14 @@ def edited(changes: dict[str, object]) -> str:
         ("optimizer.kind", "Adam", "did you mean 'AdamW'?"),
         ("optimizer.betas", [0.9, 0.99], "unknown setting 'optimizer.betas'"),
         ("schedule.drops", ["early"], "schedule.drops[0] must be a number"),
-        ("objective.taylor.order", 0, "objective.taylor.eta 0.3 does nothing at order 0"),
+        ("objective.taylor.order", 0, "objective.taylor does nothing at order 0"),
         *[("epochs", value, "epochs must be int") for value in ("many", 2.5, True)],
         ("epochs", 0, "epochs must be >= 1"),
         ("data.augment.flip", 1, "data.augment.flip must be bool"),
         *[("objective.taylor.eta", value, "objective.taylor.eta must be") for value in ("much", True)],
         ("objective.inv_lambda", None, "objective.inv_lambda must be float"),
-        ("objective.taylor.mode", "x", "objective.taylor.mode must be one of"),
-        ("objective.taylor.order", 7, "objective.taylor.order must be 0, 1 or 2"),
+        ("objective.taylor.mode", "exakt", "did you mean 'exact'?"),
+        ("objective.taylor.order", 7, "objective.taylor.order must be"),
         ("attack", 3, "attack: expected settings"),
         ("schedule", "Cosine", "schedule: expected settings"),
         ("width", "wide", "width must be int"),
@@ -256,7 +256,7 @@ def test_a_recipe_file_that_is_missing_or_wrong_is_named(tmp_path) -> None:
 
 @pytest.mark.parametrize("mode", ["exact", "sampled"])
 def test_readings_that_are_taken_along_u_need_noise(mode: str) -> None:
-    with pytest.raises(RattleError, match=r"are taken along u: they need noise.sigma or noise.outer > 0"):
+    with pytest.raises(RattleError, match=r"taken along u: .* noise.sigma or noise.outer"):
         Recipe(objective=Trades(taylor=Taylor(order=1, mode=mode)), noise=Noise(sigma=0))
     assert Recipe(objective=Trades(taylor=Taylor(order=1, mode=mode)), noise=Noise(sigma=0.1)).noise.sigma == 0.1
 

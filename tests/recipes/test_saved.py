@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rattle.errors import RattleError
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import SGD, Recipe
 from rattle.recipes.saved import REMOVED, upgraded
 from rattle.recipes.schema import settings_of
@@ -15,9 +16,9 @@ from rattle.recipes.schema import settings_of
 OLD = Path(__file__).parents[1] / "integration" / "old_runs" / "format1" / "recipe.yaml"
 
 
-def changed(setting: str, value: Any) -> str:
-    """The recipe of version 0.1 with one setting changed."""
-    plain = yaml.safe_load(OLD.read_text())
+def changed(setting: str, value: Any, text: str | None = None) -> str:
+    """The recipe of version 0.1, or another one, with one setting changed."""
+    plain = yaml.safe_load(text or OLD.read_text())
     *parents, name = setting.split(".")
     part = plain
     for parent in parents:
@@ -29,11 +30,33 @@ def changed(setting: str, value: Any) -> str:
 @pytest.mark.parametrize("setting", REMOVED)
 def test_a_removed_setting_is_dropped_at_its_default_and_refused_elsewhere(setting: str) -> None:
     assert setting not in settings_of(Recipe)
-    assert Recipe.from_yaml(changed(setting, REMOVED[setting])) == Recipe.from_yaml(changed("awp", None))
-    text = changed(setting, "another")
+    base = changed("awp", None)
+    if setting.startswith(("awp.", "objective.")):  # in parts that the old recipe does not have
+        base = get_recipe("digits-linf-cnn-trades-awp-2nd").to_yaml()
+    assert Recipe.from_yaml(changed(setting, REMOVED[setting], base)) == Recipe.from_yaml(base)
+    text = changed(setting, "another", base)
     with pytest.raises(RattleError, match=rf"^{setting} another was removed after version 0\.2"):
         Recipe.from_yaml(text)
     upgraded(yaml.safe_load(text), any_value=True)  # a published model opens
+
+
+@pytest.mark.parametrize("clean_weight", ["one", "one-minus-eta"])
+def test_the_clean_weight_of_trades_is_gone_and_that_of_mma_stays(clean_weight: str) -> None:
+    text = changed("objective.clean_weight", clean_weight)
+    if clean_weight == "one":
+        assert Recipe.from_yaml(text).method == "TRADES + 1st + 2nd, EMA"
+    else:
+        with pytest.raises(RattleError, match=r"^objective.clean_weight .* version 0\.2"):
+            Recipe.from_yaml(text)
+    assert Recipe.from_yaml(get_recipe("digits-linf-cnn-mma").to_yaml()).objective.clean_weight == 1 / 3
+
+
+@pytest.mark.parametrize(("setting", "value"), [("noise.where", "conv-names"), ("objective.mode", "released")])
+def test_a_value_that_is_gone_is_refused(setting: str, value: str) -> None:
+    text = changed(setting, value)
+    with pytest.raises(RattleError, match=rf"{value} was removed after version 0\.2"):
+        Recipe.from_yaml(text)
+    upgraded(yaml.safe_load(text), any_value=True)
 
 
 @pytest.mark.parametrize(

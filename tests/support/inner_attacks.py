@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD
-from rattle.cli import main
 from rattle.forward import PairedForward
 from rattle.models import create_model, find_head
 from rattle.objectives import Objective
-from rattle.objectives.base import Batch, Memory, Moment, StepContext, now
+from rattle.objectives.base import Batch, Moment, StepContext
 from rattle.randomness import ImageStreams
-from rattle.training.loop import fit
-from rattle.training.step import step
+from rattle.training.step import StepInputs, step
 from rattle.weights import Noise
-from support.training import Interrupting, Stop, content, tiny
 
 SEED = 5
 
@@ -63,24 +59,24 @@ class Stepped:
 
 def our_step(objective: Objective, attack: PGD, given: Problem, *, moment: Moment | None = None) -> Stepped:
     """One step of the library on a copy of the model."""
-    model, private, seen = copy.deepcopy(given.model), draws(len(given.x)), []
-    memory = Memory({}, torch.arange(len(given.x)))
-    context = StepContext(moment=moment or Moment(), draws=private, memory=memory, classes=given.classes)
-    current, inner, prepare = now(objective, attack, context)
-    head = find_head(model) if current.objective.needs.features else None
+    model, x, y = copy.deepcopy(given.model), given.x, given.y
+    when = {"moment": moment or Moment(), "classes": given.classes}
     terms = step(
-        PairedForward(model, current.objective.needs, head),
-        given.x,
-        given.y,
-        attack=inner,
-        noise=Noise(sigma=0),
-        objective=current,
-        awp=None,
-        shared=torch.Generator(),
-        private=private,
-        prepare=lambda batch: seen.append(prepare(batch)) or seen[-1],
+        StepInputs(
+            x=x,
+            y=y,
+            forward=PairedForward(model, objective.needs, find_head(model) if objective.needs.features else None),
+            attack=attack,
+            noise=Noise(sigma=0),
+            objective=objective,
+            context=StepContext(draws=draws(len(x)), **when),
+            shared=torch.Generator(),
+        )
     )
-    return Stepped(float(sum(terms.values())), [p.grad for p in model.parameters()], seen[0])
+    context, current = StepContext(draws=draws(len(x)), **when), objective.at(when["moment"])
+    x_adv = current.attack(attack, context)(copy.deepcopy(given.model), x, y, generator=context.draws)
+    batch = current.prepare(Batch(x=x, x_adv=x_adv, y=y), context)
+    return Stepped(float(sum(terms.values())), [p.grad for p in model.parameters()], batch)
 
 
 def assert_same_step(ours: Stepped, loss: Tensor, twin: nn.Module, x_adv: Tensor) -> None:
@@ -91,19 +87,3 @@ def assert_same_step(ours: Stepped, loss: Tensor, twin: nn.Module, x_adv: Tensor
     torch.testing.assert_close(ours.batch.x_adv, x_adv, rtol=0, atol=1e-6)
     for mine, p in zip(ours.gradients, twin.parameters(), strict=True):
         torch.testing.assert_close(mine, p.grad, rtol=1e-6, atol=1e-9)
-
-
-def assert_trains_and_resumes(method: str, tmp_path: Path) -> None:
-    """A recipe of that name trains and is evaluated; stopped inside an epoch and resumed it leaves the same files."""
-    recipe = tiny(method, save_minutes=0, batch_size=40)
-    recipe = replace(
-        recipe,
-        data=replace(recipe.data, train_size=80),
-        attack=replace(recipe.attack, steps=3),
-        val_attack=replace(recipe.val_attack, steps=1),
-    )
-    whole, parts = fit(recipe, tmp_path / "whole", log="none"), tmp_path / "parts"
-    with pytest.raises(Stop):
-        fit(recipe, parts, log="none", console=Interrupting(steps=3))
-    assert content(fit(recipe, parts, log="none", resume=True)) == content(whole)
-    assert main(["evaluate", str(whole.folder), "--attacks", "pgd2", "--n", "20"]) == 0

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from rattle.attacks import PGD
 from rattle.forward import PairedForward
 from rattle.models.registry import create_model
-from rattle.objectives.base import HasInnerAttack, Memory, Moment, Objective, StepContext, now
+from rattle.objectives.base import Objective, StepContext
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
-from rattle.training.step import step
+from rattle.training.step import StepInputs, step
 from rattle.weights import Noise
 
 CLASSES = (3, 10, 100)
@@ -47,21 +47,17 @@ def streams() -> ImageStreams:
 def our_step(objective: Objective, found: Networks, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
     """The loss of the library's own step, which leaves gradients; at x' unless the objective attacks by itself."""
     teachers = {name: network for name, network in found.items() if name != "model"}
-    context = StepContext(moment=Moment(), draws=streams(), memory=Memory({}, torch.arange(N)), teachers=teachers)
-    current, attack, prepare = now(objective, SMALL, context)
-    terms = step(
-        PairedForward(found["model"], current.objective.needs, teachers=teachers),
-        x,
-        y,
-        attack=attack if isinstance(current.objective, HasInnerAttack) else lambda *args, **rest: x_adv,
+    given = StepInputs(
+        x=x,
+        y=y,
+        forward=PairedForward(found["model"], objective.needs, teachers=teachers),
+        attack=SMALL if type(objective).attack is not Objective.attack else lambda *args, **rest: x_adv,
         noise=Noise(sigma=0),
-        objective=current,
-        awp=None,
+        objective=objective,
+        context=StepContext(draws=streams(), teachers=teachers),
         shared=torch.Generator(),
-        private=streams(),
-        prepare=prepare,
     )
-    return torch.stack(list(terms.values())).sum()
+    return torch.stack(list(step(given).values())).sum()
 
 
 def assert_same(objective: Objective, twin: Twin, found: Networks, classes: int) -> None:

@@ -20,6 +20,8 @@ from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.models.registry import create_model
 from rattle.objectives import AT, Taylor, Trades
+from rattle.objectives.base import StepContext
+from rattle.objectives.released import Released
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe, ValAttack
@@ -32,7 +34,7 @@ from rattle.threat import Threat
 from rattle.training import loop
 from rattle.training.loop import fit
 from rattle.training.meter import LossMeter
-from rattle.training.step import step
+from rattle.training.step import StepInputs, step
 from rattle.weights import AWP, SWA, Noise
 from support.training import Interrupting, Stop, content, eventful, tiny
 
@@ -167,7 +169,7 @@ def test_a_batch_larger_than_the_data_is_all_of_them(tmp_path: Path) -> None:
         ("at", AT()),
         ("at-awp", AT(taylor=Taylor(order=2))),
         ("trades", Trades()),
-        ("trades-2nd", Trades(taylor=Taylor(order=2, mode="released"), clean_weight="one-minus-eta")),
+        ("trades-2nd", Released()),
         ("trades-1st", Trades(taylor=Taylor(order=1, mode="exact"))),
         ("trades-2nd", AT(taylor=Taylor(order=2, mode="exact"))),
         ("trades-2nd", Trades(taylor=Taylor(order=2, mode="smoothing"))),
@@ -295,15 +297,17 @@ def test_a_step_leaves_a_gradient_and_the_weights_where_they_were(awp: AWP | Non
     first = next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d))
     first.register_forward_hook(lambda *_: moved.append(not torch.equal(model.head.weight, weights[-2])))
     terms = step(
-        PairedForward(model, objective.needs, find_head(model)),
-        x,
-        y,
-        attack=PGD(steps=3, loss="kl"),
-        noise=Noise(sigma=0.1),
-        objective=objective,
-        awp=awp,
-        shared=torch.Generator().manual_seed(0),
-        private=ImageStreams(0, torch.arange(8)),
+        StepInputs(
+            x=x,
+            y=y,
+            forward=PairedForward(model, objective.needs, find_head(model)),
+            attack=PGD(steps=3, loss="kl"),
+            noise=Noise(sigma=0.1),
+            objective=objective,
+            awp=awp,
+            context=StepContext(draws=ImageStreams(0, torch.arange(8))),
+            shared=torch.Generator().manual_seed(0),
+        )
     )
     # attack at w + u: clean target and three steps; then two forwards at w, and with AWP two more at w + v
     assert moved == [True] * 4 + [False] * 2 + [True] * (2 if awp else 0)

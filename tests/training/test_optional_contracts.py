@@ -1,9 +1,9 @@
-"""What few methods need: settings that change, an attack of their own, prepared batches, memory, teachers."""
+"""What few methods override: settings that change, an attack of their own, prepared batches, a state, teachers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.models.registry import create_model
 from rattle.objectives import Method, register_method
-from rattle.objectives.base import Batch, Moment, Objective, Reduce, StepContext, Teacher, unreduced
+from rattle.objectives.base import Batch, Moment, Objective, StepContext, Teacher
 from rattle.objectives.loss import compute_loss
 from rattle.objectives.registry import METHODS
 from rattle.recipes.recipe import Recipe
@@ -30,10 +30,11 @@ MOMENTS: list[Moment] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Everything:
-    """Uses every optional contract at once."""
+class Everything(Objective):
+    """Overrides every method of an objective at once."""
 
     title: ClassVar[str] = "Everything"
+    needs_run: ClassVar[bool] = True
     smoothing: float = 0.0
     before: Teacher = Teacher(model="cnn", width=4)
 
@@ -45,22 +46,22 @@ class Everything:
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
         return {"along": (Teacher(model="cnn-plain", width=8), "cotrained"), "before": (self.before, "standard")}
 
-    def initial_memory(self, images: int) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
         return {"seen": torch.zeros(images)}
 
-    def at(self, moment: Moment) -> Objective:
+    def at(self, moment: Moment) -> Self:
         MOMENTS.append(moment)
         return replace(self, smoothing=0.1 * moment.epoch)
 
-    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
-        return replace(attack, steps=1)
+    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+        return replace(pgd, steps=1)
 
     def prepare(self, batch: Batch, context: StepContext) -> Batch:
         context.memory["seen"] = context.memory["seen"] + context.draws.uniform(1).squeeze(1)
         soft = torch.nn.functional.one_hot(batch.y, 10).to(batch.x.dtype) * (1 - self.smoothing) + self.smoothing / 10
         return replace(batch, y=soft, extra=(batch.x + batch.x_adv) / 2)
 
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         assert outputs.extra is not None
         assert not outputs.taught_clean["before"].requires_grad
         pulled = (outputs.logits_adv - outputs.taught_clean["along"]).square().mean()

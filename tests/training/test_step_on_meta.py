@@ -20,25 +20,14 @@ from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import create_model, find_head
 from rattle.objectives import AT, Taylor, Trades
-from rattle.objectives.base import (
-    HasTeachers,
-    Memory,
-    Method,
-    Moment,
-    Objective,
-    Remembers,
-    RemembersClasses,
-    RemembersPlaces,
-    StepContext,
-    now,
-)
+from rattle.objectives.base import Memory, Method, Moment, StepContext
 from rattle.objectives.registry import METHODS
 from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat
 from rattle.training.batches import augmented
 from rattle.training.meter import LossMeter
 from rattle.training.state import init_state
-from rattle.training.step import step
+from rattle.training.step import StepInputs, step
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
 from support.training import tiny
 
@@ -78,36 +67,35 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return torch.rand(IMAGES, 1, 8, 8, device=META), y, torch.arange(IMAGES, device=META)
 
 
-def memory_of(objective: Objective) -> dict[str, Tensor]:
-    images = objective.initial_memory(IMAGES) if isinstance(objective, Remembers) else {}
-    classes = objective.initial_class_memory(CLASSES) if isinstance(objective, RemembersClasses) else {}
-    shape = torch.Size((IMAGES, 1, 8, 8))
-    places = objective.initial_place_memory(shape) if isinstance(objective, RemembersPlaces) else {}
-    return {name: value.to(META) for name, value in (images | classes | places).items()}
-
-
 def one_step(method: Method, norm: Norm = "linf", *, awp: AWP | SAM | ASAM | None = None, samples: int = 1) -> list:
     """A step of a method as the loop makes it; returns the shapes that were copied to the device."""
     model, objective, (x, y, index) = network(), method.objective, batch()
-    named = objective.teachers if isinstance(objective, HasTeachers) else {}
-    teachers = {name: network() for name, (_, how) in named.items() if how != "average"}
+    teachers = {name: network() for name, (_, how) in objective.teachers.items() if how != "average"}
     average = EMA().averaged(model)
     average.update_parameters(model)
+    state = objective.state(images=IMAGES, classes=CLASSES, batch=x.shape)
     context = StepContext(
         moment=Moment(epoch=1, epochs=2),
         draws=ImageStreams(0, index),
-        memory=Memory(memory_of(objective), index),
+        memory=Memory({name: value.to(META) for name, value in state.items()}, index),
         classes=CLASSES,
         teachers=teachers,
     )
-    attack = replace(method.attack, threat=Threat(norm=norm, epsilon=0.1), step_size=0.02, steps=1)
-    objective, attack, prepare = now(objective, attack, context)
-    needs = objective.objective.needs
-    forward = PairedForward(model, needs, find_head(model) if needs.features else None, teachers, average)
-    settings = {"noise": Noise(), "awp": awp, "shared": torch.Generator(), "noise_samples": samples, "prepare": prepare}
+    head = find_head(model) if objective.needs.features else None
+    given = StepInputs(
+        x=x,
+        y=y,
+        forward=PairedForward(model, objective.needs, head, teachers, average),
+        attack=replace(method.attack, threat=Threat(norm=norm, epsilon=0.1), step_size=0.02, steps=1),
+        noise=Noise(),
+        objective=objective,
+        awp=awp,
+        context=context,
+        shared=torch.Generator(),
+        noise_samples=samples,
+    )
     with Copies() as copies:
-        terms = step(forward, x, y, attack=attack, objective=objective, private=context.draws, **settings)
-        objective.remember()
+        terms = step(given)
     assert all(value.device == META for value in terms.values())
     assert all(p.grad is not None for p in model.parameters())
     return copies.found
@@ -132,9 +120,7 @@ def test_a_step_with_perturbed_weights_looks_at_no_value(awp: AWP | SAM | ASAM) 
     assert one_step(METHODS["trades"], awp=awp) == []
 
 
-@pytest.mark.parametrize(
-    ("kind", "mode"), [(AT, "head"), *((Trades, mode) for mode in ("head", "released", "exact", "sampled"))]
-)
+@pytest.mark.parametrize(("kind", "mode"), [(AT, "head"), *((Trades, mode) for mode in ("head", "exact", "sampled"))])
 def test_a_step_with_the_taylor_terms_looks_at_no_value(kind: type, mode: Any) -> None:
     method = replace(METHODS["trades"], objective=kind(taylor=Taylor(order=2, mode=mode)))
     assert one_step(method, samples=2 if mode == "sampled" else 1) == []
@@ -149,11 +135,19 @@ def test_an_attack_called_alone_looks_at_its_images_and_a_step_does_not(loss: An
 
 
 def test_a_step_on_the_cpu_still_refuses_images_outside_0_1() -> None:
-    model, noise = create_model("cnn", classes=CLASSES, channels=1, width=4), Noise(sigma=0)
-    x, index = 255 * torch.rand(4, 1, 8, 8), torch.arange(4)
-    parts = {"objective": AT(), "awp": None, "shared": torch.Generator(), "private": ImageStreams(0, index)}
+    model, index = create_model("cnn", classes=CLASSES, channels=1, width=4), torch.arange(4)
+    given = StepInputs(
+        x=255 * torch.rand(4, 1, 8, 8),
+        y=index,
+        forward=PairedForward(model, AT().needs),
+        attack=PGD(),
+        noise=Noise(sigma=0),
+        objective=AT(),
+        context=StepContext(draws=ImageStreams(0, index)),
+        shared=torch.Generator(),
+    )
     with pytest.raises(RattleError, match=r"must lie in \[0, 1\]"):
-        step(PairedForward(model, AT().needs), x, index, attack=PGD(), noise=noise, **parts)
+        step(given)
 
 
 @pytest.mark.parametrize("value", [-0.1, 255.0, float("nan")])

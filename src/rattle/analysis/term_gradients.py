@@ -20,8 +20,8 @@ from rattle.evaluation.target import Target
 from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.objectives import Taylor
-from rattle.objectives.base import HasTeachers, Prepares, UsesContext, mixed_terms, total, unreduced
-from rattle.objectives.taylor_terms import without_taylor
+from rattle.objectives.base import StepContext, total
+from rattle.objectives.readings.head import Head
 from rattle.randomness import ImageStreams
 from rattle.recipes.recipe import Recipe
 from rattle.stats import Interval, t_interval
@@ -45,7 +45,7 @@ class TermRow:
     lasts: float  # what is left of that part on average over minibatches, over what is left of the zeroth's gradient
     lasts_low: float | None  # its 95 % interval, over minibatches
     lasts_high: float | None
-    gaps_repeat: float | None  # the correlation of the gaps between classes between two minibatches (head, released)
+    gaps_repeat: float | None  # the correlation of the gaps between classes between two minibatches (head)
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) ->
     taylor = getattr(recipe.objective, "taylor", None)
     if taylor is None or taylor.order == 0:
         return {"terms": [], "answer": "This run has no Taylor terms."}
-    if isinstance(recipe.objective, HasTeachers | Prepares | UsesContext):
+    if recipe.objective.needs_run:
         title = recipe.objective.title
         return {"terms": [], "answer": f"The terms of {title} need more than a minibatch: they were not measured."}
     if batches < 2:
@@ -150,20 +150,21 @@ def gradients(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The gradients of the zeroth term, of smoothing, of each Taylor term and of all; the gaps between classes."""
     objective: Any = recipe.objective
-    plain = without_taylor(objective)
-    smooth = replace(plain, taylor=Taylor(order=1, eta=1.0, mode="smoothing"))
+    smooth = replace(objective, taylor=Taylor(order=1, eta=1.0, mode="smoothing"))
     needs = objective.needs
     forward = PairedForward(model, needs, find_head(model, recipe.head) if needs.features else None)
     with frozen_bn_stats(model):
         draws = forward.draws(recipe.noise.at("outer"), recipe.noise_samples, generator=shared)
         outputs = forward(x, x_adv, draws)
-        terms = mixed_terms(objective, outputs, y, share=needs.share)
+        terms = objective(outputs, y)
         base = smooth(PairedForward(model, smooth.needs)(x, x_adv), y)
     named: Mapping[str, Tensor] = {name: terms[name] for name in ("first", "second") if name in terms}
     smoothing = base.pop("first")
     measured = {"zeroth": base["zeroth"], "smoothing": smoothing, **named, WHOLE: total(terms) - total(base)}
-    head = objective.taylor.mode in ("head", "released")
-    between = objective.taylor.gaps(outputs, y, unreduced) if head else []
+    taylor = objective.taylor
+    between = []
+    if isinstance(taylor.reading, Head):
+        between = taylor.reading.gaps(taylor, outputs, y, StepContext())[: taylor.order]
     return term_gradients(model, measured), dict(zip(("first", "second"), between, strict=False))
 
 

@@ -87,6 +87,4 @@ def describe(attack: Attack) -> dict[str, Any]:
 
 def class_and_fields(attack: Any) -> dict[str, Any]:
     described = asdict(attack) if is_dataclass(attack) else {"threat": asdict(attack.threat)}  # type: ignore[arg-type]
-    if not described.get("box_first"):  # younger than result files that must still compare equal
-        described.pop("box_first", None)
     return {"kind": type(attack).__name__, **described}

@@ -31,7 +31,6 @@ class PGD:
     loss: Literal["ce", "kl", "cw"] = "ce"  # maximised: cross-entropy | KL(p(x) || p(x')), as TRADES | CW margin
     start: Literal["gaussian", "uniform", "none"] = "uniform"  # x + 0.001 N(0, I) | uniform in the ball | x itself
     restarts: Count = 1  # independent starts; the point of highest loss of each image is returned
-    box_first: bool = False  # clip to [0, 1] before the projection to the l_2 ball too, as the authors' release
 
     def __post_init__(self) -> None:
         check_settings(self, "attack")
@@ -64,8 +63,6 @@ class PGD:
                 check_labels(logits, reference)
             (gradient,) = torch.autograd.grad(self.sample_losses(logits, reference).sum(), x_adv)
             x_adv = self.threat.ascend(x_adv.detach(), gradient, self.step_size)
-            if self.box_first:
-                x_adv = x_adv.clamp_(0, 1)
             x_adv = self.threat.project(x_adv, x)
         return x_adv
 

@@ -1,36 +1,30 @@
 """Adversarial vertex mixup (Lee et al. 2020): images and soft labels between x and a point beyond x'."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from rattle.attacks import PGD
-from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Batch, Method, Reduce, StepContext, unreduced
+from rattle.objectives.base import Batch, Method, Objective, StepContext
+from rattle.settings import Bound, Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AVMixup:
+class AVMixup(Objective):
     """CE(f(x^), y^) with x^ = a x + (1 - a) x_av, y^ = a phi(y, lambda1) + (1 - a) phi(y, lambda2), a ~ U[0, 1).
 
     The vertex is x_av = clip(x + gamma (x' - x)); phi(y, lambda) has mass lambda on y, the rest evenly on the others.
     """
 
     title: ClassVar[str] = "AVMixup"
-    gamma: float = 2.0  # gamma, length of the vertex over that of the perturbation
-    lambda1: float = 1.0  # mass on the true class at x
-    lambda2: float = 0.1  # mass on the true class at the vertex; the published 0.1 is uniform over 10 classes
-
-    def __post_init__(self) -> None:
-        if not self.gamma >= 1:
-            raise RattleError(f"objective.gamma must be >= 1, got {self.gamma}")
-        for name in ("lambda1", "lambda2"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise RattleError(f"objective.{name} is a probability, from 0 to 1, got {getattr(self, name)}")
+    needs_run: ClassVar[bool] = True
+    gamma: Annotated[float, Bound(least=1)] = 2.0  # length of the vertex over that of the perturbation
+    lambda1: Share = 1.0  # mass on the true class at x
+    lambda2: Share = 0.1  # mass on the true class at the vertex; the published 0.1 is uniform over 10 classes
 
     @property
     def needs(self) -> ForwardSpec:
@@ -41,10 +35,11 @@ class AVMixup:
         a = context.draws.uniform(1).to(x.dtype)  # Beta(1, 1)
         a_x = a.view(-1, *[1] * (x.ndim - 1))
         vertex = (x + self.gamma * (batch.x_adv - x)).clamp(0, 1)
-        soft, rest = (smoothed(y, mass, context.classes, x.dtype) for mass in (self.lambda1, self.lambda2))
+        soft = smoothed(y, self.lambda1, context.classes, x.dtype)
+        rest = smoothed(y, self.lambda2, context.classes, x.dtype)
         return Batch(x=x, x_adv=a_x * x + (1 - a_x) * vertex, y=a * soft + (1 - a) * rest)
 
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         return {"mixed": ce(outputs.logits_adv, y).mean()}
 
 

@@ -1,18 +1,18 @@
 """Friendly adversarial training (Zhang et al. 2020): the attack on an image stops soon after it is misclassified."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
-from rattle.errors import RattleError
 from rattle.inputs import check_batch, logits_of
 from rattle.objectives.at import AT
 from rattle.objectives.base import Method, Moment, StepContext
 from rattle.randomness import Randomness, streams
+from rattle.settings import Bound, CountOrZero, NonNegative, check_settings
 from rattle.threat import Threat
 
 
@@ -20,19 +20,17 @@ from rattle.threat import Threat
 class EarlyStop:
     """When the attack on an image stops: tau steps after it is misclassified, tau growing over the run."""
 
-    tau: int = 0  # tau in the first epoch: steps that are still made at a misclassified point
-    raise_at: tuple[float, ...] = (50 / 120, 90 / 120)  # fractions of the run at which tau grows by one
-    omega: float = 0.001  # omega, deviation of the Gaussian noise added at every step
+    tau: CountOrZero = 0  # tau in the first epoch: steps that are still made at a misclassified point
+    raise_at: Annotated[tuple[float, ...], Bound(above=0, below=1)] = (
+        50 / 120,
+        90 / 120,
+    )  # of the run: tau grows by 1
+    omega: NonNegative = 0.001  # std of the Gaussian noise added at every step
 
     def __post_init__(self) -> None:
-        if not self.tau >= 0:
-            raise RattleError(f"objective.stop.tau must be >= 0, got {self.tau}")
-        if not all(0 < a < 1 for a in self.raise_at):
-            raise RattleError(f"objective.stop.raise_at are fractions between 0 and 1, got {list(self.raise_at)}")
-        if not self.omega >= 0:
-            raise RattleError(f"objective.stop.omega must be >= 0, got {self.omega}")
+        check_settings(self, "objective.stop")
 
-    def at(self, moment: Moment) -> "EarlyStop":
+    def at(self, moment: Moment) -> Self:
         passed = sum(moment.fraction >= fraction for fraction in self.raise_at)
         return replace(self, tau=self.tau + passed, raise_at=())
 
@@ -82,15 +80,15 @@ class FAT(AT):
     """CE(f(x'), y) + Taylor terms, x' of early-stopped PGD."""
 
     title: ClassVar[str] = "FAT"
-    soft_labels: ClassVar[bool] = False  # what is misclassified is told by the label
+    soft_labels: ClassVar[bool] = False  # the label tells what is misclassified
     unused: ClassVar[tuple[str, ...]] = ("restarts",)
     stop: EarlyStop = EarlyStop()  # when the attack on an image stops
 
-    def at(self, moment: Moment) -> "FAT":
+    def at(self, moment: Moment) -> Self:
         return replace(self, stop=self.stop.at(moment))
 
-    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
-        return EarlyStoppedPGD(pgd=attack, stop=self.stop)
+    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+        return EarlyStoppedPGD(pgd=pgd, stop=self.stop)
 
 
 METHOD = Method(

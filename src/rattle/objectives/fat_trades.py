@@ -1,11 +1,11 @@
 """TRADES with the attack of friendly adversarial training (Zhang et al. 2020)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from rattle.attacks import PGD, Attack
-from rattle.objectives.base import Method, Moment, StepContext
-from rattle.objectives.fat import EarlyStop, EarlyStoppedPGD
+from rattle.attacks import PGD
+from rattle.objectives.base import Method
+from rattle.objectives.fat import FAT, EarlyStop
 from rattle.objectives.trades import Trades
 
 
@@ -14,15 +14,11 @@ class FATTrades(Trades):
     """CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + Taylor terms, x' of early-stopped PGD on the KL."""
 
     title: ClassVar[str] = "FAT-TRADES"
-    soft_labels: ClassVar[bool] = False  # what is misclassified is told by the label
-    unused: ClassVar[tuple[str, ...]] = ("restarts",)
+    soft_labels: ClassVar[bool] = FAT.soft_labels
+    unused: ClassVar[tuple[str, ...]] = FAT.unused
     stop: EarlyStop = EarlyStop(raise_at=(30 / 85, 50 / 85, 70 / 85), omega=0.0)  # when the attack on an image stops
-
-    def at(self, moment: Moment) -> "FATTrades":
-        return replace(self, stop=self.stop.at(moment))
-
-    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
-        return EarlyStoppedPGD(pgd=attack, stop=self.stop)
+    at = FAT.at
+    attack = FAT.attack
 
 
 METHOD = Method(

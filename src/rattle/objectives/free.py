@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
-from rattle.errors import RattleError
 from rattle.inputs import check_batch
 from rattle.objectives.at import AT
 from rattle.objectives.base import ONE_STEP, Method, StepContext
 from rattle.randomness import Randomness
+from rattle.settings import Count, Positive
 from rattle.threat import Threat
 
 
@@ -24,24 +24,18 @@ class Free(AT):
 
     title: ClassVar[str] = "Free AT"
     unused: ClassVar[tuple[str, ...]] = ONE_STEP
-    replays: int = 8  # m, updates of the weights on each minibatch
-    step: float = 1.0  # length of delta's step in each of them, over epsilon
+    replays: Count = 8  # m, updates of the weights on each minibatch  # pyright: ignore[reportIncompatibleVariableOverride]
+    step: Positive = 1.0  # length of delta's step in each of them, over epsilon
 
-    def __post_init__(self) -> None:
-        if self.replays < 1:
-            raise RattleError(f"objective.replays must be >= 1, got {self.replays}")
-        if not self.step > 0:
-            raise RattleError(f"objective.step must be > 0, got {self.step}")
-
-    def initial_place_memory(self, batch: torch.Size) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
         return {"delta": torch.zeros(batch)}
 
-    def inner_passes(self, steps: int) -> tuple[int, int]:
+    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
         return 0, 0  # the gradient by the images is a part of the outer backward pass
 
-    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
+    def attack(self, pgd: PGD, context: StepContext) -> Attack:
         delta = context.memory.tensors["delta"][context.place :]
-        return Carried(threat=attack.threat, step_size=self.step * attack.threat.epsilon, delta=delta)
+        return Carried(threat=pgd.threat, step_size=self.step * pgd.threat.epsilon, delta=delta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,20 @@
 """Guided adversarial training (Sriramanan et al. 2020): one step of an attack that the clean softmax guides."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
-from rattle.errors import RattleError
+from rattle.forward import Outputs
 from rattle.inputs import check_batch, logits_of
 from rattle.losses import ce
-from rattle.objectives.base import ONE_STEP, Method, Moment, Reduce, StepContext
-from rattle.objectives.taylor_terms import PairObjective
+from rattle.objectives.base import ONE_STEP, Method, Moment, StepContext
+from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.randomness import Randomness, streams
+from rattle.settings import NonNegative, Positive, Share, check_settings
 from rattle.threat import Threat
 
 
@@ -26,28 +27,18 @@ def squared_distance(logits: Tensor, logits_adv: Tensor) -> Tensor:
 class Guide:
     """The weight l of ||p(x) - p(x')||^2, and the step of the attack that climbs it."""
 
-    weight: float = 10.0  # l; the attack has it in every second step of the run, and 0 in the others
-    late_factor: float = 4.0  # what l is multiplied by late in the run
-    late_from: float = 0.86  # fraction of the run from which it is: after 86 of the published 100 epochs
-    noise: float = 0.5  # length of the random start, over epsilon
-    step: float = 1.0  # length of the step, over epsilon
+    weight: NonNegative = 10.0  # l; the attack has it in every second step of the run, and 0 in the others
+    late_factor: NonNegative = 4.0  # what l is multiplied by late in the run
+    late_from: Share = 0.86  # fraction of the run from which it is: after 86 of the published 100 epochs
+    noise: NonNegative = 0.5  # length of the random start, over epsilon
+    step: Positive = 1.0  # length of the step, over epsilon
 
     def __post_init__(self) -> None:
-        for name in ("weight", "late_factor", "noise"):
-            if not getattr(self, name) >= 0:
-                raise RattleError(f"objective.guide.{name} must be >= 0, got {getattr(self, name)}")
-        if not 0 <= self.late_from <= 1:
-            raise RattleError(f"objective.guide.late_from is a fraction from 0 to 1, got {self.late_from}")
-        if not self.step > 0:
-            raise RattleError(f"objective.guide.step must be > 0, got {self.step}")
+        check_settings(self, "objective.guide")
 
-    def at(self, moment: Moment) -> "Guide":
+    def at(self, moment: Moment) -> Self:
         late = moment.fraction >= self.late_from
         return replace(self, weight=self.weight * (self.late_factor if late else 1), late_factor=1.0)
-
-    def attack(self, threat: Threat, moment: Moment) -> Attack:
-        weight = self.weight if moment.step % 2 else 0.0
-        return GuidedStep(threat=threat, weight=weight, noise=self.noise, step=self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +67,7 @@ class GuidedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GAT(PairObjective):
+class GAT(TaylorObjective):
     """CE(f(x), y) + l ||p(x) - p(x')||^2 + Taylor terms, x' of one guided step."""
 
     title: ClassVar[str] = "GAT"
@@ -84,17 +75,21 @@ class GAT(PairObjective):
     unused: ClassVar[tuple[str, ...]] = ONE_STEP
     guide: Guide = Guide()  # the weight l and the attack
 
-    def at(self, moment: Moment) -> "GAT":
+    def at(self, moment: Moment) -> Self:
         return replace(self, guide=self.guide.at(moment))
 
-    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
-        return self.guide.attack(attack.threat, context.moment)
+    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+        weight = self.guide.weight if context.moment.step % 2 else 0.0
+        return GuidedStep(threat=pgd.threat, weight=weight, noise=self.guide.noise, step=self.guide.step)
 
-    def inner_passes(self, steps: int) -> tuple[int, int]:
+    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
         return 2, 1  # with the guide's forward, which every second step has
 
-    def terms_at(self, z: Tensor, z_adv: Tensor, y: Tensor, reduce: Reduce) -> dict[str, Tensor]:
-        return {"clean": ce(z, y).mean(), "zeroth": self.guide.weight * squared_distance(z, z_adv).mean()}
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+        return {
+            "clean": outputs.mean(lambda z, z_adv: ce(z, y).mean()),
+            "zeroth": outputs.mean(lambda z, z_adv: self.guide.weight * squared_distance(z, z_adv).mean()),
+        }
 
 
 # The attack of the recipe gives the threat alone, and the attack that chooses the best checkpoint its steps.

@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.errors import RattleError
 from rattle.forward import ForwardSpec
 from rattle.objectives import trades
 from rattle.objectives.trades import Trades
+from rattle.settings import BelowOne
 from rattle.weights import EMA
 
 
@@ -19,17 +19,12 @@ class Gowal(Trades):
     """CE(f(x), q) + (1/lambda) KL(p(x) || p(x')) + Taylor terms: q has smoothing / C on each class, the rest on y."""
 
     title: ClassVar[str] = "TRADES (Gowal)"
-    smoothing: float = 0.0  # mass spread over all C classes; soft labels are smoothed too
+    smoothing: BelowOne = 0.0  # mass spread over all C classes, of soft labels too
     hold_clean: bool = True  # x is normalised by its batch, but BatchNorm's running statistics are those of x'
-
-    def __post_init__(self) -> None:
-        Trades.__post_init__(self)
-        if not 0 <= self.smoothing < 1:
-            raise RattleError(f"objective.smoothing must be from 0 to below 1, got {self.smoothing}")
 
     @property
     def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=True), statistics="a" if self.hold_clean else "ca")
+        return replace(self.taylor.needs(clean=True), hold_clean=self.hold_clean)
 
     def clean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(logits, y, label_smoothing=self.smoothing)

@@ -2,21 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from rattle.attacks import PGD
-from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Batch, Method, Reduce, StepContext, Teacher, check_weights, unreduced
-from rattle.objectives.taylor_terms import Taylor
+from rattle.objectives.base import Batch, Method, StepContext, Teacher
+from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.objectives.trades import Trades
+from rattle.settings import Bound, NonNegative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HAT:
+class HAT(TaylorObjective):
     """CE(f(x), y) + beta KL(p(x) || p(x')) + gamma CE(f(x + h r), y~) + Taylor terms.
 
     r = x' - x, and y~ is the class that a network trained without an adversary sees at x'.
@@ -28,20 +28,15 @@ class HAT:
     """
 
     title: ClassVar[str] = "HAT"
-    taylor: Taylor = Taylor()  # the paper's first- and second-order terms
-    beta: float = 2.5  # weight of the KL term; 3.5 with further data
-    gamma: float = 0.5  # weight of the helper's term
-    h: float = 2.0  # where the helper is on the line from x through x'
+    needs_run: ClassVar[bool] = True
+    beta: NonNegative = 2.5  # weight of the KL term; 3.5 with further data
+    gamma: NonNegative = 0.5  # weight of the helper's term
+    h: Annotated[float, Bound(above=1)] = 2.0  # where the helper is on the line from x through x'
     teacher: Teacher = Teacher()  # the network trained without an adversary
-
-    def __post_init__(self) -> None:
-        check_weights(self, "beta", "gamma")
-        if not self.h > 1:
-            raise RattleError(f"objective.h must be > 1, so that the helper x + h r lies beyond x', got {self.h}")
 
     @property
     def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=True), further=True, taught_adv=("standard",))
+        return replace(self.taylor.needs(clean=True), extra=True, taught_adv=("standard",))
 
     @property
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
@@ -51,11 +46,10 @@ class HAT:
         helper = batch.x + self.h * (batch.x_adv - batch.x)  # may leave [0, 1], as the authors' does
         return replace(batch, extra=helper)
 
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         assert outputs.extra is not None, "prepare() adds the helper"
         helper = ce(outputs.extra, outputs.taught_adv["standard"].argmax(1)).mean()
-        terms = Trades(inv_lambda=self.beta)(outputs, y) | {"helper": self.gamma * helper}
-        return terms | self.taylor(outputs, y, reduce=reduce)
+        return Trades(inv_lambda=self.beta).own_terms(outputs, y, context) | {"helper": self.gamma * helper}
 
 
 METHOD = Method(

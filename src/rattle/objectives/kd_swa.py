@@ -4,47 +4,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Method, Reduce, Teacher, check_weights, unreduced
-from rattle.objectives.taylor_terms import Taylor
+from rattle.objectives.base import Method, StepContext, Teacher
+from rattle.objectives.taylor_terms import TaylorObjective
+from rattle.settings import BelowOne, NonNegative, Positive
 from rattle.weights import SWA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KD:
+class KD(TaylorObjective):
     """l1 CE(f(x'), y) + l2 KD(f(x'), f_std(x')) + l3 KD(f(x'), f_adv(x')) + Taylor terms.
 
     KD(z, z_T) = T^2 CE(softmax(z_T / T), softmax(z / T)), of two logits at the temperature T.
 
-    >>> z = torch.tensor([[2.0, 0.0]])
+    >>> import torch; z = torch.tensor([[2.0, 0.0]])
     >>> terms = KD()(Outputs(None, z, taught_adv={"standard": z, "robust": -z}), torch.tensor([0]))
     >>> {name: round(float(value), 3) for name, value in terms.items()}
     {'zeroth': 0.038, 'standard': 0.233, 'robust': 2.506}
     """
 
     title: ClassVar[str] = "KD"
-    taylor: Taylor = Taylor()  # the paper's first- and second-order terms
-    ce_weight: float = 0.3  # lambda_1, of the cross-entropy
-    standard_weight: float = 0.1  # lambda_2, of the standard teacher
-    robust_weight: float = 0.6  # lambda_3, of the robust teacher
-    temperature: float = 2.0  # T
-    smoothing: float = 0.0  # mass of the labels spread over all classes; none in the authors' code
+    needs_run: ClassVar[bool] = True
+    uses_clean: ClassVar[bool] = False
+    ce_weight: NonNegative = 0.3  # lambda_1, of the cross-entropy
+    standard_weight: NonNegative = 0.1  # lambda_2, of the standard teacher
+    robust_weight: NonNegative = 0.6  # lambda_3, of the robust teacher
+    temperature: Positive = 2.0  # T
+    smoothing: BelowOne = 0.0  # mass spread over all classes; none in the authors' code
     standard_teacher: Teacher = Teacher()  # trained without an adversary
     robust_teacher: Teacher = Teacher()  # trained by AT
-
-    def __post_init__(self) -> None:
-        check_weights(self, "ce_weight", "standard_weight", "robust_weight")
-        if not self.temperature > 0:
-            raise RattleError(f"objective.temperature must be > 0, got {self.temperature}")
-        if not 0 <= self.smoothing < 1:
-            raise RattleError(f"objective.smoothing is a share of the label, from 0 to below 1, got {self.smoothing}")
 
     @property
     def needs(self) -> ForwardSpec:
@@ -54,20 +47,19 @@ class KD:
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
         return {"standard": (self.standard_teacher, "standard"), "robust": (self.robust_teacher, "at")}
 
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        t, draws = self.temperature, outputs.draws_adv
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+        t = self.temperature
 
         def distilled(teacher: str) -> Tensor:
             target = (outputs.taught_adv[teacher] / t).softmax(1)
-            return t**2 * torch.stack([ce(z_adv / t, target).mean() for z_adv in draws]).mean()
+            return t**2 * outputs.mean(lambda z, z_adv: ce(z_adv / t, target).mean())
 
-        hard = torch.stack([F.cross_entropy(z_adv, y, label_smoothing=self.smoothing) for z_adv in draws]).mean()
-        terms = {
+        hard = outputs.mean(lambda z, z_adv: F.cross_entropy(z_adv, y, label_smoothing=self.smoothing))
+        return {
             "zeroth": self.ce_weight * hard,
             "standard": self.standard_weight * distilled("standard"),
             "robust": self.robust_weight * distilled("robust"),
         }
-        return terms | self.taylor(outputs, y, reduce=reduce)
 
 
 METHOD = Method(

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from rattle.attacks import PGD
-from rattle.forward import ForwardSpec, Outputs
-from rattle.objectives.base import Method, Reduce, check_fractions, unreduced
-from rattle.objectives.taylor_terms import Taylor
+from rattle.forward import Outputs
+from rattle.objectives.base import Method, StepContext
+from rattle.objectives.taylor_terms import TaylorObjective
+from rattle.settings import Between
 from rattle.weights import AWP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelSmoothing:
+class LabelSmoothing(TaylorObjective):
     """CE(f(x'), q) + Taylor terms: q has 1 - smoothing on the label and smoothing / (C - 1) on every other class.
 
     The inner attack climbs the cross-entropy of the label itself. torch's own `label_smoothing` spreads over all
@@ -26,19 +27,11 @@ class LabelSmoothing:
     """
 
     title: ClassVar[str] = "AT, smoothed labels"
-    taylor: Taylor = Taylor()  # the paper's first- and second-order terms
-    smoothing: float = 0.2  # mass taken from the label
+    uses_clean: ClassVar[bool] = False
+    smoothing: Between = 0.2  # mass taken from the label
 
-    def __post_init__(self) -> None:
-        check_fractions(self, "smoothing")
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return self.taylor.needs(clean=False)
-
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        zeroth = torch.stack([self.smoothed_ce(z_adv, y) for z_adv in outputs.draws_adv]).mean()
-        return {"zeroth": zeroth} | self.taylor(outputs, y, reduce=reduce)
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+        return {"zeroth": outputs.mean(lambda z, z_adv: self.smoothed_ce(z_adv, y))}
 
     def smoothed_ce(self, logits: Tensor, y: Tensor) -> Tensor:
         """CE(f(x), q), the mean over the images."""

@@ -9,7 +9,7 @@ from rattle.forward import PairedForward
 from rattle.inputs import check_batch, check_labels, check_model, images_checked, not_taken
 from rattle.losses import refuse_one_logit
 from rattle.models import find_head
-from rattle.objectives.base import HasTeachers, Objective, Prepares, UsesContext, mixed_terms, total
+from rattle.objectives.base import Objective, total
 from rattle.weights import weights_of
 
 
@@ -21,9 +21,7 @@ def compute_loss(
     y: Tensor,  # labels
     *,
     head: str | None = None,  # the name of the head, if it is not the last linear layer
-    u: tuple[
-        Mapping[str, Tensor], ...
-    ] = (),  # draws of Noise, for exact, trace and sampled; its deviations for head-noise
+    u: tuple[Mapping[str, Tensor], ...] = (),  # draws of Noise, for the modes exact and sampled
 ) -> Tensor:
     """The loss, a scalar to call `.backward()` on.
 
@@ -32,33 +30,11 @@ def compute_loss(
     >>> x, y = torch.rand(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])
     >>> compute_loss(Trades(), model, x, x, y).backward()
     """
-    if not callable(objective) or not hasattr(objective, "needs"):
+    if not isinstance(objective, Objective):
         raise RattleError(f"the objective must be one such as rattle.Trades(), got {type(objective).__name__}")
-    if isinstance(objective, HasTeachers | Prepares | UsesContext):
-        raise RattleError(
-            f"{objective.title} needs teachers, a memory or images of its own making: train it with rattle.fit"
-        )
+    if objective.needs_run:
+        raise RattleError(f"{objective.title} needs teachers, a state or images of its own: train it with rattle.fit")
     needs = objective.needs
-    y = check_inputs(model, x, x_adv, y, u if needs.noise or needs.head_noise else None)
-    if y.ndim == 2 and not getattr(objective, "soft_labels", False):
-        raise RattleError(f"{objective.title} takes no soft labels: y must be whole numbers, one for each image")
-    forward = PairedForward(model, needs, find_head(model, head) if needs.features or needs.head_noise else None)
-    try:
-        outputs = forward(x, x_adv, u)
-    except (RuntimeError, IndexError, TypeError, ValueError) as reason:
-        if isinstance(reason, RattleError) or is_out_of_memory(reason):
-            raise
-        raise not_taken(model, x, reason) from reason
-    refuse_one_logit(outputs.logits_adv)
-    with images_checked():  # values are looked at on a CPU alone
-        check_labels(outputs.logits_adv, y)
-    return total(mixed_terms(objective, outputs, y, share=needs.share))
-
-
-def check_inputs(
-    model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, u: tuple[Mapping[str, Tensor], ...] | None
-) -> Tensor:
-    """The labels, int64 or soft; refuses what no loss can be computed from. u: None if the objective needs none."""
     check_model(model)
     x, y = check_batch(x, y, soft=True, box=False)
     x_adv, y = check_batch(x_adv, y, soft=True, box=False)
@@ -67,8 +43,20 @@ def check_inputs(
         raise RattleError(
             f"x and x_adv must have one shape, dtype and device, got {own} and {other}, labels on {y.device}"
         )
-    if u is not None and (not isinstance(u, tuple) or not u):
-        raise RattleError("this reading of the Taylor terms needs u, a tuple of draws: (rattle.Noise()(model),)")
+    if y.ndim == 2 and not objective.soft_labels:
+        raise RattleError(f"{objective.title} takes no soft labels: y must be whole numbers, one for each image")
+    if needs.draw and (not isinstance(u, tuple) or not u):
+        raise RattleError("this objective.taylor.mode needs u, a tuple of draws: (rattle.Noise()(model),)")
     for draw in u or ({},):
         weights_of(model, draw)
-    return y
+    forward = PairedForward(model, needs, find_head(model, head) if needs.features else None)
+    try:
+        outputs = forward(x, x_adv, u)
+    except (RuntimeError, IndexError, TypeError, ValueError) as reason:
+        if isinstance(reason, RattleError) or is_out_of_memory(reason):
+            raise
+        raise not_taken(model, x, reason) from reason
+    refuse_one_logit(outputs.logits_adv)
+    with images_checked():  # values are checked on a CPU alone
+        check_labels(outputs.logits_adv, y)
+    return total(objective(outputs, y))

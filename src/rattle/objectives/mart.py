@@ -8,36 +8,37 @@ import torch
 from torch import Tensor
 
 from rattle.attacks import PGD
+from rattle.forward import Outputs
 from rattle.losses import ce, kl
-from rattle.objectives.base import Method, Reduce, check_weights
-from rattle.objectives.taylor_terms import PairObjective
+from rattle.objectives.base import Method, StepContext
+from rattle.objectives.taylor_terms import TaylorObjective
+from rattle.settings import NonNegative
 from rattle.weights import AWP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mart(PairObjective):
+class Mart(TaylorObjective):
     """BCE(p(x'), y) + lambda KL(p(x) || p(x')) (1 - p_y(x)) + Taylor terms (Wang et al. 2020, eq. 11).
 
     BCE = -log p_y(x') - log(1 - max_{k != y} p_k(x')). Nothing is detached: gradients flow through p(x), through the
     weight 1 - p_y(x), and through p(x').
 
-    >>> from rattle.forward import Outputs
     >>> z = torch.tensor([[2.0, 0.0, 0.0]])
     >>> {name: round(float(value), 3) for name, value in Mart()(Outputs(z, z), torch.tensor([0])).items()}
     {'bce': 0.352, 'zeroth': 0.0}
     """
 
     title: ClassVar[str] = "MART"
-    weight: float = 5.0  # lambda, weight of the zeroth term; 6 in the authors' WideResNet runs
-    offset: float = 1e-4  # added to 1 - max p_k in the logarithm, as the authors do; 0: the formula alone, unbounded
+    weight: NonNegative = 5.0  # lambda, weight of the zeroth term; 6 in the authors' WideResNet runs
+    offset: NonNegative = 1e-4  # added to 1 - max p_k in the logarithm, as the authors do; 0: the formula, unbounded
 
-    def __post_init__(self) -> None:
-        check_weights(self, "weight", "offset")
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+        def zeroth(z: Tensor, z_adv: Tensor) -> Tensor:
+            doubt = 1 - z.softmax(1).gather(1, y[:, None]).squeeze(1)
+            return self.weight * (kl(z, z_adv) * doubt).mean()
 
-    def terms_at(self, z: Tensor, z_adv: Tensor, y: Tensor, reduce: Reduce) -> dict[str, Tensor]:
-        doubt = 1 - z.softmax(1).gather(1, y[:, None]).squeeze(1)
-        boosted = ce(z_adv, y) - self.log_rest(z_adv, y)
-        return {"bce": boosted.mean(), "zeroth": self.weight * (kl(z, z_adv) * doubt).mean()}
+        boosted = outputs.mean(lambda z, z_adv: (ce(z_adv, y) - self.log_rest(z_adv, y)).mean())
+        return {"bce": boosted, "zeroth": outputs.mean(zeroth)}
 
     def log_rest(self, z: Tensor, y: Tensor) -> Tensor:
         """log(1 - max_{k != y} p_k + offset), [n]; 1 - p_k itself would be 0 in floats for a sure mistake."""

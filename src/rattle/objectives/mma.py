@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
 from rattle.errors import RattleError
-from rattle.forward import ForwardSpec, Outputs
+from rattle.forward import Outputs
 from rattle.inputs import check_batch, logits_of
 from rattle.losses import ce
-from rattle.objectives.base import Memory, Method, Reduce, StepContext, unreduced
+from rattle.objectives.base import Memory, Method, Objective, StepContext
 from rattle.randomness import ImageStreams, Randomness, streams
+from rattle.settings import BelowOne, Count, Positive
 from rattle.threat import Threat
 
 REACH = 1.05  # the search goes beyond d_max, so that an image on d_max can be told from one farther away
@@ -21,7 +22,7 @@ STEP = 2.5  # PGD's K steps together, over the radius
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MMA:
+class MMA(Objective):
     """clean_weight CE(f(x), y) + (1 - clean_weight) [d < d_max] CE(f(x + delta), y), both means over all images.
 
     delta leads to the boundary, d is its length (0 where x is misclassified); d of each image is where the search for
@@ -30,53 +31,42 @@ class MMA:
 
     title: ClassVar[str] = "MMA"
     unused: ClassVar[tuple[str, ...]] = ("step_size", "loss", "start", "restarts")
-    d_max: float = 4.0  # d_max over the threat's epsilon: images farther from the boundary count no more
-    start: float = 0.16  # the least radius at which an image's search starts, over the threat's epsilon
-    search_steps: int = 10  # halvings of the bracket around the boundary
-    clean_weight: float = 1 / 3  # weight of the cross-entropy at x
+    needs_run: ClassVar[bool] = True
+    remembers_images: ClassVar[bool] = True
+    d_max: Positive = 4.0  # d_max over the threat's epsilon: images farther from the boundary count no more
+    start: Positive = 0.16  # the least radius at which an image's search starts, over the threat's epsilon
+    search_steps: Count = 10  # halvings of the bracket around the boundary
+    clean_weight: BelowOne = 1 / 3  # weight of the cross-entropy at x
 
     def __post_init__(self) -> None:
-        if not 0 < self.start <= self.d_max:
-            raise RattleError(f"objective.start must be > 0 and at most d_max {self.d_max:g}, got {self.start}")
-        if self.search_steps < 1:
-            raise RattleError(f"objective.search_steps must be >= 1, got {self.search_steps}")
-        if not 0 <= self.clean_weight < 1:
-            raise RattleError(f"objective.clean_weight must be from 0 to below 1, got {self.clean_weight}")
+        Objective.__post_init__(self)
+        if self.start > self.d_max:
+            raise RattleError(f"objective.start must be at most objective.d_max {self.d_max:g}, got {self.start}")
 
-    @property
-    def needs(self) -> ForwardSpec:
-        return ForwardSpec()
-
-    def initial_memory(self, images: int) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
         return {"margin": torch.zeros(images)}  # d over d_max
 
-    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
-        epsilon = attack.threat.epsilon
+    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+        epsilon = pgd.threat.epsilon
         return BoundaryPGD(
-            threat=attack.threat,
-            steps=attack.steps,
+            threat=pgd.threat,
+            steps=pgd.steps,
             search_steps=self.search_steps,
             start=self.start * epsilon,
             d_max=self.d_max * epsilon,
             memory=context.memory,
         )
 
-    def inner_passes(self, steps: int) -> tuple[int, int]:
-        return 1 + steps + self.search_steps, steps
+    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
+        return 1 + pgd.steps + self.search_steps, pgd.steps
 
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        return self.terms(outputs, y, torch.ones(len(y), device=y.device, dtype=torch.bool))
-
-    def terms_in(
-        self, context: StepContext, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced
-    ) -> dict[str, Tensor]:
-        return self.terms(outputs, y, context.memory["margin"] < 1)
-
-    def terms(self, outputs: Outputs, y: Tensor, near: Tensor) -> dict[str, Tensor]:
-        """The terms; near: which images are closer to the boundary than d_max."""
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         assert outputs.logits is not None, "needs() asks for the logits at x"
-        clean, margin = ce(outputs.logits, y).mean(), (near * ce(outputs.logits_adv, y)).mean()
-        return {"clean": self.clean_weight * clean, "margin": (1 - self.clean_weight) * margin}
+        margin = ce(outputs.logits_adv, y)
+        if "margin" in context.memory.tensors:  # in a run
+            margin = (context.memory["margin"] < 1) * margin
+        clean = ce(outputs.logits, y).mean()
+        return {"clean": self.clean_weight * clean, "margin": (1 - self.clean_weight) * margin.mean()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
-from rattle.errors import RattleError
 from rattle.inputs import check_batch, logits_of
 from rattle.losses import ce
 from rattle.objectives.at import AT
 from rattle.objectives.base import ONE_STEP, Method, StepContext
 from rattle.randomness import Randomness, streams
+from rattle.settings import NonNegative, Positive
 from rattle.threat import Threat
 
 
@@ -43,19 +43,13 @@ class NFGSM(AT):
 
     title: ClassVar[str] = "N-FGSM"
     unused: ClassVar[tuple[str, ...]] = ONE_STEP
-    noise: float = 2.0  # k, radius of the uniform noise, over epsilon
-    step: float = 1.0  # alpha, length of the step, over epsilon
+    noise: NonNegative = 2.0  # k, radius of the uniform noise, over epsilon
+    step: Positive = 1.0  # alpha, length of the step, over epsilon
 
-    def __post_init__(self) -> None:
-        if not self.noise >= 0:
-            raise RattleError(f"objective.noise must be >= 0, got {self.noise}")
-        if not self.step > 0:
-            raise RattleError(f"objective.step must be > 0, got {self.step}")
+    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+        return NoisyStep(threat=pgd.threat, noise=self.noise, step=self.step)
 
-    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
-        return NoisyStep(threat=attack.threat, noise=self.noise, step=self.step)
-
-    def inner_passes(self, steps: int) -> tuple[int, int]:
+    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
         return 1, 1
 
 

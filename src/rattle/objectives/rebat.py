@@ -10,24 +10,23 @@ from torch import Tensor
 from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
-from rattle.objectives.base import Method, Reduce, Teacher, check_weights, unreduced
-from rattle.objectives.taylor_terms import Taylor
+from rattle.objectives.base import Method, StepContext, Teacher
+from rattle.objectives.taylor_terms import TaylorObjective
+from rattle.settings import NonNegative
 from rattle.weights import EMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReBAT:
+class ReBAT(TaylorObjective):
     """CE(f(x'), y) + weight KL(p_average(x') || p(x')) + Taylor terms; the average is a constant.
 
     Until the recipe's `average` begins (its `start`), it is AT.
     """
 
     title: ClassVar[str] = "ReBAT"
-    taylor: Taylor = Taylor()  # the paper's first- and second-order terms
-    weight: float = 1.0  # of the divergence from the average (the paper's lambda, beta in the authors' code)
-
-    def __post_init__(self) -> None:
-        check_weights(self, "weight")
+    needs_run: ClassVar[bool] = True
+    uses_clean: ClassVar[bool] = False
+    weight: NonNegative = 1.0  # of the divergence from the average (the paper's lambda, beta in the authors' code)
 
     @property
     def needs(self) -> ForwardSpec:
@@ -37,12 +36,12 @@ class ReBAT:
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
         return {"average": (Teacher(), "average")}
 
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
-        draws, average = outputs.draws_adv, outputs.taught_adv.get("average")
-        zeroth = torch.stack([ce(z_adv, y).mean() for z_adv in draws]).mean()
-        pull = [kl(average, z_adv).mean() for z_adv in draws] if average is not None else [torch.zeros_like(zeroth)]
-        own = {"zeroth": zeroth, "average": self.weight * torch.stack(pull).mean()}
-        return own | self.taylor(outputs, y, reduce=reduce)
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+        zeroth = outputs.mean(lambda z, z_adv: ce(z_adv, y).mean())
+        pull = torch.zeros_like(zeroth)
+        if "average" in outputs.taught_adv:
+            pull = outputs.mean(lambda z, z_adv: kl(outputs.taught_adv["average"], z_adv).mean())
+        return {"zeroth": zeroth, "average": self.weight * pull}
 
 
 METHOD = Method(

@@ -109,5 +109,8 @@ def variants_of(name: str) -> tuple[str, ...]:
 
 
 def objective_kinds() -> list[type[Objective]]:
-    """The classes of all registered objectives, each once."""
-    return list(dict.fromkeys(type(method.objective) for method in METHODS.values()))
+    """The classes of all registered objectives and of the authors' release, each once."""
+    from rattle.objectives.released import Released
+
+    kinds = [type(method.objective) for method in METHODS.values()]
+    return list(dict.fromkeys([*kinds, Released]))

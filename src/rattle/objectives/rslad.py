@@ -9,17 +9,17 @@ from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
-from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.inputs import logits_of
 from rattle.losses import kl
-from rattle.objectives.base import Method, Reduce, StepContext, Teacher, unreduced
+from rattle.objectives.base import Method, Objective, StepContext, Teacher
 from rattle.randomness import Randomness, streams
+from rattle.settings import Share
 from rattle.threat import Threat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RSLAD:
+class RSLAD(Objective):
     """alpha KL(p_T(x) || p(x')) + (1 - alpha) KL(p_T(x) || p(x)), where x' maximises the first.
 
     >>> z = torch.tensor([[2.0, 0.0]])
@@ -29,28 +29,25 @@ class RSLAD:
     """
 
     title: ClassVar[str] = "RSLAD"
-    alpha: float = 5 / 6  # weight of x' against x
+    needs_run: ClassVar[bool] = True
+    alpha: Share = 5 / 6  # weight of x' against x
     teacher: Teacher = Teacher()  # trained by TRADES; a WRN-34-10 in the paper
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise RattleError(f"objective.alpha must lie between 0 and 1, got {self.alpha}")
 
     @property
     def needs(self) -> ForwardSpec:
-        return ForwardSpec(clean=True, taught_clean=("robust",))
+        return ForwardSpec(taught_clean=("robust",))
 
     @property
     def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
         return {"robust": (self.teacher, "trades")}
 
-    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
-        return AwayFrom(teacher=context.teachers["robust"], attack=attack)
+    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+        return AwayFrom(teacher=context.teachers["robust"], pgd=pgd)
 
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         assert outputs.logits is not None, "needs() asks for the logits at x"
         taught = outputs.taught_clean["robust"]
-        zeroth, clean = (kl(taught, z).mean() for z in (outputs.logits_adv, outputs.logits))
+        zeroth, clean = kl(taught, outputs.logits_adv).mean(), kl(taught, outputs.logits).mean()
         return {"zeroth": self.alpha * zeroth, "clean": (1 - self.alpha) * clean}
 
 
@@ -59,17 +56,17 @@ class AwayFrom:
     """The recipe's attack with a teacher's probabilities at x in place of the model's own: KL(p_T(x) || p(x'))."""
 
     teacher: nn.Module
-    attack: PGD  # with the loss kl
+    pgd: PGD  # with the loss kl
 
     @property
     def threat(self) -> Threat:
-        return self.attack.threat
+        return self.pgd.threat
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         with torch.no_grad():
             taught = logits_of(self.teacher, x)
         with attack_mode(model):
-            return self.attack.ascend(model, x, taught, streams(generator, x))
+            return self.pgd.ascend(model, x, taught, streams(generator, x))
 
 
 METHOD = Method(

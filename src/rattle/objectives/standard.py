@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from rattle.attacks import PGD, Attack
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import ONE_STEP, Method, Reduce, StepContext, unreduced
+from rattle.objectives.base import ONE_STEP, Method, Objective, StepContext
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standard:
+class Standard(Objective):
     """CE(f(x), y)."""
 
     title: ClassVar[str] = "Standard"
@@ -25,13 +25,13 @@ class Standard:
     def needs(self) -> ForwardSpec:
         return ForwardSpec(clean=False)  # x' is x: one forward is enough
 
-    def inner_attack(self, attack: PGD, context: StepContext) -> Attack:
-        return NoAttack(threat=attack.threat)
+    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+        return NoAttack(threat=pgd.threat)
 
-    def inner_passes(self, steps: int) -> tuple[int, int]:
+    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
         return 0, 0
 
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         return {"clean": ce(outputs.logits_adv, y).mean()}
 
 

@@ -10,6 +10,7 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.objectives import Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
+from rattle.objectives.released import Released
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.names import ORDERS, TIMM, split_method, split_recipe
 from rattle.recipes.reading import read_text
@@ -206,7 +207,8 @@ def with_settings(recipe: Recipe, settings: Mapping[str, Any], training: Mapping
         for parent in parents:
             part = part[parent]
         part[last] = value
-    recipe = from_plain(Recipe, plain)
+    if settings:  # reading a recipe imports every method
+        recipe = from_plain(Recipe, plain)
     for name, value in training.items():
         if name != "normalise" or recipe.model != "python":
             recipe = replace(recipe, **{name: value})
@@ -233,7 +235,7 @@ def fast(recipe: Recipe, setting: Setting) -> Recipe:
 
 
 def released(recipe: Recipe) -> Recipe:
-    """As the authors' release runs it: TRADES + 1st + 2nd and TRADES-AWP + 1st + 2nd (docs/guides/method.md).
+    """As the authors' release runs it, by training/released.py: TRADES + 1st + 2nd and TRADES-AWP + 1st + 2nd.
 
     Its epochs are counted from 1, so that what begins "at epoch 100" begins after 99; it holds no images out.
     """
@@ -242,18 +244,14 @@ def released(recipe: Recipe) -> Recipe:
         raise RattleError(
             f"the authors released trades-2nd and trades-awp-2nd, not {recipe.method}: leave out -released"
         )
-    residual = recipe.model in ("preact18", "resnet18")  # a script of its own with AWP, for 10 classes
-    script: dict[str, Any] = {"second_factor": 0.4, "mass": 0.8} if awp and residual else {}
-    taylor = replace(objective.taylor, mode="released", statistics="ca" if awp else "caacacac", **script)
     if attack.threat.norm == "l2":
-        attack = replace(attack, step_size=2 * attack.threat.epsilon / attack.steps, box_first=True)
+        attack = replace(attack, step_size=2 * attack.threat.epsilon / attack.steps)
     if isinstance(awp, AWP):
-        decay = recipe.optimizer.weight_decay
-        awp = replace(awp, warmup=max(awp.warmup - 1, 0), climbs="plain", decay=decay)
+        awp = replace(awp, warmup=max(awp.warmup - 1, 0))
     return replace(
         recipe,
-        objective=replace(objective, taylor=taylor, clean_weight="one-minus-eta"),
-        noise=Noise(sigma=0 if awp else 1e-4, where="conv-names" if residual else "convolutions"),
+        objective=Released(taylor=objective.taylor, inv_lambda=objective.inv_lambda),
+        noise=Noise(sigma=0 if awp else 1e-4, where="convolutions"),
         attack=attack,
         awp=awp,
         schedule=Piecewise(drops=tuple((round(drop * epochs) - 1) / epochs for drop in Piecewise().drops)),

@@ -11,7 +11,6 @@ from rattle.attacks import PGD
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.objectives import Objective, Trades
-from rattle.objectives.base import HasTeachers, Remembers
 from rattle.objectives.registry import objective_kinds
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.reading import parse_yaml
@@ -121,18 +120,13 @@ class Recipe:
                 f"{self.objective.title} learns from the average of the run's own weights: set --average.kind EMA"
             )
         needs = self.objective.needs
-        if self.noise_samples > 1 and not needs.noise:
-            raise RattleError("noise_samples > 1 does nothing without objective.taylor.mode exact, trace or sampled")
-        if (needs.noise or needs.head_noise) and self.noise.at("outer").sigma == 0:
-            raise RattleError(
-                "objective.taylor.mode exact, trace, head-noise and sampled are taken along u: "
-                "they need noise.sigma or noise.outer > 0"
-            )
-        if needs.head_noise and self.noise.where != "matrices":
-            raise RattleError(f"objective.taylor.mode head-noise: noise.where {self.noise.where} leaves out the head")
+        if self.noise_samples > 1 and needs.draw is None:
+            raise RattleError("noise_samples > 1 does nothing without objective.taylor.mode exact or sampled")
+        if needs.draw is not None and self.noise.at("outer").sigma == 0:
+            raise RattleError("this objective.taylor.mode is taken along u: it needs noise.sigma or noise.outer > 0")
         if self.data.augment.mix != "none":
             self.check_soft_labels(f"data.augment.mix {self.data.augment.mix} makes soft labels")
-        if self.data.extra is not None and isinstance(self.objective, Remembers):
+        if self.data.extra is not None and self.objective.remembers_images:
             raise RattleError(
                 f"{self.method} remembers every training image, and extra ones come and go: no data.extra"
             )
@@ -144,17 +138,19 @@ class Recipe:
         """
         objective, needs, noise = self.objective, self.objective.needs, self.noise
         taylor = getattr(objective, "taylor", None)
-        if taylor is not None and taylor.mode == "sampled" and taylor.eta not in (None, PUBLISHED_ETA[taylor.order]):
-            raise idle("objective.taylor.eta", taylor.eta, "mode sampled averages the method's own terms over u")
+        own_eta = taylor is not None and taylor.eta not in (None, PUBLISHED_ETA.get(taylor.order))
+        if taylor is not None and own_eta and not taylor.reading.weighted:
+            why = f"mode {taylor.mode} averages the method's own terms over u"
+            raise idle("objective.taylor.eta", taylor.eta, why)
         if self.head is not None and not needs.features:
             raise idle("head", self.head, "only the Taylor terms of mode head use the network's head")
-        if noise.outer is not None and not needs.noise and not needs.head_noise:
+        if noise.outer is not None and needs.draw is None:
             raise idle("noise.outer", noise.outer, "no u enters the outer step of this recipe")
         if noise.scale != "absolute" and noise.sigma == 0 and not noise.inner and not noise.outer:
             raise idle("noise.scale", noise.scale, "noise.sigma is 0")
         for name in ("loss", "start", "restarts"):  # the steps and their size follow from the dataset and -fast
             value = getattr(self.attack, name)
-            if name in getattr(objective, "unused", ()) and value != getattr(PGD(), name):
+            if name in objective.unused and value != getattr(PGD(), name):
                 raise idle(f"attack.{name}", value, f"{objective.title} has an inner attack of its own")
         if self.awp and self.awp.warmup >= self.epochs:
             why = f"{type(self.awp).__name__} would never begin in {self.epochs} epochs: set a shorter awp.warmup"
@@ -176,11 +172,11 @@ class Recipe:
     @property
     def replays(self) -> int:
         """Optimizer steps on each minibatch."""
-        return getattr(self.objective, "replays", 1)
+        return self.objective.replays
 
     def check_soft_labels(self, why: str) -> None:
         """Refuse labels that are rows of probabilities where the objective or its attack needs classes."""
-        soft = getattr(self.objective, "soft_labels", False) and not self.objective.needs.features
+        soft = self.objective.soft_labels and not self.objective.needs.features
         if not soft or self.attack.loss == "cw":
             raise RattleError(f"{why}, which {'attack.loss cw' if soft else self.method} cannot take")
 
@@ -216,8 +212,7 @@ class Recipe:
 
 
 def learns_from_average(objective: Objective) -> bool:
-    teachers = objective.teachers if isinstance(objective, HasTeachers) else {}
-    return any(method == "average" for _, method in teachers.values())
+    return any(method == "average" for _, method in objective.teachers.values())
 
 
 def idle(name: str, value: object, why: str) -> RattleError:

@@ -6,11 +6,21 @@ A setting that is no longer there is dropped where it had its default; a run wit
 from typing import Any
 
 from rattle.errors import RattleError
+from rattle.objectives.readings import READINGS
 from rattle.recipes.schedules import CYCLE_END
 
 RENAMED = {"keep": "keep_checkpoints", "draws": "noise_samples"}
 REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notice
     "data.in_memory_limit": 4.0,
+    "attack.box_first": False,
+    "awp.climbs": "loss",
+    "awp.decay": 0.0,
+    "objective.taylor.mass": None,
+    "objective.taylor.second_factor": 0.5,
+    "objective.taylor.second_value": "squared",
+    "objective.taylor.share": 1.0,
+    "objective.taylor.statistics": "ca",
+    "objective.taylor.temperature": 1.0,
     "optimizer.eps": 1e-8,
     "schedule.first": 0.04,
     "schedule.floor": 0.0,
@@ -19,6 +29,10 @@ REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notic
     "val_attack.loss": "ce",
     "val_attack.restarts": 1,
     "val_attack.start": "uniform",
+}
+REMOVED_VALUES = {  # setting -> values that are gone, and what a published model has in their place
+    "noise.where": (("conv-names",), "convolutions"),
+    "objective.taylor.mode": (("released", "trace", "head-noise"), "head"),
 }
 TAYLOR = ("order", "eta", "mode", "second_factor")  # settings that version 0.1 had among the objective's own
 PAPER_EPOCHS = {"drops": [0.5, 0.75], "dense": 0.05, "sparse": 0.025}  # keep_checkpoints in 0.2
@@ -46,27 +60,46 @@ def upgraded(plain: Any, *, any_value: bool = False) -> Any:
     plain["keep_checkpoints"] = which_epochs(plain.get("keep_checkpoints"))
     for setting, default in {**REMOVED, **dependent_defaults(plain)}.items():
         drop(plain, setting, default, any_value=any_value)
+    for setting, (gone, instead) in REMOVED_VALUES.items():
+        *parents, name = setting.split(".")
+        part = part_of(plain, parents)
+        if part is not None and part.get(name) in gone and part[name] not in READINGS:
+            if not any_value:
+                raise removed(setting, part[name])
+            part[name] = instead
     return plain
+
+
+def part_of(plain: dict[str, Any], parents: list[str]) -> dict[str, Any] | None:
+    """The settings below these names; None if there are none."""
+    part: Any = plain
+    for parent in parents:
+        part = part.get(parent) if isinstance(part, dict) else None
+    return part if isinstance(part, dict) else None
+
+
+def removed(setting: str, value: Any) -> RattleError:
+    return RattleError(f"{setting} {value} was removed after version 0.2: use rattle 0.2 for this run")
 
 
 def drop(plain: dict[str, Any], setting: str, default: Any, *, any_value: bool) -> None:
     """Take a setting out of a recipe; raises RattleError if its value was another than the default."""
     *parents, name = setting.split(".")
-    part: Any = plain
-    for parent in parents:
-        part = part.get(parent) if isinstance(part, dict) else None
-    if not isinstance(part, dict) or name not in part:
+    part = part_of(plain, parents)
+    if part is None or name not in part:
         return
     value = part.pop(name)
     if value != default and not any_value:
-        raise RattleError(f"{setting} {value} was removed after version 0.2: use rattle 0.2 for this run")
+        raise removed(setting, value)
 
 
 def dependent_defaults(plain: dict[str, Any]) -> dict[str, Any]:
     """Removed settings whose value now follows from another one."""
-    attack, schedule = plain.get("attack"), plain.get("schedule")
+    attack, schedule, objective = plain.get("attack"), plain.get("schedule"), plain.get("objective")
     shape = schedule.get("shape", "linear") if isinstance(schedule, dict) else "linear"
+    trades = isinstance(objective, dict) and isinstance(objective.get("clean_weight"), str)  # MMA's is a number
     return {
+        **({"objective.clean_weight": "one"} if trades else {}),
         "val_attack.threat": attack.get("threat") if isinstance(attack, dict) else None,
         "schedule.last": CYCLE_END.get(shape),
     }

@@ -127,6 +127,7 @@ def context_of(state: TrainState, index: Tensor, place: int = 0) -> StepContext:
         classes=len(state.data.classes),
         teachers=state.teachers,
         place=place,
+        reduce=distributed.mean_over_ranks,
     )
 
 

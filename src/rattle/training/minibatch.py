@@ -5,14 +5,15 @@ from torch import Tensor, nn
 
 from rattle.data import Images, to_device
 from rattle.forward import PairedForward
-from rattle.objectives.base import now
+from rattle.objectives.released import Released
 from rattle.randomness import derive_seed
 from rattle.runs import distributed
 from rattle.training.batches import augmented, context_of, ramped_attack
 from rattle.training.ranks import sync_with_last
+from rattle.training.released import released_step
 from rattle.training.state import WEIGHTS, TrainState
-from rattle.training.step import step
-from rattle.training.term_weights import climbed, weighed
+from rattle.training.step import StepInputs, step
+from rattle.training.term_weights import term_observer
 
 
 def train_step(
@@ -24,33 +25,40 @@ def train_step(
     own BatchNorm statistics, head gradients and AWP direction; all have the same u.
     """
     recipe, progress, device = state.recipe, state.progress, state.device
-    seed, epoch, sums = recipe.seed, progress.epoch, {}
+    sums: dict[str, Tensor] = {}
     parts = to_device(index, images.y.device).chunk(recipe.accumulate)
-    in_float32 = torch.autocast(device.type, enabled=False)  # losses, products too
     for number, part in enumerate(parts):
-        weight, (x, y) = len(part) / len(index), augmented(state, images, part)
+        x, y = augmented(state, images, part)
+        given = StepInputs(
+            x=x,
+            y=y,
+            forward=forward,
+            attack=ramped_attack(recipe, progress.epoch),
+            noise=recipe.noise,
+            objective=recipe.objective,
+            awp=recipe.awp if recipe.awp and progress.epoch >= recipe.awp.warmup else None,
+            context=context_of(state, part, distributed.rank() * len(index) + number * len(parts[0])),
+            shared=torch.Generator().manual_seed(derive_seed(recipe.seed, WEIGHTS, progress.step)),
+            noise_samples=recipe.noise_samples,
+            weight=len(part) / len(index),
+            ddp_forward=ddp_forward,
+            observe=term_observer(state),
+        )
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
-        context = context_of(state, part, distributed.rank() * len(index) + number * len(parts[0]))
-        objective, attack, prepare = now(recipe.objective, ramped_attack(recipe, epoch), context)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
-            terms = step(
-                forward,
-                x,
-                y,
-                attack=attack,
-                noise=recipe.noise,
-                objective=in_float32(weighed(objective, forward.model, state)),
-                awp=recipe.awp if recipe.awp and epoch >= recipe.awp.warmup else None,
-                awp_objective=in_float32(climbed(objective, recipe.awp)),
-                shared=torch.Generator().manual_seed(derive_seed(seed, WEIGHTS, progress.step)),
-                private=context.draws,
-                prepare=prepare,
-                noise_samples=recipe.noise_samples,
-                weight=weight,
-                ddp_forward=ddp_forward,
-                reduce=distributed.mean_over_ranks,
-            )
-        objective.remember()
-        sums = {name: weight * value + sums.get(name, 0) for name, value in terms.items()}
+            terms = released(given, state) if isinstance(recipe.objective, Released) else step(given)
+        for name, value in terms.items():
+            sums[name] = given.weight * value + sums.get(name, 0)
     return sums
+
+
+def released(given: StepInputs, state: TrainState) -> dict[str, Tensor]:
+    """The step of the authors' script for this recipe; for ResNet-18 they have one of its own."""
+    recipe = state.recipe
+    return released_step(
+        given,
+        awp_script=recipe.awp is not None,
+        resnet=recipe.model in ("preact18", "resnet18"),
+        weight_decay=recipe.optimizer.weight_decay,
+    )

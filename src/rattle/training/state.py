@@ -13,7 +13,6 @@ from torch.optim.swa_utils import AveragedModel
 from rattle.data import Dataset, Images, to_float
 from rattle.errors import RattleError
 from rattle.models.head import check_width, find_head
-from rattle.objectives.base import Remembers, RemembersClasses, RemembersPlaces
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
@@ -207,15 +206,8 @@ def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
 
 def first_memory(recipe: Recipe, data: Dataset) -> dict[str, Tensor]:
     """What the objective remembers before it saw anything."""
-    objective, found = recipe.objective, {}
-    if isinstance(objective, Remembers):
-        found |= objective.initial_memory(len(data.train))
-    if isinstance(objective, RemembersClasses):
-        found |= objective.initial_class_memory(len(data.classes))
-    if isinstance(objective, RemembersPlaces):
-        size = min(recipe.batch_size, len(data.train))
-        found |= objective.initial_place_memory(torch.Size((size, *data.train.shape[1:])))
-    return found
+    batch = torch.Size((min(recipe.batch_size, len(data.train)), *data.train.shape[1:]))
+    return recipe.objective.state(images=len(data.train), classes=len(data.classes), batch=batch)
 
 
 def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:

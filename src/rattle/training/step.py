@@ -4,71 +4,71 @@ Knows no optimizer, rank or recipe: the caller passes what differs under Distrib
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rattle.attacks import Attack
-from rattle.forward import Outputs, PairedForward
+from rattle.attacks import PGD
+from rattle.forward import Outputs, PairedForward, full_precision
 from rattle.inputs import images_checked
-from rattle.objectives.base import Batch, mixed_terms, same, total
-from rattle.randomness import ImageStreams
-from rattle.weights import ASAM, AWP, SAM, Noise, add_decay, frozen_bn_stats, perturbed
+from rattle.objectives.base import Batch, Objective, StepContext, total
+from rattle.weights import ASAM, AWP, SAM, Noise, frozen_bn_stats, perturbed
 
 
-def step(
-    forward: PairedForward,
-    x: Tensor,
-    y: Tensor,
-    *,
-    attack: Attack,
-    noise: Noise,
-    objective: Callable[..., dict[str, Tensor]],
-    awp: AWP | SAM | ASAM | None,
-    awp_objective: Callable[..., dict[str, Tensor]] | None = None,
-    shared: torch.Generator,
-    private: ImageStreams,
-    prepare: Callable[[Batch], Batch] = same,
-    noise_samples: int = 1,
-    weight: float = 1.0,
-    ddp_forward: Callable[..., Outputs] | None = None,
-    reduce: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict,
-) -> dict[str, Tensor]:
-    """Compute the gradient of one minibatch: returns the named terms, adds their sum's gradient to every `.grad`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """A minibatch, the model, and the parts of the method."""
 
-    forward: the model as the objective needs it; x [n, C, H, W] in [0, 1], y [n]: the minibatch. attack, noise,
-    objective, awp: the parts of the method, awp_objective: what AWP climbs, if it is not the objective.
-    shared: draws u, the same on every rank. private: draws for each image.
-    prepare: what the objective does to the images before it looks at them. noise_samples: draws of u in the outer step.
-    weight: a micro-batch's share. ddp_forward: `forward`, averaging gradients over ranks, as `reduce` does tensors.
-    """
-    model = forward.model
+    x: Tensor  # [n, C, H, W] in [0, 1]
+    y: Tensor  # [n], or soft labels [n, C]
+    forward: PairedForward  # the model as the objective needs it
+    attack: PGD  # the inner maximisation
+    noise: Noise  # u ~ N(0, sigma^2)
+    objective: Objective  # the outer minimisation
+    awp: AWP | SAM | ASAM | None = None  # where the outer step is taken: at w + v, or at w
+    context: StepContext  # moment of the run, memory, random numbers for each image
+    shared: torch.Generator  # draws u, the same on every rank
+    noise_samples: int = 1  # draws of u in the outer step
+    weight: float = 1.0  # a micro-batch's share of the minibatch
+    ddp_forward: Callable[..., Outputs] | None = None  # `forward`, averaging gradients over ranks
+    observe: Callable[[Mapping[str, Tensor]], None] | None = None  # called with the terms before the backward pass
+
+
+def step(given: StepInputs) -> dict[str, Tensor]:
+    """Compute the gradient of one minibatch: returns the named terms, adds their sum's gradient to every `.grad`."""
+    x, y, awp, context = given.x, given.y, given.awp, given.context
+    forward, model = given.forward, given.forward.model
+    objective = given.objective.at(context.moment)
+    attack = objective.attack(given.attack, context)
+
     # Sample u ~ N(0, sigma^2) and generate the adversarial examples at w + u.
-    with perturbed(model, noise.at("inner")(model, generator=shared)), images_checked():
-        x_adv = attack(model, x, y, generator=private)
-    batch = prepare(Batch(x=x, x_adv=x_adv, y=y))
-    images = batch.x, batch.x_adv, forward.draws(noise.at("outer"), noise_samples, generator=shared), batch.extra
-    terms_of = partial(mixed_terms, y=batch.y, share=forward.spec.share, reduce=reduce)
-    # Optimise at w or, with AWP or SAM, at the worst w + v nearby; w is restored before the optimizer steps.
-    v = climb(awp, forward, lambda: total(terms_of(awp_objective or objective, forward(*images))), reduce)
-    with perturbed(model, v), statistics_held(forward, awp, at_w=False):
-        terms = terms_of(objective, (ddp_forward or forward)(*images))
-        (weight * total(terms)).backward()
-    add_decay(model, v, weight * awp.decay if isinstance(awp, AWP) else 0.0)
+    u = given.noise.at("inner")(model, generator=given.shared)
+    with perturbed(model, u), images_checked():
+        x_adv = attack(model, x, y, generator=context.draws)
+    batch = objective.prepare(Batch(x=x, x_adv=x_adv, y=y), context)
+    u = forward.draws(given.noise.at("outer"), given.noise_samples, generator=given.shared)
+
+    def outer(forward: Callable[..., Outputs]) -> tuple[Outputs, dict[str, Tensor]]:
+        outputs = forward(batch.x, batch.x_adv, u, batch.extra)
+        with full_precision(x.device):
+            return outputs, objective.terms(outputs, batch.y, context)
+
+    # With AWP or SAM, find the worst w + v near w. BatchNorm's statistics move once: at w + v with AWP, at w with SAM.
+    v: Mapping[str, Tensor] = {}
+    if awp is not None:
+        with nullcontext() if awp.holds_statistics else frozen_bn_stats(forward.teachers):
+            gradients = awp.gradients(model, lambda: total(outer(forward)[1]))
+        v = awp(model, context.reduce(gradients))
+
+    # Optimise at w + v; w is restored before the optimizer steps.
+    held = awp is not None and awp.holds_statistics
+    with perturbed(model, v), frozen_bn_stats(forward) if held else nullcontext():
+        outputs, terms = outer(given.ddp_forward or forward)
+        if given.observe is not None:
+            given.observe(terms)
+        (given.weight * total(terms)).backward()
+    with torch.no_grad(), full_precision(x.device):
+        objective.remember(outputs, batch.y, context)
     return {name: value.detach() for name, value in terms.items()}
-
-
-def climb(
-    awp: AWP | SAM | ASAM | None, forward: PairedForward, loss: Callable[[], Tensor], reduce: Callable
-) -> dict[str, Tensor]:
-    """v, the move to where the loss is worse; none without AWP, SAM or ASAM."""
-    with statistics_held(forward.teachers, awp, at_w=True):
-        return awp(forward.model, reduce(awp.gradients(forward.model, loss))) if awp else {}
-
-
-def statistics_held(module: nn.Module, awp: AWP | SAM | ASAM | None, *, at_w: bool) -> AbstractContextManager[None]:
-    """BatchNorm's statistics move in one of two passes: at w + v with AWP, at w with SAM."""
-    held = awp is not None and awp.holds_statistics != at_w
-    return frozen_bn_stats(module) if held else nullcontext()

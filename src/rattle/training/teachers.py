@@ -7,7 +7,7 @@ from pathlib import Path
 from rattle.data import Dataset
 from rattle.errors import RattleError
 from rattle.models.user import is_code
-from rattle.objectives.base import HasTeachers, Objective, Teacher
+from rattle.objectives.base import Objective, Teacher
 from rattle.objectives.registry import get_method
 from rattle.objectives.standard import Standard
 from rattle.recipes.catalog import resolve
@@ -22,9 +22,8 @@ COTRAINED, AVERAGE = "cotrained", "average"
 
 
 def teachers_of(objective: Objective) -> Mapping[str, tuple[Teacher, str]]:
-    """By name: the teacher, and the method that trains it first or COTRAINED; the AVERAGE is no network of its own."""
-    named = objective.teachers if isinstance(objective, HasTeachers) else {}
-    return {name: teacher for name, teacher in named.items() if teacher[1] != AVERAGE}
+    """By name: the teacher, and the method that trains it first or COTRAINED; without AVERAGE, which is no network."""
+    return {name: teacher for name, teacher in objective.teachers.items() if teacher[1] != AVERAGE}
 
 
 def cotrained(objective: Objective) -> list[str]:

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rattle.jets import NoRule, derivatives
 from rattle.models.registry import create_model
-from rattle.taylor import directional, nested
+from rattle.taylor import directional
 from rattle.weights import Noise, frozen_bn_stats
+from reproduction.readings.curvature import along
+from reproduction.readings.jets import NoRule, derivatives
 
 NETWORKS = {"cnn": 4, "cnn-strided": 4, "preact18": 2, "resnet18": 2, "wrn28-10": 1, "vgg16": 2, "mobilenetv2": 2}
 
@@ -39,7 +40,7 @@ def test_jets_equal_nested_differentiation_and_so_do_their_gradients(name: str, 
     model.train(training)
     before = copy.deepcopy(model.state_dict())
     with frozen_bn_stats(model):
-        found, wanted = derivatives(model, x, u, 2), nested(model, x, u, 2)
+        found, wanted = derivatives(model, x, u, 2), directional(model, x, u, 2)
         (first,) = derivatives(model, x, u, 1)
     assert torch.equal(first, found[0])
     probe = torch.randn(4, 5, dtype=torch.double)
@@ -98,7 +99,7 @@ def test_sums_products_and_shortcuts_carry_both_derivatives(something: nn.Module
     torch.manual_seed(0)
     model, x = Layers(something).double(), torch.rand(4, 1, 8, 8, dtype=torch.double)
     u = {name: torch.randn_like(p) for name, p in model.named_parameters()}  # biases too
-    for a, b in zip(derivatives(model, x, u, 2), nested(model, x, u, 2), strict=True):
+    for a, b in zip(derivatives(model, x, u, 2), directional(model, x, u, 2), strict=True):
         assert far(a, b) < 1e-12
 
 
@@ -123,7 +124,7 @@ def test_derivatives_that_do_not_depend_on_the_weights_have_a_gradient_of_zero()
 def test_without_a_rule_or_gradients_the_nested_way_is_taken() -> None:
     model, x = Layers(nn.Tanh()).double(), torch.rand(4, 1, 8, 8, dtype=torch.double)
     u = Noise(sigma=0.1)(model)
-    wanted = nested(model, x, u, 2)
-    assert all(torch.equal(a, b) for a, b in zip(directional(model, x, u, 2), wanted, strict=True))
+    wanted = directional(model, x, u, 2)
+    assert all(torch.equal(a, b) for a, b in zip(along(model, x, u), wanted, strict=True))
     with torch.no_grad():
-        assert all(torch.equal(a, b) for a, b in zip(directional(model, x, u, 2), wanted, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(along(model, x, u), wanted, strict=True))
