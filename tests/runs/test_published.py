@@ -1,4 +1,4 @@
-"""Reading a published model: whatever somebody put there, nothing runs and one sentence says what is wrong."""
+"""Reading a published model: whatever is there, nothing runs and one sentence says what is wrong."""
 
 from __future__ import annotations
 

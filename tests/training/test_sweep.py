@@ -217,7 +217,7 @@ def test_slurm_without_submitit_says_what_to_install(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("wrong", [{"gpus": -1}, {"nodes": 0}, {"chain": -1}, {"chain": 2}])
 def test_what_slurm_cannot_be_asked_for_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(RattleError, match=r"slurm.gpus and slurm.chain must be >= 0|give --slurm.no-requeue with it"):
+    with pytest.raises(RattleError, match=f"slurm.{next(iter(wrong))}"):
         Slurm(**wrong)
 
 

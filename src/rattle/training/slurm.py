@@ -10,6 +10,7 @@ from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.runs import distributed
 from rattle.runs.progress import Console, NullConsole
+from rattle.settings import Count, CountOrZero, check_settings
 from rattle.training.loop import fit
 from rattle.training.signals import StoppedBySignal
 from rattle.training.sweep import Job
@@ -20,17 +21,16 @@ class Slurm:
     """The resources of each run."""
 
     partition: str | None = None  # the cluster's default when not given
-    nodes: int = 1  # machines of each run
-    gpus: int = 0  # on each machine; a rank for each, or one rank a machine without any
-    cpus: int = 1  # of each rank
-    time: int = 24 * 60  # minutes; a run that needs more is saved, requeued and resumed
+    nodes: Count = 1  # machines of each run
+    gpus: CountOrZero = 0  # on each machine; a rank for each, or one rank a machine without any
+    cpus: Count = 1  # of each rank
+    time: Count = 24 * 60  # minutes; a run that needs more is saved, requeued and resumed
     requeue: bool = True  # put a run that was pre-empted or ran out of time back into the queue
-    chain: int = 0  # without requeue: further jobs of each run, each of which begins when the one before it has ended
+    chain: CountOrZero = 0  # without requeue: further jobs of each run, each begins when the one before it has ended
     account: str | None = None
 
     def __post_init__(self) -> None:
-        if min(self.gpus, self.chain) < 0 or min(self.nodes, self.cpus, self.time) < 1:
-            raise RattleError("slurm.gpus and slurm.chain must be >= 0, slurm.nodes, slurm.cpus and slurm.time >= 1")
+        check_settings(self, "slurm")
         if self.chain and self.requeue:
             raise RattleError("slurm.chain is for clusters that forbid requeueing: give --slurm.no-requeue with it")
 
@@ -78,20 +78,24 @@ def submit(
     except ImportError:
         raise RattleError("the slurm launcher needs submitit: pip install 'rattle-robust[slurm]'") from None
     executor: Callable[..., Any] = submitit.AutoExecutor
+    settings: dict[str, Any] = {
+        "name": "rattle",
+        "timeout_min": slurm.time,
+        "cpus_per_task": slurm.cpus,
+        "nodes": slurm.nodes,
+        "tasks_per_node": max(slurm.gpus, 1),
+        "slurm_additional_parameters": {"requeue" if slurm.requeue else "no-requeue": True},
+        "slurm_use_srun": True,
+    }
+    if slurm.account:
+        settings["slurm_additional_parameters"]["account"] = slurm.account
+    if slurm.partition:
+        settings["slurm_partition"] = slurm.partition
+    if slurm.gpus:
+        settings["gpus_per_node"] = slurm.gpus
     try:
         there = executor(folder=str((out / "slurm").absolute()), cluster="slurm", slurm_max_num_timeout=100)
-        extra = {"requeue": True} if slurm.requeue else {"no-requeue": True}
-        there.update_parameters(
-            name="rattle",
-            timeout_min=slurm.time,
-            cpus_per_task=slurm.cpus,
-            nodes=slurm.nodes,
-            tasks_per_node=max(slurm.gpus, 1),
-            slurm_additional_parameters=extra | ({"account": slurm.account} if slurm.account else {}),
-            slurm_use_srun=True,
-            **({"slurm_partition": slurm.partition} if slurm.partition else {}),
-            **({"gpus_per_node": slurm.gpus} if slurm.gpus else {}),
-        )
+        there.update_parameters(**settings)
         numbers = []
         for job in jobs:
             task, before = SlurmTask(job, slurm, make_console), None

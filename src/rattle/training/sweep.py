@@ -6,13 +6,12 @@ again is always safe.
 
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -114,52 +113,6 @@ def pending(jobs: Sequence[Job], console: Console) -> list[Job]:
     return left
 
 
-@dataclass(slots=True)
-class Workers:
-    """Training processes under way: at most `size`, each with its share of the cores and its own GPU."""
-
-    size: int
-    running: dict[int, tuple[Job, subprocess.Popen]] = field(default_factory=dict)  # slot -> job and process
-
-    def start(self, job: Job) -> None:
-        """Train a job in a free slot; its output goes to train.log in the run folder."""
-        slot = next(i for i in range(self.size) if i not in self.running)
-        share = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // self.size, 1))}
-        if torch.cuda.device_count():
-            share["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
-        command = [sys.executable, "-m", "rattle", "train", str(job.folder), "--out", str(job.folder), "--resume"]
-        if job.trust_code or code_of(job.recipe):
-            command.append("--trust-code")
-        with writing(job.run.log), open(job.run.log, "ab", opener=no_link) as log:
-            process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                stdin=subprocess.DEVNULL,
-                env={**share, **os.environ},
-                start_new_session=True,  # Ctrl-C reaches them through `stop`, once
-            )
-        self.running[slot] = job, process
-
-    def finished(self) -> list[tuple[Job, int]]:
-        """The jobs that have ended since the last call, with their exit codes."""
-        ended = []
-        for slot, (job, process) in list(self.running.items()):
-            if process.poll() is not None:
-                ended.append((job, process.returncode))
-                del self.running[slot]
-        return ended
-
-    def stop(self) -> None:
-        """Ask what still runs to save and end, and wait for it: no process outlives the sweep."""
-        for _, process in self.running.values():
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-        for _, process in self.running.values():
-            process.wait()
-        self.running.clear()
-
-
 def check_jobs(at_once: int) -> None:
     if at_once < 1:
         raise RattleError(f"jobs must be >= 1, got {at_once}")
@@ -168,24 +121,28 @@ def check_jobs(at_once: int) -> None:
 def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console) -> dict[str, str]:
     """Train on this machine, `at_once` jobs at a time; returns the last line that each failed job wrote."""
     check_jobs(at_once)
-    waiting, failed, workers = list(jobs), {}, Workers(at_once)
+    waiting, failed = list(jobs), {}
+    running: dict[int, tuple[Job, subprocess.Popen]] = {}  # by slot, which has its share of the cores and a GPU
     recorded, shown = sum(job.epochs for job in jobs), {}
-    with (
-        listening() as request,
-        console.progress("sweep", sum(job.recipe.epochs for job in jobs), done=recorded) as advance,
-    ):
+    bar = console.progress("sweep", sum(job.recipe.epochs for job in jobs), done=recorded)
+    with listening() as request, bar as advance:
         try:
-            while waiting or workers.running:
-                while waiting and len(workers.running) < at_once and not request.number:
-                    workers.start(waiting.pop(0))
+            while waiting or running:
+                for slot in range(at_once):
+                    if waiting and slot not in running and not request.number:
+                        job = waiting.pop(0)
+                        running[slot] = job, start(job, slot, at_once)
                 time.sleep(0.1)
-                for job, code in workers.finished():
+                for slot, (job, process) in list(running.items()):
+                    code = process.poll()
+                    if code is None:
+                        continue
+                    del running[slot]
                     if code and not request.number:
                         failed[job.folder.name] = last_line(job.folder / "train.log") or f"exit code {code}"
                     console.log(f"{job.folder.name}: {f'ended with exit code {code}' if code else 'finished'}")
-                # After the last job has ended, the last turn still shows all its epochs.
                 before, recorded = recorded, max(sum(job.epochs for job in jobs), recorded)
-                done = len(jobs) - len(waiting) - len(workers.running)
+                done = len(jobs) - len(waiting) - len(running)
                 figures = {"runs": f"{done}/{len(jobs)}", "failed": str(len(failed))}
                 if recorded > before or figures != shown:  # or a log would repeat a line
                     advance(recorded - before, **figures)
@@ -193,8 +150,35 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
                 if request.number:
                     raise StoppedBySignal(request.number, str(out))
         finally:
-            workers.stop()
+            stop([process for _, process in running.values()])
     return failed
+
+
+def start(job: Job, slot: int, slots: int) -> subprocess.Popen:
+    """Train a job in a process of its own; its output goes to train.log in the run folder."""
+    share = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // slots, 1))}
+    if torch.cuda.device_count():
+        share["CUDA_VISIBLE_DEVICES"] = str(slot % torch.cuda.device_count())
+    command = [sys.executable, "-m", "rattle", "train", str(job.folder), "--out", str(job.folder), "--resume"]
+    if job.trust_code or code_of(job.recipe):
+        command.append("--trust-code")
+    with writing(job.run.log), open(job.run.log, "ab", opener=no_link) as log:
+        return subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            env={**share, **os.environ},
+            start_new_session=True,  # Ctrl-C reaches them through `stop`, once
+        )
+
+
+def stop(processes: Sequence[subprocess.Popen]) -> None:
+    """Ask processes to save and end, and wait for them: none outlives the sweep."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait()
 
 
 def last_line(path: Path) -> str:
