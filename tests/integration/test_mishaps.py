@@ -18,7 +18,6 @@ import torch
 from rattle.cli.main import fail, main
 from rattle.errors import RattleError
 from rattle.recipes.schedules import Piecewise
-from rattle.runs import checkpoint
 from rattle.runs.checkpoint import read
 from rattle.runs.load import load
 from rattle.runs.lock import open_run
@@ -29,6 +28,7 @@ from rattle.training.loop import fit
 from support.processes import Child, until
 from support.training import content, dies_at, eventful, killed, recipe_of, tiny
 
+pytestmark = pytest.mark.process
 OLD_RUNS = Path(__file__).with_name("old_runs")
 
 
@@ -66,16 +66,6 @@ def test_what_is_damaged_is_said_in_a_line_and_never_takes_the_place_of_what_is_
     assert "last.safetensors is not a checkpoint, or is damaged" in line
     assert line.endswith("; trying the checkpoint before it")
     assert "\n" not in line
-
-
-def test_a_checkpoint_of_a_newer_format_is_refused_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "FORMAT", 7)
-    fit(tiny("trades", epochs=2), tmp_path)
-    monkeypatch.undo()
-    with pytest.raises(RattleError, match="has checkpoint format 7; this version reads up to 2: upgrade rattle"):
-        fit(tiny("trades", epochs=2), tmp_path, resume=True)
 
 
 def test_a_run_folder_of_the_first_format_stays_readable_and_goes_on(tmp_path: Path) -> None:

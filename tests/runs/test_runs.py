@@ -107,10 +107,6 @@ def test_a_run_that_was_there_stays_when_its_training_is_refused(tmp_path: Path)
     assert Run(tmp_path / "b").checkpoint("last").exists()
 
 
-def test_resume_begins_a_run_where_there_is_none(tmp_path: Path) -> None:
-    assert begun(tmp_path / "new", RECIPE, resume=True).recipe.exists()
-
-
 def test_resume_and_overwrite_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(RattleError, match="--resume continues a run and --overwrite replaces it: choose one"):
         begun(tmp_path, RECIPE, resume=True, overwrite=True)
@@ -186,13 +182,3 @@ def test_the_environment_names_versions_and_hardware() -> None:
     assert about["torch"] == torch.__version__
     assert about["threads"] == 1
     assert {"rattle", "commit", "python", "numpy", "platform", "device", "cores"} <= about.keys()
-
-
-def test_clearing_a_run_ends_with_its_recipe(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    assert run.written()[-1] == run.recipe
-    assert {path.name for path in run.written()} >= {"checkpoints", "results", "metrics.jsonl", "report.html"}
-    assert (Run.recipe, run.landscape("weight-2d")) == (
-        Path("recipe.yaml"),
-        tmp_path / "results/landscape-weight-2d.npz",
-    )

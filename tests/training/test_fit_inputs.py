@@ -2,7 +2,6 @@
 
 import re
 import runpy
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,7 @@ from rattle.training import loop
 from rattle.training.fit_inputs import take
 from rattle.training.state import init_state
 from rattle.weights import EMA, eval_mode
-from support.processes import Child
-from support.training import Interrupting, Stop, content, dies_at
+from support.training import Interrupting, Stop, content
 
 ROOT = Path(__file__).parents[2]
 
@@ -208,19 +206,6 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(whole: Run, tmp_path: P
         fit(tmp_path, made=made, console=Interrupting(**stop))
     torch.rand(7)  # torch's own random state plays no part, not even in dropout
     assert content(fit(tmp_path, net(seed=5), made=made, resume=True)) == content(whole)
-
-
-@pytest.mark.process
-def test_a_run_killed_in_an_epoch_goes_on_as_if_nothing_had_happened(whole: Run, tmp_path: Path) -> None:
-    made = recipe(average=EMA(decay=0.8))
-
-    def action() -> None:
-        dies_at((loop, "train_step"), 5)()
-        fit(tmp_path / "run", made=made)
-
-    child = Child(action, tmp_path / "log")
-    assert child.wait() == -signal.SIGKILL, child.words()
-    assert content(fit(tmp_path / "run", made=made, resume=True)) == content(whole)
 
 
 def test_a_module_that_moved_in_the_code_is_resumed_and_another_one_is_not(whole: Run, tmp_path: Path) -> None:

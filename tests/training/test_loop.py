@@ -65,20 +65,12 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(whole: Run, tmp_path: P
     assert content(run) == content(whole)
 
 
-def test_a_line_written_after_the_last_checkpoint_is_forgotten(whole: Run, tmp_path: Path) -> None:
-    with pytest.raises(Stop):
-        fit(eventful(), tmp_path, console=Interrupting(epochs=1))
-    with Run(tmp_path).metrics.open("a") as file:
-        file.write('{"epoch": 2, "lo')  # the machine died between the line and its checkpoint
-    assert content(fit(eventful(), tmp_path, resume=True)) == content(whole)
-
-
 def test_resuming_a_finished_run_changes_nothing(whole: Run, tmp_path: Path) -> None:
     shutil.copytree(whole.folder, tmp_path / "copy")
     assert content(fit(eventful(), tmp_path / "copy", resume=True)) == content(whole)
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[:-100], lambda b: b[:-50] + b"x" + b[-49:], lambda b: b""])
+@pytest.mark.parametrize("damage", [lambda b: b[:-50] + b"x" + b[-49:], lambda b: b""])
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(whole: Run, tmp_path: Path, damage) -> None:
     shutil.copytree(whole.folder, tmp_path / "copy")
     last = Run(tmp_path / "copy").checkpoint("last")
@@ -255,12 +247,6 @@ def test_a_loss_that_diverges_stops_with_the_step_the_terms_and_the_last_good_ch
     saved = read(run.checkpoint("last"))
     assert saved.progress["epoch"] == 1
     assert all(v.isfinite().all() for v in saved.tensors.values())
-
-
-def test_a_loss_that_diverges_at_once_says_that_nothing_was_saved(tmp_path: Path) -> None:
-    recipe = tiny(optimizer=replace(tiny().optimizer, lr=1e25))
-    with pytest.raises(RattleError, match=r"the loss diverged at step 2 \(clean nan.*no checkpoint was written yet"):
-        fit(recipe, tmp_path)
 
 
 def test_weights_that_overflow_in_an_epochs_last_step_are_not_saved(tmp_path: Path) -> None:

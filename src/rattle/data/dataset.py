@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 
 COMPARED = 4096  # images that a checksum of a part looks at
@@ -42,7 +41,7 @@ class Images:
     @property
     def decoded(self) -> bool:
         """Whether these are pictures that are decoded on the fly."""
-        return isinstance(self.storage, Pictures)
+        return not isinstance(self.storage, Tensor)
 
     @property
     def shape(self) -> torch.Size:

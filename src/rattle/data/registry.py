@@ -14,12 +14,7 @@ from torch import Tensor
 
 from rattle.data.augment import Augment
 from rattle.data.dataset import Dataset, Images, balanced_indices, hold_out
-from rattle.data.extra import extra_images
 from rattle.data.files import data_root
-from rattle.data.folder import decoded_folder, folder
-from rattle.data.hub import hub
-from rattle.data.npz import npz
-from rattle.data.resize import scale
 from rattle.data.sources import DECODED, SOURCES
 from rattle.errors import RattleError, unknown
 from rattle.randomness import derive_seed
@@ -88,6 +83,8 @@ class Data:
         """The images of `extra`, to train on beside those of `data`; evaluations do without them."""
         if self.extra is None:
             return None
+        from rattle.data.extra import extra_images
+
         return extra_images(Path(self.extra).expanduser(), data, self.resize)
 
     def extra_count(self, batch: int) -> int:
@@ -117,12 +114,18 @@ class Data:
         if self.crop or self.name in DECODED:
             return self.find_decoded(root, path)
         if self.name.startswith("hub:"):
+            from rattle.data.hub import hub
+
             return partial(hub, self.name.removeprefix("hub:"), self.split_seed, self.resize)
         if self.name in SOURCES:
             return self.scaled(lambda: SOURCES[self.name](root))
         if path.is_dir():
+            from rattle.data.folder import folder
+
             return partial(folder, path, self.split_seed, self.resize)
         if path.suffix == ".npz" and path.is_file():
+            from rattle.data.npz import npz
+
             return self.scaled(partial(npz, path, self.split_seed))
         if path.suffix == ".npz" or len(path.parts) > 1:
             kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
@@ -138,6 +141,8 @@ class Data:
                 raise RattleError(f"{self.name}: there is no folder {path} with train/ and val/; {where}")
         elif self.name in SOURCES or not path.is_dir():
             raise RattleError(f"data.crop is for a folder of pictures, which {self.name} is not")
+        from rattle.data.folder import decoded_folder
+
         side = self.crop or DECODED[self.name]
         return partial(decoded_folder, path, self.split_seed, crop=side, resize=self.resize, workers=self.workers)
 
@@ -150,7 +155,11 @@ class Data:
     def scaled(self, read: Callable[[], Dataset]) -> Callable[[], Dataset]:
         """`read`, its images scaled where the settings ask for it."""
         side = self.resize
-        return read if side is None else lambda: scale(read(), side)
+        if side is None:
+            return read
+        from rattle.data.resize import scale
+
+        return lambda: scale(read(), side)
 
 
 def batches(n: int, batch_size: int, *, seed: int, epoch: int, drop_last: bool = True) -> Iterator[Tensor]:

@@ -16,7 +16,6 @@ from torch import nn
 from rattle.errors import RattleError, unknown
 from rattle.forward import keep_logits
 from rattle.models.layers import Network, normalisation
-from rattle.models.timm import opens_files, timm_builder
 
 USER_MODULE = "rattle_user_"  # begins the names of modules that were files
 CHANNELS = ("channels", "in_channels", "in_chans")
@@ -75,6 +74,8 @@ def is_code(name: str) -> bool:
     [False, True, True, False, True]
     """
     if name.startswith("timm:"):
+        from rattle.models.timm import opens_files
+
         return opens_files(name)
     return name.endswith(".py") or (":" in name and not name.startswith("python:"))  # `fit` was given those as modules
 
@@ -92,6 +93,8 @@ def refuse_code(names: Iterable[str], where: str) -> None:
 def import_builder(name: str) -> Callable[..., Any]:
     """The function or class that `FILE.py:FUNCTION`, `package.module:FUNCTION` or `timm:NAME` means (timm.py)."""
     if name.startswith("timm:"):
+        from rattle.models.timm import timm_builder
+
         return timm_builder(name)
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:

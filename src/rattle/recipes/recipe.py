@@ -14,7 +14,6 @@ from rattle.objectives import Objective, Trades
 from rattle.objectives.registry import objective_kinds
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.reading import parse_yaml
-from rattle.recipes.saved import upgraded
 from rattle.recipes.schedules import Cosine, KeptEpochs, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
 from rattle.settings import Between, Bound, Count, NonNegative, Positive, Share, check_settings
@@ -208,6 +207,8 @@ class Recipe:
 
     @staticmethod
     def from_yaml(text: str) -> Recipe:
+        from rattle.recipes.saved import upgraded
+
         return from_plain(Recipe, upgraded(parse_yaml(text)))
 
 

@@ -9,7 +9,6 @@ from rattle.errors import RattleError
 from rattle.models.user import is_code
 from rattle.objectives.base import Objective, Teacher
 from rattle.objectives.registry import get_method
-from rattle.objectives.standard import Standard
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.paths import Run
@@ -51,6 +50,8 @@ def train_teachers(
     They are runs of their own beside the run, RUN-teacher-NAME: resumed and reused like any other. fit: trains a
     recipe into a folder; resume, overwrite: what happens to the run; a longer run keeps the teacher it began with.
     """
+    from rattle.objectives.standard import Standard
+
     found = {}
     for name, (own, wanted) in trained_first(recipe, run).items():
         begun = resolve(str(own.folder)) if own.exists() else wanted
