@@ -73,10 +73,6 @@ class Threat:
         shrink = (radius / length(delta).clamp_min(1e-12)).clamp_max(1)
         return (x + delta * shrink).clamp_(0, 1)
 
-    def box(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Of l_inf the lowest and highest points of the ball around x and [0, 1], whose common part is a box."""
-        return ((x - self.epsilon).clamp_(0, 1), (x + self.epsilon).clamp_(0, 1)) if self.norm == "linf" else None
-
     def shorten(self, delta: Tensor) -> Tensor:
         """The nearest perturbation of the ball, whatever image it is for: [0, 1] does not count."""
         if self.norm == "linf":

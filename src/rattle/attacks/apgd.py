@@ -30,79 +30,6 @@ def checkpoints(steps: int) -> set[int]:
     return found
 
 
-@dataclass
-class Ascent(TargetRows):
-    """The variables of Algorithm 1, one entry per row."""
-
-    x_adv: Tensor  # current point, [r, d]
-    x_old: Tensor  # the one before, [r, d]
-    loss: Tensor  # at x_adv, [r]
-    gradient: Tensor  # at x_adv, [r, d]
-    best: Tensor  # point of highest loss so far, [r, d]
-    best_loss: Tensor  # [r]
-    best_gradient: Tensor  # [r, d]
-    step_size: Tensor  # [r, 1]
-    rises: Tensor  # how often the loss rose since the last checkpoint, [r]
-    loss_at_check: Tensor  # the best loss at the last checkpoint, [r]
-    halved: Tensor  # whether the last checkpoint halved the step size, [r] bool
-    moved: Tensor  # l_1: coordinates that the best point moved, at the last checkpoint, [r]
-    share: Tensor  # l_1: share of the coordinates that a step moves, [r]
-
-    def record(self, loss: Tensor, gradient: Tensor) -> None:
-        """Loss and gradient at x_adv, which becomes the best point where the loss is higher than ever."""
-        self.rises = self.rises + (loss > self.loss)
-        self.loss, self.gradient = loss, gradient
-        higher = loss > self.best_loss
-        self.best[higher], self.best_gradient[higher] = self.x_adv[higher], gradient[higher]
-        self.best_loss = torch.maximum(loss, self.best_loss)
-
-    def return_to_best(self, rows: Tensor) -> None:
-        """Continue from the best point in the rows of the mask."""
-        self.x_adv = torch.where(rows[:, None], self.best, self.x_adv)
-        self.gradient = torch.where(rows[:, None], self.best_gradient, self.gradient)
-
-
-def next_point(live: Ascent, threat: Threat, *, first: bool) -> Tensor:
-    """Eq. (4): a projected step z, then x' + alpha (z - x') + (1 - alpha) (x' - x'_old), projected again."""
-    z = threat.project(threat.ascend(live.x_adv, live.gradient, live.step_size[:, None]), live.x)
-    if first:
-        return z
-    z.mul_(ALPHA).add_(live.x_adv, alpha=2 - 2 * ALPHA).sub_(live.x_old, alpha=1 - ALPHA)
-    return threat.project(z, live.x)
-
-
-def adapt(live: Ascent, fewest_rises: float) -> None:
-    """At a checkpoint, halve the step where the loss rose too rarely or its maximum did not grow (Sec. 3)."""
-    oscillates = live.rises <= fewest_rises
-    stuck = ~live.halved & (live.loss_at_check >= live.best_loss)
-    live.halved = oscillates | stuck
-    live.step_size = torch.where(live.halved, live.step_size / 2, live.step_size)
-    live.return_to_best(live.halved)
-    live.loss_at_check, live.rises = live.best_loss, torch.zeros_like(live.rises)
-
-
-def next_point_l1(live: Ascent, threat: Threat) -> Tensor:
-    """Move the coordinates of largest gradient by the same amount, the step's l_1 length in all, and project."""
-    size, d = live.gradient.abs(), live.x.shape[1]
-    rank = ((1 - live.share) * d).clamp(0, d - 1).long()
-    threshold = size.sort(1).values.gather(1, rank[:, None])
-    direction = live.gradient.sign() * (size >= threshold)
-    length = direction.abs().sum(1, keepdim=True).clamp_min(1e-10)
-    return threat.project(live.x_adv + live.step_size[:, None] * direction / length, live.x)
-
-
-def adapt_l1(live: Ascent, epsilon: float) -> None:
-    """Where the best point became sparser, return to it with the full step; elsewhere shorten the step (2021, Sec. 3).
-
-    The share of coordinates that the next steps move follows the best point.
-    """
-    moved = (live.best != live.x).sum(1).to(live.x.dtype)
-    sparser = moved < 0.95 * live.moved
-    live.share, live.moved = moved / live.x.shape[1] / 1.5, moved
-    live.step_size = torch.where(sparser, epsilon, (live.step_size / 1.5).clamp(epsilon / 10, epsilon))
-    live.return_to_best(sparser)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class APGD:
     """Momentum PGD that halves its step and returns to its best point when the loss stops rising (Algorithm 1)."""
@@ -207,3 +134,76 @@ class APGD:
         if self.loss == "dlr":
             return losses.dlr(logits, y) if enough else losses.cw(logits, y)
         return losses.dlr_targeted(logits, y, target) if enough else losses.cw_targeted(logits, y, target)
+
+
+@dataclass
+class Ascent(TargetRows):
+    """The variables of Algorithm 1, one entry per row."""
+
+    x_adv: Tensor  # current point, [r, d]
+    x_old: Tensor  # the one before, [r, d]
+    loss: Tensor  # at x_adv, [r]
+    gradient: Tensor  # at x_adv, [r, d]
+    best: Tensor  # point of highest loss so far, [r, d]
+    best_loss: Tensor  # [r]
+    best_gradient: Tensor  # [r, d]
+    step_size: Tensor  # [r, 1]
+    rises: Tensor  # how often the loss rose since the last checkpoint, [r]
+    loss_at_check: Tensor  # the best loss at the last checkpoint, [r]
+    halved: Tensor  # whether the last checkpoint halved the step size, [r] bool
+    moved: Tensor  # l_1: coordinates that the best point moved, at the last checkpoint, [r]
+    share: Tensor  # l_1: share of the coordinates that a step moves, [r]
+
+    def record(self, loss: Tensor, gradient: Tensor) -> None:
+        """Loss and gradient at x_adv, which becomes the best point where the loss is higher than ever."""
+        self.rises = self.rises + (loss > self.loss)
+        self.loss, self.gradient = loss, gradient
+        higher = loss > self.best_loss
+        self.best[higher], self.best_gradient[higher] = self.x_adv[higher], gradient[higher]
+        self.best_loss = torch.maximum(loss, self.best_loss)
+
+    def return_to_best(self, rows: Tensor) -> None:
+        """Continue from the best point in the rows of the mask."""
+        self.x_adv = torch.where(rows[:, None], self.best, self.x_adv)
+        self.gradient = torch.where(rows[:, None], self.best_gradient, self.gradient)
+
+
+def next_point(live: Ascent, threat: Threat, *, first: bool) -> Tensor:
+    """Eq. (4): a projected step z, then x' + alpha (z - x') + (1 - alpha) (x' - x'_old), projected again."""
+    z = threat.project(threat.ascend(live.x_adv, live.gradient, live.step_size[:, None]), live.x)
+    if first:
+        return z
+    z.mul_(ALPHA).add_(live.x_adv, alpha=2 - 2 * ALPHA).sub_(live.x_old, alpha=1 - ALPHA)
+    return threat.project(z, live.x)
+
+
+def adapt(live: Ascent, fewest_rises: float) -> None:
+    """At a checkpoint, halve the step where the loss rose too rarely or its maximum did not grow (Sec. 3)."""
+    oscillates = live.rises <= fewest_rises
+    stuck = ~live.halved & (live.loss_at_check >= live.best_loss)
+    live.halved = oscillates | stuck
+    live.step_size = torch.where(live.halved, live.step_size / 2, live.step_size)
+    live.return_to_best(live.halved)
+    live.loss_at_check, live.rises = live.best_loss, torch.zeros_like(live.rises)
+
+
+def next_point_l1(live: Ascent, threat: Threat) -> Tensor:
+    """Move the coordinates of largest gradient by the same amount, the step's l_1 length in all, and project."""
+    size, d = live.gradient.abs(), live.x.shape[1]
+    rank = ((1 - live.share) * d).clamp(0, d - 1).long()
+    threshold = size.sort(1).values.gather(1, rank[:, None])
+    direction = live.gradient.sign() * (size >= threshold)
+    length = direction.abs().sum(1, keepdim=True).clamp_min(1e-10)
+    return threat.project(live.x_adv + live.step_size[:, None] * direction / length, live.x)
+
+
+def adapt_l1(live: Ascent, epsilon: float) -> None:
+    """Where the best point became sparser, return to it with the full step; elsewhere shorten the step (2021, Sec. 3).
+
+    The share of coordinates that the next steps move follows the best point.
+    """
+    moved = (live.best != live.x).sum(1).to(live.x.dtype)
+    sparser = moved < 0.95 * live.moved
+    live.share, live.moved = moved / live.x.shape[1] / 1.5, moved
+    live.step_size = torch.where(sparser, epsilon, (live.step_size / 1.5).clamp(epsilon / 10, epsilon))
+    live.return_to_best(sparser)
