@@ -50,7 +50,13 @@ def test_contours_have_a_row_for_each_loss_and_a_column_for_each_model() -> None
 def test_a_surface_with_gaps_and_colour_images_is_still_drawn(tmp_path: Path) -> None:
     surface = bowl(1.0, images=1, channels=3)
     surface.loss[0, 0, 0], surface.loss[0, 1, 1] = np.nan, np.inf
-    plots.save(plots.input_surfaces({"<b>": surface}), tmp_path / "gaps", dpi=40)
+    figure = plots.input_surfaces({"<b>": surface})
+    png, svg = plots.save(figure, tmp_path / "gaps", dpi=40)
+    (axes,) = (axes for axes in figure.axes if hasattr(axes, "get_zlim"))
+    assert np.isfinite(axes.get_zlim()).all()
+    assert "<b>" in [text.get_text() for text in figure.texts]
+    assert png.stat().st_size > 1000
+    assert svg.stat().st_size > 1000
 
 
 def test_what_cannot_be_compared_is_refused_in_words() -> None:

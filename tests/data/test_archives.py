@@ -9,6 +9,7 @@ import pickle
 import struct
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,18 +138,12 @@ def test_a_link_in_the_archive_is_not_followed(tmp_path: Path) -> None:
         Data(name="cifar10", root=str(tmp_path)).load()
 
 
-def test_an_absurdly_large_member_is_refused_before_it_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "size"), [(tarfile.REGTYPE, 2**40), (tarfile.XHDTYPE, 2**32)])
+def test_an_absurdly_large_member_or_header_is_refused_before_it_is_read(
+    tmp_path: Path, kind: bytes, size: int
+) -> None:
     info = tarfile.TarInfo(f"{CIFAR10.folder}/data_batch_1")
-    info.size = 2**40
-    with gzip.open(tmp_path / CIFAR10.archive, "wb") as file:
-        file.write(info.tobuf())
-    with pytest.raises(RattleError, match="would unpack to 1,099,511,627,776 bytes"):
-        Data(name="cifar10", root=str(tmp_path)).load()
-
-
-def test_an_absurdly_large_tar_header_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    info = tarfile.TarInfo("pax")
-    info.type, info.size = tarfile.XHDTYPE, 2**32
+    info.type, info.size = kind, size
     with gzip.open(tmp_path / CIFAR10.archive, "wb") as file:
         file.write(info.tobuf())
     with pytest.raises(RattleError, match="more than the 1,073,741,824 allowed"):
@@ -174,14 +169,12 @@ def test_an_archive_of_the_official_size_must_have_the_official_checksum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
-    for md5, words in ((files.md5(path), None), ("0" * 32, "its MD5 is")):
-        official = Remote(f"https://example.org/{path.name}", path.stat().st_size, md5)
-        monkeypatch.setitem(URLS, "cifar10", (official,))
-        if words is None:
-            Data(name="cifar10", root=str(tmp_path)).load()
-            continue
-        with pytest.raises(RattleError, match=words):
-            Data(name="cifar10", root=str(tmp_path)).load()
+    official = Remote(f"https://example.org/{path.name}", path.stat().st_size, files.md5(path))
+    monkeypatch.setitem(URLS, "cifar10", (official,))
+    assert len(Data(name="cifar10", root=str(tmp_path)).load().test) == 10
+    monkeypatch.setitem(URLS, "cifar10", (replace(official, md5="0" * 32),))
+    with pytest.raises(RattleError, match="its MD5 is"):
+        Data(name="cifar10", root=str(tmp_path)).load()
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "mnist", "fashion-mnist"])
@@ -257,7 +250,7 @@ def test_idx_files_are_read_zipped_or_not(tmp_path: Path, name: str, where: str,
     [
         (lambda raw: raw[:-1], "ends after 7839 of 7840 bytes"),
         (lambda raw: raw[:7], "ends in its header"),
-        (lambda raw: raw + b"x", "goes on after"),
+        (lambda raw: raw + b"x", "has more than"),
         (lambda raw: b"\x00\x00\x0d\x03" + raw[4:], "is not an idx file"),
         (lambda raw: raw[:4] + b"\xff" * 12 + raw[16:], "bytes, more than the"),
     ],

@@ -174,13 +174,12 @@ def confirm(left: Cost, what: str, yes: bool) -> None:
 
 def print_cost(options: Options, scale: Scale, console: Console) -> None:
     """Table 6: nothing is trained; steps are timed."""
-    path = Path(options.out) / scale.name / "cost.json"
-    left = Cost(seconds=0.0 if path.exists() else cost.estimated_seconds(scale), bytes=0, device="cpu")
+    left = Cost(seconds=cost.estimated_seconds(scale.cost), bytes=0, device="cpu")
     console.log(f"Table 6 times single steps of {scale.cost.model}: {left}")
     if options.plan:
         return
     confirm(left, f"Table 6 at scale {scale.name}", options.yes)
-    measured = cost.measure(scale, path, console)
+    measured = cost.measure(scale.cost, console)
     print_result(cost.printed_table(scale, measured, title_of(6, scale)), 6, options, console)
 
 

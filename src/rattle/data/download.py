@@ -50,7 +50,7 @@ def fetch(remote: Remote, folder: Path, progress: Progress) -> Path:
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error or type(error).__name__
         raise RattleError(
-            f"cannot download {remote.url} ({reason}); when online again, the same command goes on where it stopped, "
+            f"cannot download {remote.url} ({reason}); when online again, the same command resumes it, "
             f"or put {remote.file} into {folder} by hand"
         ) from error
     found = md5(part)
@@ -86,4 +86,4 @@ def receive(remote: Remote, part: Path, progress: Progress) -> None:
                 done += len(chunk)
                 advance(len(chunk))
     if done < total:
-        raise RattleError(f"{remote.url} stopped after {done:,} of {total:,} bytes; the same command goes on")
+        raise RattleError(f"{remote.url} stopped after {done:,} of {total:,} bytes; the same command resumes it")

@@ -51,5 +51,5 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         if len(values) < size:
             raise EOFError(f"it ends after {len(values)} of {size} bytes")
         if file.read(1):  # also makes gzip verify its checksum
-            raise RattleError(f"{path} goes on after the {size} bytes that its header announces")
+            raise RattleError(f"{path} has more than the {size} bytes that its header announces")
     return np.frombuffer(bytearray(values), np.uint8).reshape(shape)  # a copy that torch may write to
