@@ -11,13 +11,12 @@ import torch
 from rattle.cli.main import main
 from rattle.models.registry import create_model
 from rattle.paper import tables
-from rattle.paper.plan import trainable
 from rattle.paper.rows import Row
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import replace_at
 
-ROWS = [(number, row) for number in range(1, 6) for row in map(trainable, tables.table(number).rows) if row.recipe]
+ROWS = [(number, row) for number in range(1, 6) for row in tables.table(number).rows if row.recipe]
 SURROGATES = sorted({c.surrogate for _, row in ROWS for c in row.cells if c.surrogate})
 WIDTHS = {
     "PreAct ResNet-18": 8,

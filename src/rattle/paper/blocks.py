@@ -113,7 +113,7 @@ def shown(cell: Cell, ours: CellResult) -> str:
     if ours.state:
         return ours.state
     places = decimals(cell, ours)
-    spread = "" if math.isnan(ours.deviation) else f" ± {ours.deviation:.{places}f}"
+    spread = "" if math.isnan(ours.std) else f" ± {ours.std:.{places}f}"
     return f"{ours.mean:.{places}f}{spread}"
 
 

@@ -1,4 +1,4 @@
-"""A table's figures: mean, deviation, interval and difference to the baseline, cell by cell beside the paper's."""
+"""A table's figures: mean, std, interval and difference to the baseline, cell by cell beside the paper's."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ class CellResult:
     checkpoints: tuple[str, ...] = ()  # that they belong to
     images: int = 0
     mean: float = math.nan
-    deviation: float = math.nan  # over seeds; NaN with one
+    std: float = math.nan  # over seeds; NaN with one
     interval: Interval | None = None  # over seeds (Student), with one seed over images (Wilson)
     sample: Sample | None = None
     difference: Difference | None = None  # to the baseline, as a share (or distance), not in %
@@ -69,7 +69,7 @@ def cell_result(cell: Cell, by_seed: Mapping[int, Measured]) -> CellResult:
         checkpoints=tuple(m.checkpoint for m in measured),
         images=len(measured[0].values),
         mean=summary.mean,
-        deviation=summary.deviation,
+        std=summary.deviation,
         interval=None if math.isinf(within.low) else Interval(unit * within.low, unit * within.high),
         sample=sample,
     )

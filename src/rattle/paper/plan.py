@@ -1,15 +1,13 @@
 """Which runs a table of the paper needs at a scale: its rows, the baselines they are compared with, surrogates."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rattle.errors import RattleError
 from rattle.paper import tables
-from rattle.paper.rows import Overrides, Row, parts_of
+from rattle.paper.rows import Overrides, Row
 from rattle.paper.scales import Scale
-from rattle.recipes.names import method_pattern
 from rattle.recipes.recipe import Recipe
 from rattle.training import sweep
 from rattle.training.sweep import Job
@@ -56,17 +54,11 @@ def rows_of(number: int) -> list[Row]:
         swa, second = tables.SWA_COMPARISON.rows
         rows += [swa, on_trades(second), second]
     found: list[Row] = []
-    for row in map(trainable, rows):
+    for row in rows:
         if row.baseline and row.baseline not in [other.recipe for other in found if not other.overrides]:
             found.append(unprinted(row.baseline, row))
         found.append(row)
     return found
-
-
-def trainable(row: Row) -> Row:
-    """The row; without its recipe where nothing of that name is registered."""
-    known = row.recipe is None or re.fullmatch(method_pattern(), parts_of(row.recipe)[3])
-    return row if known else replace(row, recipe=None)
 
 
 def on_trades(like: Row) -> Row:
