@@ -60,14 +60,9 @@ CALLS: dict[str, Callable[[], object]] = {
 
 def plant(folder: Path, model: str) -> None:
     """A run that names code, the same checkpoint alone, the code, and an honest run beside it."""
-    for file in (
-        folder / "nets/evil.py",
-        folder / "package/module.py",
-        folder / "package/__init__.py",
-        folder / "evil.py",
-    ):
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(CANARY)
+    for name in ("nets/evil.py", "package/module.py", "package/__init__.py", "evil.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(CANARY)
     recipe = replace(RECIPE, model=model)
     save_run(folder / "run", recipe=recipe)
     save_run(folder / "honest")
@@ -122,30 +117,28 @@ def test_every_form_of_code_is_held_to_the_rule(name: str, tmp_path: Path, monke
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize(
-    "words", [["evaluate", "run", *FEW, "--trust-code"], ["evaluate", "run", *FEW, "--model", NAMES[0]]]
-)
-def test_the_user_s_word_runs_it(words: list[str], planted: Path) -> None:
-    assert main(words) == 0
-    assert (planted / "executed").exists()
+def test_the_user_s_word_runs_it(planted: Path) -> None:
+    for opened in (
+        lambda: main(["evaluate", "run", *FEW, "--trust-code"]) == 0,
+        lambda: main(["evaluate", "run", *FEW, "--model", NAMES[0]]) == 0,
+        lambda: rattle.load("run", trust_code=True),
+    ):
+        assert opened()
+        (planted / "executed").unlink()
 
 
-def test_trust_in_python_runs_it(planted: Path) -> None:
-    assert rattle.load("run", trust_code=True)
-    assert (planted / "executed").exists()
+FEWER = ["--epochs", "1", "--batch-size", "192", "--attack.steps", "1", "--val-attack.steps", "1"]
 
 
-def test_a_model_named_on_the_command_line_trains_goes_on_and_sweeps(planted: Path) -> None:
-    few = ["--epochs", "1", "--batch-size", "192", "--attack.steps", "1", "--val-attack.steps", "1"]
-    assert main(["train", "run", "--model", NAMES[0], *few, "--out", "own"]) == 0
+def test_a_model_named_on_the_command_line_trains_and_resumes(planted: Path) -> None:
+    assert main(["train", "run", "--model", NAMES[0], *FEWER, "--out", "own"]) == 0
     assert main(["train", "own", "--resume"]) == 2
     assert main(["train", "own", "--resume", "--trust-code"]) == 0
     assert main(["train", "own", "--resume", "--model", NAMES[0]]) == 0
 
 
 def test_a_teacher_s_code_runs_by_the_user_s_word_or_where_the_recipe_names_it(planted: Path) -> None:
-    few = ["--epochs", "1", "--batch-size", "192", "--attack.steps", "1", "--val-attack.steps", "1", "--width", "4"]
-    hat = ["train", "digits-linf-cnn-hat", *few]
+    hat = ["train", "digits-linf-cnn-hat", *FEWER, "--width", "4"]
     given = ["--objective.teacher.weights", "run", "--out"]
     assert main([*hat, *given, "trusted", "--trust-code"]) == 0
     assert main(["train", "trusted", "--resume"]) == 2

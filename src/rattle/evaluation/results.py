@@ -107,12 +107,13 @@ class Evaluation:
         """A small table: accuracy in percent with its 95 % interval, n, and seconds; then the warnings."""
         records = self.records()
         width = max(len("attack"), *(len(row["attack"]) for row in records))
-        lines = [f"{'attack':{width}}  {'accuracy, %':>11}  {'95 % interval':>14}  {'n':>6}  {'seconds':>8}"]
+        digits = len(str(self.n))
+        lines = [f"{'attack':{width}}  accuracy, %  95 % interval  {'n':>{digits}}  seconds"]
         for row in records:
             interval = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
             lines.append(
-                f"{row['attack']:{width}}  {100 * row['accuracy']:11.1f}  {interval:>14}  {row['n']:6}  "
-                f"{row['seconds']:8.1f}"
+                f"{row['attack']:{width}}  {100 * row['accuracy']:11.1f}  {interval:>13}  {row['n']:{digits}}  "
+                f"{row['seconds']:7.1f}"
             )
         return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
 

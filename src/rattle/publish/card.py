@@ -75,11 +75,15 @@ def results_text(name: str, results: Mapping[str, StoredResult]) -> str:
 
 def settings_text(result: StoredResult) -> str:
     """The settings of an attack in a line; those of an ensemble's parts are in its result file."""
-    settings = {key: value for key, value in result.settings.items() if key not in ("kind", "components")}
-    parts = [", ".join(result.settings["components"])] if isinstance(result.settings.get("components"), dict) else []
-    named = {key.removeprefix("threat."): value for key, value in flatten(settings).items()}
-    words = [f"{key} {f'{value:.4g}' if isinstance(value, float) else value}" for key, value in named.items()]
-    return "; ".join([str(result.settings.get("kind", "")), ", ".join(words), *parts])
+    settings = dict(result.settings)
+    texts, components = [str(settings.pop("kind", ""))], settings.pop("components", None)
+    words = []
+    for key, value in flatten(settings).items():
+        words.append(f"{key.removeprefix('threat.')} {f'{value:.4g}' if isinstance(value, float) else value}")
+    texts.append(", ".join(words))
+    if isinstance(components, dict):
+        texts.append(", ".join(components))
+    return "; ".join(texts)
 
 
 def use_text(name: str, config: Plain, results: Mapping[str, StoredResult]) -> str:

@@ -66,14 +66,14 @@ def copy_results(source: Path, checkpoint: Path, folder: Path, notes: list[str])
         measured = Path(str(plain.get("checkpoint", checkpoint))).name
         if measured != checkpoint.name:
             notes.append(f"results/{attack}.json was measured on {measured}, not on {checkpoint.name}, and is left out")
-        elif plain:
-            if checkpoint.is_file() and (source / f"{attack}.json").stat().st_mtime < checkpoint.stat().st_mtime:
-                notes.append(
-                    f"results/{attack}.json is older than {checkpoint.name}: evaluate again if training went on"
-                )
-            clean = {key: without_folder(plain[key]) for key in PATHS if isinstance(plain.get(key), str)}
-            content = json.dumps(plain | clean | {"checkpoint": WEIGHTS})
-            write_atomically(Run(folder).results / f"{attack}.json", content.encode())
+            continue
+        if checkpoint.is_file() and (source / f"{attack}.json").stat().st_mtime < checkpoint.stat().st_mtime:
+            notes.append(f"results/{attack}.json is older than {checkpoint.name}: evaluate again if it was resumed")
+        for key in PATHS:
+            if isinstance(plain.get(key), str):
+                plain[key] = without_folder(plain[key])
+        content = json.dumps(plain | {"checkpoint": WEIGHTS})
+        write_atomically(Run(folder).results / f"{attack}.json", content.encode())
     return load_results(Run(folder).results)[0]
 
 
@@ -81,9 +81,11 @@ def write_page(source: Run, target: Run, name: str) -> None:
     """report.html of the run from what is stored, of this run alone and without the paths of this machine."""
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / "run"
-        for file in (file for shown in SHOWN for file in source.folder.glob(str(shown))):
-            (copy / file.relative_to(source.folder)).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, copy / file.relative_to(source.folder))
+        for shown in SHOWN:
+            for file in source.folder.glob(str(shown)):
+                to = copy / file.relative_to(source.folder)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, to)
         shutil.copytree(target.folder, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns(WEIGHTS, CONFIG))
         text = build(copy, published=published).read_text(encoding="utf-8")
     write_atomically(target.report, text.replace(str(copy), name).encode())
