@@ -43,9 +43,9 @@ def test_every_row_of_every_pass_is_counted() -> None:
     assert model.tally == Tally(forward=9, backward=14)
 
 
-def test_apgd_asks_for_no_gradient_at_its_last_point() -> None:
+def test_apgd_asks_once_for_each_point() -> None:
     n, steps = 5, 7
-    assert asked(APGD(threat=BREAKS_NOTHING, steps=steps)) == Tally(PROBED + n * (1 + steps + 1), n * steps)
+    assert asked(APGD(threat=BREAKS_NOTHING, steps=steps)) == Tally(PROBED + n * (1 + steps + 1), n * (steps + 1))
 
 
 def test_plain_fab_asks_for_no_gradient_of_the_label() -> None:
@@ -58,7 +58,7 @@ def test_ranking_targets_asks_for_one_forward_pass_and_a_gradient_a_candidate() 
     n, steps, targets, classes = 5, 7, 2, 6
     found = asked(LinearisedAPGD(threat=BREAKS_NOTHING, targets=targets, steps=steps))
     runs = n * targets
-    assert found == Tally(PROBED + n * (1 + 1) + runs * (steps + 1), n * (classes - 1) + runs * steps)
+    assert found == Tally(PROBED + n * (1 + 1) + runs * (steps + 1), n * (classes - 1) + runs * (steps + 1))
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,11 @@ def test_counts_do_not_vary(found: dict[str, Tally]) -> None:
 
 
 def test_no_component_asks_more_than_the_references(found: dict[str, Tally]) -> None:
-    """But for the few images on which layouts, BatchNorm (batches of 2, 2, 1 and 6) and determinism are tried."""
-    folding, layout, determinism = 2 + 2 + 1 + 6, PROBED, 4
+    """But for the images on which the layout is tried."""
     for name in COMPONENTS:
         ours, theirs = found[name], found[name + THEIRS]
-        assert 0 < ours.forward <= theirs.forward + folding + layout + determinism
-        assert ours.backward <= theirs.backward + folding
+        assert 0 < ours.forward <= theirs.forward + PROBED
+        assert ours.backward <= theirs.backward
 
 
 def test_the_last_line_is_the_sum(found: dict[str, Tally]) -> None:
