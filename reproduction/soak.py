@@ -39,7 +39,7 @@ import rattle.cli.paper
 import rattle.cli.report
 import rattle.cli.sweep
 import rattle.cli.train  # noqa: F401
-from rattle import cli
+from rattle.cli import main as cli
 from rattle.data.registry import Data
 from rattle.objectives.registry import METHODS
 from rattle.recipes.names import list_recipes

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from rattle import cli
 from rattle.analysis.gallery import choose_shown, gallery, overrides
 from rattle.analysis.prepare import (
     LandscapeConfig,
@@ -22,6 +21,7 @@ from rattle.analysis.prepare import (
     prepare,
     store_landscapes,
 )
+from rattle.cli import main as cli
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe

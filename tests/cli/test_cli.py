@@ -40,25 +40,6 @@ def mistake(capsys: pytest.CaptureFixture[str], *args: str) -> str:
     return said.err
 
 
-def misread(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """What option parsing prints before it exits."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
-        main(list(args))
-    assert caught.value.code == 2
-    said = capsys.readouterr()
-    assert "Traceback" not in said.out + said.err
-    return " ".join((said.out + said.err).split())
-
-
-def helped(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
-        main(list(args))
-    assert caught.value.code == 0
-    return capsys.readouterr().out
-
-
 def test_train_writes_the_recipe_that_ran(run: Path) -> None:
     recipe = Recipe.from_yaml((run / "recipe.yaml").read_text())
     assert (recipe.width, recipe.epochs, recipe.objective.taylor.eta) == (4, 1, 0.3)
@@ -92,7 +73,6 @@ def test_evaluate_prints_a_table_and_writes_a_file_an_attack(
     out = capsys.readouterr().out
     assert all(word in out for word in ("fgsm", "cw2", "clean", RECIPE, str(tmp_path)))
     assert out.count("]") == 4  # the title and three figures: none is cut
-    assert "…" not in out
     assert {p.name for p in tmp_path.iterdir()} == {"fgsm.json", "cw2.json"}
     assert json.loads((tmp_path / "cw2.json").read_text())["attacks"]["cw2"]["settings"]["threat"]["epsilon"] == 8 / 255
 
@@ -102,16 +82,14 @@ def test_kinds_are_chosen_by_name(tmp_path: Path) -> None:
     awp = RECIPE.replace("trades", "trades-awp")
     assert main(["train", awp, *TINY, *words, "--out", str(tmp_path / "run")]) == 0
     recipe = Recipe.from_yaml((tmp_path / "run" / "recipe.yaml").read_text())
-    assert recipe.schedule == OneCycle(peak=0.3)
-    assert recipe.average == EMA()
-    assert recipe.awp is None
+    assert (recipe.schedule, recipe.average, recipe.awp) == (OneCycle(peak=0.3), EMA(), None)
 
 
 def test_a_run_is_refused_resumed_and_trained_again_from_its_yaml(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = ["--out", str(run)]
-    assert "holds a run already: --resume continues it" in mistake(capsys, "train", str(run / "recipe.yaml"), *out)
+    assert "--resume" in mistake(capsys, "train", str(run / "recipe.yaml"), *out)
     before = (run / "metrics.jsonl").read_bytes()
     assert main(["train", str(run), *out, "--resume"]) == 0
     assert (run / "metrics.jsonl").read_bytes() == before
@@ -120,76 +98,58 @@ def test_a_run_is_refused_resumed_and_trained_again_from_its_yaml(
 
 
 @pytest.mark.parametrize(
-    ("args", "sentence"),
+    ("options", "words"),
     [
-        (["trian"], "unknown command 'trian'; did you mean `rattle train`?"),
-        (["xyzzy"], "unknown command 'xyzzy'; the commands are "),
-        (["train", "digits-linf-cnn-trade"], "unknown recipe 'digits-linf-cnn-trade'; did you mean 'digits-linf-cnn-"),
-        (["train", "nowhere.yaml"], "there is no recipe file nowhere.yaml"),
-        (["train", "--epochs", "3"], "the recipe comes first: rattle train RECIPE --epochs ..."),
-        (["train", RECIPE, "--data.name", "digit"], "unknown dataset 'digit'; did you mean 'digits'?"),
-        (["train", RECIPE, "--model", "cnnn"], "unknown model 'cnnn'; did you mean 'cnn'?"),
-        (["train", RECIPE, "--epochs", "0"], "epochs must be >= 1"),
-        (["train", RECIPE, "--schedule.kind", "Sine"], "--schedule.kind must be one of Piecewise, Cosine, OneCycle"),
-        (["train", RECIPE, "--schedule.kind"], "--schedule.kind must be one of Piecewise, Cosine, OneCycle, got ''"),
-        (["train", RECIPE, "--resume", "--overwrite"], "--resume continues a run and --overwrite replaces it"),
-        (["evaluate", "nowhere"], "there is no run or checkpoint nowhere"),
-        (["recipes", "nonesuch"], "no recipe's name contains 'nonesuch'"),
-        (["recipes", "imagenet", "--yaml"], "unknown recipe 'imagenet'"),
+        ("--data.name digit", "did you mean 'digits'?"),
+        ("--model cnnn", "did you mean 'cnn'?"),
+        ("--epochs 0", "epochs must be >= 1"),
+        ("--schedule.kind Sine", "one of Piecewise, Cosine, OneCycle"),
+        ("--schedule.kind", "--schedule.kind needs a value"),
+        ("--resume --overwrite", "--overwrite"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(
-    args: list[str], sentence: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_setting_is_one_sentence_and_leaves_nothing_behind(
+    options: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert sentence in mistake(capsys, *args)
-    assert not list(tmp_path.iterdir())  # nothing half begun is left behind
+    assert words in mistake(capsys, "train", RECIPE, *options.split())
+    assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--attacks", "pdg20"], "unknown attack 'pdg20'; did you mean 'pgd20'?"),
-        (["--n", "0"], "the number of images must be >= 1, got 0"),
-        (["--batch-size", "0"], "batch_size must be >= 1"),
-        (["--threat.epsilon", "-1"], "threat.epsilon must be >= 0, got -1"),
-    ],
-)
+@pytest.mark.parametrize("options", ["--n 0", "--batch-size 0", "--threat.epsilon -1", "--first", "--jobs 0"])
 def test_evaluate_refuses_what_means_nothing(
-    run: Path, options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    run: Path, options: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert sentence in mistake(capsys, "evaluate", str(run), *options)
+    mistake(capsys, "evaluate", str(run), *options.split(), "--out", str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def test_evaluate_of_a_file_that_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "photo.png").write_bytes(b"\x89PNG\r\n" * 40)
-    assert "is not a checkpoint, or is damaged" in mistake(capsys, "evaluate", str(tmp_path / "photo.png"))
-    assert "holds no checkpoint" in mistake(capsys, "evaluate", str(tmp_path))
+    assert "photo.png" in mistake(capsys, "evaluate", str(tmp_path / "photo.png"))
+    assert "no checkpoint" in mistake(capsys, "evaluate", str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("args", "nearest"),
+    ("args", "words"),
     [
-        (["train", RECIPE, "--objective.taylor.etta", "0.3"], "--objective.taylor.eta"),
-        (["train", RECIPE, "--epoch", "3"], "--epochs"),
-        (["evaluate", "runs/a", "--atacks", "pgd20"], "--attacks"),
+        ("--objective.taylor.etta 0.3", "--objective.taylor.eta"),
+        ("--epoch 3", "--epochs"),
+        ("--epochs many", "--epochs"),
+        ("--objective.taylor.mode literal", "--objective.taylor.mode"),
+        ("--objective.taylor.eta 8/x", "8/255"),
+        ("--objective.taylor.eta -1", "objective.taylor.eta must be >= 0"),
+        ("--noise.sigma -1", "noise.sigma must be >= 0"),
     ],
 )
-def test_a_mistyped_option_names_the_nearest(args: list[str], nearest: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert nearest in misread(capsys, *args)
-
-
-def test_a_value_of_the_wrong_type_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--epochs" in misread(capsys, "train", RECIPE, "--epochs", "many")
-    assert "--objective.taylor.mode" in misread(capsys, "train", RECIPE, "--objective.taylor.mode", "literal")
-    assert "must be a number such as 0.03 or 8/255" in misread(capsys, "train", RECIPE, "--objective.taylor.eta", "8/x")
-
-
-def test_a_setting_that_means_nothing_is_refused_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "objective.taylor.eta must be >= 0, got -1.0" in misread(
-        capsys, "train", RECIPE, "--objective.taylor.eta", "-1"
-    )
-    assert "noise.sigma must be >= 0, got -1.0" in misread(capsys, "train", RECIPE, "--noise.sigma", "-1")
+def test_an_option_that_cannot_be_read_names_the_nearest_or_what_it_takes(
+    args: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["train", RECIPE, *args.split()])
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert words in " ".join((said.out + said.err).split())
 
 
 def test_a_method_that_needs_three_classes_refuses_two_before_anything_is_written(
@@ -198,82 +158,60 @@ def test_a_method_that_needs_three_classes_refuses_two_before_anything_is_writte
     x, y = np.zeros((40, 8, 8, 1), np.uint8), np.arange(40) % 2
     np.savez(tmp_path / "two.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     data = ["--data.name", str(tmp_path / "two.npz"), "--data.val-size", "8", "--batch-size", "16", "--width", "4"]
-    said = mistake(capsys, "train", "digits-linf-cnn-s2o-trades", *data, "--out", str(tmp_path / "run"))
-    assert "S2O needs 3 classes, got 2" in said
+    assert main(["train", "digits-linf-cnn-s2o-trades", *data, "--out", str(tmp_path / "run")]) == 2
+    assert "S2O needs 3 classes, got 2" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 def test_recipes_lists_every_name_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "--all"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list_recipes()
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list_recipes()
     assert main(["recipes", "digits-l2"]) == 0
     assert all(line.startswith("digits-l2-") for line in capsys.readouterr().out.splitlines())
 
 
-def test_recipes_alone_has_a_line_and_the_paper_of_every_method_and_how_names_are_built(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_recipes_alone_has_a_line_of_every_method_and_how_names_are_built(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
-    lines = {line.split()[0]: line for line in text.partition("A recipe is named")[0].splitlines() if line[:2] == "  "}
     assert all(f"{heading}\n  " in text for heading in GROUPS.values())
-    own = METHODS.built_in
-    assert len({METHODS.entry(name).summary for name in own} - {""}) == len(
-        own
-    )  # none left out, or another's by `replace`
-    for name in own:
-        method = METHODS.entry(name)
-        assert lines[name] == f"  {name}".ljust(18) + f"{method.summary} ({method.paper})"  # all of it in one line
+    for name in METHODS.built_in:
+        entry = METHODS.entry(name)
+        assert f"  {name}".ljust(18) + f"{entry.summary} ({entry.paper})\n" in text  # all of it in one line
     for word in ("digits", "l2", "wrn34-10", "-awp", "-asam", "-2nd", "-released", "-fast", "--all"):
         assert word in text.partition("A recipe is named")[2]
 
 
-def test_recipes_prints_one_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipes_prints_one_as_a_line_or_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes", RECIPE]) == 0
+    assert "TRADES + 1st + 2nd (Zhang et al. 2019)" in capsys.readouterr().out
     assert main(["recipes", RECIPE, "--yaml"]) == 0
     assert Recipe.from_yaml(capsys.readouterr().out) == get_recipe(RECIPE)
 
 
-def test_help_names_every_verb_and_train_explains_the_papers_symbols(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == main([]) == 0
     out = capsys.readouterr().out
     assert all(f"  {command} " in out for command in COMMANDS)
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"rattle {__version__}\n"
-    assert main(["train", "--help"]) == 0
-    assert "rattle train RECIPE" in capsys.readouterr().out
-    text = helped(capsys, "train", RECIPE, "--help")
-    assert all(word in text for word in ("--objective.taylor.eta", "1/lambda", "--attack.threat.epsilon", "--resume"))
-
-
-@pytest.mark.parametrize("command", ["demo", "evaluate", "recipes", "doctor"])
-def test_every_verb_documents_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"usage: rattle {command}" in helped(capsys, command, "--help")
 
 
 def test_doctor_attacks_a_network(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "works: PGD-20 moved 32 images by 0.0314" in out
+    assert "PGD-20 moved 32 images by 0.0314" in out
     assert __version__ in out
 
 
 @pytest.mark.slow
 def test_demo_compares_two_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--epochs", "1", "--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "TRADES + 1st + 2nd" in out
+    assert "TRADES + 1st + 2nd" in capsys.readouterr().out
     assert {p.name for p in tmp_path.iterdir()} == {"trades", "trades-2nd", "report.html"}
     assert (tmp_path / "trades" / "results" / "pgd20.json").is_file()
 
 
 @pytest.mark.process
-def test_python_m_rattle_answers_and_help_imports_no_torch() -> None:
+def test_python_m_rattle_answers() -> None:
     answer = subprocess.run([sys.executable, "-m", "rattle", "trian"], capture_output=True, text=True, timeout=60)
     assert answer.returncode == 2
     assert answer.stderr == "rattle: unknown command 'trian'; did you mean `rattle train`?\n"
-    check = "import sys; from rattle.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=60)
-    assert answer.returncode == 0
-    assert "usage: rattle COMMAND" in answer.stdout

@@ -139,7 +139,6 @@ def test_what_cannot_be_compared_is_one_sentence(inside: Path, capsys: pytest.Ca
     for words, sentence in (
         (["w.pt-results", "w.pt"], "w.pt is a file, not a folder of a run or of results; w.pt-results is"),
         (["w.pt-results", "empty"], "empty holds neither a run nor results: it has no recipe.yaml and no results"),
-        (["w.pt-results", "nowhere"], "there is no run folder nowhere"),
         (["w.pt-results"], "name two different folders or more"),
         (["w.pt-results", "./w.pt-results"], "name two different folders or more"),
         (["w.pt-results", "others"], "w.pt and others (Clean, PGD-3): they share none of their 60 and 60 images"),

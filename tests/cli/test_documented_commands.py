@@ -65,12 +65,6 @@ def test_the_python_lines_of_the_methods_page_leave_a_gradient() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in names["model"].parameters())
 
 
-def test_the_methods_page_says_what_the_state_of_the_art_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = (block for block in blocks("methods/index.md", "python") if "a100_cost" in block)
-    exec(block)
-    assert f"prints `{capsys.readouterr().out.strip()}`" in (DOCS / "methods/index.md").read_text(encoding="utf-8")
-
-
 def test_the_python_lines_of_the_page_on_scale_print_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "guides/scale.md").read_text(encoding="utf-8"), re.DOTALL)
     exec(block, {})

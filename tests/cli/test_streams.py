@@ -54,7 +54,6 @@ def test_a_folder_whose_name_is_not_utf_8_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
     save_run(tmp_path / "run").rename(tmp_path / "r\udcff")  # somebody else's
     assert main(["evaluate", "r\udcff", "--attacks", "fgsm", "--n", "4"]) == 2
-    assert main(["watch", "r\udcff", "--once"]) == 0
     assert main(["report", "r\udcff", "--no-compute"]) == 0
 
 

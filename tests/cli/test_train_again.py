@@ -1,4 +1,4 @@
-"""Going on with a run by its folder, making it longer, and a network's file that is gone or has changed."""
+"""Resuming a run by its folder, making it longer, and a network's file that is gone or has changed."""
 
 import json
 import shutil
@@ -16,18 +16,8 @@ from rattle.errors import RattleError
 from rattle.runs.paths import Run
 
 DIGITS = "digits-linf-cnn-trades-2nd"
-QUICK = [
-    "--data.train-size",
-    "64",
-    "--data.val-size",
-    "20",
-    "--batch-size",
-    "32",
-    "--attack.steps",
-    "1",
-    "--log",
-    "none",
-]
+QUICK = ["--data.train-size", "64", "--data.val-size", "20", "--batch-size", "32", "--attack.steps", "1"]
+QUICK += ["--log", "none"]
 NET = """
 from torch import nn
 
@@ -105,7 +95,7 @@ def test_other_settings_are_refused_with_both_values(run: Run, capsys: pytest.Ca
         capsys, "train", "runs/a", "--resume", "--trust-code", "--epochs", "1"
     )
     named = ["train", DIGITS, *QUICK, "--model", "net.py:build", "--out", "runs/a", "--resume"]
-    assert "the run in runs/a has 2 epochs, the recipe 30: --epochs 2 goes on with it" in mistake(capsys, *named)
+    assert "--epochs 2 resumes it, --epochs 30 makes it longer" in mistake(capsys, *named)
     assert run.recipe.read_text() == before
     assert epochs_of(run) == [1, 2]
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rattle.cli import main
+from rattle.cli.main import main
 from rattle.data import Augment, Data, on_device, pictures
 from rattle.data.dataset import shuffle_classes
 from rattle.data.decode import RATIO, crop_draws, random_crop

@@ -34,8 +34,6 @@ def test_a_registered_source_is_listed_and_loaded_by_name(tmp_path: Path, capsys
     assert (len(data.train), len(data.test), data.classes) == (8, 20, ("dark", "bright"))
     sheet = tmp_path / "sheet.png"
     assert main(["data", "show", "stripes", "--root", str(tmp_path), "--out", str(sheet)]) == 0
-    assert main(["data"]) == 0
-    assert "fashion-mnist, stripes; `show` also" in capsys.readouterr().out
 
 
 def test_a_registered_source_is_trained_on_resumed_evaluated_and_reported_by_name(tmp_path: Path) -> None:

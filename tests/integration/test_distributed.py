@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from rattle import cli
+from rattle.cli import main as cli
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store

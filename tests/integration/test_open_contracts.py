@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.cli import main
+from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.objectives import Method, register_method

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from rattle import cli
+from rattle.cli import main as cli
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache
 from rattle.evaluation.verify import load_images

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rattle import cli
+from rattle.cli import main as cli
 from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, io
 from rattle.runs.checkpoint import read

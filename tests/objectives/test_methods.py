@@ -328,10 +328,10 @@ def test_a_recipe_saved_when_awp_was_the_only_kind_still_opens() -> None:
 
 
 def test_sharpness_is_chosen_on_the_command_line_by_its_kind(tmp_path: Path) -> None:
-    from rattle.cli.train import options_of
+    from rattle.cli.train import with_options
 
     words = ["--awp.kind", "SAM", "--awp.rho", "0.1"]
-    recipe = options_of(get_recipe("digits-linf-cnn-trades"), "digits-linf-cnn-trades", words).recipe
+    _, recipe = with_options(get_recipe("digits-linf-cnn-trades"), words, "train")
     assert recipe.awp == SAM(rho=0.1)
     assert recipe.method == "TRADES-SAM"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rattle import cli
+from rattle.cli import main as cli
 from rattle.cli.console import print_table
 from rattle.errors import RattleError
 from rattle.report.compare import over_seeds

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import rattle
-from rattle import cli
+from rattle.cli import main as cli
 from rattle.errors import RattleError
 from rattle.runs.distributed import choose_device
 from support.tiny_runs import save_run

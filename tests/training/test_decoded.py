@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rattle
-from rattle import cli
+from rattle.cli import main as cli
 from rattle.data import Augment, Data
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError

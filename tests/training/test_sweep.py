@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rattle import cli
+from rattle.cli import main as cli
 from rattle.cli.sweep import grid, occurrences
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe, resolve
@@ -184,7 +184,7 @@ def test_the_command_fails_when_a_run_fails(
     pretender.write_text("echo 'rattle: no luck'; exit 2\n")
     assert cli.main(["sweep", RECIPE, "--seeds", "0", "1", "--out", str(tmp_path / "sweep"), "--jobs", "2"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("rattle: 2 of 2 runs failed, the same command again goes on with them: seed=")
+    assert said.startswith("rattle: 2 of 2 runs failed, the same command again resumes them: seed=")
 
 
 @pytest.mark.process

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rattle.cli import main
+from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.objectives.base import Teacher
@@ -94,13 +94,6 @@ def test_the_command_trains_the_teacher_first_and_says_so(tmp_path: Path, capsys
     assert not (tmp_path / "given-teacher-standard").exists()
     one, two = (read(Run(tmp_path / name).checkpoint("last")).part("model") for name in ("run", "given"))
     assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_the_estimate_of_the_time_does_not_move_a_teacher_trained_along(wholes: Wholes, tmp_path: Path) -> None:
-    from rattle.cli.train import TrainConsole
-
-    run = fit(short("lbgat"), tmp_path / "run", console=TrainConsole())
-    assert content(run) == content(wholes["lbgat"])
 
 
 def test_a_signal_while_the_teacher_trains_names_the_run_to_resume(tmp_path: Path) -> None:

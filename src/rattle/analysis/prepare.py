@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rattle.analysis import landscape, plots
+from rattle.analysis.config import QUICK, LandscapeConfig
 from rattle.analysis.flatness import flatness
 from rattle.analysis.gallery import first_of_each_class, gallery
 from rattle.attacks import PGD
@@ -29,7 +30,6 @@ from rattle.runs.io import load_arrays, read_json, save_arrays, write_atomically
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run
 from rattle.runs.progress import Advance, Console, NullConsole
-from rattle.settings import Bound, Count, check_settings
 from rattle.threat import Threat
 
 Stored = dict[str, Any]  # kind of landscape, as `Run.landscape` names its file -> its dataclass of arrays
@@ -38,35 +38,6 @@ PICTURES: dict[str, Callable[[Any], Figure]] = {
     "weight-1d": plots.weight_curves,
     "weight-2d": plots.weight_contours,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LandscapeConfig:
-    """Images, grids and attack of the landscapes and flatness numbers of a run."""
-
-    images: Count = 3  # images whose input space is drawn: the first of each class
-    points: int = 25  # of each axis in input space
-    radius: float = 2.0  # of the input plane, in units of the threat's epsilon
-    weight_images: Count = 128  # test images that the weight-space loss and the flatness numbers are means over
-    line_points: int = 25  # along the one direction in weight space
-    surface_points: int = 15  # along each of the two directions
-    weight_radius: float = 1.0  # of the weight landscapes, in lengths of the filters themselves
-    attack_steps: Count = 5  # of the attack behind the adversarial loss in weight space
-    surface_attacked: bool = True  # adversarial loss over two directions, the slowest part
-    iterations: Count = 50  # of the power iterations
-    draws: Annotated[int, Bound(least=2)] = 20  # of the weight noise
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_settings(self, "")
-        for points in (self.points, self.line_points, self.surface_points):
-            for radius in (self.radius, self.weight_radius):
-                landscape.axis(radius, points)  # refuses what cannot be drawn
-
-
-QUICK = LandscapeConfig(
-    weight_images=64, line_points=15, surface_points=11, surface_attacked=False, iterations=20, draws=8
-)
 
 
 @dataclass(frozen=True, slots=True)

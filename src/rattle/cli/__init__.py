@@ -1,5 +1,1 @@
 """The command line: one file a command; each parses, calls one library function, and prints."""
-
-from rattle.cli.main import main
-
-__all__ = ["main"]

@@ -5,12 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from rattle.cli.console import print_table, say
-from rattle.cli.options import parse
+from rattle.cli.options import RunPaths, check_exists, parse
 from rattle.cli.table import read_models
 from rattle.errors import RattleError
 from rattle.evaluation.results import share
@@ -32,13 +29,14 @@ NOTE = (
 class Options:
     """Compare evaluated models, trained here or not: each attack that two of them share, on the same images."""
 
-    models: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, or folders of results (WEIGHTS-results)
+    models: RunPaths  # run folders, or folders of results (WEIGHTS-results)
     baseline: str = ""  # one of the folders: compare each of the others with it alone, instead of every pair
     json: bool = False  # print the comparison as one JSON object on stdout, and nothing else
 
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "compare")
+    check_exists(*options.models)
     folders = [*([options.baseline] if options.baseline else []), *in_order(options.models)]
     given = {Path(folder).resolve(): folder for folder in folders}  # the baseline may be named twice
     if len(given) < 2:

@@ -2,11 +2,10 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rattle.cli.bar import GAP, Bar, Pace, clock, written
 from rattle.runs.paths import printable
 from rattle.runs.progress import Advance
 
@@ -26,51 +25,71 @@ class Console:
         self.live = self.rich.is_terminal
 
     def log(self, line: str) -> None:
-        line = printable(line)
         if self.live:
-            narrow = len(line) > self.rich.width  # a line an epoch then still fits in 60 columns
-            self.rich.print(line.replace(GAP, " ") if narrow else line, highlight=False, markup=False)
+            self.rich.print(printable(line), highlight=False, markup=False)
         else:
-            print(line, file=sys.stderr, flush=True)
+            say(line, stderr=True)
 
     def begin(self, state: Any) -> None:
         """Nothing; `rattle train` describes the run here."""
 
     def progress(self, title: str, total: int, *, done: int = 0):
-        return self.drawn(title, total, done) if self.live else self.lines(title, total, done)
+        return self.bar(title, total, done) if self.live else self.lines(title, total, done)
 
     @contextmanager
-    def drawn(self, title: str, total: int, done: int) -> Iterator[Advance]:
-        from rich.live import Live
+    def bar(self, title: str, total: int, done: int) -> Iterator[Advance]:
+        """A bar with steps, time left and figures; title and figures are cut where the terminal is narrow."""
+        from rich.markup import escape
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
-        bar = Bar(printable(title), Pace(total, done))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(table_column=Column(min_width=2 * len(str(total)) + 1)),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(min_width=5)),
+            TextColumn("{task.fields[figures]}", markup=False),
+        )
+        shown: dict[str, float | str] = {}
+        with Progress(*columns, console=self.rich, refresh_per_second=4) as progress:
+            task = progress.add_task(escape(printable(title)), total=total, completed=done, figures="")
 
-        def advance(steps: int = 1, **figures: float | str) -> None:
-            bar.show(figures)
-            bar.pace.add(steps)
+            def advance(steps: int = 1, **figures: float | str) -> None:
+                shown.update(figures)
+                progress.update(task, advance=steps, figures=written(shown))
 
-        with Live(bar, console=self.rich, refresh_per_second=4):
             yield advance
 
     @contextmanager
     def lines(self, title: str, total: int, done: int) -> Iterator[Advance]:
-        pace, shown, said = Pace(total, done), {}, time.monotonic()
+        """A line every few seconds, with the time left by the steps that this process did."""
+        begun = said = time.monotonic()
+        at, shown = done, {}
 
         def advance(steps: int = 1, **figures: float | str) -> None:
-            nonlocal said
+            nonlocal at, said
+            at += steps
             shown.update(figures)
-            pace.add(steps)
             now = time.monotonic()
-            if now - said >= self.seconds or (steps and pace.at >= total and pace.elapsed >= self.seconds):
+            if now - said >= self.seconds:
                 said = now
-                self.log(GAP.join((f"{title}: {pace.at}/{total}", *written(shown), left_of(pace))))
+                left = (now - begun) / (at - done) * (total - at) if at > done else None
+                when = f"after {now - begun:.0f} s" if left is None else f"{left:.0f} s left"
+                self.log(f"{title}: {at}/{total}  {written(shown)}  {when}")
 
         yield advance
 
 
-def left_of(pace: Pace) -> str:
-    """When the work will end, for a log."""
-    return f"after {clock(pace.elapsed)}" if pace.left is None else f"{pace.left:.0f} s left"
+def written(figures: Mapping[str, float | str]) -> str:
+    """Each figure with its name.
+
+    >>> written({"loss": 1.23456, "best": "3"})
+    'loss 1.235  best 3'
+    """
+    texts = [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in figures.items()
+    ]
+    return "  ".join(texts)
 
 
 def print_table(

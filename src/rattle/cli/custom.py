@@ -1,19 +1,22 @@
 """The recipe `custom` of rattle train: any images, any network, any method; the settings follow from the images."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rattle.cli.options import take
-from rattle.data import Dataset
-from rattle.data.registry import Data
-from rattle.data.sources import list_datasets
+from rattle.cli.options import is_given, take
+from rattle.data.sources import check_source, list_datasets
 from rattle.errors import RattleError
-from rattle.models import list_models
-from rattle.recipes.catalog import NO_AUGMENT, SETTINGS, make_recipe
-from rattle.recipes.recipe import Recipe
+from rattle.models.registry import check_model, list_models
+from rattle.recipes.names import split_method
 from rattle.recipes.schema import number
-from rattle.training.fit_inputs import Loaded
+
+if TYPE_CHECKING:
+    from rattle.data.dataset import Dataset
+    from rattle.recipes.recipe import Recipe
+    from rattle.training.fit_inputs import Loaded
 
 USAGE = """usage: rattle train custom --data.name DATA --model MODEL [options]
 
@@ -24,6 +27,7 @@ USAGE = """usage: rattle train custom --data.name DATA --model MODEL [options]
   --epsilon    size of the perturbations to resist, such as 8/255
 Every other setting is an option as in any recipe: --epochs 50 --optimizer.lr 0.01 --data.augment.flip --seed 1
 """
+METHOD = "trades-2nd"
 OWN = ("data.name", "model", "method", "norm", "epsilon")
 SMALL = 64  # pixels; up to that side 8/255 and 128/255 are what colour images are usually defended against
 FEWEST_STEPS, SMALLEST_BATCH = 20, 16  # an epoch of few images has smaller batches
@@ -33,37 +37,55 @@ USUAL = {
 }
 
 
+def check_names(args: list[str]) -> None:
+    """Refuse mistyped names of the model and the method, and images or a network that nobody named. No torch."""
+    given, rest = take(args, OWN.__contains__)
+    if is_given(rest, "help") or "-h" in rest:
+        return
+    if "data.name" not in given:
+        known = ", ".join(list_datasets())
+        raise RattleError(f"say what to train on: --data.name takes FILE.npz, a FOLDER, or one of {known}")
+    if "model" not in given:
+        known = ", ".join(list_models())
+        raise RattleError(f"say what to train with: --model takes FILE.py:FUNCTION, timm:NAME or one of {known}")
+    check_source(given["data.name"])
+    check_model(given["model"])
+    split_method(given.get("method", METHOD))
+
+
 def recipe_of(args: list[str]) -> tuple[Recipe, list[str]]:
     """The recipe for what the arguments name, before anything is known of the images; the arguments that are left."""
-    given, rest = take(args, OWN)
-    asked = any(word in ("-h", "--help") for word in rest)
-    names = {"data.name": ("digits", list_datasets()), "model": ("cnn", list_models())}
-    for name, (example, known) in names.items():
-        if not given.get(name) and not asked:
-            own = "FILE.npz, a FOLDER" if name == "data.name" else "FILE.py:FUNCTION"
-            what = "on" if name == "data.name" else "with"
-            raise RattleError(f"say what to train {what}: --{name} takes {own}, or one of {', '.join(known)}")
-        given.setdefault(name, example)
-    if given.get("norm", "linf") not in ("linf", "l2"):
-        raise RattleError(f"--norm must be linf or l2, got {given['norm']!r}")
-    settings: dict[str, Any] = {"model": given["model"], "norm": given.get("norm", "linf")}
+    from rattle.data.registry import Data
+    from rattle.recipes.catalog import NO_AUGMENT, SETTINGS, make_recipe
+
+    check_names(args)
+    if "--help" in args:
+        print(USAGE)
+    given, rest = take(args, OWN.__contains__)
+    norm = given.get("norm", "linf")
+    if norm not in ("linf", "l2"):
+        raise RattleError(f"--norm must be linf or l2, got {norm!r}")
+    settings: dict[str, Any] = {"model": given.get("model", "cnn"), "norm": norm}
     if "epsilon" in given:
-        settings["epsilon"] = epsilon_of(given["epsilon"], settings["norm"])
-    method = given.get("method", "trades-2nd")
-    if given["data.name"] in SETTINGS:
-        return make_recipe(method, data=SETTINGS[given["data.name"]].data, **settings), rest
-    recipe = make_recipe(method, data=Data(name=given["data.name"], augment=NO_AUGMENT), **settings)
-    return replace(recipe, epochs=recipe.epochs // 2), rest  # who knows no better can make the run longer later
+        settings["epsilon"] = epsilon_of(given["epsilon"], norm)
+    name, method = given.get("data.name", "digits"), given.get("method", METHOD)
+    if name in SETTINGS:
+        return make_recipe(method, data=SETTINGS[name].data, **settings), rest
+    recipe = make_recipe(method, data=Data(name=name, augment=NO_AUGMENT), **settings)
+    return replace(recipe, epochs=recipe.epochs // 2), rest  # a run can be made longer later
 
 
 def fit_to_images(recipe: Recipe, args: list[str]) -> tuple[Recipe, Loaded | None]:
     """The recipe with what its images decide and the arguments do not; the images, if they had to be read for it."""
+    from rattle.recipes.catalog import SETTINGS
+    from rattle.training.fit_inputs import Loaded
+
     if recipe.data.name in SETTINGS:
         return recipe, None
     images = recipe.data.load()
-    if not take(args, ("epsilon",))[0]:
+    if not is_given(args, "epsilon"):
         check_usual(images, recipe.attack.threat.norm)
-    if not take(args, ("batch-size", "batch_size"))[0]:
+    if not is_given(args, "batch-size"):
         recipe = replace(recipe, batch_size=batch_size(recipe, len(images.train)))
     return recipe, Loaded(images)
 

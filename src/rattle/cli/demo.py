@@ -3,21 +3,10 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rattle.attacks.registry import get_attack
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
-from rattle.cli.report import report
-from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.target import target_from_checkpoint
-from rattle.recipes.catalog import get_recipe
-from rattle.recipes.recipe import Recipe
-from rattle.report.compare import compare_runs
-from rattle.report.run_data import load_runs
-from rattle.report.tables import accuracy_row
-from rattle.training.loop import fit
 
 METHODS = {"trades": "TRADES", "trades-2nd": "TRADES + 1st + 2nd"}
-ATTACKS = ("pgd20", "cw20")
 
 
 @dataclass(frozen=True)
@@ -29,30 +18,32 @@ class Options:
     epochs: int = 20  # of each run; the recipes' own 30 give a little more accuracy
 
 
-def read(args: list[str]) -> tuple[Options, dict[str, Recipe]]:
-    """The options, and the recipe of each method."""
-    options = parse(Options, args, "demo")
-    changes = {"seed": options.seed, "epochs": options.epochs}
-    return options, {method: replace(get_recipe(f"digits-linf-cnn-{method}"), **changes) for method in METHODS}
-
-
 def main(args: list[str]) -> None:
-    options, recipes = read(args)
-    console, rows, folders, n = Console(), [], [], 0
-    threat = recipes["trades"].attack.threat
-    attacks = {name: get_attack(name, threat) for name in ATTACKS}
+    options = parse(Options, args, "demo")
+    from rattle.cli.report import report
+    from rattle.evaluation.evaluate import evaluate
+    from rattle.evaluation.target import target_from_checkpoint
+    from rattle.recipes.catalog import get_recipe
+    from rattle.report.compare import compare_runs
+    from rattle.report.run_data import load_runs
+    from rattle.report.tables import accuracy_row
+    from rattle.training.loop import fit
+
+    console, rows, folders, title = Console(), [], [], ""
     for method, label in METHODS.items():
-        recipe = recipes[method]
+        recipe = replace(get_recipe(f"digits-linf-cnn-{method}"), seed=options.seed, epochs=options.epochs)
+        threat = recipe.attack.threat
         console.log(f"{label}: training {recipe.epochs} epochs on {recipe.data.name}")
         run = fit(recipe, Path(options.out) / method, overwrite=True, console=console)
         target = target_from_checkpoint(str(run.folder))
         images = target.images()
-        where = {"out": run.results, "metadata": target.metadata | {"seed": options.seed}}
-        result = evaluate(target.model, images.x, images.y, attacks, **where, seed=options.seed, console=console)
+        where = {"out": run.results, "metadata": target.metadata | {"seed": options.seed}, "console": console}
+        result = evaluate(
+            target.model, images.x, images.y, ["pgd20", "cw20"], threat=threat, seed=options.seed, **where
+        )
         rows.append(accuracy_row(label, result))
         folders.append(run.folder)
-        n = result.n
-    title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {n} test images: % [95 % interval]"
+        title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {result.n} test images: % [95 % interval]"
     print_table(["method", "clean", "PGD-20", "CW-20"], rows, title=title)
     for test in compare_runs(load_runs(folders))[0]:
         say(test.sentence)

@@ -1,134 +1,66 @@
 """rattle evaluate: attack a run, a checkpoint or any model, store the results, print a table."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
-from torch import Tensor
 
-from rattle.attacks import Attack
-from rattle.attacks.registry import counted, get_attack, list_attacks
+from rattle.attacks.registry import check_attack, counted, list_attacks
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import parse, take_attack_settings, typed
-from rattle.data.dataset import check_count, choose_images
+from rattle.cli.options import RunPath, check_exists, parse, take
 from rattle.errors import RattleError, unknown
-from rattle.evaluation.caveats import caveats_of
-from rattle.evaluation.evaluate import Points, curve, evaluate
-from rattle.evaluation.results import Evaluation, curve_to_plain
-from rattle.evaluation.target import Network, Target, target_from_checkpoint, target_from_weights
-from rattle.evaluation.verify import load_images, verify
-from rattle.models.registry import find_builder
-from rattle.recipes.catalog import resolve
+from rattle.evaluation.network import Network
+from rattle.models.registry import check_model
+from rattle.recipes.schema import number
 from rattle.report.tables import accuracy_row, percent
-from rattle.runs import distributed
-from rattle.runs.load import open_checkpoint
-from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
-from rattle.settings import Count, check_settings
-from rattle.threat import Norm, Threat
+from rattle.settings import types_of
+
+if TYPE_CHECKING:
+    from rattle.attacks.base import Attack
+    from rattle.evaluation.results import Evaluation
+    from rattle.evaluation.target import Target
+    from rattle.threat import Threat
 
 T = TypeVar("T", bound="AttackOptions")
+Changes = Mapping[str, Mapping[str, str]]  # attack -> setting -> what was written for it
+ATTACKS_HELP = f"{', '.join(list_attacks())}; pgd and cw take any number of steps; settings: --pgd20.step-size 0.01"
 
 
 @dataclass(frozen=True)
 class ThreatOptions:
     """The threat to evaluate under; what the run was trained for, else linf 8/255, when not given."""
 
-    norm: Norm | None = None
+    norm: Literal["linf", "l2", "l1"] | None = None
     epsilon: float | None = None
 
     def over(self, threat: Threat) -> Threat:
-        given = {"norm": self.norm, "epsilon": self.epsilon}
-        return replace(threat, **{name: value for name, value in given.items() if value is not None})
+        if self.norm is not None:
+            threat = replace(threat, norm=self.norm)
+        return threat if self.epsilon is None else replace(threat, epsilon=self.epsilon)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackOptions:
     """What every command that attacks takes."""
 
-    # fgsm, pgdK, cwK, apgd-ce, fab-t, square, autoattack, rays ...; settings of one: --pgd20.step-size 0.01
-    attacks: tuple[str, ...] = ("pgd20", "cw20")
+    attacks: Annotated[tuple[str, ...], tyro.conf.arg(help=ATTACKS_HELP)] = ("pgd20", "cw20")
     threat: ThreatOptions = ThreatOptions()
     n: int | None = None  # a sample of n test images, classes in proportion; all when not given
     first: bool = False  # take the first n test images instead of a sample, as the reference does
     sample_seed: int = 0  # draws the sample; the n images of one seed are among those of every larger n
-    within: Points | None = None  # end each attack once its accuracy is known to +- this many points, at most n images
-    batch_size: Count | None = None  # 250 on a GPU, on a CPU fewer for large networks, when not given
-    jobs: Count = 1  # processes that attack batches side by side: as many as there are cores, where networks are small
+    within: float | None = None  # end each attack once its accuracy is known to +- this many points, at most n images
+    batch_size: int | None = None  # 250 on a GPU, on a CPU fewer for large networks, when not given
+    jobs: int = 1  # processes that attack batches side by side: as many as there are cores, where networks are small
     seed: int = 0  # of the attacks' random draws
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     json: bool = False  # print the result as one JSON object on stdout, and nothing else
     out: str = ""  # folder for the results; the run's own, or WEIGHTS-results, when not given
-    changes: tyro.conf.Suppress[dict[str, dict[str, str]]] = field(default_factory=dict)  # see `parse_attacking`
-
-    def check(self, threat: Threat | None) -> None:
-        """Refuse what takes no model to refuse; threat: that of the model, where it is known."""
-        if not self.attacks:
-            raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
-        if self.first and (self.n is None or self.within is not None):
-            raise RattleError("--first goes with --n, and not with --within, which needs a random order")
-        check_count(self.n)
-        check_settings(self, "")
-        asked = self.threat.over(threat or Threat())
-        if threat is not None:
-            self.chosen(asked)
-
-    def chosen(self, threat: Threat) -> dict[str, Attack]:
-        """The attacks on a threat, by the names of their results; one with other settings has them in its name."""
-        for name in (name for name in self.changes if name not in self.attacks):
-            if name not in list_attacks() and counted(name) is None:
-                raise unknown("attack", name, [*self.attacks, "threat"])
-            raise RattleError(f"--{name}.* changes {name}, but --attacks runs {', '.join(self.attacks)}")
-        return dict(changed_attack(name, threat, self.changes.get(name, {})) for name in self.attacks)
-
-    def settings(self, target: Target) -> dict[str, Any]:
-        """The settings of `evaluate` and `curve` for a target."""
-        return {
-            "out": Path(self.out) if self.out else target.results,
-            "metadata": target.metadata | {"seed": self.seed, **self.sampling(target)},
-            "index": self.choose(target),
-            "batch_size": self.batch_size,
-            "jobs": self.jobs,
-            "seed": self.seed,
-            "console": Console() if distributed.is_main() else NullConsole(),
-        }
-
-    def choose(self, target: Target) -> Tensor:
-        """The indices of the test images to attack."""
-        sampled = {"first": self.first, "seed": self.sample_seed, "shuffled": self.within is not None}
-        return choose_images(target.test.y, self.n, **sampled)
-
-    def sampling(self, target: Target) -> dict[str, Any]:
-        """How they were chosen, for the result files."""
-        order = {"order": "first"} if self.first else {"order": "fair", "seed": self.sample_seed}
-        within = {} if self.within is None else {"within": self.within}
-        return {"sample": order, "test_images": len(target.test), **within}
-
-
-def changed_attack(name: str, threat: Threat, changes: Mapping[str, str]) -> tuple[str, Attack]:
-    """An attack with settings as they were written, and its name: `pgd40,step-size=0.01` where one is not the usual.
-
-    So its result never replaces, nor is compared with, that of the attack people know by the name.
-    """
-    usual = get_attack(name, threat)
-    hints = get_type_hints(type(usual))
-    if any(key.partition(".")[0] == "threat" for key in changes):
-        raise RattleError(f"the threat is the same for all attacks: --threat.epsilon, not --{name}.threat")
-    values = {key: typed(text, hints.get(key), f"{name}.{key}") for key, text in changes.items()}
-    attack = get_attack(name, threat, **values)
-    other = {key: value for key, value in values.items() if value != getattr(usual, key)}
-    texts = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in sorted(other.items())}
-    return ",".join([name, *(f"{key.replace('_', '-')}={text}" for key, text in texts.items())]), attack
-
-
-def parse_attacking(options: type[T], args: list[str], command: str) -> T:
-    """The options of a command that attacks, with the settings of single attacks in `changes`."""
-    rest, changes = take_attack_settings(args, options)
-    return replace(parse(options, rest, command), changes=changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +68,7 @@ class Options(Network, AttackOptions):
     """Attack a trained model: results go to results/ATTACK.json of its run folder, a table to the terminal.
     After an interruption the same command resumes where it stopped."""
 
-    path: Annotated[str, tyro.conf.Positional] = ""  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME; or use --model
+    path: RunPath = ""  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME; or use --model
     data: str | None = None  # other images: a dataset's name, FILE.npz, a folder; cifar10 with --model
     data_root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     epsilons: tuple[float, ...] = ()  # also a curve: robust accuracy at each of these, for the first attack
@@ -146,68 +78,94 @@ class Options(Network, AttackOptions):
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 
 
-def read(args: list[str]) -> Options:
-    """The options; raises RattleError for what takes no model to refuse."""
-    options = parse_attacking(Options, args, "evaluate")
-    check_named(options)
-    options.check(known_threat(options.path) if options.path else Threat())
-    for epsilon in options.epsilons:
-        Threat(epsilon=epsilon)  # refuses what is none
-    if options.verify and not Path(options.verify).is_file():
-        raise RattleError(f"there is no file {options.verify} to verify")
-    return options
-
-
-def known_threat(path: str) -> Threat | None:
-    """What a run was trained for, by its recipe; None where its checkpoint has to be opened to know."""
-    with suppress(RattleError):
-        return resolve(path).attack.threat if Run(Path(path)).exists() else None
-
-
 def main(args: list[str]) -> None:
+    options, changes = parse_attacking(Options, args, "evaluate")
+    check_named(options)
+    from rattle.runs import distributed
+
     with distributed.process_group():
         with distributed.raise_on_all_ranks():
-            options = read(args)
             target = target_of(options)
-        run = check_saved if options.verify else attack_target
-        run(options, target)
+        if options.verify:
+            check_saved(options, target)
+        else:
+            attack_target(options, changes, target)
+
+
+def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Changes]:
+    """The options of a command that attacks, and the settings of single attacks: --pgd20.step-size 0.01.
+
+    Raises RattleError for attacks that do not exist or are not run.
+    """
+    own = {field.name for field in fields(kind)}
+    given, rest = take(args, lambda name: "." in name and name.split(".")[0] not in own, alone="true")
+    options = parse(kind, rest, command)
+    if not options.attacks:
+        raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
+    for name in options.attacks:
+        check_attack(name)
+    changes: dict[str, dict[str, str]] = {}
+    for option, text in given.items():
+        name, _, setting = option.partition(".")
+        if name not in options.attacks:
+            if name not in list_attacks() and counted(name) is None:
+                raise unknown("attack", name, [*options.attacks, "threat"])
+            raise RattleError(f"--{name}.* changes {name}, but --attacks runs {', '.join(options.attacks)}")
+        if setting.startswith("threat"):
+            raise RattleError(f"the threat is the same for all attacks: --threat.epsilon, not --{option}")
+        changes.setdefault(name, {})[setting.replace("-", "_")] = text
+    if options.first and (options.n is None or options.within is not None):
+        raise RattleError("--first goes with --n, and not with --within, which needs a random order")
+    return options, changes
 
 
 def check_named(options: Options) -> None:
-    """Refuse options that do not say, or say twice, what is evaluated."""
+    """Refuse options that do not say, or say twice, what is evaluated, and files that are not there."""
     moved = bool(options.path) and ":" in options.model  # a run whose FILE.py is elsewhere now
     if bool(options.path) == bool(options.model) and not moved:
         raise RattleError("say what to evaluate: a run or checkpoint, or --model NAME --weights FILE --data NAME")
+    if options.verify and not Path(options.verify).is_file():
+        raise RattleError(f"there is no file {options.verify} to verify")
     if not options.path:
-        if ":" not in options.model:
-            find_builder(options.model)
+        check_model(options.model)
         options.check_weights()
         return
+    check_exists(options.path)
     for name in ("weights", "width", "classes", "mean", "std", "resize", "crop"):
         if getattr(options, name):
             raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
 
 
 def target_of(options: Options) -> Target:
-    if options.path:
-        saved = open_checkpoint(options.path, trust_code=options.trust_code)
-        if options.model:  # the code is named by the user
-            saved = replace(saved, recipe=replace(saved.recipe, model=options.model), trust_code=True)
-        where = {"root": options.data_root, "device": options.device}
-        return target_from_checkpoint(saved, data=options.data, averaged=not options.raw, **where)
-    return target_from_weights(options, options.data or "cifar10", root=options.data_root, device=options.device)
+    from rattle.evaluation.target import target_from_checkpoint, target_from_weights
+    from rattle.runs.load import open_checkpoint
+
+    if not options.path:
+        return target_from_weights(options, options.data or "cifar10", root=options.data_root, device=options.device)
+    saved = open_checkpoint(options.path, trust_code=options.trust_code)
+    if options.model:  # the code is named by the user
+        saved = replace(saved, recipe=replace(saved.recipe, model=options.model), trust_code=True)
+    where = {"root": options.data_root, "device": options.device}
+    return target_from_checkpoint(saved, data=options.data, averaged=not options.raw, **where)
 
 
-def attack_target(options: Options, target: Target) -> None:
+def attack_target(options: Options, changes: Changes, target: Target) -> None:
     """Evaluate, then print."""
-    settings, threat = options.settings(target), options.threat.over(target.threat)
-    images, attacks = target.images(settings["index"]), options.chosen(threat)
+    from rattle.evaluation.caveats import caveats_of
+    from rattle.evaluation.evaluate import curve, evaluate
+    from rattle.evaluation.results import curve_to_plain
+    from rattle.runs.distributed import is_main
+
+    settings, threat = settings_of(options, target), options.threat.over(target.threat)
+    images, attacks = target.images(settings["index"]), chosen_attacks(options.attacks, changes, threat)
     first = next(iter(attacks))
-    by_epsilon = {e: next(iter(options.chosen(replace(threat, epsilon=e)).values())) for e in options.epsilons}
+    by_epsilon = {}
+    for epsilon in options.epsilons:
+        by_epsilon[epsilon] = chosen_attacks(options.attacks[:1], changes, replace(threat, epsilon=epsilon))[first]
     more = {"check_model": True, "save_adversarial": options.save_adversarial, "within": options.within}
     result = evaluate(target.model, images.x, images.y, attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
-    if not distributed.is_main():
+    if not is_main():
         return
     for sentence in result.warnings:
         say(f"warning: {sentence}", stderr=True)
@@ -222,12 +180,67 @@ def attack_target(options: Options, target: Target) -> None:
     say(caveats_of(result, classes=len(target.classes), test_images=len(target.test)))
 
 
+def settings_of(options: AttackOptions, target: Target) -> dict[str, Any]:
+    """The settings of `evaluate` and `curve` for a target: the images, how they were chosen, and the rest."""
+    from rattle.data.dataset import choose_images
+    from rattle.runs.distributed import is_main
+
+    shuffled = options.within is not None
+    index = choose_images(target.test.y, options.n, first=options.first, seed=options.sample_seed, shuffled=shuffled)
+    sample: dict[str, Any] = {"order": "first"} if options.first else {"order": "fair", "seed": options.sample_seed}
+    metadata = target.metadata | {"seed": options.seed, "sample": sample, "test_images": len(target.test)}
+    if shuffled:
+        metadata["within"] = options.within
+    return {
+        "out": Path(options.out) if options.out else target.results,
+        "metadata": metadata,
+        "index": index,
+        "batch_size": options.batch_size,
+        "jobs": options.jobs,
+        "seed": options.seed,
+        "console": Console() if is_main() else NullConsole(),
+    }
+
+
+def chosen_attacks(names: tuple[str, ...], changes: Changes, threat: Threat) -> dict[str, Attack]:
+    """The attacks on a threat by the names of their results: `pgd40,step-size=0.01` where a setting is not the usual.
+
+    So the result of a changed attack never replaces, nor is compared with, that of the attack people know by the name.
+    """
+    from rattle.attacks.registry import get_attack
+
+    found = {}
+    for name in names:
+        usual, settings, label = get_attack(name, threat), {}, [name]
+        hints = types_of(type(usual))
+        for key, text in sorted(changes.get(name, {}).items()):
+            settings[key] = value = typed(text, hints.get(key), f"{name}.{key}")
+            if value != getattr(usual, key, None):
+                label.append(f"{key.replace('_', '-')}={f'{value:.6g}' if isinstance(value, float) else value}")
+        found[",".join(label)] = get_attack(name, threat, **settings)
+    return found
+
+
+def typed(text: str, kind: Any, where: str) -> Any:
+    """What was written for a field of this type; what cannot be read as one stays text, for the field to refuse."""
+    if kind is float:
+        return number(text, where)
+    if kind is int and text.lstrip("+-").isdecimal():
+        return int(text)
+    if kind is bool and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return text
+
+
 def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> None:
     """The table, accuracy after each part of an ensemble, and the mean distance of attacks that measure it."""
-    sizes = {"clean": result.n} | {attack: len(found.flags) for attack, found in result.attacks.items()}
-    same = len(set(sizes.values())) == 1
-    columns = [attack if same else f"{attack} (n {n})" for attack, n in sizes.items()]
-    images = f"{result.n} images, " if same else ""
+    sizes = {"clean": result.n}
+    for attack, found in result.attacks.items():
+        sizes[attack] = len(found.flags)
+    if len(set(sizes.values())) == 1:
+        columns, images = list(sizes), f"{result.n} images, "
+    else:
+        columns, images = [f"{attack} (n {n})" for attack, n in sizes.items()], ""
     title = f"{images}{threat.norm} epsilon {threat.epsilon:.4g}, {note}"
     print_table(["model", *columns], [accuracy_row(name, result)], title=title)
     if "autoattack" in result.attacks and (more := broken_besides(result)):
@@ -248,13 +261,15 @@ def broken_besides(result: Evaluation) -> int:
 
 def check_saved(options: Options, target: Target) -> None:
     """Check saved adversarial images against the model."""
+    from rattle.evaluation.verify import load_images, verify
+
     path = Path(options.verify)
     saved = load_images(path)
-    if len(saved.index) and not (int(saved.index.min()) >= 0 and int(saved.index.max()) < len(target.test)):
+    if len(saved.index) and not 0 <= int(saved.index.min()) <= int(saved.index.max()) < len(target.test):
         raise RattleError(f"{path} was not made from these {len(target.test)} test images")
     images, threat = target.test[saved.index], options.threat.over(saved.threat)
     if saved.x_adv.shape != images.shape:
-        raise RattleError(f"{path} holds images {list(saved.x_adv.shape[1:])}, the data {list(images.shape[1:])}")
+        raise RattleError(f"{path} has images {list(saved.x_adv.shape[1:])}, the data {list(images.shape[1:])}")
     x, y, x_adv = (t.to(target.device) for t in (images.x, images.y, saved.x_adv))
     good = verify(target.model, x, y, x_adv, threat).cpu() & (images.y == saved.y)
     held, n, where = int(good.sum()), len(good), f"{threat.norm} {threat.epsilon:.4g}"

@@ -2,16 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import torch
-import tyro
+from typing import Literal
 
 from rattle.cli.console import say
-from rattle.cli.options import parse
+from rattle.cli.options import RunPath, check_exists, parse
 from rattle.errors import RattleError
-from rattle.models.export import difference, export
-from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.runs.paths import is_published
 
 NAMES = {"safetensors": "model.safetensors", "torchscript": "model.pt", "onnx": "model.onnx"}
@@ -21,7 +16,7 @@ NAMES = {"safetensors": "model.safetensors", "torchscript": "model.pt", "onnx": 
 class Options:
     """Export a trained model; the file is written only if it computes the model's logits on a batch."""
 
-    path: Annotated[str, tyro.conf.Positional]  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME
+    path: RunPath  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME
     format: Literal["safetensors", "torchscript", "onnx"] = "safetensors"  # of the file
     # to write; model.safetensors, model.pt or model.onnx in the run folder (./zoo_NAME) when not given
     out: str = ""
@@ -29,13 +24,14 @@ class Options:
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 
 
-def read(args: list[str]) -> Options:
-    """The options."""
-    return parse(Options, args, "export")
-
-
 def main(args: list[str]) -> None:
-    options = read(args)
+    options = parse(Options, args, "export")
+    check_exists(options.path)
+    import torch
+
+    from rattle.models.export import difference, export
+    from rattle.runs.load import load_model, open_checkpoint, run_of
+
     saved = open_checkpoint(options.path, trust_code=options.trust_code)
     run, name = run_of(saved.path), NAMES[options.format]
     out = Path(options.out) if options.out else (run.folder if run else saved.path.parent) / name

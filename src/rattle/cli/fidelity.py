@@ -2,14 +2,10 @@
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from rattle.analysis.taylor_error import SIGMAS, check_draws, measure_checkpoint
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import parse
-from rattle.data.dataset import check_count
+from rattle.cli.options import RunPath, check_exists, parse
 
 
 @dataclass(frozen=True)
@@ -18,8 +14,8 @@ class Options:
     images: a table, results/fidelity.json and a plot. Above 1, an order is worse than g(w) alone. Then whether the
     run's Taylor terms do something of their own: their gradients beside the zeroth term's and label smoothing's."""
 
-    path: Annotated[str, tyro.conf.Positional]  # a run folder or a checkpoint file
-    sigmas: tuple[float, ...] = SIGMAS  # standard deviations of u to try
+    path: RunPath  # a run folder or a checkpoint file
+    sigmas: tuple[float, ...] = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)  # std of u to try
     draws: int = 4  # samples of u to average over
     n: int = 100  # test images, for the remainders
     batches: int = 8  # minibatches of test images, for the gradients of the Taylor terms
@@ -31,26 +27,20 @@ class Options:
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 
 
-def read(args: list[str]) -> Options:
-    """The options; raises RattleError for what takes no model to refuse."""
-    options = parse(Options, args, "fidelity")
-    check_count(options.n)
-    check_draws(options.draws, options.sigmas)
-    return options
-
-
 def main(args: list[str]) -> None:
-    options = read(args)
+    options = parse(Options, args, "fidelity")
+    check_exists(options.path)
+    from rattle.analysis.taylor_error import measure_checkpoint
+
     settings = {name: value for name, value in vars(options).items() if name != "json"}
     found, pictures = measure_checkpoint(**settings, console=Console())
     if options.json:
         print(json.dumps(found))
         return
-    rows = [
-        [name, f"{row['sigma']:g}", *(f"{row[part]:.3g}" for part in ("change", "first", "second"))]
-        for name, remainders in found["remainders"].items()
-        for row in remainders
-    ]
+    rows = []
+    for name, remainders in found["remainders"].items():
+        for row in remainders:
+            rows.append([name, f"{row['sigma']:g}", *(f"{row[part]:.3g}" for part in ("change", "first", "second"))])
     columns = ["images", "sigma", "change of g", "after 1st", "after 2nd"]
     print_table(columns, rows, title=f"{found['name']}: remainders")
     print("change = |g(w+u) - g(w)| / |g(w)|; remainders are relative to that change: 1 is g(w) alone, less is better.")

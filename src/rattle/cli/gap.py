@@ -2,22 +2,20 @@
 
 import json
 from dataclasses import dataclass
-from typing import Annotated
 
-import tyro
-
-from rattle.analysis.loss_gap import check_settings, measure_gaps
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import parse
+from rattle.cli.options import RunPaths, check_exists, parse
+
+COLUMNS = ["epoch", "KL", "loss gap", "correlation, training", "test", "95 %", "clean excess", "adversarial excess"]
 
 
 @dataclass(frozen=True)
 class Options:
     """Correlate KL(f(x) || f(x')) with the gap between clean and adversarial loss, at every checkpoint that runs kept
-    (--keep-checkpoints all): over training and test images, and over checkpoints with the excess of
-    either loss on test images. A table, results/loss-gap.json in each run, and one plot of all."""
+    (--keep-checkpoints paper or all): over training and test images, and over checkpoints with the excess of either
+    loss on test images. A table, results/loss-gap.json in each run, and one plot of all."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders
+    runs: RunPaths  # run folders
     n: int = 500  # training images, and as many test images
     draws: int = 1  # samples of u, of the noise in the run's inner step, to average over
     seed: int = 0  # of u and of the attack, which is the one of the run's training
@@ -26,23 +24,18 @@ class Options:
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a run names as its model
 
 
-def read(args: list[str]) -> Options:
-    """The options; raises RattleError for what takes no model to refuse."""
-    options = parse(Options, args, "gap")
-    check_settings(options.n, options.draws)
-    return options
-
-
 def main(args: list[str]) -> None:
-    options = read(args)
+    options = parse(Options, args, "gap")
+    check_exists(*options.runs)
+    from rattle.analysis.loss_gap import measure_gaps
+
     settings = {name: value for name, value in vars(options).items() if name not in ("runs", "json")}
     found, pictures = measure_gaps(options.runs, **settings, console=Console())
     if options.json:
         print(json.dumps(found))
         return
-    columns = ["epoch", "KL", "loss gap", "correlation, training", "test", "95 %", "clean excess", "adversarial excess"]
     for label, plain in found.items():
-        print_table(columns, [row(moment) for moment in plain["checkpoints"]], title=f"{label}, n {plain['n']}")
+        print_table(COLUMNS, [row(moment) for moment in plain["checkpoints"]], title=f"{label}, n {plain['n']}")
     say("KL, gap: means on training images; correlation: Spearman's over images; excess: loss on test less training.")
     say(f"plot: {pictures[0]}")
     for plain in found.values():

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from rattle.analysis.prepare import LandscapeConfig, compute_landscapes
+from rattle.analysis.config import LandscapeConfig
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import parse
+from rattle.cli.options import RunPaths, check_exists, parse
 from rattle.runs.io import read_json
 from rattle.runs.paths import Run
 
@@ -20,25 +20,23 @@ class Options:
     """Draw the loss around test images and around the weights: arrays (.npz), PNG and SVG go to RUN/results.
     Several runs share images, directions and loss scale; the first gives the gradient direction."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # run folders, the reference first
+    runs: RunPaths  # run folders, the reference first
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     config: Annotated[LandscapeConfig, tyro.conf.arg(name="")] = field(default_factory=LandscapeConfig)
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a run names as its model
 
 
-def read(args: list[str]) -> Options:
-    return parse(Options, args, "landscape")
-
-
 def main(args: list[str]) -> None:
-    options = read(args)
+    options = parse(Options, args, "landscape")
+    check_exists(*options.runs)
+    from rattle.analysis.prepare import compute_landscapes
+
     how = {"device": options.device, "trust_code": options.trust_code}
     pictures = compute_landscapes(options.runs, options.config, **how, console=Console())
     rows = []
     for run in options.runs:
         flat = read_json(Run(Path(run)).flatness, []) or {}
-        noise = f"{flat['noise_rise']:.4f} ± {flat['noise_rise_error']:.4f}"
-        numbers = (flat[name] for name in ("lipschitz", "input_eigenvalue", "weight_eigenvalue"))
-        rows.append([run, *(f"{number:.3f}" for number in numbers), noise])
+        numbers = [f"{flat[name]:.3f}" for name in ("lipschitz", "input_eigenvalue", "weight_eigenvalue")]
+        rows.append([run, *numbers, f"{flat['noise_rise']:.4f} ± {flat['noise_rise_error']:.4f}"])
     print_table(COLUMNS, rows, title="flatness: smaller is flatter")
     say("\n".join(f"  {path}" for path in pictures))

@@ -1,19 +1,21 @@
-"""Options from types: tyro reads a dataclass, its comments are the help, and every number may be a fraction (8/255)."""
+"""Options from types: tyro reads a dataclass, its comments are the help, and every number may be a fraction (8/255).
 
-import re
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import fields
-from typing import Any, TypeVar
+Imports no torch, like the top of every file here: names and paths are checked before the library is imported.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from rattle.cli.help import description, for_readers, name_positionals
 from rattle.errors import RattleError
 from rattle.recipes.schema import number
 
 T = TypeVar("T")
-ATTACK_SETTING = re.compile(r"--([A-Za-z][\w+-]*)\.([\w.-]+)(?:=(.*))?")  # --pgd40.step-size, --pgd40.step-size=0.01
+RunPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+RunPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
 FRACTIONS = tyro.constructors.ConstructorRegistry()
 
 
@@ -33,78 +35,52 @@ def fractions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
 
 def parse(options: type[T], args: list[str], command: str, *, default: T | None = None) -> T:
     """The options of a command; a mistyped one names the nearest and exits with code 2."""
-    name_positionals(options)
-    asked = bool({"-h", "--help"} & {*args})
-    settings = {
-        "args": args,
-        "prog": f"rattle {command}",
-        "description": description(options),
-        "config": (tyro.conf.AvoidSubcommands, *((tyro.conf.DisallowNone,) if asked else ())),  # INT, not {None}|INT
-    }
-    with FRACTIONS, for_readers(default or options) if asked else nullcontext():
-        return tyro.cli(options, **settings) if default is None else tyro.cli(options, default=default, **settings)
+    config: list[Any] = [tyro.conf.AvoidSubcommands]
+    if "--help" in args or "-h" in args:
+        config.append(tyro.conf.DisallowNone)  # INT, not {None}|INT
+    settings: dict[str, Any] = {"args": args, "prog": f"rattle {command}", "config": config}
+    if default is not None:
+        settings["default"] = default
+    with FRACTIONS:
+        return tyro.cli(options, **settings)
 
 
-def take(args: list[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def check_exists(*paths: str) -> None:
+    """Refuse paths of runs, checkpoints and results where nothing is; hf:OWNER/NAME and zoo:NAME are no paths.
+
+    The ranks of a torchrun job find out together, later.
+    """
+    for path in paths:
+        if "WORLD_SIZE" not in os.environ and ":" not in path and not Path(path).exists():
+            raise RattleError(f"there is no run, checkpoint or folder of results {path}")
+
+
+def is_given(args: list[str], name: str) -> bool:
+    """Whether an option is among the arguments, in any spelling."""
+    return any(word.partition("=")[0].replace("_", "-") == f"--{name}" for word in args)
+
+
+def take(
+    args: list[str], wanted: Callable[[str], object], *, alone: str | None = None
+) -> tuple[dict[str, str], list[str]]:
     """Pull `--name VALUE` and `--name=VALUE` out of the arguments; the values by name, and the arguments left.
 
-    >>> take(["--epochs", "3", "--norm=l2", "--method", "at"], ("method", "norm"))
+    wanted: which names to take. alone: the value of a name that has none; it is refused when this is None.
+
+    >>> take(["--epochs", "3", "--norm=l2", "--method", "at"], ("method", "norm").__contains__)
     ({'norm': 'l2', 'method': 'at'}, ['--epochs', '3'])
     """
-    rest, found, words = [], {}, iter(args)
-    for word in words:
-        option, sign, value = word.partition("=")
-        if option.removeprefix("--") not in names or not option.startswith("--"):
-            rest.append(word)
-            continue
-        value = value if sign else next(words, "")
-        if not value or value.startswith("--"):
-            raise RattleError(f"{option} needs a value")
-        found[option.removeprefix("--")] = value
-    return found, rest
-
-
-def take_kinds(args: list[str], choices: dict[str, dict[str, type | None]]) -> tuple[list[str], dict[str, type | None]]:
-    """Pull `--field.kind NAME` out of the arguments: it chooses among the classes a field may hold."""
-    rest, chosen, words = [], {}, iter(args)
-    for word in words:
-        option, _, value = word.partition("=")
-        name = option.removeprefix("--").removesuffix(".kind").replace("-", "_")
-        if not (option.endswith(".kind") and name in choices):
-            rest.append(word)
-            continue
-        value = value or next(words, "")
-        kinds = {kind.lower(): member for kind, member in choices[name].items()}
-        if value.lower() not in kinds:
-            raise RattleError(f"{option} must be one of {', '.join(choices[name])}, got {value!r}")
-        chosen[name] = kinds[value.lower()]
-    return rest, chosen
-
-
-def take_attack_settings(args: list[str], options: type) -> tuple[list[str], dict[str, dict[str, str]]]:
-    """Pull `--ATTACK.FIELD VALUE` out of the arguments, as {attack: {field: value}}; a field alone is true.
-
-    options: the dataclass of the command; dotted options that begin with a field of it, as --threat.epsilon, are left.
-    """
-    own, rest, found = {field.name for field in fields(options)}, [], {}
-    words = list(args)
+    found: dict[str, str] = {}
+    rest, words = [], list(args)
     while words:
         word = words.pop(0)
-        match = ATTACK_SETTING.fullmatch(word)
-        if match is None or match[1].replace("-", "_") in own:
+        name, sign, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not wanted(name):
             rest.append(word)
             continue
-        value = match[3]
-        if value is None:
-            value = words.pop(0) if words and not words[0].startswith("--") else "true"
-        found.setdefault(match[1], {})[match[2].replace("-", "_")] = value
-    return rest, found
-
-
-def typed(text: str, kind: Any, where: str) -> Any:
-    """What was written for a field of this type; what cannot be read as one stays text, for the field to refuse."""
-    if kind is float:
-        return number(text, where)
-    if kind is int and re.fullmatch(r"[+-]?\d+", text):
-        return int(text)
-    return {"true": True, "false": False}.get(text.lower(), text) if kind is bool else text
+        if not sign and words and not words[0].startswith("--"):
+            value = words.pop(0)
+        if not value and alone is None:
+            raise RattleError(f"--{name} needs a value")
+        found[name] = value or alone or ""
+    return found, rest

@@ -10,22 +10,24 @@ NONE_HELD_OUT = "nothing: the last checkpoint counts as the best"
 def overview(state: TrainState) -> str:
     """The lines that `rattle train` prints before it trains."""
     recipe, data, done = state.recipe, state.data, state.progress.epoch
-    n, batch, left = len(data.train), min(recipe.batch_size, len(data.train)), recipe.epochs - done
-    shape, weights = "x".join(map(str, data.train.shape[1:])), sum(p.numel() for p in state.model.parameters())
-    classes, changes = f"{len(data.classes)} classes", augmented(recipe.data.augment)
-    changes = f"random crops, decoded on the fly, {changes}" if data.train.decoded else changes
-    length = f"{recipe.epochs}, {left or 'none'} of them left" if done else f"{recipe.epochs}"
+    n = len(data.train)
+    batch = min(recipe.batch_size, n)
+    shape = "x".join(map(str, data.train.shape[1:]))
+    images = f"{n:,} of {shape} from {recipe.data.name}, {len(data.classes)} classes; {augmented(recipe.data.augment)}"
+    if data.train.decoded:
+        images += ", random crops decoded on the fly"
     if state.extra is not None:
-        changes += (
-            f"; {recipe.data.extra_count(batch)} of every {batch} from {recipe.data.extra} ({len(state.extra):,})"
-        )
+        count = recipe.data.extra_count(batch)
+        images += f"; {count} of every {batch} from {recipe.data.extra} ({len(state.extra):,})"
+    left = f", {recipe.epochs - done or 'none'} of them left" if done else ""
+    rate = f"learning rate {recipe.optimizer.lr:g}, {type(recipe.schedule).__name__}"
+    weights = sum(p.numel() for p in state.model.parameters())
     rows = {
-        "images": f"{n:,} of {shape} from {recipe.data.name}, {classes}; {changes}",
+        "images": images,
         "held out": f"{len(data.val):,} images, to choose the best checkpoint by" if data.val else NONE_HELD_OUT,
         "network": f"{recipe.model}, {weights:,} parameters",
         "method": recipe.with_seed(f"{recipe.method} against {written(recipe.attack.threat)}"),
-        "epochs": f"{length}, each {recipe.steps(n)} steps of {batch} images; "
-        f"learning rate {recipe.optimizer.lr:g}, {type(recipe.schedule).__name__}",
+        "epochs": f"{recipe.epochs}{left}, each {recipe.steps(n)} steps of {batch} images; {rate}",
     }
     return "\n".join(f"{name:<8} {row}" for name, row in rows.items())
 

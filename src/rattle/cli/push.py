@@ -7,10 +7,7 @@ from typing import Annotated
 import tyro
 
 from rattle.cli.console import say
-from rattle.cli.options import parse
-from rattle.publish.folder import write_folder
-from rattle.publish.push import push
-from rattle.runs.hub import check_repository
+from rattle.cli.options import RunPath, check_exists, parse
 
 
 @dataclass(frozen=True)
@@ -18,8 +15,10 @@ class Options:
     """Publish a trained model: weights, config, a model card with its results and recipe, and the page.
     `rattle.load("hf:OWNER/NAME")` and `rattle evaluate hf:OWNER/NAME` open it. It uses HF_TOKEN, or the hub's login."""
 
-    path: Annotated[str, tyro.conf.Positional]  # a run folder or a checkpoint file
-    name: Annotated[str, tyro.conf.Positional]  # OWNER/NAME of the repository; it is made if it is not there
+    path: RunPath  # a run folder or a checkpoint file
+    name: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="OWNER/NAME")
+    ]  # OWNER/NAME of the repository; it is made if it is not there
     private: bool = False  # make a new repository private
     revision: str | None = None  # the branch to upload to; main when not given
     license: str = "unknown"  # of the model, for its card: an identifier of the hub's, such as mit or cc-by-4.0
@@ -28,15 +27,14 @@ class Options:
     raw: bool = False  # publish the raw weights of a run that averages them
 
 
-def read(args: list[str]) -> Options:
-    """The options; raises RattleError for what takes no model to refuse."""
-    options = parse(Options, args, "push")
-    check_repository(options.name)
-    return options
-
-
 def main(args: list[str]) -> None:
-    options = read(args)
+    options = parse(Options, args, "push")
+    check_exists(options.path)
+    from rattle.publish.folder import write_folder
+    from rattle.publish.push import push
+    from rattle.runs.hub import check_repository
+
+    check_repository(options.name)
     shared = {"license": options.license, "page": options.page, "averaged": not options.raw}
     if options.to:
         for sentence in write_folder(options.path, options.to, options.name, **shared):

@@ -3,15 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from rattle.analysis.prepare import prepare
 from rattle.cli.console import Console, say
-from rattle.cli.options import parse
+from rattle.cli.options import RunPaths, check_exists, parse
 from rattle.paper.tables import published
-from rattle.report import build
+from rattle.report.page import build
 from rattle.report.run_data import baseline_first, load_runs
 from rattle.report.sections import detailed
 
@@ -21,8 +17,7 @@ class Options:
     """Write one self-contained HTML page of runs: results, comparison, curves, examples, landscapes, cost, settings.
     What it needs and a run lacks (gallery, accuracy against epsilon, landscapes) is computed from the checkpoint."""
 
-    # run folders, or folders of results of other models
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]
+    runs: RunPaths  # run folders, or folders of results of other models
     # one of the folders, or one more: compare each other with it alone, instead of every pair; of more than four runs
     # each is compared with the first when not given
     baseline: str = ""
@@ -32,15 +27,12 @@ class Options:
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a run names as its model
 
 
-def read(args: list[str]) -> Options:
-    return parse(Options, args, "report")
-
-
 def main(args: list[str]) -> None:
-    options = read(args)
-    runs, out, baseline = options.runs, options.out or None, options.baseline or None
+    options = parse(Options, args, "report")
+    check_exists(*options.runs)
     how = {"compute": options.compute, "device": options.device, "trust_code": options.trust_code}
-    path = report(runs, out, baseline=baseline, **how, console=Console())
+    baseline = options.baseline or None
+    path = report(options.runs, options.out or None, baseline=baseline, **how, console=Console())
     say(f"the report is {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
@@ -60,6 +52,8 @@ def report(
     computed for those alone whose images are shown.
     """
     if compute:
+        from rattle.analysis.prepare import prepare
+
         loaded = load_runs(baseline_first(runs, baseline))  # refuses what is no run before minutes are spent on others
         shown = [run.folder for run in detailed([run for run in loaded if not run.external])]
         prepare(shown, device=device, console=console, trust_code=trust_code)

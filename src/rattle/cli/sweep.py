@@ -1,18 +1,21 @@
 """rattle sweep: a recipe over a grid of settings and seeds, on this machine or through SLURM."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
-from rattle.cli.train import recipe_with, refuse_unsaid
+from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
-from rattle.recipes.catalog import resolve
-from rattle.recipes.recipe import Recipe
+from rattle.recipes.names import check_recipe
 from rattle.report.grid import grid_rows, grid_settings
 from rattle.training.slurm import Slurm, submit
-from rattle.training.sweep import Job, check_jobs, combinations, pending, plan, run_local
+
+if TYPE_CHECKING:
+    from rattle.recipes.recipe import Recipe
 
 USAGE = """usage: rattle sweep RECIPE [--OPTION VALUE VALUE ...] [--seeds 0 1 2] [options]
 
@@ -20,8 +23,8 @@ Every setting of the recipe (`rattle train RECIPE --help` lists them) may be giv
 grid over all of them. A setting that is itself a list is given once for each value; a switch takes true and false.
 Given again, the same command skips the runs that are finished and continues those that are not.
 """
-Point = tuple[dict[str, Any], Recipe]  # what tells a point of the grid apart, and its recipe
-OWN = ("--seeds", "--trust-code", "--launcher", "--jobs", "--out", "--slurm.")
+Point = tuple[dict[str, str], "Recipe"]  # the values of the settings that the grid varies, and the recipe
+OWN = ("--seeds", "--trust-code", "--launcher", "--jobs", "--out", "--slurm")
 
 
 @dataclass(frozen=True)
@@ -36,42 +39,38 @@ class Options:
     slurm: Slurm = field(default_factory=Slurm)
 
 
-def read(args: list[str]) -> tuple[Options, list[Point], list[Job], Path]:
-    """The options, the points of the grid, the run of each, and the folder of the runs."""
-    if args[0].startswith("-"):
-        raise RattleError(f"the recipe comes first: rattle sweep RECIPE {args[0]} ...")
-    given = occurrences(args[1:])
-    options = parse(Options, [word for name, words in given if own(name) for word in (name, *words)], "sweep RECIPE")
-    check_jobs(options.jobs)
-    points = grid(resolve(args[0]), args[0], [g for g in given if not own(g[0])], options.seeds)
-    refuse_unsaid([] if options.trust_code else [recipe for _, recipe in points], args)
-    out = Path(options.out or f"sweeps/{Path(args[0]).stem}")
-    return options, points, plan(points, out, trust_code=options.trust_code), out
-
-
 def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
-        if args:
-            parse(Options, ["--help"], "sweep RECIPE")
-        return
-    options, points, jobs, out = read(args)
+        parse(Options, ["--help"], "sweep RECIPE")
+    text, given = args[0], occurrences(args[1:])
+    check_recipe(text)
+    own = [word for name, words in given if name.split(".")[0] in OWN for word in (name, *words)]
+    options = parse(Options, own, "sweep RECIPE")
+    from rattle.recipes.catalog import resolve
+    from rattle.training.sweep import check_jobs, pending, plan, run_local
+
+    check_jobs(options.jobs)
+    points = grid(resolve(text), text, [each for each in given if each[0].split(".")[0] not in OWN], options.seeds)
+    refuse_unsaid([] if options.trust_code else [recipe for _, recipe in points], args)
+    out = Path(options.out or f"sweeps/{Path(text).stem}")
+    jobs = plan(points, out, trust_code=options.trust_code)
     console = Console()
     left = pending(jobs, console)
     if options.launcher == "slurm":
         submit(left, options.slurm, out, console, Console)
-        say(f"{len(left)} of {len(jobs)} runs are in the queue; the same command again says how they do")
+        say(f"{len(left)} of {len(jobs)} runs are in the queue; the same command again prints their state")
         return
     failed = run_local(left, at_once=options.jobs, out=out, console=console)
     if failed:
         each = "; ".join(f"{name}: {words}" for name, words in failed.items())
-        raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again goes on with them: {each}")
+        raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again resumes them: {each}")
     ready = sum(job.state == "finished" for job in jobs)
     say(f"{ready} of {len(jobs)} runs are finished in {out}")
     conclude([(point, job.folder) for (point, _), job in zip(points, jobs, strict=True)], jobs[0].recipe, out)
 
 
-def conclude(points: list[tuple[dict[str, Any], Path]], recipe: Recipe, out: Path) -> None:
+def conclude(points: list[tuple[dict[str, str], Path]], recipe: Recipe, out: Path) -> None:
     """The table of the grid, the best setting on the held-out images, and what to do next."""
     settings = grid_settings(points)
     if not settings:
@@ -89,10 +88,6 @@ def conclude(points: list[tuple[dict[str, Any], Path]], recipe: Recipe, out: Pat
     say(f"  rattle report {out}/*/ --out {out / 'report.html'}")
 
 
-def own(name: str) -> bool:
-    return name.split("=")[0] in OWN or name.startswith("--slurm.")
-
-
 def occurrences(args: list[str]) -> list[tuple[str, list[str]]]:
     """Options in their order, each with the words that follow it."""
     found: list[tuple[str, list[str]]] = []
@@ -100,43 +95,47 @@ def occurrences(args: list[str]) -> list[tuple[str, list[str]]]:
         if word.startswith("--"):
             name, sign, value = word.partition("=")
             found.append((name, [value] if sign else []))
-        elif not found:
-            raise RattleError(f"do not know what {word!r} is the value of")
-        else:
+        elif found:
             found[-1][1].append(word)
+        else:
+            raise RattleError(f"do not know what {word!r} is the value of")
     return found
 
 
 def grid(recipe: Recipe, text: str, given: list[tuple[str, list[str]]], seeds: tuple[int, ...]) -> list[Point]:
     """Every point of the grid, and its recipe; a setting that cannot be is refused before anything runs."""
-    choices: dict[str, list[tuple[str, list[str]]]] = {}
+    from rattle.training.sweep import combinations
+
+    choices: dict[str, list[list[str]]] = {}
     for name, words in given:
-        lists = is_list(recipe, name)
-        values = [words] if lists or len(words) < 2 else [[word] for word in words]
-        for value in values:
-            choices.setdefault(name, []).append((" ".join(value), switch(name, value)))
+        if len(words) < 2 or is_list(recipe, name):
+            choices.setdefault(name, []).append(words)
+        else:
+            choices.setdefault(name, []).extend([word] for word in words)
     if seeds:
-        choices["--seed"] = [(str(seed), ["--seed", str(seed)]) for seed in seeds]
+        choices["--seed"] = [[str(seed)] for seed in seeds]
     points = []
-    for point in combinations(choices):
-        words = [word for _, argument in point.values() for word in argument]
-        label = {name.removeprefix("--"): text for name, (text, _) in point.items() if len(choices[name]) > 1}
-        if seeds:
-            label["seed"] = point["--seed"][0]
-        points.append((label, recipe_with(recipe, text, words, "sweep")))
+    for values in combinations(choices):
+        arguments, label = [], {}
+        for name, words in values.items():
+            arguments += switch(name, words)
+            if len(choices[name]) > 1 or (seeds and name == "--seed"):
+                label[name.removeprefix("--")] = " ".join(words)
+        points.append((label, with_options(recipe, arguments, f"sweep {text}")[1]))
     return points
 
 
-def switch(name: str, value: list[str]) -> list[str]:
-    """true and false become --name and --no-name."""
-    if [word.lower() for word in value] in (["true"], ["false"]):
-        *front, last = name.removeprefix("--").split(".")
-        return ["--" + ".".join([*front, last if value[0].lower() == "true" else f"no-{last}"])]
-    return [name, *value]
+def switch(name: str, words: list[str]) -> list[str]:
+    """An option with its values; true and false become --name and --no-name."""
+    value = words[0].lower() if len(words) == 1 else ""
+    if value == "false":
+        front, dot, last = name.removeprefix("--").rpartition(".")
+        return [f"--{front}{dot}no-{last}"]
+    return [name] if value == "true" else [name, *words]
 
 
 def is_list(recipe: Recipe, name: str) -> bool:
-    """Does a setting hold a tuple?"""
+    """Whether a setting holds a tuple."""
     value: Any = recipe
     for part in name.removeprefix("--").replace("-", "_").split("."):
         value = getattr(value, part, None)

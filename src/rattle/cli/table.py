@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from rattle.cli.console import say
-from rattle.cli.options import parse
+from rattle.cli.options import RunPaths, check_exists, parse
 from rattle.report.compare import over_seeds
 from rattle.report.run_data import RunData, load_runs
 from rattle.report.tables import Format, write_table
@@ -21,7 +18,7 @@ class Options:
     """Print a table of runs. Runs that differ in their seed alone share a row; the best of a column is bold only where
     it differs significantly from every other row."""
 
-    runs: Annotated[tuple[str, ...], tyro.conf.Positional]  # evaluated run folders, or folders of results alone
+    runs: RunPaths  # evaluated run folders, or folders of results alone
     format: Format = "markdown"
     out: str = ""  # file to write; the terminal when not given
 
@@ -37,6 +34,7 @@ def read_models(folders: Sequence[Path | str]) -> list[RunData]:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "table")
+    check_exists(*options.runs)
     table = over_seeds(read_models(in_order(options.runs)))
     for sentence in table.refused:
         say(f"not compared: {sentence}", stderr=True)

@@ -1,37 +1,32 @@
 """rattle train: a recipe, by name or from YAML, with typed overrides."""
 
+from __future__ import annotations
+
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from rattle.cli import custom
 from rattle.cli.console import Console, say
-from rattle.cli.options import parse, take, take_kinds
-from rattle.cli.overview import overview
+from rattle.cli.options import is_given, parse, take
 from rattle.errors import RattleError
-from rattle.models.registry import find_builder
-from rattle.models.user import is_code, refuse_code
-from rattle.recipes.catalog import resolve
-from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import alternatives, dataclass_members, has_kinds
-from rattle.runs import distributed
-from rattle.runs.lock import check_folder
+from rattle.recipes.names import check_recipe
 from rattle.runs.paths import Run, slugify
-from rattle.training.loggers import LogTarget
-from rattle.training.loop import fit
-from rattle.training.state import TrainState
-from rattle.training.teachers import code_of
+
+if TYPE_CHECKING:
+    from rattle.recipes.recipe import Recipe
 
 USAGE = f"""usage: rattle train RECIPE [options]
 
-RECIPE is a name (`rattle recipes` lists them), a YAML file or a run folder; or `custom`, for what is your own.
-`rattle train RECIPE --help` documents every setting of that recipe.
+RECIPE is a name (`rattle recipes` lists them), a YAML file or a run folder; or `custom`, for images and networks of
+your own. `rattle train RECIPE --help` documents every setting of that recipe.
 
-  rattle train RUN --resume                 goes on with a run that was stopped
+  rattle train RUN --resume                 resumes a run that was stopped
   rattle train RUN --epochs 300 --resume    makes a run longer, a finished one too
 
 {custom.USAGE}"""
@@ -42,37 +37,119 @@ class Options:
     """Train a recipe. Fields that hold one of several kinds are switched by name: --schedule.kind OneCycle,
     --average.kind EMA, --awp.kind AWP, SAM or ASAM (or none)."""
 
-    recipe: Annotated[Recipe, tyro.conf.arg(name="")]
     out: str = ""  # run folder; runs/NAME-seedN when not given
     resume: bool = False  # continue the run in --out, bit for bit; a RUN given in place of the recipe needs no --out
     overwrite: bool = False  # replace the run in --out
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a YAML file or a run names as its model
-    log: LogTarget = "tensorboard"  # where the figures go besides metrics.jsonl; wandb is an extra, offline
+    log: Literal["tensorboard", "wandb", "none"] = "tensorboard"  # besides metrics.jsonl; wandb is an extra, offline
+
+
+def main(args: list[str]) -> None:
+    if not args or args[0] in ("-h", "--help"):
+        print(USAGE)
+        parse(Options, ["--help"], "train RECIPE")
+    if "WORLD_SIZE" not in os.environ:  # ranks refuse together, below
+        check_names(args)
+    from rattle.cli.overview import overview
+    from rattle.models.user import is_code
+    from rattle.runs import distributed
+    from rattle.training.loop import fit
+
+    with distributed.process_group():
+        restarts = distributed.any_rank(distributed.restart_count())  # a machine that came back counts none
+        with distributed.raise_on_all_ranks():
+            options, recipe, out = read(args, resume=restarts > 0)
+            images = None
+            if args[0] == "custom":
+                recipe, images = custom.fit_to_images(recipe, args)
+        console = Console()
+        console.begin = lambda state: console.log(overview(state))
+        settings: dict[str, Any] = {"resume": options.resume, "overwrite": options.overwrite, "log": options.log}
+        run = fit(recipe, out, data=images, **settings, console=console, trust_code=options.trust_code)
+        if not distributed.is_main():
+            return
+    trust = " --trust-code" if is_code(recipe.model) else ""
+    say(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20{trust}")
+
+
+def check_names(args: list[str]) -> None:
+    """Refuse a mistyped recipe, dataset, model or method. Imports no torch."""
+    if args[0] == "custom":
+        custom.check_names(args[1:])
+    else:
+        check_recipe(args[0])
+
+
+def read(args: list[str], *, resume: bool = False) -> tuple[Options, Recipe, str]:
+    """The options, the recipe and the run folder; raises RattleError for what takes no images to refuse.
+
+    resume: torchrun has started the job again (--max-restarts), so resume and overwrite nothing.
+    """
+    from rattle.recipes.catalog import resolve
+    from rattle.runs.lock import check_folder
+
+    text, rest = args[0], args[1:]
+    if text == "custom":
+        base, rest = custom.recipe_of(rest)
+    else:
+        base = resolve(text)
+    options, recipe = with_options(base, rest, f"train {text}")
+    refuse_unsaid([] if options.trust_code else [recipe], args)
+    if ":" in recipe.model and ":" not in base.model and not is_given(rest, "width"):
+        recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
+    out = options.out or folder_of(text, recipe, options.resume)
+    run = Run(Path(out))
+    if options.resume and run.exists() and not is_given(rest, "epochs"):
+        check_length(run, recipe)
+    if resume:
+        options = replace(options, resume=True, overwrite=False)
+    check_folder(run, resume=options.resume, overwrite=options.overwrite)
+    check_settings(recipe, new=not (options.resume and run.exists()))
+    return options, recipe, out
+
+
+def with_options(recipe: Recipe, args: list[str], command: str) -> tuple[Options, Recipe]:
+    """The command's own options, and the recipe with the settings that are given."""
+    from rattle.recipes.recipe import Recipe
+
+    choices = kinds()
+    chosen, rest = take(args, lambda name: name.endswith(".kind") and field_of(name) in choices)
+    for name, value in chosen.items():
+        members = {kind.lower(): member for kind, member in choices[field_of(name)].items()}
+        if value.lower() not in members:
+            raise RattleError(f"--{name} must be one of {', '.join(choices[field_of(name)])}, got {value!r}")
+        member = members[value.lower()]
+        recipe = replace(recipe, **{field_of(name): member() if member else None})
+    no_prefix = tyro.conf.arg(name="")
+    command_line = make_dataclass(
+        "CommandLine", [("own", Annotated[Options, no_prefix]), ("recipe", Annotated[Recipe, no_prefix])]
+    )
+    command_line.__doc__ = Options.__doc__
+    with typed_as(Recipe, "objective", type(recipe.objective)):
+        parsed: Any = parse(command_line, rest, command, default=command_line(Options(), recipe))
+    return parsed.own, parsed.recipe
+
+
+def field_of(name: str) -> str:
+    """The field of a recipe that an option such as --keep-checkpoints.kind is about."""
+    return name.removesuffix(".kind").replace("-", "_")
 
 
 def kinds() -> dict[str, dict[str, type | None]]:
     """For each field of a recipe that holds one of several classes, their names."""
+    from rattle.recipes.recipe import Recipe
+    from rattle.recipes.schema import alternatives, dataclass_members, has_kinds
+    from rattle.settings import types_of
+
     found: dict[str, dict[str, type | None]] = {}
-    hints = get_type_hints(Recipe)
-    for field in fields(Recipe):
-        members = dataclass_members(hints[field.name])
-        optional = type(None) in alternatives(hints[field.name])
-        if has_kinds(hints[field.name]) or (members and optional):
-            found[field.name] = {m.__name__: m for m in members} | ({"none": None} if optional else {})
+    for name, hint in types_of(Recipe).items():
+        members = dataclass_members(hint)
+        optional = type(None) in alternatives(hint)
+        if has_kinds(hint) or (members and optional):
+            found[name] = {member.__name__: member for member in members}
+            if optional:
+                found[name]["none"] = None
     return found
-
-
-def options_of(recipe: Recipe, text: str, args: list[str], command: str = "train") -> Options:
-    rest, chosen = take_kinds(none_held_out(args), kinds())
-    recipe = replace(recipe, **{name: kind() if kind else None for name, kind in chosen.items()})
-    with typed_as(Recipe, "objective", type(recipe.objective)):
-        return parse(Options, rest, f"{command} {text}", default=Options(recipe=recipe))
-
-
-def none_held_out(args: list[str]) -> list[str]:
-    """`--data.val-size none`, in any spelling, is 0: hold out nothing."""
-    found, rest = take(args, ("data.val-size", "data.val_size"))
-    return rest + [f"--{name}={'0' if value.lower() == 'none' else value}" for name, value in found.items()]
 
 
 @contextmanager
@@ -86,11 +163,6 @@ def typed_as(settings: type, field: str, kind: type) -> Iterator[None]:
         settings.__annotations__[field] = declared
 
 
-def recipe_with(recipe: Recipe, text: str, args: list[str], command: str) -> Recipe:
-    """A recipe with the settings that are given as on the command line."""
-    return options_of(recipe, text, args, command).recipe
-
-
 def folder_of(text: str, recipe: Recipe, resume: bool) -> str:
     """Where to train when no --out is given: a run that is resumed by its folder stays there."""
     given = Path(text).parent if Path(text).name == Run.recipe.name else Path(text)
@@ -101,80 +173,31 @@ def folder_of(text: str, recipe: Recipe, resume: bool) -> str:
 
 def check_length(run: Run, recipe: Recipe) -> None:
     """Refuse to make a run longer without having been asked to: its recipe was named, and that one has more epochs."""
-    before = resolve(str(run.folder)).epochs if run.exists() else recipe.epochs
+    from rattle.recipes.catalog import resolve
+
+    before = resolve(str(run.folder)).epochs
     if recipe.epochs > before:
-        choice = f"--epochs {before} goes on with it, --epochs {recipe.epochs} makes it longer"
+        choice = f"--epochs {before} resumes it, --epochs {recipe.epochs} makes it longer"
         raise RattleError(f"the run in {run.folder} has {before} epochs, the recipe {recipe.epochs}: {choice}")
 
 
 def refuse_unsaid(recipes: Sequence[Recipe], args: list[str]) -> None:
     """Refuse code that a YAML file or a run names as its model and the command line, whose words are args, does not."""
+    from rattle.models.user import refuse_code
+    from rattle.training.teachers import code_of
+
     said = {part for word in args for part in (word, word.partition("=")[2])}
-    refuse_code([name for recipe in recipes for name in code_of(recipe) if name not in said], args[0])
+    for recipe in recipes:
+        refuse_code([name for name in code_of(recipe) if name not in said], args[0])
 
 
-class TrainConsole(Console):
-    """Describes the run before it trains."""
-
-    def begin(self, state: TrainState) -> None:
-        self.log(overview(state))
-
-
-def main(args: list[str]) -> None:
-    if not args or args[0] in ("-h", "--help"):
-        print(USAGE)
-        return
-    with distributed.process_group():
-        restarts = distributed.any_rank(distributed.restart_count())  # a machine that came back counts none
-        with distributed.raise_on_all_ranks():
-            options, out, how = read(args, restarts)
-            recipe, images = (
-                custom.fit_to_images(options.recipe, args) if args[0] == "custom" else (options.recipe, None)
-            )
-        trusted = options.trust_code  # what a teacher's checkpoint names; the rest is said, see `refuse_unsaid`
-        run = fit(recipe, out, data=images, **how, log=options.log, console=TrainConsole(), trust_code=trusted)
-        if not distributed.is_main():
-            return
-    trust = " --trust-code" if is_code(recipe.model) else ""
-    say(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20{trust}")
-
-
-def read(args: list[str], restarts: int | None = None) -> tuple[Options, str, dict[str, Any]]:
-    """The options with the recipe to train, the run folder, and whether to resume or overwrite it.
-
-    restarts: how often torchrun has started the job again, on the machine that counts most; None: as this one counts.
-    Raises RattleError for what takes no network and no images to refuse.
-    """
-    if args[0].startswith("-"):
-        raise RattleError(f"the recipe comes first: rattle train RECIPE {args[0]} ...")
-    text, rest = args[0], args[1:]
-    if text == "custom":
-        if {"-h", "--help"} & {*rest}:
-            print(custom.USAGE)
-        base, rest = custom.recipe_of(rest)
-    else:
-        base = resolve(text)
-    options = options_of(base, text, rest)
-    recipe = options.recipe
-    refuse_unsaid([] if options.trust_code else [recipe], args)
-    if ":" in recipe.model and ":" not in base.model and not take(rest, ("width",))[0]:
-        recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's
-    out = options.out or folder_of(text, recipe, options.resume)
-    if options.resume and not take(rest, ("epochs",))[0]:
-        check_length(Run(Path(out)), recipe)
-    # torchrun --max-restarts: resume, and replace nothing
-    again = (distributed.restart_count() if restarts is None else restarts) > 0
-    how: dict[str, Any] = {"resume": options.resume or again, "overwrite": options.overwrite and not again}
-    check_folder(Run(Path(out)), **how)
-    check_recipe(recipe, goes_on=how["resume"] and Run(Path(out)).exists())
-    return replace(options, recipe=recipe), out, how
-
-
-def check_recipe(recipe: Recipe, *, goes_on: bool) -> None:
+def check_settings(recipe: Recipe, *, new: bool) -> None:
     """Refuse names that nothing has, and in a new run settings that do nothing."""
-    distributed.check_device(recipe.device)
+    from rattle.models.registry import check_model
+    from rattle.runs.distributed import check_device
+
+    check_device(recipe.device)
     recipe.data.find()
-    if ":" not in recipe.model:  # code of the user's runs once, in `fit`
-        find_builder(recipe.model)
-    if not goes_on:
+    check_model(recipe.model)
+    if new:
         recipe.refuse_idle()

@@ -6,12 +6,10 @@ from typing import Annotated
 
 import tyro
 
-from rattle.attacks.transfer import Transfer
 from rattle.cli.console import say
-from rattle.cli.evaluate import AttackOptions, known_threat, parse_attacking, print_result
+from rattle.cli.evaluate import AttackOptions, chosen_attacks, parse_attacking, print_result, settings_of
+from rattle.cli.options import check_exists
 from rattle.errors import RattleError
-from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.target import target_from_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,26 +21,23 @@ class Options(AttackOptions):
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a run names as its model
 
 
-def read(args: list[str]) -> Options:
-    """The options; raises RattleError for what takes no model to refuse."""
-    options = parse_attacking(Options, args, "transfer")
-    options.check(known_threat(options.to))
-    return options
-
-
 def main(args: list[str]) -> None:
-    options = read(args)
+    options, changes = parse_attacking(Options, args, "transfer")
+    check_exists(options.from_, options.to)
+    from rattle.attacks.transfer import Transfer
+    from rattle.evaluation.evaluate import evaluate
+    from rattle.evaluation.target import target_from_checkpoint
+
     how = {"device": options.device, "trust_code": options.trust_code}
     surrogate, target = (target_from_checkpoint(path, **how) for path in (options.from_, options.to))
     if surrogate.classes != target.classes or surrogate.test.shape[1:] != target.test.shape[1:]:
         raise RattleError(f"{options.from_} and {options.to} were not trained on the same kind of images and classes")
-    settings, threat = options.settings(target), options.threat.over(target.threat)
-    images = target.images(settings["index"])
-    attacks = {
-        f"transfer-{name}": Transfer(attack=attack, surrogate=surrogate.model, name=surrogate.name)
-        for name, attack in options.chosen(threat).items()
-    }
+    settings, threat = settings_of(options, target), options.threat.over(target.threat)
     settings["metadata"]["surrogate"] = surrogate.metadata["checkpoint"]
+    images = target.images(settings["index"])
+    attacks = {}
+    for name, attack in chosen_attacks(options.attacks, changes, threat).items():
+        attacks[f"transfer-{name}"] = Transfer(attack=attack, surrogate=surrogate.model, name=surrogate.name)
     result = evaluate(target.model, images.x, images.y, attacks, within=options.within, **settings)
     if options.json:
         print(json.dumps(result.to_plain()))

@@ -15,8 +15,8 @@ from torch import Tensor
 from rattle.data.augment import Augment
 from rattle.data.dataset import Dataset, Images, balanced_indices, hold_out
 from rattle.data.files import data_root
-from rattle.data.sources import DECODED, SOURCES
-from rattle.errors import RattleError, unknown
+from rattle.data.sources import DECODED, SOURCES, check_source
+from rattle.errors import RattleError
 from rattle.randomness import derive_seed
 from rattle.settings import Between, Bound, Count, CountOrZero, check_settings
 
@@ -113,6 +113,7 @@ class Data:
         root, path = data_root(self.root), Path(self.name).expanduser()
         if self.crop or self.name in DECODED:
             return self.find_decoded(root, path)
+        check_source(self.name)
         if self.name.startswith("hub:"):
             from rattle.data.hub import hub
 
@@ -123,14 +124,9 @@ class Data:
             from rattle.data.folder import folder
 
             return partial(folder, path, self.split_seed, self.resize)
-        if path.suffix == ".npz" and path.is_file():
-            from rattle.data.npz import npz
+        from rattle.data.npz import npz
 
-            return self.scaled(partial(npz, path, self.split_seed))
-        if path.suffix == ".npz" or len(path.parts) > 1:
-            kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
-            raise RattleError(f"there is no {kind} at {path} (looked from {Path.cwd()})")
-        raise unknown("dataset", self.name, [*SOURCES, *DECODED, "FILE.npz", "FOLDER", "hub:OWNER/NAME"])
+        return self.scaled(partial(npz, path, self.split_seed))
 
     def find_decoded(self, root: Path, path: Path) -> Callable[[], Dataset]:
         """What reads a dataset that is decoded on the fly."""

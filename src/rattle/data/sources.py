@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rattle.data.urls import URLS, Remote
+from rattle.errors import RattleError, unknown
 from rattle.registry import Entry, Registry
 
 if TYPE_CHECKING:
@@ -47,3 +48,14 @@ def register_source(name: str, load: Load, *, urls: Sequence[Remote] = ()) -> No
 def list_datasets() -> list[str]:
     """The names of all datasets, built-in and registered."""
     return list(SOURCES)
+
+
+def check_source(name: str) -> None:
+    """Raise RattleError for what is neither a dataset's name nor a file or folder that is there."""
+    path = Path(name).expanduser()
+    if name in SOURCES or name in DECODED or ":" in name or path.is_dir() or (path.suffix == ".npz" and path.is_file()):
+        return
+    if path.suffix == ".npz" or len(path.parts) > 1:
+        kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
+        raise RattleError(f"there is no {kind} at {path} (looked from {Path.cwd()})")
+    raise unknown("dataset", name, [*SOURCES, *DECODED, "FILE.npz", "FOLDER", "hub:OWNER/NAME"])

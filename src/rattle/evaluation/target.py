@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,11 @@ from rattle.data import Images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation.inputs import as_float
+from rattle.evaluation.network import Network, untrained
 from rattle.models import check_width, load_weights
 from rattle.models.layers import MeanStd
 from rattle.models.pretrained import file_normalisation, normalises
-from rattle.models.registry import BUILDERS, create_model
+from rattle.models.registry import create_model
 from rattle.models.timm import parse_spec
 from rattle.runs import distributed
 from rattle.runs.checkpoint import Checkpoint
@@ -85,68 +86,45 @@ def target_from_checkpoint(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
-    """A network and a file of weights, such as other code saves them."""
+def build_network(network: Network, classes: int, channels: int) -> nn.Module:
+    if network.mean and network.model.startswith("timm:") and parse_spec(network.model)[1].get("pretrained"):
+        raise RattleError("a pretrained model of timm normalises as its config says: leave out --mean and --std")
 
-    model: str = ""  # a network's name, or FILE.py:build, to evaluate without a run
-    weights: str | None = None  # its weights, as rattle or other people's code saves them; build() may load its own
-    width: int | None = None  # of a named network; the published width when not given
-    activation: Literal["relu", "silu"] = "relu"  # of a named network
-    mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
-    std: tuple[float, ...] = ()  # goes with --mean
-    random_weights: bool = False  # evaluate --model without trained weights, as drawn at random from seed 0
-    classes: int | None = None  # of --model; as many as the data have when not given
-    resize: int | None = None  # side to scale the images to, where the model is made for another size than theirs
-    crop: int | None = None  # decode a folder on the fly: side of the centre, of --resize or 8/7 of it
+    def create(normalise: MeanStd) -> nn.Module:
+        return create_model(
+            network.model,
+            classes=classes,
+            channels=channels,
+            width=network.width,
+            activation=network.activation,
+            normalise=normalise,
+            pretrained=not network.weights,
+        )
 
-    def check_weights(self) -> None:
-        """Refuse what contradicts itself."""
-        if bool(self.mean) != bool(self.std):
-            raise RattleError("--mean and --std go together: a number for each channel")
-        if self.weights and self.random_weights:
-            raise RattleError("--weights and --random-weights are two answers to one question: give one of them")
-        if self.model in BUILDERS.built_in and not (self.weights or self.random_weights):
-            raise untrained(self.model)
+    model = create((network.mean, network.std) if network.mean else None)
+    if network.weights:
+        if not normalises(model) and (stored := file_normalisation(network.weights)):
+            model = create(stored)
+        load_weights(network.weights, model)
+    return model.eval()
 
-    def build(self, classes: int, channels: int) -> nn.Module:
-        if self.mean and self.model.startswith("timm:") and parse_spec(self.model)[1].get("pretrained"):
-            raise RattleError("a pretrained model of timm normalises as its config says: leave out --mean and --std")
 
-        def create(normalise: MeanStd) -> nn.Module:
-            return create_model(
-                self.model,
-                classes=classes,
-                channels=channels,
-                width=self.width,
-                activation=self.activation,
-                normalise=normalise,
-                pretrained=not self.weights,
-            )
+def build_untrained(network: Network, classes: int, channels: int) -> nn.Module:
+    """Without a file of weights: refused if it draws them at random, unless that is what was asked for.
 
-        network = create((self.mean, self.std) if self.mean else None)
-        if self.weights:
-            if not normalises(network) and (stored := file_normalisation(self.weights)):
-                network = create(stored)
-            load_weights(self.weights, network)
-        return network.eval()
-
-    def build_untrained(self, classes: int, channels: int) -> nn.Module:
-        """Without a file of weights: refused if it draws them at random, unless that is what was asked for.
-
-        A builder that loads weights of its own gives the same ones whatever the random state.
-        """
-        built = []
-        for seed in (0, 1):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                built.append(self.build(classes, channels))
-            if self.random_weights or "pretrained" in self.model:  # the latter may take a download
-                return built[0]
-        second = built[1].state_dict()
-        if any(not torch.equal(value, second[name]) for name, value in built[0].state_dict().items()):
-            raise untrained(self.model)
-        return built[0]
+    A builder that loads weights of its own gives the same ones whatever the random state.
+    """
+    built = []
+    for seed in (0, 1):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            built.append(build_network(network, classes, channels))
+        if network.random_weights or "pretrained" in network.model:  # the latter may take a download
+            return built[0]
+    second = built[1].state_dict()
+    if any(not torch.equal(value, second[name]) for name, value in built[0].state_dict().items()):
+        raise untrained(network.model)
+    return built[0]
 
 
 def target_from_weights(network: Network, data: str, *, root: str | None = None, device: str = "auto") -> Target:
@@ -162,12 +140,12 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None,
         raise RattleError(f"--classes {classes} is fewer than the {found} classes of {data}")
     if network.weights:
         file = Path(network.weights)
-        name, model = f"{network.model} {file.name}", network.build(classes, source.channels)
+        name, model = f"{network.model} {file.name}", build_network(network, classes, source.channels)
     else:
         file = Path(network.model.rpartition(":")[0] or network.model)
         if network.model.startswith("timm:"):
             file = Path(re.sub(r"[^\w.-]+", "-", network.model) + ".pt")
-        name, model = network.model, network.build_untrained(classes, source.channels)
+        name, model = network.model, build_untrained(network, classes, source.channels)
     return Target(
         name=name,
         model=model,
@@ -177,11 +155,4 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None,
         metadata={"checkpoint": network.weights, "recipe": network.model, "data": data},
         results=file.with_name(f"{file.name}-results"),  # each file of weights has its own
         where=device,
-    )
-
-
-def untrained(model: str) -> RattleError:
-    return RattleError(
-        f"--model {model} has no trained weights of its own: give them with --weights FILE, or say "
-        "--random-weights if that is what you want to measure"
     )

@@ -12,7 +12,7 @@ from rattle.objectives import Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
 from rattle.objectives.released import Released
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
-from rattle.recipes.names import ORDERS, TIMM, split_method, split_recipe
+from rattle.recipes.names import ORDERS, TIMM, check_recipe, split_method, split_recipe
 from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
@@ -271,16 +271,15 @@ def describe(name: str) -> str:
 
 def resolve(text: str) -> Recipe:
     """A named recipe, a YAML file, or a run folder that holds one."""
+    check_recipe(text)
     path = Path(text)
     if path.is_dir():
         path = path / "recipe.yaml"
-    if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise RattleError(f"there is no recipe file {path}")
-        try:
-            return Recipe.from_yaml(read_text(path))
-        except RattleError as reason:
-            raise RattleError(f"{path}: {reason}") from reason
-    if len(path.parts) > 1:
-        raise RattleError(f"there is no run folder {text}")
-    return get_recipe(text)
+    if path.suffix not in (".yaml", ".yml"):
+        return get_recipe(text)
+    if not path.is_file():
+        raise RattleError(f"there is no recipe file {path}")
+    try:
+        return Recipe.from_yaml(read_text(path))
+    except RattleError as reason:
+        raise RattleError(f"{path}: {reason}") from reason

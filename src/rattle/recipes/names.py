@@ -7,8 +7,10 @@ runs, with `-fast` it costs a third.
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from rattle.errors import RattleError, unknown
+from rattle.models.registry import check_model
 from rattle.objectives.registry import METHODS, SUFFIXES, variants_of
 from rattle.settings import check_type
 
@@ -96,3 +98,19 @@ def split_recipe(name: str) -> tuple[str, str, str, str]:
     dataset, norm, model, method = match.groups()
     split_method(method)
     return dataset, norm, model, method
+
+
+def check_recipe(text: str) -> None:
+    """Raise RattleError for what is neither a recipe's name nor a YAML file or run folder that is there."""
+    path = Path(text)
+    if path.exists():
+        return
+    if path.suffix in (".yaml", ".yml"):
+        raise RattleError(f"there is no recipe file {path}")
+    if len(path.parts) > 1:
+        raise RattleError(f"there is no run folder {text}")
+    if text.startswith("-"):
+        raise RattleError(f"the recipe comes first, before {text}")
+    model = split_recipe(text)[2].removesuffix("-silu")
+    if model not in TIMM:
+        check_model(model)

@@ -1,19 +1,20 @@
 """Sweeps through SLURM: every run is a job that trains its folder and is requeued when it is stopped."""
 
+from __future__ import annotations
+
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rattle.errors import RattleError
-from rattle.recipes.catalog import resolve
-from rattle.runs import distributed
 from rattle.runs.progress import Console, NullConsole
 from rattle.settings import Count, CountOrZero, check_settings
-from rattle.training.loop import fit
 from rattle.training.signals import StoppedBySignal
-from rattle.training.sweep import Job
+
+if TYPE_CHECKING:
+    from rattle.training.sweep import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,10 @@ class SlurmTask:
 
     def __call__(self) -> str:
         from submitit.helpers import TorchDistributedEnvironment
+
+        from rattle.recipes.catalog import resolve
+        from rattle.runs import distributed
+        from rattle.training.loop import fit
 
         if self.ranks > 1:
             TorchDistributedEnvironment().export()

@@ -1,0 +1,39 @@
+"""A network that no run trained: its name, its weights, and what they were trained with. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rattle.errors import RattleError
+from rattle.models.registry import BUILDERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A network and a file of weights, such as other code saves them."""
+
+    model: str = ""  # a network's name, or FILE.py:build, to evaluate without a run
+    weights: str | None = None  # its weights, as rattle or other people's code saves them; build() may load its own
+    width: int | None = None  # of a named network; the published width when not given
+    activation: Literal["relu", "silu"] = "relu"  # of a named network
+    mean: tuple[float, ...] = ()  # of each channel, where its training normalised; read from --weights when it is there
+    std: tuple[float, ...] = ()  # goes with --mean
+    random_weights: bool = False  # evaluate --model without trained weights, as drawn at random from seed 0
+    classes: int | None = None  # of --model; as many as the data have when not given
+    resize: int | None = None  # side to scale the images to, where the model is made for another size than theirs
+    crop: int | None = None  # decode a folder on the fly: side of the centre, of --resize or 8/7 of it
+
+    def check_weights(self) -> None:
+        """Refuse what contradicts itself."""
+        if bool(self.mean) != bool(self.std):
+            raise RattleError("--mean and --std go together: a number for each channel")
+        if self.weights and self.random_weights:
+            raise RattleError("--weights and --random-weights are two answers to one question: give one of them")
+        if self.model in BUILDERS.built_in and not (self.weights or self.random_weights):
+            raise untrained(self.model)
+
+
+def untrained(model: str) -> RattleError:
+    return RattleError(
+        f"--model {model} has no trained weights of its own: give them with --weights FILE, or say "
+        "--random-weights if that is what you want to measure"
+    )
