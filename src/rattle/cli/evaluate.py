@@ -130,10 +130,10 @@ def check_named(options: Options) -> None:
         check_model(options.model)
         options.check_weights()
         return
-    check_exists(options.path)
     for name in ("weights", "width", "classes", "mean", "std", "resize", "crop"):
         if getattr(options, name):
             raise RattleError(f"--{name} belongs to --model; {options.path} knows its own")
+    check_exists(options.path)
 
 
 def target_of(options: Options) -> Target:
