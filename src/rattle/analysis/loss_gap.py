@@ -123,7 +123,7 @@ def rank_correlation(a: Any, b: Any) -> tuple[float | None, float | None, float 
 
 
 def split_of(losses: Tensor) -> Split:
-    """What a split says of the losses of its images, [n, 4]."""
+    """Means and correlations of the losses of a split's images, [n, 4]."""
     means = dict(zip(("clean", "adversarial", "kl", "gap"), losses.mean(0).tolist(), strict=True))
     pair = losses[:, 2].numpy(), losses[:, 3].numpy()
     rank, low, high = rank_correlation(*pair)

@@ -173,7 +173,7 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def verdict(row: TermRow, batches: int) -> str:
-    """What the interval of `lasts` says, as long as it lies on one side of LASTS."""
+    """The conclusion, if the interval of `lasts` lies on one side of LASTS."""
     if row.lasts_high is not None and row.lasts_high < LASTS:
         return "The Taylor terms do nothing of their own"
     if row.lasts_low is not None and row.lasts_low > LASTS:

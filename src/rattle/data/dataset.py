@@ -75,8 +75,8 @@ class Images:
         return Images(self.x.to(device), self.y.to(device))
 
     def digest(self) -> str:
-        """A checksum that tells other images from these at little cost: all labels, and the names of encoded pictures
-        or the pixels of at most COMPARED others, evenly spread."""
+        """A cheap checksum: of all labels, and of the names of encoded pictures or else of the pixels of at most
+        COMPARED images, evenly spread."""
         found = hashlib.sha256(repr(self.shape).encode() + self.y.cpu().contiguous().numpy().tobytes())
         if self.decoded:
             found.update(self.storage.digest().encode())
@@ -158,7 +158,7 @@ def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
 
 
 def fair_order(y: Tensor, seed: int) -> Tensor:
-    """All indices of the labels y, in an order of which every beginning is a fair sample of the whole.
+    """All indices of the labels y, in an order whose every beginning is a fair sample of the whole.
 
     Drawn by seed; a beginning holds each class in proportion to its share of y, as nearly as whole images allow.
 

@@ -154,7 +154,7 @@ class Evaluator:
 
 @lru_cache(maxsize=3)
 def cached_model(path: Path, modified: int) -> nn.Module:
-    """The model of a checkpoint, read once for several attacks; the time of modification tells a replaced file."""
+    """The model of a checkpoint, read once for several attacks; a replaced file has another time of modification."""
     return load_model(read(path))
 
 

@@ -25,9 +25,7 @@ ONE_FOOTING = (
     "footing with the other rows (docs/methods/index.md)."
 )
 FAT_RADIUS = "ours is FAT on TRADES, trained for 8/255; the paper does not say which of its authors' networks it quotes"
-NOT_TRADES_GAT = (
-    "not the published experiment, of which no code was released: ours is TRADES on GAT's single guided step"
-)
+NOT_TRADES_GAT = "not the published experiment, whose code was not released: ours is TRADES on GAT's single guided step"
 KD_TOO = "the paper's text names SWA alone; ours has its authors' two teachers too (Chen et al. 2021)"
 OWN_RUNS = (UNSTATED_EPSILON, ONE_DECIMAL, BEST_OF_CHECKPOINTS)
 PREACT = "cifar10-linf-preact18-trades"
