@@ -197,7 +197,7 @@ class StoredResult:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Each image by its dataset and number, which tells images apart where a file has no checksums."""
+        """Each image by its dataset and number, to identify images where a file has no checksums."""
         return tuple(f"{self.data}:{i}" for i in self.index)
 
     @property

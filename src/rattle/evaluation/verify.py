@@ -44,7 +44,7 @@ def attack_batch(
     state: Path | None = None,
     progress: AttackProgress | None = None,
 ) -> tuple[int, dict[str, Any], Tensor]:
-    """Attack the correctly classified images of a batch, of which there may be none, and verify every point.
+    """Attack the correctly classified images of a batch (perhaps none) and verify every point.
 
     first: number of the batch's first image, returned. seed, index [n]: give each image its own random stream. state: a
     file to which an ensemble saves after each component, and from which it resumes. Returns the row that the cache

@@ -26,7 +26,7 @@ def activate(name: str) -> nn.Module:
 class SubsampledConv1x1(nn.Conv2d):
     """A strided 1x1 convolution that drops the skipped pixels first: the same numbers.
 
-    With fewer than eight channels, channels last, torch's strided kernel for AVX2 processors corrupts memory (2.13).
+    With fewer than eight channels, channels last, torch's strided kernel for AVX2 CPUs corrupts memory (2.13).
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def open_weights(path: str | Path) -> Any:
             return run_weights(load_file(path, device="cpu"))
         with torch.serialization.safe_globals(SAFE_TYPES):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # bytes of anybody's make torch's and pickle's readers raise every kind
+    except Exception as error:  # on untrusted bytes the readers of torch and pickle raise every kind
         found = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if not found:
             raise RattleError(f"{path} is not a file of weights: truncated, or of another kind") from error

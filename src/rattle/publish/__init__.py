@@ -1,1 +1,1 @@
-"""Publishing: a run as a folder that anybody can load, with a model card; its upload to the hub."""
+"""Publishing: a run as a folder that others can load, with a model card; its upload to the hub."""
