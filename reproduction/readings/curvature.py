@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, PairedForward, at_least_float32
 from rattle.objectives.base import StepContext
-from rattle.objectives.readings.base import Reading
+from rattle.objectives.readings import Reading
 from rattle.objectives.taylor_terms import Taylor
 from rattle.taylor import directional
 from rattle.weights import Delta, Noise, filter_rms, frozen_bn_stats

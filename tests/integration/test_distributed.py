@@ -27,7 +27,7 @@ from rattle.objectives.fat_trades import FATTrades
 from rattle.objectives.hat import HAT
 from rattle.objectives.kd_swa import KD
 from rattle.objectives.lbgat import LBGAT
-from rattle.objectives.released import Released
+from rattle.objectives.trades import Released
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.checkpoint import read

@@ -21,7 +21,7 @@ from rattle.models import find_head
 from rattle.models.registry import create_model
 from rattle.objectives import AT, Taylor, Trades
 from rattle.objectives.base import StepContext
-from rattle.objectives.released import Released
+from rattle.objectives.trades import Released
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe, ValAttack

@@ -137,7 +137,6 @@ class Data:
                 raise RattleError(f"{self.name}: there is no folder {path} with train/ and val/; {where}")
         elif self.name in SOURCES or not path.is_dir():
             raise RattleError(f"data.crop is for a folder of pictures, which {self.name} is not")
-        from rattle.data.folder import decoded_folder
 
         side = self.crop or DECODED[self.name]
         return partial(decoded_folder, path, self.split_seed, crop=side, resize=self.resize, workers=self.workers)

@@ -110,7 +110,7 @@ def variants_of(name: str) -> tuple[str, ...]:
 
 def objective_kinds() -> list[type[Objective]]:
     """The classes of all registered objectives and of the authors' release, each once."""
-    from rattle.objectives.released import Released
+    from rattle.objectives.trades import Released
 
     kinds = [type(method.objective) for method in METHODS.values()]
     return list(dict.fromkeys([*kinds, Released]))

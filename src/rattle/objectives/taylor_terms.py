@@ -8,8 +8,7 @@ from torch import Tensor
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.objectives.base import Objective, StepContext
-from rattle.objectives.readings import READINGS
-from rattle.objectives.readings.base import Reading
+from rattle.objectives.readings import READINGS, Reading
 from rattle.settings import Bound, NonNegative, check_settings
 
 PUBLISHED_ETA = {1: 0.3, 2: 0.2}  # the paper's best for each order (Table 1)

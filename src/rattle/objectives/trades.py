@@ -6,10 +6,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from rattle.attacks import PGD
+from rattle.errors import RattleError
 from rattle.forward import Outputs
 from rattle.losses import ce, kl
 from rattle.objectives.base import Method, StepContext
-from rattle.objectives.taylor_terms import TaylorObjective
+from rattle.objectives.taylor_terms import Taylor, TaylorObjective
 from rattle.settings import NonNegative
 from rattle.weights import AWP
 
@@ -36,6 +37,19 @@ class Trades(TaylorObjective):
     def clean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss at x, a scalar."""
         return ce(logits, y).mean()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released(Trades):
+    """TRADES + 1st + 2nd of the authors' release (-released), whose terms only training/released.py computes."""
+
+    needs_run: ClassVar[bool] = True
+    taylor: Taylor = Taylor(order=2)
+
+    def __post_init__(self) -> None:
+        Trades.__post_init__(self)
+        if self.taylor.order != 2 or self.taylor.mode != "head":
+            raise RattleError("objective.kind Released has objective.taylor.order 2 and mode head, as the release does")
 
 
 METHOD = Method(

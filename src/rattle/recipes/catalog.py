@@ -10,8 +10,8 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.objectives import Method, Taylor, Trades
 from rattle.objectives.registry import METHODS
-from rattle.objectives.released import Released
 from rattle.objectives.taylor_terms import PUBLISHED_ETA
+from rattle.objectives.trades import Released
 from rattle.recipes.names import ORDERS, TIMM, check_recipe, split_method, split_recipe
 from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack

@@ -5,12 +5,11 @@ from torch import Tensor, nn
 
 from rattle.data import Images, to_device
 from rattle.forward import PairedForward
-from rattle.objectives.released import Released
+from rattle.objectives.trades import Released
 from rattle.randomness import derive_seed
 from rattle.runs import distributed
 from rattle.training.batches import augmented, context_of, ramped_attack
 from rattle.training.ranks import sync_with_last
-from rattle.training.released import released_step
 from rattle.training.state import WEIGHTS, TrainState
 from rattle.training.step import StepInputs, step
 from rattle.training.term_weights import term_observer
@@ -55,6 +54,8 @@ def train_step(
 
 def released(given: StepInputs, state: TrainState) -> dict[str, Tensor]:
     """The step of the authors' script for this recipe; for ResNet-18 they have one of its own."""
+    from rattle.training.released import released_step
+
     recipe = state.recipe
     return released_step(
         given,

@@ -16,7 +16,7 @@ from rattle.forward import at_least_float32
 from rattle.inputs import images_checked
 from rattle.losses import logits_in
 from rattle.objectives.base import total
-from rattle.objectives.released import Released
+from rattle.objectives.trades import Released
 from rattle.randomness import ImageStreams
 from rattle.threat import length
 from rattle.training.step import StepInputs

@@ -50,7 +50,6 @@ def train_teachers(
     They are runs of their own beside the run, RUN-teacher-NAME: resumed and reused like any other. fit: trains a
     recipe into a folder; resume, overwrite: what happens to the run; a longer run keeps the teacher it began with.
     """
-    from rattle.objectives.standard import Standard
 
     found = {}
     for name, (own, wanted) in trained_first(recipe, run).items():
@@ -69,7 +68,8 @@ def train_teachers(
         except StoppedBySignal as stop:  # resuming the run resumes its teacher
             raise StoppedBySignal(stop.number, str(run.folder)) from stop
         # `best` has the best robust accuracy, which means nothing for a network trained without an adversary.
-        found[name] = own.checkpoint("last" if isinstance(wanted.objective, Standard) else "best")
+        _, method = teachers_of(recipe.objective)[name]
+        found[name] = own.checkpoint("last" if method == "standard" else "best")
     if found:
         console.log(f"now the run itself: {recipe.method} into {run.folder}")
     return found

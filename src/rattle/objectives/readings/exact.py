@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rattle.forward import ForwardSpec, Outputs, PairedForward, at_least_float32
 from rattle.losses import kl_of_small
-from rattle.objectives.readings.base import Reading
+from rattle.objectives.readings import Reading
 from rattle.taylor import directional
 from rattle.weights import Delta, Noise
 

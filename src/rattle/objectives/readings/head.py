@@ -10,7 +10,7 @@ from torch import Tensor
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import kl_to_target
-from rattle.objectives.readings.base import Reading
+from rattle.objectives.readings import Reading
 from rattle.taylor import head_gradient, soft_targets
 
 if TYPE_CHECKING:

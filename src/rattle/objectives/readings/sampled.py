@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from rattle.forward import ForwardSpec, Outputs, PairedForward
-from rattle.objectives.readings.base import Reading
+from rattle.objectives.readings import Reading
 from rattle.weights import Delta, Noise
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from rattle.forward import Outputs
-from rattle.objectives.readings.base import Reading
+from rattle.objectives.readings import Reading
 from rattle.objectives.readings.head import soft_label_term
 
 if TYPE_CHECKING:
