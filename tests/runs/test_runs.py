@@ -62,7 +62,7 @@ def test_a_folder_that_holds_a_run_is_refused_resumed_or_replaced(tmp_path: Path
 def test_resume_refuses_another_recipe_by_its_settings_and_changes_nothing(tmp_path: Path) -> None:
     run = begun(tmp_path, RECIPE)
     other = replace(RECIPE, batch_size=64, optimizer=replace(RECIPE.optimizer, lr=0.2), epochs=40)
-    said = r"another recipe \(optimizer.lr 0.05 -> 0.2, batch_size 128 -> 64\): `rattle train .* --resume` goes on with"
+    said = r"another recipe \(optimizer.lr 0.05 -> 0.2, batch_size 128 -> 64\)"
     with pytest.raises(RattleError, match=said):
         begun(tmp_path, other, resume=True)
     with pytest.raises(RattleError, match=r"has 30 epochs, which --resume can make more but not 3"):

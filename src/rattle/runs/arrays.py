@@ -1,4 +1,4 @@
-"""What a run stores as .npz arrays: galleries of adversarial examples and loss landscapes. No torch.
+"""Arrays that a run stores as .npz: galleries of adversarial examples and loss landscapes. No torch.
 
 `rattle.analysis` computes them, `runs.io.save_arrays` and `load_arrays` write and read them, pictures and pages show
 them. Arrays of several models are comparable when `same_plane` says so.
@@ -43,10 +43,11 @@ class Checked:
     def __post_init__(self) -> None:
         sizes: dict[str, int] = {}
         for name, axes in AXES[type(self).__name__].items():
-            array, text = getattr(self, name), axes.endswith("*")
+            array = getattr(self, name)
+            kinds = "U" if axes.endswith("*") else "fiub"
             letters = axes.rstrip("*").removesuffix("...")
-            right = isinstance(array, np.ndarray) and array.dtype.kind in ("U" if text else "fiub")
-            if not right or (array.ndim < len(letters) if "." in axes else array.ndim != len(letters)):
+            right = isinstance(array, np.ndarray) and array.dtype.kind in kinds and array.ndim >= len(letters)
+            if not right or (array.ndim > len(letters) and "..." not in axes):
                 raise RattleError(f"{name} has a shape or type that no {type(self).__name__} has")
             for letter, size in zip(letters, array.shape, strict=False):
                 if sizes.setdefault(letter, size) != size or size == 0:

@@ -34,7 +34,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def refuse_links(path: Path) -> None:
-    """Refuse to write into a folder of a run that is a link to somewhere else: a run may come from anybody."""
+    """Refuse to write into a folder of a run that is a link to somewhere else: a run is untrusted."""
     for folder in list(path.parents)[:2]:
         if (
             folder.is_symlink()
@@ -61,7 +61,7 @@ def atomic_file(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]
     part = path.with_name(f".{path.name}.part")
     with writing(path):
         try:
-            part.unlink(missing_ok=True)  # what a killed process left, or somebody's link
+            part.unlink(missing_ok=True)  # left by a killed process, or a planted link
             with open(part, "xb", opener=no_link) as file:
                 yield file
                 file.flush()

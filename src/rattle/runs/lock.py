@@ -50,7 +50,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def owner_file(lock: Path) -> Path:
-    """Names the process that holds a lock: where Windows locks a file, nobody else can read it."""
+    """Names the process that holds a lock: Windows lets no other process read a locked file."""
     return lock.with_suffix(".txt")
 
 
@@ -131,13 +131,13 @@ def refuse_held(run: Run, resume: bool, overwrite: bool) -> None:
 
 
 def check_resumable(run: Run, recipe: Recipe) -> None:
-    """Refuse to go on with other settings than the run has; more epochs are recorded in the run's history."""
+    """Refuse to resume with other settings than the run has; more epochs are recorded in the run's history."""
     before = resolve(str(run.folder))
-    # The same text from another place goes on, by the user's word.
+    # The same text from another place resumes: the user named it.
     changed = changes(before, recipe, but="model" if is_kept(run, before.model, recipe.model) else "")
     if changed:
         command = f"`rattle train {run.folder} --resume`"
-        raise RattleError(f"{run.folder} holds a run of another recipe ({changed}): {command} goes on with its own")
+        raise RattleError(f"{run.folder} holds a run of another recipe ({changed}): {command} resumes its own")
     if recipe.epochs < before.epochs:
         shorter = f"{before.epochs} epochs, which --resume can make more but not {recipe.epochs}"
         raise RattleError(f"the run in {run.folder} has {shorter}: train a shorter one into another --out")
@@ -165,7 +165,7 @@ def remove(run: Run, made: Sequence[Path]) -> None:
     clear(run)
     run.lock.unlink(missing_ok=True)
     owner_file(run.lock).unlink(missing_ok=True)
-    with suppress(OSError):  # somebody has put something else there
+    with suppress(OSError):  # another process has put something else there
         for folder in made:
             folder.rmdir()
 
@@ -193,4 +193,4 @@ def truncate(path: Path, size: int) -> str:
     if kept == size or not distributed.is_main():
         return ""
     left = f"{found.count(10)} lines are left" if kept else "none of its lines are left"
-    return f"{path} has lost what it held at the checkpoint ({left}): the run goes on, the lines do not come again"
+    return f"{path} has lost lines since the checkpoint ({left}): the run resumes without them"

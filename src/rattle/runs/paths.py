@@ -90,8 +90,8 @@ def epoch_name(epoch: int) -> str:
 
 
 def in_order(folders: Sequence[Path | str]) -> list[Path | str]:
-    """Folders as a shell sorts them (a-1, a-10, a-2) in the order of their numbers; any other order is somebody's
-    choice and stays.
+    """Folders as a shell sorts them (a-1, a-10, a-2) in the order of their numbers; any other order was
+    chosen and stays.
 
     >>> in_order(["a-1", "a-10", "a-2"]), in_order(["b", "a"]), in_order(["0.05", "0.1"])
     (['a-1', 'a-2', 'a-10'], ['b', 'a'], ['0.05', '0.1'])
@@ -99,9 +99,13 @@ def in_order(folders: Sequence[Path | str]) -> list[Path | str]:
     names = [str(folder) for folder in folders]
     if sorted(names) != names and sorted(names, key=str.casefold) != names:
         return list(folders)
-    number = re.compile(r"([0-9]+(?:\.[0-9]+)?)")  # every second part is one: they are compared with their like
-    parts = [[float(part) if i % 2 else part for i, part in enumerate(number.split(name.casefold()))] for name in names]
-    return [folders[i] for i in sorted(range(len(names)), key=parts.__getitem__)]
+
+    def key(folder: Path | str) -> list[str | float]:
+        parts: list[str | float] = list(re.split(r"([0-9]+(?:\.[0-9]+)?)", str(folder).casefold()))
+        parts[1::2] = map(float, parts[1::2])  # every second part is a number, compared with its like
+        return parts
+
+    return sorted(folders, key=key)
 
 
 def is_published(path: Path | str) -> bool:
@@ -115,9 +119,10 @@ def printable(text: str) -> str:
     >>> printable("a\\x1b]0;title\\x07")
     'a\\\\x1b]0;title\\\\x07'
     """
-    return "".join(
-        mark if mark.isprintable() or mark == "\n" else mark.encode("unicode_escape").decode() for mark in text
-    )
+    shown = ""
+    for mark in text:
+        shown += mark if mark.isprintable() or mark == "\n" else mark.encode("unicode_escape").decode()
+    return shown
 
 
 def slugify(text: str, longest: int = 120) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 
 class Interrupted(Exception):
-    """Raised by work whose caller asked it to stop; the same call later goes on."""
+    """Raised by work whose caller asked it to stop; the same call later resumes."""
 
 
 class Advance(Protocol):
@@ -25,7 +25,7 @@ class Console(Protocol):
     def log(self, line: str) -> None: ...
 
     def begin(self, state: Any) -> None:
-        """Training begins or goes on from this state (training/state.py)."""
+        """Training begins or resumes from this state (training/state.py)."""
         ...
 
     def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:

@@ -1,6 +1,6 @@
 """The user's file that builds a network: its text is kept in the run, and a file that is gone or changed is noticed.
 
-The copy is for people to read. Nothing runs it unless somebody names it as the model.
+The copy is for people to read. It runs only where the user names it as the model.
 """
 
 import hashlib

@@ -79,7 +79,7 @@ class TrainState:
     def share_memory(self) -> None:
         """Give every rank what the others remembered: each changed the rows of its own images since the last call.
 
-        What nobody changed stays, and what somebody did is taken over bit for bit: sharing more often changes nothing.
+        Unchanged rows stay and changed ones are copied bit for bit: sharing more often changes nothing.
         """
         if not distributed.active():
             return
