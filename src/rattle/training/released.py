@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from rattle.attacks import PGD
 from rattle.attacks.base import attack_mode
+from rattle.errors import RattleError
 from rattle.forward import at_least_float32
 from rattle.inputs import images_checked
 from rattle.losses import logits_in
@@ -43,7 +44,7 @@ def released_step(given: StepInputs, *, awp_script: bool, resnet: bool, weight_d
     with perturbed(model, u), images_checked():
         x_adv = inner_loop(model, x, given.attack, context.draws)
 
-    # AWP climbs plain TRADES, on a copy whose statistics are thrown away.
+    # AWP climbs plain TRADES, statistics frozen: the release does it on a copy that it throws away.
     v = {}
     if isinstance(given.awp, AWP):
         with frozen_bn_stats(model):
@@ -63,8 +64,8 @@ def released_step(given: StepInputs, *, awp_script: bool, resnet: bool, weight_d
         def pair() -> tuple[Tensor, Tensor]:
             return (z_adv, z) if awp_script else (logits(x_adv), logits(x))
 
-        log_p, p = pair()
-        zeroth_term = kl_div(log_p, p.softmax(1))
+        adv, clean = pair()
+        zeroth_term = kl_div(adv, clean.softmax(1))
         adv, clean = pair()
         first_term = 0.5 * (kl_div(adv, plus) + kl_div(clean, minus))
         adv, clean = pair()
@@ -109,6 +110,8 @@ def convolution_noise(
 
 def inner_loop(model: nn.Module, x: Tensor, attack: PGD, draws: ImageStreams) -> Tensor:
     """TRADES' inner maximisation, in which [0, 1] comes before the l_2 ball."""
+    if attack.threat.norm not in ("linf", "l2"):
+        raise RattleError(f"the authors' release knows threat.norm linf and l2, got {attack.threat.norm}")
     epsilon, step_size = attack.threat.epsilon, attack.step_size
     delta = 0.001 * draws.normal(*x.shape[1:]).to(x.dtype)
     with attack_mode(model):
