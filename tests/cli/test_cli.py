@@ -136,7 +136,7 @@ def test_evaluate_of_a_file_that_is_no_checkpoint(tmp_path: Path, capsys: pytest
         ("--objective.taylor.etta 0.3", "--objective.taylor.eta"),
         ("--epoch 3", "--epochs"),
         ("--epochs many", "--epochs"),
-        ("--objective.taylor.mode literal", "--objective.taylor.mode"),
+        ("--objective.taylor.mode literal", "objective.taylor.mode"),
         ("--objective.taylor.eta 8/x", "8/255"),
         ("--objective.taylor.eta -1", "objective.taylor.eta must be >= 0"),
         ("--noise.sigma -1", "noise.sigma must be >= 0"),
