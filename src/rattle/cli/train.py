@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -125,8 +124,7 @@ def with_options(recipe: Recipe, args: list[str], command: str) -> tuple[Options
         "CommandLine", [("own", Annotated[Options, no_prefix]), ("recipe", Annotated[Recipe, no_prefix])]
     )
     command_line.__doc__ = Options.__doc__
-    with typed_as(Recipe, "objective", type(recipe.objective)):
-        parsed: Any = parse(command_line, rest, command, default=command_line(Options(), recipe))
+    parsed: Any = parse(command_line, rest, command, default=command_line(Options(), recipe))
     return parsed.own, parsed.recipe
 
 
@@ -150,17 +148,6 @@ def kinds() -> dict[str, dict[str, type | None]]:
             if optional:
                 found[name]["none"] = None
     return found
-
-
-@contextmanager
-def typed_as(settings: type, field: str, kind: type) -> Iterator[None]:
-    """Let the parser see the class that an open field holds now: its fields are the options."""
-    declared = settings.__annotations__[field]
-    settings.__annotations__[field] = kind
-    try:
-        yield
-    finally:
-        settings.__annotations__[field] = declared
 
 
 def folder_of(text: str, recipe: Recipe, resume: bool) -> str:

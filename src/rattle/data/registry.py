@@ -130,6 +130,8 @@ class Data:
 
     def find_decoded(self, root: Path, path: Path) -> Callable[[], Dataset]:
         """What reads a dataset that is decoded on the fly."""
+        from rattle.data.folder import decoded_folder
+
         if self.name in DECODED:
             path = root / self.name
             if not path.is_dir():
