@@ -68,6 +68,7 @@ def test_an_average_of_epochs_that_has_begun_goes_on_though_its_start_moves(tmp_
     assert console.lines[0].endswith("the average of the weights continues")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("moment", [(loop, "save", 1)])
 def test_an_extension_that_was_killed_goes_on_as_if_it_had_not_been(
     short: Run, extended: Run, tmp_path: Path, moment: tuple[object, str, int]

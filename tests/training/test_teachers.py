@@ -153,7 +153,7 @@ def test_a_teacher_that_does_not_fit_is_refused_before_anything_is_written(
 def test_settings_of_a_teacher_that_would_do_nothing_are_refused() -> None:
     with pytest.raises(RattleError, match="a teacher's width 4 does nothing without its model"):
         Teacher(width=4)
-    with pytest.raises(RattleError, match=f"a teacher's model cnn does nothing: its weights {ZOO} say which it is"):
+    with pytest.raises(RattleError, match=f"a teacher's model cnn does nothing: its weights {ZOO}"):
         Teacher(model="cnn", weights=ZOO)
 
 

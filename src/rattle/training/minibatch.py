@@ -57,6 +57,8 @@ def released(given: StepInputs, state: TrainState) -> dict[str, Tensor]:
     from rattle.training.released import released_step
 
     recipe = state.recipe
+    from rattle.training.released import released_step
+
     return released_step(
         given,
         awp_script=recipe.awp is not None,

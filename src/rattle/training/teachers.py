@@ -50,7 +50,6 @@ def train_teachers(
     They are runs of their own beside the run, RUN-teacher-NAME: resumed and reused like any other. fit: trains a
     recipe into a folder; resume, overwrite: what happens to the run; a longer run keeps the teacher it began with.
     """
-
     found = {}
     for name, (own, wanted) in trained_first(recipe, run).items():
         begun = resolve(str(own.folder)) if own.exists() else wanted
