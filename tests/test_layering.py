@@ -138,7 +138,7 @@ recipe = replace(recipe, epochs=1, width=4, data=replace(recipe.data, train_size
 fit(replace(recipe, attack=replace(recipe.attack, steps=1)), tempfile.mkdtemp() + "/run", log="none")
 print(*sorted(name for name in sys.modules if name.startswith("rattle.")))
 """
-FIT_IMPORTS = 71
+FIT_IMPORTS = 69
 
 
 @pytest.mark.process
