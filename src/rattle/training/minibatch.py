@@ -57,7 +57,6 @@ def released(given: StepInputs, state: TrainState) -> dict[str, Tensor]:
     from rattle.training.released import released_step
 
     recipe = state.recipe
-    from rattle.training.released import released_step
 
     return released_step(
         given,
