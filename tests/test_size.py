@@ -6,7 +6,7 @@ from reproduction.size import settings_in_a_recipe, size_of, trace_evaluate, tra
 
 
 def test_a_recipe_has_few_settings() -> None:
-    assert settings_in_a_recipe() <= 133
+    assert settings_in_a_recipe() <= 124
 
 
 def test_an_image_passes_few_files_in_fit() -> None:

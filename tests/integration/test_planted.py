@@ -62,14 +62,10 @@ def test_a_run_with_such_a_name_is_evaluated_and_shown_escaped(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     save_run(tmp_path / "run", recipe=replace(RECIPE, name=TITLE))
-    for words in (
-        ["evaluate", "run", "--attacks", "fgsm", "--n", "5"],
-        ["fidelity", "run", "--n", "4", "--draws", "1", "--sigmas", "0.1"],
-    ):
-        assert main(words) == 0
-        said = capsys.readouterr()
-        assert "\\x1b]0;owned" in said.out
-        assert not obeyed(said.out + said.err)
+    assert main(["evaluate", "run", "--attacks", "fgsm", "--n", "5"]) == 0
+    said = capsys.readouterr()
+    assert "\\x1b]0;owned" in said.out
+    assert not obeyed(said.out + said.err)
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+A1", "-A1", "@SUM(A1)", "\t=1", "\r=1", "\uff1d1", " =cmd|' /C calc'!A0"])
