@@ -142,14 +142,14 @@ def trace_fit() -> Trace:
 
 
 def trace_evaluate() -> Trace:
-    """An evaluation of eight images by PGD-5."""
+    """An evaluation by PGD-5 of eight images that the network gets right."""
     import torch
 
     import rattle
     from rattle.models.registry import create_model
 
-    model = create_model("cnn", classes=10, channels=1)
-    x, y = torch.rand(8, 1, SIDE, SIDE), torch.randint(10, (8,))
+    model, x = create_model("cnn", classes=10, channels=1).eval(), torch.rand(8, 1, SIDE, SIDE)
+    y = model(x).argmax(1)
     return traced(lambda: rattle.evaluate(model, x, y, ["pgd5"]))
 
 
