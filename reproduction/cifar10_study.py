@@ -30,10 +30,10 @@ from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
 from rattle.runs.paths import Run
+from rattle.runs.source import environment
 from rattle.threat import Threat
 from rattle.training.loop import fit
 

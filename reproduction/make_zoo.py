@@ -15,11 +15,11 @@ from pathlib import Path
 
 from rattle.cli.main import main as run_command
 from rattle.evaluation.results import load_results
-from rattle.runs.environment import environment
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run
 from rattle.runs.published import pack
+from rattle.runs.source import environment
 from rattle.runs.zoo import FOLDER
 
 NAMED = (

@@ -27,8 +27,8 @@ from rattle.data import on_device
 from rattle.evaluation.inputs import floats_for
 from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import get_recipe
-from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
+from rattle.runs.source import environment
 from rattle.training.loop import update_average
 from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model

@@ -38,11 +38,11 @@ from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import Piecewise
 from rattle.runs.checkpoint import read
-from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
 from rattle.runs.lock import Held, locked
 from rattle.runs.paths import Run
+from rattle.runs.source import environment
 from rattle.threat import Threat
 from rattle.training.loop import fit
 from rattle.weights import Noise

@@ -24,10 +24,10 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import Piecewise
-from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
 from rattle.runs.paths import Run, epoch_name
+from rattle.runs.source import environment
 from rattle.training.loop import fit
 
 # Epoch, counted from 1 -> clean and PGD-10 accuracy on the test images, in %.

@@ -37,11 +37,11 @@ from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import OneCycle
 from rattle.runs.checkpoint import read
-from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
 from rattle.runs.lock import locked
 from rattle.runs.paths import Run
+from rattle.runs.source import environment
 from rattle.training.loop import fit
 from rattle.weights import Noise
 from reproduction.cifar10_study import WEAK, accuracies_and_flatness

@@ -25,8 +25,8 @@ from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.objectives import Trades
 from rattle.recipes.catalog import get_recipe
-from rattle.runs.environment import environment
-from rattle.training.term_weights import term_gradients
+from rattle.runs.source import environment
+from rattle.training.metrics import term_gradients
 from rattle.weights import Noise, frozen_bn_stats
 from reproduction.taylor_cost import reading
 

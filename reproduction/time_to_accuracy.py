@@ -21,8 +21,8 @@ from rattle.attacks.registry import get_attack
 from rattle.evaluation.evaluate import evaluate
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.checkpoint import read
-from rattle.runs.environment import environment
 from rattle.runs.load import load
+from rattle.runs.source import environment
 from rattle.stats import summarise
 from rattle.training.loop import fit
 from rattle.weights import EMA

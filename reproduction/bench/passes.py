@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
-from rattle.runs.environment import environment
 from rattle.runs.progress import Console, NullConsole
+from rattle.runs.source import environment
 from reproduction.bench.cases import COMPONENTS, Case, cases_of
 from reproduction.bench.setup import Setup, prepare
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rattle.runs.environment import environment
+from rattle.runs.source import environment
 from reproduction.bench.cases import AUTHORS, AUTHORS_AWP, COMPONENTS, PGD20, PUBLISHED, TEXTBOOK
 from reproduction.bench.measure import Rounds
 from reproduction.bench.run import LIMIT, Curve, Result

@@ -20,7 +20,7 @@ from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
-from rattle.training.optimizers import make_optimizer
+from rattle.training.state import make_optimizer
 from rattle.training.step import StepInputs, step
 
 WARMUP_STEPS = 12  # plain training steps before anything is measured

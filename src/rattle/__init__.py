@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rattle.lazy import lazy_names
+from rattle.registry import lazy_names
 
 __version__ = "0.2.0"  # the one place; pyproject.toml reads it
 

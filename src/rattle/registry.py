@@ -4,10 +4,10 @@ An entry says where the object is ("module:attribute"); it is imported when it i
 refusal of a mistyped name needs no import at all. Entry points of installed packages are entries too.
 """
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rattle.errors import RattleError, unknown
 
@@ -89,3 +89,15 @@ class Registry(MutableMapping[str, T]):
 
     def __len__(self) -> int:
         return len(self.entries)
+
+
+def lazy_names(package: str, modules: dict[str, list[str]]) -> Callable[[str], Any]:
+    """A package's `__getattr__`: modules has the names that each module of the package provides."""
+    homes = {name: module for module, names in modules.items() for name in names}
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return get

@@ -15,7 +15,7 @@ from rattle.cli import console as module
 from rattle.cli.console import Console, print_table
 from rattle.runs.progress import NullConsole
 from rattle.training.loop import fit
-from rattle.training.meter import LossMeter
+from rattle.training.metrics import LossMeter
 from support.tiny_runs import RECIPE
 
 TITLE = "TRADES-AWP + 1st + 2nd, seed 1"

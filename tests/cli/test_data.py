@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rattle.cli.main import main
-from rattle.data.urls import URLS, Remote
+from rattle.data.sources import URLS, Remote
 
 
 def test_show_prints_shapes_and_balance_and_draws_a_sheet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

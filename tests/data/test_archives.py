@@ -21,7 +21,7 @@ from rattle.data import files
 from rattle.data.cifar import CIFAR10, CIFAR100, Layout
 from rattle.data.pickles import load_pickle
 from rattle.data.registry import Data
-from rattle.data.urls import URLS, Remote
+from rattle.data.sources import URLS, Remote
 from rattle.errors import RattleError
 
 

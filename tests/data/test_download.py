@@ -17,7 +17,7 @@ import torch
 from rattle.data import Dataset, Images, contact_sheet, describe, get
 from rattle.data.registry import Data
 from rattle.data.show import balance
-from rattle.data.urls import URLS, Remote
+from rattle.data.sources import URLS, Remote
 from rattle.errors import RattleError
 
 BODY = bytes(range(256)) * 40

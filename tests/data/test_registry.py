@@ -8,8 +8,7 @@ import torch
 from rattle.cli.main import main
 from rattle.data import Data, Dataset, Images, get, list_datasets, register_source
 from rattle.data.files import find
-from rattle.data.sources import SOURCES
-from rattle.data.urls import URLS, Remote
+from rattle.data.sources import SOURCES, URLS, Remote
 from rattle.errors import RattleError
 
 

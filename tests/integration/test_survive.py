@@ -17,10 +17,9 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs import checkpoint, io
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
-from rattle.runs.progress import NullConsole
+from rattle.runs.progress import NullConsole, StoppedBySignal
 from rattle.training import loop as train
 from rattle.training.loop import fit
-from rattle.training.signals import StoppedBySignal
 from rattle.weights import SWA
 from support.processes import Child, until
 from support.training import Interrupting, Stop, content, dies_at, eventful, killed, recipe_of, tiny

@@ -12,7 +12,7 @@ import pytest
 from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
-from rattle.runs.overwrite import FOLDER, set_aside, settle
+from rattle.runs.lock import FOLDER, set_aside, settle
 from rattle.runs.paths import Run
 from rattle.training import loop
 from rattle.training.loop import fit

@@ -13,10 +13,10 @@ from rattle.models.registry import create_model
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import save
-from rattle.runs.environment import environment
 from rattle.runs.load import load, resolve_checkpoint, run_of
 from rattle.runs.lock import open_run, record_line, truncate
 from rattle.runs.paths import Run
+from rattle.runs.source import environment
 from rattle.weights import EMA
 
 RECIPE = replace(get_recipe("digits-linf-cnn-trades"), width=2)

@@ -12,7 +12,7 @@ import pytest
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.paths import Run
-from rattle.training.loggers import check_log, epoch_logger, peak_memory_mb
+from rattle.training.metrics import check_log, epoch_logger, peak_memory_mb
 
 LINES = [{"epoch": e, "step": 9 * e, "lr": 0.05, "loss": 2.0 / e, "zeroth": 0.5, "val_robust": 0.1 * e} for e in (1, 2)]
 

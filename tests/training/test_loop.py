@@ -33,7 +33,7 @@ from rattle.runs.progress import NullConsole
 from rattle.threat import Threat
 from rattle.training import loop
 from rattle.training.loop import fit
-from rattle.training.meter import LossMeter
+from rattle.training.metrics import LossMeter
 from rattle.training.step import StepInputs, step
 from rattle.weights import AWP, SWA, Noise
 from support.training import Interrupting, Stop, content, eventful, tiny

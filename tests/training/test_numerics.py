@@ -8,7 +8,7 @@ import torch
 from rattle.errors import RattleError
 from rattle.training import loop
 from rattle.training.loop import fit
-from rattle.training.numerics import numerics
+from rattle.training.minibatch import numerics
 from support.training import content, tiny
 
 

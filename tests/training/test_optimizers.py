@@ -17,7 +17,7 @@ from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine
 from rattle.runs.checkpoint import read
 from rattle.training.loop import fit
-from rattle.training.optimizers import make_optimizer
+from rattle.training.state import make_optimizer
 from support.training import Interrupting, Stop, content, tiny
 
 

@@ -19,9 +19,8 @@ from rattle.recipes.catalog import MEMORY
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
-from rattle.runs.progress import NullConsole
+from rattle.runs.progress import NullConsole, StoppedBySignal
 from rattle.training.loop import fit as fit_with_events
-from rattle.training.signals import StoppedBySignal
 from rattle.training.state import init_state
 from rattle.weights import AWP
 from support.training import Interrupting, Stop, Wholes, content, recipe_of, tiny

@@ -11,7 +11,7 @@ from torch import nn
 from rattle.objectives import Taylor, Trades
 from rattle.recipes.catalog import get_recipe
 from rattle.training.loop import fit
-from rattle.training.term_weights import term_gradients
+from rattle.training.metrics import term_gradients
 from rattle.weights import Noise
 from support.training import Listening
 

@@ -25,7 +25,7 @@ from rattle.objectives.readings.head import Head
 from rattle.randomness import ImageStreams
 from rattle.recipes.recipe import Recipe
 from rattle.stats import Interval, t_interval
-from rattle.training.term_weights import term_gradients
+from rattle.training.metrics import term_gradients
 from rattle.weights import frozen_bn_stats, perturbed
 
 WHOLE = "all they add"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rattle.lazy import lazy_names
+from rattle.registry import lazy_names
 
 if TYPE_CHECKING:
     from rattle.attacks.apgd import APGD as APGD

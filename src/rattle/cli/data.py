@@ -8,8 +8,7 @@ import tyro
 
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
-from rattle.data.sources import check_source, list_datasets
-from rattle.data.urls import URLS
+from rattle.data.sources import URLS, check_source, list_datasets
 from rattle.errors import RattleError, unknown
 from rattle.runs.io import new_file
 from rattle.runs.paths import slugify

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from rattle.cli.options import parse
-from rattle.runs.environment import environment
+from rattle.runs.source import environment
 
 EXTRAS = {
     "hub": "datasets",

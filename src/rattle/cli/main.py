@@ -17,7 +17,7 @@ from typing import NoReturn
 from rattle import __version__
 from rattle.errors import RattleError, first_line, is_out_of_memory
 from rattle.runs.paths import printable
-from rattle.training.signals import StoppedBySignal
+from rattle.runs.progress import StoppedBySignal
 
 COMMANDS = {
     "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",

@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rattle.data.files import data_root, md5
-from rattle.data.sources import SOURCES
-from rattle.data.urls import URLS, Remote
+from rattle.data.sources import SOURCES, URLS, Remote
 from rattle.errors import RattleError, unknown
 
 # progress(title, total, done=...) is a context that yields advance(bytes), as the consoles' `progress` method is.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rattle.data.urls import URLS
+from rattle.data.sources import URLS
 from rattle.errors import RattleError, first_line
 
 MEMBER_LIMIT = 2**30  # bytes of one unpacked file of a known dataset; the largest, CIFAR-100's train, has 155 MB

@@ -7,7 +7,7 @@ import torch
 
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import find, md5
-from rattle.data.urls import URLS
+from rattle.data.sources import URLS
 from rattle.errors import RattleError
 
 

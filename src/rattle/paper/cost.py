@@ -18,8 +18,8 @@ from rattle.paper.tables import table
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.distributed import choose_device
-from rattle.runs.environment import environment
 from rattle.runs.progress import Console
+from rattle.runs.source import environment
 from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import TrainState, init_state

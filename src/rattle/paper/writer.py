@@ -12,8 +12,8 @@ from rattle.paper.cells import CellResult, ComparedRow
 from rattle.paper.plan import Plan
 from rattle.report.page import render
 from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
-from rattle.runs.environment import environment
 from rattle.runs.io import write_atomically
+from rattle.runs.source import environment
 
 Format = Literal["terminal", "markdown", "latex", "html", "json"]
 READING = (

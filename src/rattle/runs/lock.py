@@ -1,8 +1,13 @@
-"""Opening a run folder for writing: begin, continue or replace a run, one process group at a time."""
+"""Opening a run folder for writing: begin, continue or replace a run, one process group at a time.
+
+A run that is being replaced stays in RUN/.replaced until the new one has a checkpoint, or comes back without one:
+renames inside one folder, so nothing is copied; what a killed process leaves half moved is moved back.
+"""
 
 import json
 import os
 import platform
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,11 +21,9 @@ from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import flatten, to_plain
 from rattle.runs import distributed
-from rattle.runs.environment import environment
 from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
-from rattle.runs.overwrite import FOLDER, clear, set_aside, settle
 from rattle.runs.paths import Run
-from rattle.runs.source import is_kept, keep_source
+from rattle.runs.source import environment, is_kept, keep_source
 
 LOCK = Run.lock.name
 PATIENCE = 0.7  # seconds: a child of a process just killed may hold its lock for a moment more
@@ -194,3 +197,48 @@ def truncate(path: Path, size: int) -> str:
         return ""
     left = f"{found.count(10)} lines are left" if kept else "none of its lines are left"
     return f"{path} has lost lines since the checkpoint ({left}): the run resumes without them"
+
+
+FOLDER = ".replaced"
+COMPLETE = "complete"  # a file in the folder: everything of the old run is there, what lies beside it is the new one's
+
+
+def clear(run: Run) -> None:
+    """Remove what a run wrote, and nothing else; of a link only itself."""
+    for path in run.written():
+        discard(path)
+
+
+def discard(path: Path) -> None:
+    """Remove a file or folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def set_aside(run: Run) -> None:
+    """Move the run that is there out of the way of a new one."""
+    settle(run)
+    aside = run.folder / FOLDER
+    aside.mkdir()
+    for path in run.written():
+        if os.path.lexists(path):
+            os.rename(path, aside / path.name)
+    (aside / COMPLETE).touch()
+
+
+def settle(run: Run) -> None:
+    """Forget the old run if the new one has a checkpoint, else bring it back; nothing if none was set aside."""
+    aside = run.folder / FOLDER
+    if not aside.is_dir() or aside.is_symlink():
+        return
+    complete = (aside / COMPLETE).exists()
+    if not (complete and run.checkpoint("last").exists()):
+        if complete:
+            clear(run)
+            (aside / COMPLETE).unlink()
+        for path in sorted(aside.iterdir(), key=lambda path: path.name == Run.recipe.name):
+            discard(run.folder / path.name)
+            os.rename(path, run.folder / path.name)
+    shutil.rmtree(aside)

@@ -1,9 +1,14 @@
-"""The user's file that builds a network: its text is kept in the run, and a file that is gone or changed is noticed.
+"""What a run ran on: versions and hardware, and the user's file that builds its network.
 
+The text of the file is kept in the run, and a file that is gone or changed is noticed.
 The copy is for people to read. It runs only where the user names it as the model.
 """
 
 import hashlib
+import os
+import platform
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,3 +75,35 @@ def difference(run: Run, recipe: Recipe) -> str | None:
 
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and hardware, as plain data for result files."""
+    import numpy
+    import torch
+
+    from rattle import __version__
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {
+        "rattle": __version__,
+        "commit": commit(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "device": device,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source tree, with + if files were changed; None if rattle does not run from a source tree."""
+    settings = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 5, "check": True}
+    try:
+        subprocess.run(["git", "ls-files", "--error-unmatch", __file__], **settings)
+        describe = ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--match", ""]
+        return subprocess.run(describe, **settings).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None

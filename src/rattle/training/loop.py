@@ -25,19 +25,15 @@ from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
 from rattle.runs.lock import note_divergence, open_run, record_line
 from rattle.runs.paths import Run, epoch_name
-from rattle.runs.progress import Console, Interrupted, NullConsole
+from rattle.runs.progress import HANDLED, Console, Interrupted, NullConsole, Request, StoppedBySignal, listening
 from rattle.training.batches import in_epoch, with_extra
 from rattle.training.fit_inputs import Given, first_state, named_recipe
-from rattle.training.loggers import LogTarget, check_log, epoch_logger, peak_memory_mb
-from rattle.training.meter import Diverged, LossMeter
-from rattle.training.minibatch import train_step
-from rattle.training.numerics import numerics
+from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb, remark
+from rattle.training.minibatch import numerics, train_step
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
 from rattle.training.saving import refuse_non_finite, restore, save
-from rattle.training.signals import HANDLED, Request, StoppedBySignal, listening
 from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers, init_state
 from rattle.training.teachers import train_teachers
-from rattle.training.term_weights import remark
 from rattle.weights import EMA, SWA, eval_mode
 
 MOST_ROLLBACKS = 5

@@ -9,11 +9,10 @@ from rattle.errors import RattleError, first_line
 from rattle.recipes.schema import from_plain
 from rattle.runs import checkpoint, distributed
 from rattle.runs.load import fill
-from rattle.runs.lock import changes, truncate
-from rattle.runs.overwrite import settle
+from rattle.runs.lock import changes, settle, truncate
 from rattle.runs.paths import Run
 from rattle.runs.progress import Console
-from rattle.training.meter import Diverged
+from rattle.training.metrics import Diverged
 from rattle.training.state import Progress, TrainState
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rattle.errors import RattleError
-from rattle.runs.progress import Console, NullConsole
+from rattle.runs.progress import Console, NullConsole, StoppedBySignal
 from rattle.settings import Count, CountOrZero, check_settings
-from rattle.training.signals import StoppedBySignal
 
 if TYPE_CHECKING:
     from rattle.training.sweep import Job

@@ -23,9 +23,8 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs.io import no_link, write_atomically, writing
 from rattle.runs.lock import LOCK, owner
 from rattle.runs.paths import Run, slugify
-from rattle.runs.progress import Console, NullConsole
+from rattle.runs.progress import Console, NullConsole, StoppedBySignal, listening
 from rattle.training.saving import newest
-from rattle.training.signals import StoppedBySignal, listening
 from rattle.training.teachers import code_of
 
 State = Literal["new", "unfinished", "running", "finished"]

@@ -12,8 +12,7 @@ from rattle.objectives.registry import get_method
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.paths import Run
-from rattle.runs.progress import Console
-from rattle.training.signals import StoppedBySignal
+from rattle.runs.progress import Console, StoppedBySignal
 from rattle.weights import Noise
 
 # In place of a method's name: trained by the objective together with the model; the average of the run's own weights.
