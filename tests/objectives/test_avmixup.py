@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.objectives.avmixup import AVMixup, smoothed
+from rattle.objectives.avmixup import AVMixup
 from rattle.threat import Threat
 from support.inner_attacks import assert_same_step, draws, our_step, problem
 
@@ -32,15 +32,3 @@ def test_loss_gradient_and_images_are_those_of_the_twin(classes: int) -> None:
     ours = our_step(AVMixup(), PGD_3, given)
     assert_same_step(ours, loss, twin, torch.stack(images))
     torch.testing.assert_close(ours.batch.y, torch.stack(labels))
-
-
-def test_the_published_mass_at_the_vertex_is_uniform_over_ten_classes() -> None:
-    rows = smoothed(torch.arange(10), AVMixup().lambda2, 10, torch.float32)
-    torch.testing.assert_close(rows, torch.full((10, 10), 0.1))
-
-
-@pytest.mark.parametrize(("mass", "classes"), [(1.0, 2), (0.1, 3), (0.7, 100)])
-def test_soft_labels_sum_to_one(mass: float, classes: int) -> None:
-    rows = smoothed(torch.tensor([0, 1, classes - 1]), mass, classes, torch.float64)
-    torch.testing.assert_close(rows.sum(1), torch.ones(3, dtype=torch.float64))
-    assert float(rows[2, -1]) == mass

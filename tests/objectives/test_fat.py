@@ -80,25 +80,6 @@ def test_tau_grows_at_the_published_epochs(objective: FAT, epochs: int, rises: l
         assert current.stop.tau == sum(epoch >= rise for rise in rises)
 
 
-def test_images_that_stopped_are_not_looked_at_again() -> None:
-    given, looked = problem(10, n=60), []
-    given.model.register_forward_hook(lambda _, args, __: looked.append(len(args[0])))
-    pgd = PGD(threat=THREAT, steps=8, step_size=0.02)
-    EarlyStoppedPGD(pgd=pgd, stop=EarlyStop())(given.model, given.x, given.y)
-    assert looked[0] == 60
-    assert looked == sorted(looked, reverse=True)
-    assert sum(looked) < 0.8 * 60 * pgd.steps
-
-
-def test_a_large_tau_without_noise_is_pgd() -> None:
-    given, pgd = problem(10), PGD(threat=THREAT, steps=5, step_size=0.03)
-    attack = EarlyStoppedPGD(pgd=pgd, stop=EarlyStop(tau=5, omega=0.0))
-    x_adv, wanted = (
-        a(given.model, given.x, given.y, generator=ImageStreams(0, torch.arange(14))) for a in (attack, pgd)
-    )
-    assert torch.equal(x_adv, wanted)
-
-
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_the_points_lie_in_the_ball(norm: str) -> None:
     given, threat = problem(10), Threat(norm=norm, epsilon=0.1)

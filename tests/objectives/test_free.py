@@ -20,7 +20,6 @@ from rattle.recipes.catalog import get_recipe, make_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import Piecewise
 from rattle.runs.checkpoint import read
-from rattle.threat import Threat
 from rattle.training.loop import fit
 from rattle.training.state import ORDER
 
@@ -103,16 +102,6 @@ def test_micro_batches_carry_the_perturbations_of_their_places(tmp_path: Path) -
     assert float(found[0]["memory.delta"].abs().sum()) > 1
     for name, value in found[0].items():
         torch.testing.assert_close(value, found[1][name], rtol=1e-9, atol=1e-12, msg=name)
-
-
-@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
-def test_a_perturbation_is_shortened_to_the_ball_whatever_the_image(norm: Any) -> None:
-    threat, delta = Threat(norm=norm, epsilon=0.3), 3 * torch.randn(6, 1, 4, 4)
-    short, zero = threat.shorten(delta), torch.zeros(6, 1, 4, 4)
-    torch.testing.assert_close(threat.distance(short, zero), torch.full((6,), 0.3), rtol=1e-4, atol=0)
-    assert float(short.min()) < 0
-    inside = 0.1 * short
-    torch.testing.assert_close(threat.shorten(inside), inside)
 
 
 def test_a_recipe_has_as_many_updates_as_at_and_counts_their_passes() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.objectives.base import Moment, StepContext
+from rattle.objectives.base import Moment
 from rattle.objectives.gat import GAT, GuidedStep
 from rattle.objectives.gat_trades import GATTrades
 from rattle.threat import Threat
@@ -48,28 +48,6 @@ def test_loss_gradient_and_images_are_those_of_the_twin(
         between = 6 * F.kl_div(z_adv.log_softmax(1), z.softmax(1), reduction="batchmean")
     ours = our_step(base(), ATTACK, given, moment=Moment(epoch=epoch, epochs=100, step=number))
     assert_same_step(ours, F.cross_entropy(z, given.y) + between, twin, x_adv)
-
-
-def test_the_guide_changes_the_step() -> None:
-    given = problem(10)
-    first, second = (
-        GuidedStep(threat=ATTACK.threat, weight=weight)(given.model, given.x, given.y, generator=draws(14))
-        for weight in (0.0, 10.0)
-    )
-    assert not torch.equal(first, second)
-
-
-@pytest.mark.parametrize(("step", "passes"), [(0, 1), (1, 2)])
-def test_no_pass_is_made_that_the_step_does_not_need(step: int, passes: int) -> None:
-    given, calls = problem(10), []
-    given.model.register_forward_hook(lambda *_: calls.append(1))
-    GAT().attack(ATTACK, StepContext(moment=Moment(step=step)))(given.model, given.x, given.y)
-    assert len(calls) == passes
-
-
-def test_the_weight_grows_after_86_of_100_epochs() -> None:
-    weights = [GAT().at(Moment(epoch=epoch, epochs=100)).guide.weight for epoch in range(100)]
-    assert weights == [10.0] * 86 + [40.0] * 14
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

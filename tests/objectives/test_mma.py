@@ -1,24 +1,17 @@
 """MMA beside a twin written from the formula; its memory is saved, resumed and the same on two ranks."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD
-from rattle.data import Augment
-from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.forward import Outputs
 from rattle.objectives.base import Memory, StepContext, total
 from rattle.objectives.loss import compute_loss
 from rattle.objectives.mma import MMA
 from rattle.randomness import ImageStreams
-from rattle.recipes.catalog import make_recipe
-from rattle.runs.checkpoint import read
 from rattle.threat import Threat
-from rattle.training.loop import fit
 
 N, SHAPE = 12, (1, 3, 3)
 
@@ -113,29 +106,6 @@ def test_points_margins_loss_and_gradient_are_those_of_the_twin(classes: int, no
     assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-6)
     for mine, theirs in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(wanted, weights), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
-
-
-def test_the_found_points_lie_on_the_boundary() -> None:
-    model = network(10)
-    (x, y), margin = images(model), torch.zeros(N, dtype=torch.float64)
-    step = context(margin)
-    attack = MMA(d_max=8.0, search_steps=40).attack(PGD(threat=Threat(epsilon=0.1)), step)
-    x_adv = attack(model, x, y, generator=step.draws)
-    p_y = model(x_adv).softmax(1).gather(1, y[:, None]).squeeze(1).detach()
-    found = (margin > 0) & (margin < 1)
-    assert int(found.sum()) >= 4
-    torch.testing.assert_close(p_y[found], torch.full_like(p_y[found], 0.5), atol=1e-5, rtol=0)
-
-
-def test_a_run_remembers_a_margin_for_each_image(tmp_path: Path) -> None:
-    model = network(10).float()  # sure of its images: they have margins from the first step on
-    x = torch.rand(48, *SHAPE)
-    data = Data(name="memory", val_size=8, augment=Augment(pad=0, flip=False))
-    recipe = make_recipe("mma", data=data, epsilon=0.05, epochs=1, batch_size=10, threads=1)
-    run = fit(recipe, tmp_path, model=model, data=(x, model(x).argmax(1)), log="none")
-    margins = read(run.checkpoint("last")).tensors["memory.margin"]
-    assert len(margins) == 40
-    assert len(set(margins.tolist())) > 5
 
 
 def test_a_loop_of_ones_own_is_told_that_it_has_no_memory() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import rattle
-from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.models import create_model, find_head
 from rattle.objectives.base import StepContext
@@ -51,10 +50,3 @@ def test_its_gradient_is_that_of_the_librarys_step(objective: rattle.Trades) -> 
     rattle.compute_loss(objective, mine, x, x_adv, y).backward()
     for p, q in zip(mine.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
-
-
-def test_a_head_that_is_not_there_is_refused() -> None:
-    model, x, y = create_model("cnn", classes=4, channels=1, width=4), torch.rand(4, 1, 8, 8), torch.arange(4)
-    objective = rattle.Trades(taylor=rattle.Taylor(order=1))
-    with pytest.raises(RattleError, match="the model has no linear layer named 'fc'"):
-        rattle.compute_loss(objective, model, x, x, y, head="fc")

@@ -12,9 +12,6 @@ from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.objectives.base import total
 from rattle.objectives.rebat import ReBAT
-from rattle.objectives.taylor_terms import Taylor
-from rattle.recipes.catalog import get_recipe
-from rattle.recipes.schedules import Piecewise
 from rattle.runs.checkpoint import read
 from rattle.runs.io import read_jsonl
 from rattle.training.loop import fit
@@ -69,18 +66,6 @@ def test_it_is_at_until_the_average_begins() -> None:
     terms = {name: float(value.detach()) for name, value in objective(outputs, y).items()}
     assert terms["average"] == 0
     assert terms["zeroth"] == pytest.approx(float(nn.functional.cross_entropy(model(x), y).detach()))
-
-
-def test_the_recipe_is_that_of_the_paper() -> None:
-    recipe = get_recipe("cifar10-linf-preact18-rebat")
-    assert recipe.average == EMA(decay=0.999, start=105 / 200)
-    assert recipe.schedule == Piecewise(drops=(0.5, 0.75), factor=1 / 1.5)
-    short = get_recipe("digits-linf-cnn-rebat").average
-    assert isinstance(short, EMA)
-    assert (short.decay, short.start) == (pytest.approx(0.9), 0.525)
-    second = get_recipe("cifar10-linf-preact18-rebat-2nd").objective
-    assert isinstance(second, ReBAT)
-    assert second.taylor == Taylor(order=2, eta=0.2)
 
 
 def test_a_run_begins_late(tmp_path: Path) -> None:
