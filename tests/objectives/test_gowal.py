@@ -63,25 +63,15 @@ def test_the_state_of_the_art_is_spelled_out() -> None:
     assert "cifar10-linf-wrn34-10-sota-2nd" in list_recipes()
 
 
-def test_a_dataset_of_few_images_has_smaller_batches_and_a_rate_in_proportion() -> None:
-    recipe = get_recipe("digits-linf-cnn-gowal")
-    assert (recipe.batch_size, recipe.optimizer.lr) == (128, 0.025)
-    fast = get_recipe("cifar10-linf-preact18-gowal-fast")
-    assert (fast.batch_size, fast.optimizer.lr, fast.activation) == (256, 0.2, "silu")
-
-
-def test_any_network_that_has_it_is_named_with_silu() -> None:
-    recipe = get_recipe("digits-linf-cnn-silu-at")
-    model = build_model(recipe, classes=10, channels=1)
-    assert any(isinstance(module, nn.SiLU) for module in model.modules())
-    assert not any(isinstance(module, nn.ReLU) for module in model.modules())
-    assert replace(recipe, name="digits-linf-cnn-at", activation="relu") == get_recipe("digits-linf-cnn-at")
-
-
-def test_a_network_of_the_users_keeps_its_activation_and_normalisation() -> None:
-    for model in ("python", "my_net.py:build"):
-        recipe = make_recipe("gowal", model=model)
-        assert (recipe.activation, recipe.normalise, recipe.batch_norm_momentum) == ("relu", False, 0.01)
+def test_recipes_follow_the_dataset_and_the_network() -> None:
+    digits = get_recipe("digits-linf-cnn-gowal")
+    assert (digits.batch_size, digits.optimizer.lr) == (128, 0.025)  # few images: small batches, a rate in proportion
+    model = build_model(get_recipe("digits-linf-cnn-silu-at"), classes=10, channels=1)
+    kinds = {type(module) for module in model.modules()}
+    assert nn.SiLU in kinds
+    assert nn.ReLU not in kinds
+    own = make_recipe("gowal", model="my_net.py:build")  # keeps its activation and normalisation
+    assert (own.activation, own.normalise, own.batch_norm_momentum) == ("relu", False, 0.01)
 
 
 def test_the_state_of_the_art_asks_for_images_and_resumes_bit_for_bit_with_them(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import rattle
 from rattle.errors import RattleError
-from rattle.forward import Outputs, PairedForward
+from rattle.forward import Outputs
 from rattle.objectives import AT, S2OAT, Mart, S2OTrades, Taylor, Trades
 from rattle.objectives.avmixup import AVMixup
 from rattle.objectives.base import StepContext, total
@@ -32,8 +32,9 @@ from rattle.recipes.catalog import describe, get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
-from rattle.training.step import StepInputs, step
-from rattle.weights import ASAM, AWP, SAM, Noise
+from rattle.training.step import step
+from rattle.weights import ASAM, AWP, SAM
+from support.steps import assert_same_gradient, step_inputs
 from support.training import Interrupting, Stop, content, tiny
 
 
@@ -146,11 +147,7 @@ def test_loss_and_gradient_are_those_of_the_twin(name: str, classes: int) -> Non
     model, x, x_adv, y = case(classes)
     loss = rattle.compute_loss(METHODS[name].objective, model, x, x_adv, y)
     wanted = TWINS[name](model(x), model(x_adv), y.tolist())
-    torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=0)
-    parameters = list(model.parameters())
-    gradients, plain = torch.autograd.grad(loss, parameters), torch.autograd.grad(wanted, parameters)
-    for g, h in zip(gradients, plain, strict=True):
-        torch.testing.assert_close(g, h, rtol=1e-6, atol=1e-9)
+    assert_same_gradient(loss, wanted, model.parameters())
 
 
 def test_mart_without_its_offset_is_the_formula_and_stays_finite_for_a_sure_mistake() -> None:
@@ -225,17 +222,7 @@ def test_steps_with_sam_and_asam_are_those_of_the_twin(kind: SAM | ASAM, objecti
     twin = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     velocity = [torch.zeros_like(p) for p in twin.parameters()]
-    given = StepInputs(
-        x=x,
-        y=y,
-        forward=PairedForward(model, objective.needs),
-        attack=lambda *_, generator: x_adv,
-        noise=Noise(sigma=0),
-        objective=objective,
-        awp=kind,
-        context=StepContext(),
-        shared=torch.Generator(),
-    )
+    given = step_inputs(model, objective, lambda *_, generator: x_adv, x, y, StepContext(), awp=kind)
     for _ in range(2):
         optimizer.zero_grad()
         step(given)

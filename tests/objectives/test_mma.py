@@ -12,6 +12,7 @@ from rattle.objectives.loss import compute_loss
 from rattle.objectives.mma import MMA
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
+from support.steps import assert_same_gradient
 
 N, SHAPE = 12, (1, 3, 3)
 
@@ -97,15 +98,12 @@ def test_points_margins_loss_and_gradient_are_those_of_the_twin(classes: int, no
     assert ((distances > 0) & (distances < d_max)).any()  # some were brought to their boundary
     assert classes != 10 or norm != "linf" or (distances > d_max).any()  # and some lie beyond d_max
 
-    weights = list(model.parameters())
     loss = total(objective.terms(Outputs(model(x), model(x_adv)), y, step))
     wanted = torch.zeros((), dtype=torch.float64)
     for i in range(N):
         clean, pushed = (-model(p[None]).log_softmax(1)[0, y[i]] for p in (x[i], x_adv[i]))
         wanted = wanted + clean / 3 / N + (2 / 3 * pushed / N if distances[i] < d_max else 0)
-    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), abs=1e-6)
-    for mine, theirs in zip(torch.autograd.grad(loss, weights), torch.autograd.grad(wanted, weights), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    assert_same_gradient(loss, wanted, model.parameters())
 
 
 def test_a_loop_of_ones_own_is_told_that_it_has_no_memory() -> None:

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD
-from rattle.forward import PairedForward
-from rattle.models import create_model, find_head
+from rattle.models import create_model
 from rattle.objectives import Objective
 from rattle.objectives.base import Batch, Moment, StepContext
 from rattle.randomness import ImageStreams
-from rattle.training.step import StepInputs, step
-from rattle.weights import Noise
+from rattle.training.step import step
+from support.steps import step_inputs
 
 SEED = 5
 
@@ -61,18 +60,7 @@ def our_step(objective: Objective, attack: PGD, given: Problem, *, moment: Momen
     """One step of the library on a copy of the model."""
     model, x, y = copy.deepcopy(given.model), given.x, given.y
     when = {"moment": moment or Moment(), "classes": given.classes}
-    terms = step(
-        StepInputs(
-            x=x,
-            y=y,
-            forward=PairedForward(model, objective.needs, find_head(model) if objective.needs.features else None),
-            attack=attack,
-            noise=Noise(sigma=0),
-            objective=objective,
-            context=StepContext(draws=draws(len(x)), **when),
-            shared=torch.Generator(),
-        )
-    )
+    terms = step(step_inputs(model, objective, attack, x, y, StepContext(draws=draws(len(x)), **when)))
     context, current = StepContext(draws=draws(len(x)), **when), objective.at(when["moment"])
     x_adv = current.attack(attack, context)(copy.deepcopy(given.model), x, y, generator=context.draws)
     batch = current.prepare(Batch(x=x, x_adv=x_adv, y=y), context)

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD
-from rattle.forward import PairedForward
 from rattle.models.registry import create_model
-from rattle.objectives.base import Objective, StepContext
+from rattle.objectives.base import Objective, StepContext, total
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
-from rattle.training.step import StepInputs, step
-from rattle.weights import Noise
+from rattle.training.step import step
+from support.steps import step_inputs
 
 CLASSES = (3, 10, 100)
 N = 6
@@ -47,17 +46,9 @@ def streams() -> ImageStreams:
 def our_step(objective: Objective, found: Networks, x: Tensor, x_adv: Tensor, y: Tensor) -> Tensor:
     """The loss of the library's own step, which leaves gradients; at x' unless the objective attacks by itself."""
     teachers = {name: network for name, network in found.items() if name != "model"}
-    given = StepInputs(
-        x=x,
-        y=y,
-        forward=PairedForward(found["model"], objective.needs, teachers=teachers),
-        attack=SMALL if type(objective).attack is not Objective.attack else lambda *args, **rest: x_adv,
-        noise=Noise(sigma=0),
-        objective=objective,
-        context=StepContext(draws=streams(), teachers=teachers),
-        shared=torch.Generator(),
-    )
-    return torch.stack(list(step(given).values())).sum()
+    attack = SMALL if type(objective).attack is not Objective.attack else lambda *args, **rest: x_adv
+    context = StepContext(draws=streams(), teachers=teachers)
+    return total(step(step_inputs(found["model"], objective, attack, x, y, context)))
 
 
 def assert_same(objective: Objective, twin: Twin, found: Networks, classes: int) -> None:

@@ -1,0 +1,39 @@
+"""One step of the library beside a literal twin: its inputs, and the comparison of losses and gradients."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rattle.forward import PairedForward
+from rattle.models import find_head
+from rattle.objectives.base import Objective, StepContext
+from rattle.training.step import StepInputs
+from rattle.weights import Noise
+
+
+def step_inputs(
+    model: nn.Module, objective: Objective, attack: Any, x: Tensor, y: Tensor, context: StepContext, **more: Any
+) -> StepInputs:
+    """The inputs of a step without noise; the context's teachers are passed on."""
+    head = find_head(model) if objective.needs.features else None
+    return StepInputs(
+        x=x,
+        y=y,
+        forward=PairedForward(model, objective.needs, head, teachers=context.teachers),
+        attack=attack,
+        noise=Noise(sigma=0),
+        objective=objective,
+        context=context,
+        shared=torch.Generator(),
+        **more,
+    )
+
+
+def assert_same_gradient(loss: Tensor, wanted: Tensor, weights: Iterable[Tensor]) -> None:
+    """Two losses and their gradients by the weights are equal."""
+    weights = list(weights)
+    torch.testing.assert_close(loss, wanted, rtol=1e-9, atol=0)
+    ours, theirs = torch.autograd.grad(loss, weights), torch.autograd.grad(wanted, weights)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
