@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from rattle.attacks import PGD
 from rattle.objectives.base import Moment
-from rattle.objectives.fat import FAT, EarlyStop, EarlyStoppedPGD
+from rattle.objectives.fat import FAT
 from rattle.objectives.fat_trades import FATTrades
 from rattle.threat import Threat
 from support.inner_attacks import SEED, ImageStreams, assert_same_step, our_step, problem
@@ -78,10 +78,3 @@ def test_tau_grows_at_the_published_epochs(objective: FAT, epochs: int, rises: l
     for epoch in range(epochs):
         current = objective.at(Moment(epoch=epoch, epochs=epochs))
         assert current.stop.tau == sum(epoch >= rise for rise in rises)
-
-
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-def test_the_points_lie_in_the_ball(norm: str) -> None:
-    given, threat = problem(10), Threat(norm=norm, epsilon=0.1)
-    attack = EarlyStoppedPGD(pgd=PGD(threat=threat, steps=3, step_size=0.08), stop=EarlyStop(omega=0.1))
-    assert bool(threat.contains(attack(given.model, given.x, given.y), given.x).all())

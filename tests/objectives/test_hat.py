@@ -1,10 +1,8 @@
 """HAT beside a literal twin: the helper point and its label."""
 
 import pytest
-import torch
 from torch import Tensor
 
-from rattle.objectives.base import Batch, StepContext
 from rattle.objectives.hat import HAT
 from support.twins import CLASSES, N, Networks, assert_same, images, networks
 
@@ -27,9 +25,3 @@ def test_the_loss_is_the_formula(classes: int) -> None:
     found = networks(classes, frozen=("standard",))
     assert_same(HAT(), twin, found, classes)
     assert any(found["standard"](images(classes)[1]).argmax(1) != images(classes)[2])  # the helper's labels matter
-
-
-def test_the_helper_may_leave_the_range_of_images() -> None:
-    x, x_adv = torch.tensor([[0.9]]), torch.tensor([[1.0]])
-    batch = HAT(h=3.0).prepare(Batch(x=x, x_adv=x_adv, y=torch.tensor([0])), StepContext())
-    torch.testing.assert_close(batch.extra, torch.tensor([[1.2]]))

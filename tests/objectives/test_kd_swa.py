@@ -4,9 +4,6 @@ import pytest
 from torch import Tensor
 
 from rattle.objectives.kd_swa import KD
-from rattle.recipes.catalog import get_recipe
-from rattle.recipes.schedules import OneCycle
-from rattle.weights import EMA, SWA
 from support.twins import CLASSES, N, Networks, assert_same, networks
 
 
@@ -28,11 +25,3 @@ def test_the_loss_is_the_formula(classes: int, smoothing: float) -> None:
         return loss
 
     assert_same(KD(smoothing=smoothing), twin, networks(classes, frozen=("standard", "robust")), classes)
-
-
-def test_its_recipes_average_the_weights_after_the_first_drop() -> None:
-    recipe = get_recipe("cifar10-linf-preact18-kd-swa")
-    assert recipe.average == SWA(start=55 / 200)
-    assert [round(200 * drop) for drop in recipe.schedule.drops] == [50, 150]
-    fast = get_recipe("cifar10-linf-preact18-kd-swa-fast")
-    assert (type(fast.average), type(fast.schedule)) == (EMA, OneCycle)

@@ -33,7 +33,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
 from rattle.training.step import step
-from rattle.weights import ASAM, AWP, SAM
+from rattle.weights import ASAM, AWP, EMA, SAM, SWA
 from support.steps import assert_same_gradient, step_inputs
 from support.training import Interrupting, Stop, content, tiny
 
@@ -265,6 +265,8 @@ def test_recipes_of_every_method_say_what_they_are() -> None:
     assert "Pang et al. 2021" in describe("cifar10-linf-preact18-pang")
     pang = get_recipe("cifar10-linf-wrn34-10-pang")
     assert [pang.schedule(epoch / pang.epochs) for epoch in (99, 100, 105)] == pytest.approx([1, 0.1, 0.01])
+    assert get_recipe("cifar10-linf-preact18-kd-swa").average == SWA(start=55 / 200)
+    assert get_recipe("cifar10-linf-preact18-rebat").average == EMA(decay=0.999, start=105 / 200)
     rice, at = (get_recipe(f"cifar10-linf-preact18-{name}") for name in ("rice", "at"))
     assert replace(rice, name=at.name) == at
 

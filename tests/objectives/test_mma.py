@@ -82,7 +82,7 @@ def starts(norm: str) -> Tensor:
 def test_points_margins_loss_and_gradient_are_those_of_the_twin(classes: int, norm: str) -> None:
     model = network(classes)
     (x, y), margin = images(model), torch.linspace(0, 1, N, dtype=torch.float64)
-    epsilon, objective = (0.05, MMA(d_max=2.0)) if norm == "linf" else (0.1, MMA(d_max=2.0))
+    epsilon, objective = {"linf": 0.05, "l2": 0.1}[norm], MMA(d_max=2.0)
     d_max, before = 2 * epsilon, margin.clone()
     step = context(margin)
     attack = objective.attack(PGD(threat=Threat(norm=norm, epsilon=epsilon), steps=5), step)
