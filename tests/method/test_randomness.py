@@ -48,14 +48,6 @@ def test_images_seeds_and_calls_draw_differently() -> None:
         assert (a == b).float().mean() < 0.05
 
 
-def test_streams_of_the_images_that_stay_go_on_where_they_were() -> None:
-    whole = ImageStreams(3, torch.arange(5))
-    whole.normal(4)
-    some = whole[torch.tensor([True, False, False, True, True])]
-    assert len(some) == 3
-    assert torch.equal(some.uniform(6), whole.uniform(6)[[0, 3, 4]])
-
-
 def test_the_draws_have_the_distributions_they_claim() -> None:
     draws = ImageStreams(0, torch.arange(200))
     u, z, k, s = draws.uniform(100), draws.normal(100), draws.integers(5, 100), draws.signs(100)
@@ -99,8 +91,3 @@ def test_fork_keeps_seeds_epochs_and_ranks_apart(paths: list[tuple[int, int, int
     forked = [derive_seed(seed, *rest) for seed, *rest in paths]
     assert len(set(forked)) == len(paths)
     assert all(0 <= seed < 2**62 for seed in forked)
-
-
-def test_fork_is_a_function_and_its_path_has_an_order() -> None:
-    assert derive_seed(0, 1, 2) == derive_seed(0, 1, 2)
-    assert derive_seed(0, 1, 2) != derive_seed(0, 2, 1)

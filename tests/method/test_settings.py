@@ -8,7 +8,6 @@ from typing import Annotated
 import pytest
 
 from rattle.errors import RattleError
-from rattle.registry import Entry, Registry
 from rattle.settings import Between, Bound, Count, NonNegative, Positive, Share, check_settings
 
 
@@ -51,18 +50,6 @@ def test_a_value_out_of_bounds_is_refused_by_name(wrong: dict) -> None:
 
 def test_values_on_the_bounds_pass() -> None:
     Example(sigma=0, share=0, inside=None, drops=(), steps=1, odd=3)
-
-
-def test_a_registry_imports_what_it_is_asked_for() -> None:
-    names = Registry[type]("thing", {"error": Entry("rattle.errors:RattleError")})
-    assert names["error"] is RattleError
-    with pytest.raises(RattleError, match="error"):
-        names.entry("eror")
-    with pytest.raises(RattleError, match="taken"):
-        names.add("error", ValueError)
-    names.add("mine", ValueError)
-    assert list(names) == ["error", "mine"]
-    assert names["mine"] is ValueError
 
 
 @pytest.mark.process

@@ -30,15 +30,6 @@ def test_head_gradient_is_the_row_sum_of_autograds_gradient(n: int, d: int, clas
     assert not closed.requires_grad
 
 
-def test_head_gradient_agrees_with_autograd_inside_a_network_in_double_precision() -> None:
-    model = create_model("cnn", classes=5, channels=1, width=3).double().train()
-    x, y = torch.rand(7, 1, 8, 8, dtype=torch.double), torch.arange(7) % 5
-    features = model.features(x)
-    logits = model.head(features)
-    (gradient,) = torch.autograd.grad(F.cross_entropy(logits, y), model.head.weight)
-    assert torch.allclose(head_gradient(features, logits, y), gradient.sum(1), rtol=0, atol=1e-12)
-
-
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=12))
 def test_soft_targets_are_probabilities_with_two_over_c_on_the_class_itself(gap: list[float]) -> None:
@@ -49,23 +40,10 @@ def test_soft_targets_are_probabilities_with_two_over_c_on_the_class_itself(gap:
     assert torch.allclose(rows.diag(), torch.full((len(gap),), 2 / len(gap)), atol=1e-6)
 
 
-@pytest.mark.parametrize(("classes", "c"), [(10, 0.8), (100, 0.98)])
-def test_c_is_the_papers_for_10_and_100_classes(classes: int, c: float) -> None:
-    rows = soft_targets(torch.rand(classes))
-    off_diagonal = rows.sum(1) - rows.diag()
-    assert torch.allclose(off_diagonal, torch.full((classes,), c), atol=1e-5)
-
-
 def test_soft_targets_of_three_classes_by_hand() -> None:
     rows = soft_targets(torch.tensor([0.1, 0.3, 0.6]))  # shifted: 0, 0.2, 0.5; c = 1/3
     by_hand = torch.tensor([[2 / 3, 2 / 21, 5 / 21], [0, 2 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
     assert torch.allclose(rows, by_hand, atol=1e-6)
-
-
-def test_equal_gaps_spread_evenly() -> None:
-    rows = soft_targets(torch.full((5,), 0.7))
-    wanted = torch.full((5, 5), 0.15).fill_diagonal_(0.4)
-    assert torch.allclose(rows, wanted)
 
 
 @pytest.mark.parametrize("tiny", [0.0, 1e-40])
@@ -82,47 +60,9 @@ def test_two_classes_give_hard_labels(gap: list[float]) -> None:
     assert torch.equal(soft_targets(torch.tensor(gap)), torch.eye(2))
 
 
-def smooth() -> tuple[nn.Module, Tensor, dict[str, Tensor]]:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    u = {name: torch.randn_like(p) for name, p in model.named_parameters() if p.ndim > 1}
-    return model, torch.rand(6, 1, 2, 2, dtype=torch.double), u
-
-
 def logits_at(model: nn.Module, x: Tensor, u: dict[str, Tensor], t: float) -> Tensor:
     moved = {name: model.get_parameter(name) + t * delta for name, delta in u.items()}
     return functional_call(model, moved, (x,)).detach()
-
-
-def test_directional_derivatives_equal_finite_differences() -> None:
-    model, x, u = smooth()
-    first, second = directional(model, x, u, 2)
-    h = 1e-4
-    above, at, below = (logits_at(model, x, u, t) for t in (h, 0, -h))
-    assert torch.allclose(first, (above - below) / (2 * h), rtol=1e-6, atol=1e-7)
-    assert torch.allclose(second, (above - 2 * at + below) / h**2, rtol=1e-4, atol=1e-6)
-    assert len(directional(model, x, u, 1)) == 1
-    assert torch.allclose(directional(model, x, u, 1)[0], first)
-
-
-@pytest.mark.parametrize("order", [1, 2])
-def test_directional_derivatives_are_differentiable_by_the_weights(order: int) -> None:
-    model, x, u = smooth()
-    probe = torch.randn(6, 3, dtype=torch.double)
-    along = {name: torch.randn_like(p) for name, p in model.named_parameters()}  # biases too
-
-    def value(t: float) -> Tensor:
-        moved = copy.deepcopy(model)
-        with torch.no_grad():
-            for name, p in moved.named_parameters():
-                p.add_(t * along[name])
-        return (directional(moved, x, u, order)[-1] * probe).sum().detach()
-
-    (directional(model, x, u, order)[-1] * probe).sum().backward()
-    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert set(u) <= set(grads)
-    slope = sum(float((along[name] * grad).sum()) for name, grad in grads.items())
-    h = 1e-5
-    assert slope == pytest.approx(float(value(h) - value(-h)) / (2 * h), rel=1e-5)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -140,7 +80,8 @@ def test_directional_normalises_as_the_mode_says_and_holds_the_statistics(traini
     assert torch.allclose(first, wanted, rtol=1e-4, atol=1e-6)
 
 
-NORMS = {
+LAYERS = {
+    "none": [nn.Tanh(), nn.Flatten()],
     "batch, images": [nn.BatchNorm2d(4), nn.Flatten()],
     "batch, rows": [nn.Flatten(), nn.BatchNorm1d(36)],
     "batch, without weights": [nn.BatchNorm2d(4, affine=False), nn.Flatten()],
@@ -150,10 +91,10 @@ NORMS = {
 }
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", LAYERS)
 def test_derivatives_through_normalisation_by_the_batch_equal_finite_differences(name: str) -> None:
     """torch's own rules hold the mean and deviation for constants, see `ElementaryNorms`."""
-    model = nn.Sequential(nn.Conv2d(1, 4, 2), *copy.deepcopy(NORMS[name]), nn.Linear(36, 3)).double().train()
+    model = nn.Sequential(nn.Conv2d(1, 4, 2), *copy.deepcopy(LAYERS[name]), nn.Linear(36, 3)).double().train()
     for p in model.parameters():
         nn.init.normal_(p)
     x = torch.rand(5, 1, 4, 4, dtype=torch.double)
@@ -209,6 +150,5 @@ def test_a_model_torch_func_cannot_trace_gets_one_sentence(kind: type[nn.Module]
     model = kind()
     with pytest.raises(RattleError) as caught:
         directional(model, torch.rand(2, 1, 2, 2), Noise()(model), order)
-    assert "torch.func" in str(caught.value)
     assert "objective.taylor.mode" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -33,14 +33,6 @@ def test_project_lands_in_the_ball_and_the_box(norm: str, epsilon: float, seed: 
     assert (threat.distance(x_adv, x) <= epsilon + 1e-6).all()
 
 
-@settings(max_examples=60, deadline=None)
-@given(norms, epsilons, seeds, st.floats(0, 10))
-def test_project_is_idempotent(norm: str, epsilon: float, seed: int, scale: float) -> None:
-    threat, x = Threat(norm=norm, epsilon=epsilon), images(seed)
-    once = threat.project(x + far_points(seed, scale), x)
-    assert torch.allclose(threat.project(once, x), once, rtol=0, atol=1e-6)
-
-
 @settings(max_examples=40, deadline=None)
 @given(norms, seeds)
 def test_project_leaves_points_that_are_inside_where_they_are(norm: str, seed: int) -> None:
@@ -110,20 +102,7 @@ def test_contains_judges_each_image_and_the_box_too() -> None:
     assert not Threat(epsilon=0.1).contains(torch.full_like(x, float("nan")), x).any()
 
 
-def test_distance_is_the_norm_of_the_difference() -> None:
-    x, x_adv = torch.zeros(1, 1, 1, 2), torch.tensor([0.3, 0.4]).view(1, 1, 1, 2)
-    assert float(Threat(norm="linf").distance(x_adv, x)) == pytest.approx(0.4)
-    assert float(Threat(norm="l2").distance(x_adv, x)) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(
-    ("given_settings", "sentence"),
-    [
-        ({"norm": "l7"}, "threat.norm must be one of linf, l2, l1, got 'l7'"),
-        ({"epsilon": -0.1}, "threat.epsilon must be >= 0, got -0.1"),
-        ({"epsilon": float("nan")}, "threat.epsilon must be finite, got nan"),
-    ],
-)
-def test_a_threat_that_means_nothing_is_refused(given_settings: dict, sentence: str) -> None:
-    with pytest.raises(RattleError, match=f"^{sentence}$"):
-        Threat(**given_settings)
+@pytest.mark.parametrize("setting", [{"norm": "l7"}, {"epsilon": -0.1}, {"epsilon": float("nan")}])
+def test_a_threat_that_means_nothing_is_refused(setting: dict) -> None:
+    with pytest.raises(RattleError, match=f"threat.{next(iter(setting))}"):
+        Threat(**setting)

@@ -1,6 +1,5 @@
 """Borrowed weights go back bit for bit; noise, AWP and averaging do what their papers say."""
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rattle.attacks.base import attack_mode
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.randomness import streams
@@ -53,17 +51,6 @@ def test_perturbed_restores_bit_for_bit_also_after_an_error(pairs: list[tuple[fl
     assert bits(model) == before
 
 
-def test_adding_and_subtracting_would_have_drifted() -> None:
-    model = nn.Linear(1, 1, bias=False)
-    with torch.no_grad():
-        model.weight.fill_(0.1)
-    before, delta = bits(model), torch.tensor([[1e6]])
-    with perturbed(model, {"weight": delta}):
-        pass
-    assert bits(model) == before
-    assert float((torch.tensor(0.1) + 1e6) - 1e6) != float(torch.tensor(0.1))
-
-
 def test_gradients_taken_inside_perturbed_stay_with_the_weights() -> None:
     model, x = nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 2.0]])
     with perturbed(model, {"weight": torch.ones(1, 2)}):
@@ -71,14 +58,6 @@ def test_gradients_taken_inside_perturbed_stay_with_the_weights() -> None:
         inside = float(2 * model(x).detach())
     assert torch.allclose(model.weight.grad, inside * x)
     torch.optim.SGD(model.parameters(), lr=0.1).step()  # w kept its identity: the optimizer may go on
-
-
-def test_nothing_to_add_changes_nothing() -> None:
-    model = small()
-    before = bits(model)
-    with perturbed(model, {}):
-        assert bits(model) == before
-    assert bits(model) == before
 
 
 def fail_inside(borrowed: AbstractContextManager, check: Callable[[], bool]) -> None:
@@ -96,15 +75,6 @@ def test_eval_mode_gives_each_module_its_own_mode_back() -> None:
     assert [m.training for m in model.modules()] == modes
 
 
-def test_attacked_asks_no_weight_for_a_gradient_and_gives_the_wish_back() -> None:
-    model = small()
-    model.head.bias.requires_grad_(False)
-    wishes = [p.requires_grad for p in model.parameters()]
-    with pytest.raises(KeyError):
-        fail_inside(attack_mode(model), lambda: not any(p.requires_grad for p in model.parameters()))
-    assert [p.requires_grad for p in model.parameters()] == wishes
-
-
 def test_frozen_bn_stats_normalises_by_the_batch_and_moves_no_statistics() -> None:
     model, x = small().train(), torch.rand(6, 1, 8, 8)
     twin = small()
@@ -119,32 +89,15 @@ def test_frozen_bn_stats_normalises_by_the_batch_and_moves_no_statistics() -> No
     assert bits(model) == bits(twin)  # and they move again afterwards
 
 
-def test_frozen_bn_stats_leaves_evaluation_mode_as_it_is() -> None:
-    model, x = small().train(), torch.rand(6, 1, 8, 8)
-    model(x)
-    model.eval()
-    wanted = model(x)
-    with frozen_bn_stats(model):
-        assert torch.equal(model(x), wanted)
-
-
 def test_noise_has_its_standard_deviation_on_every_matrix_and_nowhere_else() -> None:
     model = create_model("cnn", classes=10, channels=1, width=16)
     u = Noise(sigma=0.01)(model, generator=torch.Generator().manual_seed(0))
     assert set(u) == {name for name, p in model.named_parameters() if p.ndim > 1}
-    assert "head.weight" in u
-    assert not any(name.endswith("bias") for name in u)
+    kept = Noise(where="convolutions")(model)
+    assert set(kept) == {name for name, p in model.named_parameters() if p.ndim == 4}
     drawn = torch.cat([v.flatten() for v in u.values()])
     assert float(drawn.std()) == pytest.approx(0.01, rel=0.03)
     assert abs(float(drawn.mean())) < 0.001
-    assert all(v.shape == model.get_parameter(name).shape for name, v in u.items())
-
-
-def test_noise_on_convolutions_only_leaves_the_head() -> None:
-    model = small()
-    u = Noise(where="convolutions")(model)
-    assert set(u) == {name for name, p in model.named_parameters() if p.ndim == 4}
-    assert u
 
 
 def test_no_sigma_draws_nothing() -> None:
@@ -154,50 +107,17 @@ def test_no_sigma_draws_nothing() -> None:
     assert torch.equal(generator.get_state(), before)
 
 
-def test_the_same_generator_draws_the_same_u() -> None:
-    model = small()
-    first, again, other = (Noise()(model, generator=torch.Generator().manual_seed(s)) for s in (0, 0, 1))
-    assert all(torch.equal(first[k], again[k]) for k in first)
-    assert not any(torch.equal(first[k], other[k]) for k in first)
-
-
-def awp_case() -> tuple[nn.Module, dict[str, Tensor], dict[str, Tensor], Tensor, Tensor]:
+def test_awp_moves_each_matrix_by_gamma_of_its_length_along_the_gradient_and_leaves_the_model_alone() -> None:
     model, x, y = small().train(), torch.rand(6, 1, 8, 8), torch.arange(6) % 3
-    awp = AWP(gamma=0.01)
-    d = awp.gradients(model, lambda: F.cross_entropy(model(x), y))
-    return model, d, awp(model, d), x, y
-
-
-def test_awp_moves_each_matrix_by_gamma_of_its_length_along_the_gradient() -> None:
-    model, _, v, x, y = awp_case()
-    twin = small().train()
-    twin.load_state_dict(model.state_dict())
-    F.cross_entropy(twin(x), y).backward()
-    for name, p in model.named_parameters():
-        if p.ndim > 1:
-            gradient = twin.get_parameter(name).grad
-            assert float(v[name].norm()) == pytest.approx(0.01 * float(p.detach().norm()), rel=1e-4)
-            cosine = float(F.cosine_similarity(v[name].flatten(), gradient.flatten(), dim=0))
-            assert cosine == pytest.approx(1, abs=1e-4)
-        else:
-            assert name not in v  # biases and norms stay put
-
-
-def test_awp_leaves_statistics_gradients_and_weights_alone() -> None:
-    model, x, y = small().train(), torch.rand(6, 1, 8, 8), torch.arange(6) % 3
-    before = bits(model)
-    awp = AWP(gamma=0.01)
-    awp(model, awp.gradients(model, lambda: F.cross_entropy(model(x), y)))
+    before, awp = bits(model), AWP(gamma=0.01)
+    v = awp(model, awp.gradients(model, lambda: F.cross_entropy(model(x), y)))
     assert bits(model) == before
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_awp_raises_the_loss_it_was_made_from() -> None:
-    model, _, v, x, y = awp_case()
-    with torch.no_grad(), frozen_bn_stats(model):
-        at_w = float(F.cross_entropy(model(x), y))
-        with perturbed(model, v):
-            assert float(F.cross_entropy(model(x), y)) > at_w
+    assert set(v) == {name for name, p in model.named_parameters() if p.ndim > 1}  # biases and norms stay put
+    F.cross_entropy(model(x), y).backward()
+    for name, moved in v.items():
+        p = model.get_parameter(name)
+        torch.testing.assert_close(moved, 0.01 * p.detach().norm() * p.grad / p.grad.norm(), rtol=1e-4, atol=1e-7)
 
 
 def test_awp_passes_over_weights_that_are_frozen_or_unused_or_flat() -> None:
@@ -226,11 +146,8 @@ def test_ema_is_the_moving_average_and_swa_the_mean() -> None:
     ("kind", "setting"),
     [
         (Noise, {"sigma": -1.0}),
-        (Noise, {"sigma": math.nan}),
         (Noise, {"where": "biases"}),
-        (Noise, {"outer": -1.0}),
         (AWP, {"gamma": 0.0}),
-        (AWP, {"warmup": -1}),
         (SWA, {"start": 1.0}),
         (EMA, {"decay": 1.0}),
     ],
