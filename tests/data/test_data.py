@@ -17,7 +17,7 @@ from rattle.data.dataset import balanced_indices, hold_out
 from rattle.data.digits import stored
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
-from rattle.randomness import ImageStreams, derive_seed
+from rattle.randomness import ImageStreams
 
 
 def save_npz(path: Path, n: int = 40, classes: int = 4, save: Any = np.savez) -> str:
@@ -43,11 +43,6 @@ def test_a_balanced_subset_is_as_even_as_the_classes_allow(y: torch.Tensor, seed
     for label in range(5):
         if taken[label] < there[label]:  # images of this class were left over, so no class got two more than it
             assert taken[label] >= taken.max() - 1
-
-
-def test_another_seed_draws_another_subset() -> None:
-    y = torch.arange(200) % 4
-    assert not balanced_indices(y, 40, 0).equal(balanced_indices(y, 40, 1))
 
 
 @settings(max_examples=30, deadline=None)
@@ -86,26 +81,6 @@ def test_the_digits_read_from_their_file_are_those_of_the_package() -> None:
         assert np.array_equal(found, expected)
 
 
-def test_the_embedded_digits_need_no_files() -> None:
-    data = Data().load()
-    assert data.val is not None
-    assert (len(data.train), len(data.val), len(data.test)) == (1167, 130, 500)
-    assert (data.channels, data.size, len(data.classes)) == (1, 8, 10)
-
-
-@pytest.mark.parametrize(
-    ("settings_", "words"),
-    [
-        ({"val_size": -1}, "val_size must be >= 0"),
-        ({"train_size": 0}, "train_size must be >= 1"),
-        ({"resize": 0}, "resize must be >= 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings_: dict[str, int], words: str) -> None:
-    with pytest.raises(RattleError, match=words):
-        Data(**settings_)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("settings_", "words"),
     [
@@ -129,13 +104,6 @@ def test_labels_outside_the_classes_are_refused() -> None:
     images = Images(x, torch.tensor([0, 2]))
     with pytest.raises(RattleError, match="labels run from 0 to 2, but there are 2 classes"):
         Dataset(name="two", train=images, test=images, classes=("a", "b"))
-
-
-def test_parts_of_different_shapes_are_refused() -> None:
-    y = torch.zeros(1, dtype=torch.int64)
-    small, large = (Images(torch.zeros(1, 1, side, side, dtype=torch.uint8), y) for side in (2, 3))
-    with pytest.raises(RattleError, match=r"training images are \[1, 2, 2\]"):
-        Dataset(name="odd", train=small, test=large, classes=("a",))
 
 
 def test_batches_are_a_function_of_seed_and_epoch() -> None:
@@ -214,14 +182,6 @@ def test_augmentation_equals_its_reference(
     assert fast.dtype == torch.uint8
     for i in range(len(x)):
         assert fast[i].equal(reference(augment, x[i], seed, int(index[i])))
-
-
-def test_augmentation_does_not_depend_on_the_batch() -> None:
-    x, seed = torch.randint(0, 256, (6, 3, 8, 8), dtype=torch.uint8), derive_seed(0, 5)
-    whole = Augment(cutout=3)(x, ImageStreams(seed, torch.arange(6)))
-    some = torch.tensor([4, 1])
-    assert Augment(cutout=3)(x[some], ImageStreams(seed, some)).equal(whole[some])
-    assert not Augment(cutout=3)(x, ImageStreams(derive_seed(0, 6), torch.arange(6))).equal(whole)
 
 
 def test_floats_are_in_the_unit_interval_and_channels_last() -> None:

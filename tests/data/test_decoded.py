@@ -1,7 +1,6 @@
 """Pictures that are decoded on the fly: by index, the same for every order, worker and subset; and what is refused."""
 
 import io
-import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -74,13 +73,14 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
 def test_random_crops_are_a_function_of_seed_and_index_whatever_is_announced(folders: Path) -> None:
     train = data_of(folders).load().train
     everything = torch.arange(len(train))
+    before = torch.get_rng_state()
     whole = train.cropped(7, 0.2, []).x[everything]
     order, mask = torch.tensor([5, 0, 11, 5]), everything % 3 == 1
     assert torch.equal(train.cropped(7, 0.2, []).x[order], whole[order])
     assert torch.equal(train.cropped(7, 0.2, [])[mask].x, whole[mask])
     assert not torch.equal(train.cropped(8, 0.2, []).x[everything], whole)
     assert not torch.equal(train.x[:], whole)
-    batches = list(torch.randperm(len(train)).split(3))
+    batches = list(torch.tensor([7, 2, 9, 4, 11, 0, 6, 1, 10, 3, 8, 5]).split(3))
     for workers in (0, 2):
         ahead = data_of(folders, workers=workers).load().train.cropped(7, 0.2, batches)
         for index in batches[:2]:
@@ -89,15 +89,7 @@ def test_random_crops_are_a_function_of_seed_and_index_whatever_is_announced(fol
         for index in batches[2:]:
             assert torch.equal(ahead[index].x, whole[index])
         assert not ahead.storage.asked
-
-
-@pytest.mark.process
-def test_workers_draw_nothing_from_the_global_generator(folders: Path) -> None:
-    train = data_of(folders, workers=1).load().train
-    before = torch.get_rng_state()
-    found = train.to("cpu").x
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(found, train.x[:])
+    assert torch.equal(torch.get_rng_state(), before)  # nor do workers draw from the global generator
 
 
 @settings(max_examples=60, deadline=None)
@@ -137,12 +129,6 @@ def test_pictures_are_never_whole_in_memory_unless_asked(folders: Path) -> None:
     assert data.train.to("cpu").x.shape == data.train.shape
     assert [len(part) for part in data.test.x.split(5)] == [5, 3]
     assert data.test.x[:0].shape == (0, 3, 16, 16)
-
-
-def test_a_folder_without_parts_gives_a_fifth_to_the_test(folders: Path) -> None:
-    data = data_of(folders / "train").load()
-    assert (len(data.train), len(data.test)) == (10, 2)
-    assert data.test.decoded
 
 
 def huge_png() -> bytes:
@@ -203,10 +189,7 @@ REFUSED = {
     "a crop larger than possible": (["--crop", "64", "--resize", "32"], "data.crop 64 is larger than data.resize 32"),
     "a crop of arrays": (["digits", "--crop", "8"], "data.crop"),
     "no folder": (["nowhere", "--crop", "8"], "nowhere"),
-    "an empty class": (["empty", "--crop", "8"], "train/void holds no .png, .jpg, .jpeg file"),
     "no imagenet": (["imagenet", "--root", "here"], "there is no folder here/imagenet with train/ and val/"),
-    "no test part": (["half", "--crop", "8"], "half has no test/ beside train/"),
-    "a class of the test alone": (["more", "--crop", "8"], "unknown class folder 'new'"),
 }
 
 
@@ -215,10 +198,6 @@ def test_the_command_refuses_in_one_sentence(
     what: str, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("empty/train/a", "empty/test/a", "more/train/a", "more/val/new", "half/train/a"):
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "1.jpg").write_bytes(JPEG)
-    (tmp_path / "empty/train/void").mkdir()
     args, words = REFUSED[what]
     args = args if not args[0].startswith("-") else [str(folders), *args]
     assert main(["data", "show", *args]) == 2
@@ -231,12 +210,6 @@ def test_the_command_refuses_in_one_sentence(
 def test_settings_that_do_nothing_or_cannot_be_are_refused(setting: dict[str, object]) -> None:
     with pytest.raises(RattleError, match=r"set data.crop|is larger than"):
         Data(name="cifar10", **setting)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("area", [0.0, 1.5, math.nan])
-def test_an_area_is_a_share(area: float) -> None:
-    with pytest.raises(RattleError, match=r"augment\.area"):
-        Augment(area=area)
 
 
 def test_a_set_is_shown(

@@ -149,15 +149,6 @@ def test_an_unknown_name_to_download_is_refused_and_digits_need_none(tmp_path: P
     assert get("digits", tmp_path) == []
 
 
-def test_the_official_urls_are_complete() -> None:
-    files = {name: sorted(remote.file for remote in remotes) for name, remotes in URLS.items()}
-    assert files["cifar10"] == ["cifar-10-python.tar.gz"]
-    assert files["svhn"] == ["test_32x32.mat", "train_32x32.mat"]
-    assert files["mnist"] == files["fashion-mnist"]
-    assert len(files["mnist"]) == 4
-    assert all(re.fullmatch("[0-9a-f]{32}", remote.md5) for remotes in URLS.values() for remote in remotes)
-
-
 def test_a_description_counts_images_and_classes() -> None:
     data = Data().load()
     heading, train, val, test = describe(data)
@@ -167,10 +158,10 @@ def test_a_description_counts_images_and_classes() -> None:
     assert balance(data)[:2] == [("class", "train", "val", "test"), ("0", "115", "13", "50")]
 
 
-@pytest.mark.parametrize("classes", [3, 30])
-def test_a_contact_sheet_shows_a_row_for_each_class(tmp_path: Path, classes: int) -> None:
+def test_a_contact_sheet_shows_a_row_for_each_class(tmp_path: Path) -> None:
     from PIL import Image
 
+    classes = 30
     y = torch.arange(classes).repeat(2)
     x = (y * 7).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 4).contiguous()
     data = Dataset(name="t", train=Images(x, y), test=Images(x, y), classes=tuple(f"class {i}" for i in range(classes)))
@@ -179,9 +170,3 @@ def test_a_contact_sheet_shows_a_row_for_each_class(tmp_path: Path, classes: int
         assert picture.format == "PNG"
         values = set(picture.convert("L").tobytes())
     assert set((y * 7).tolist()) <= values
-
-
-def test_an_empty_set_has_no_contact_sheet(tmp_path: Path) -> None:
-    nothing = Images(torch.empty(0, 1, 2, 2, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
-    with pytest.raises(RattleError, match="no images to show"):
-        contact_sheet(Dataset(name="none", train=nothing, test=nothing, classes=("a",)), tmp_path / "sheet.png")

@@ -8,7 +8,7 @@ import torch
 from rattle.cli.main import main
 from rattle.data import Data, Dataset, Images, get, list_datasets, register_source
 from rattle.data.files import find
-from rattle.data.sources import SOURCES, URLS, Remote
+from rattle.data.sources import SOURCES
 from rattle.errors import RattleError
 
 
@@ -54,13 +54,6 @@ def test_a_source_without_urls_has_nothing_to_download(tmp_path: Path) -> None:
     assert get("stripes", tmp_path) == []
     with pytest.raises(RattleError, match=r"found no stripes\.txt in \S+, \S+; name the folder that holds it"):
         Data(name="stripes", root=str(tmp_path)).load()
-
-
-def test_a_source_with_urls_is_downloaded_from_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(URLS, "stripes", ())  # taken out again after the test
-    register_source("stripes", stripes, urls=[Remote("http://127.0.0.1:1/stripes.txt", 2, "0" * 32)])
-    with pytest.raises(RattleError, match=r"cannot download http://127\.0\.0\.1:1/stripes\.txt"):
-        get("stripes", tmp_path)
 
 
 def test_a_built_in_name_is_not_replaced() -> None:

@@ -36,9 +36,3 @@ def test_built_in_sources_are_scaled_and_split_as_before() -> None:
     assert large.val.shape[2:] == (16, 16)
     assert large.train.y.equal(plain.train.y)
     assert Data(name="digits", resize=8).load().test.x.equal(plain.test.x)
-
-
-def test_a_file_without_training_images_is_scaled(tmp_path: Path) -> None:
-    np.savez(tmp_path / "set.npz", x_test=X, y_test=Y)
-    data = Data(name=str(tmp_path / "set.npz"), resize=4).source()
-    assert (data.train.shape, data.test.shape) == ((0, 3, 4, 4), (10, 3, 4, 4))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rattle.data.dataset import Dataset, Images
-from rattle.data.npz import Member, load_images, members_of, read_labels, read_whole
+from rattle.data.npz import load_images, open_arrays, read_labels
 from rattle.data.resize import scale_images
 from rattle.errors import RattleError
 
@@ -25,13 +25,13 @@ def extra_images(path: Path, data: Dataset, side: int | None) -> Images:
         raise RattleError(f"data.extra takes a .npz file, such as np.savez writes with image= and label=, got {path}")
     if not path.is_file():
         raise RattleError(f"there is no file of extra images at {path} (looked from {Path.cwd()})")
-    with members_of(path) as members:
-        keys = next((keys for keys in KEYS if set(keys) <= set(members)), None)
+    with open_arrays(path) as arrays:
+        keys = next((keys for keys in KEYS if set(keys) <= set(arrays)), None)
         if keys is None:
-            found = ", ".join(members) or "nothing"
+            found = ", ".join(arrays) or "nothing"
             raise RattleError(f"{path} holds {found}; extra images should be under image and label, or under x and y")
-        y = read_extra_labels(members[keys[1]], len(data.classes))
-        images = load_images(members[keys[0]], y, path)
+        y = read_extra_labels(arrays[keys[1]], f"{path}: {keys[1]}", len(data.classes))
+        images = load_images(arrays, keys[0], y, path)
     if side and images.shape[2:] != (side, side):
         images = scale_images(images, side)
     own, extra = list(data.train.shape[1:]), list(images.shape[1:])
@@ -40,22 +40,23 @@ def extra_images(path: Path, data: Dataset, side: int | None) -> Images:
     return images
 
 
-def read_extra_labels(m: Member, classes: int) -> Tensor:
+def read_extra_labels(y: np.ndarray, where: str, classes: int) -> Tensor:
     """int64 [n], or float32 [n, C] where each row sums to one."""
-    if len(m.shape) != 2 or m.shape[1] == 1:
-        y = read_labels(m)
-        if int(y.min()) < 0 or int(y.max()) >= classes:
-            raise RattleError(f"{m.where} runs from {int(y.min())} to {int(y.max())}, but there are {classes} classes")
-        return y
-    if m.dtype.kind not in "iuf" or m.shape[1] != classes or not m.shape[0]:
+    if y.ndim != 2 or y.shape[1] == 1:
+        found = read_labels(y, where)
+        low, high = int(found.min()), int(found.max())
+        if low < 0 or high >= classes:
+            raise RattleError(f"{where} runs from {low} to {high}, but there are {classes} classes")
+        return found
+    if y.dtype.kind not in "iuf" or y.shape[1] != classes or not y.shape[0]:
         raise RattleError(
-            f"{m.where} should be classes [n], or probabilities [n, {classes}], not {m.dtype} {list(m.shape)}"
+            f"{where} should be classes [n], or probabilities [n, {classes}], not {y.dtype} {list(y.shape)}"
         )
-    y = torch.from_numpy(read_whole(m).astype(np.float32))
-    wrong = ~((y >= 0).all(1) & ((y.sum(1) - 1).abs() <= SLACK))  # NaN is wrong too
+    soft = torch.from_numpy(y.astype(np.float32))
+    wrong = ~((soft >= 0).all(1) & ((soft.sum(1) - 1).abs() <= SLACK))  # NaN is wrong too
     if bool(wrong.any()):
         first = int(wrong.nonzero()[0])
         raise RattleError(
-            f"{m.where}: soft labels should be >= 0 and sum to one, row {first} sums to {float(y[first].sum()):.4g}"
+            f"{where}: soft labels should be >= 0 and sum to one, row {first} sums to {float(soft[first].sum()):.4g}"
         )
-    return y / y.sum(1, keepdim=True)
+    return soft / soft.sum(1, keepdim=True)

@@ -84,18 +84,8 @@ def list_pictures(path: Path, classes: tuple[str, ...]) -> tuple[list[str], list
 
 
 def load_images(path: Path, classes: tuple[str, ...], resize: int | None) -> Images:
-    """All pictures in memory, grey if none has colour; without resize they must have one size."""
+    """All pictures in memory."""
     names, labels = list_pictures(path, classes)
     files = [path / name for name in names]
-    with pictures.open_picture(files[0]) as first:
-        width, height = (resize, resize) if resize else first.size
-    size = None if resize else (width, height)
-    channels = 1
-    for file in files:
-        with pictures.open_picture(file) as picture:
-            channels = max(channels, pictures.count_channels(picture, file, size, files[0]))
-    x = np.empty((len(files), channels, height, width), np.uint8)
-    for i, file in enumerate(files):
-        with pictures.open_picture(file) as picture:
-            x[i] = pictures.to_array(picture, channels, resize)
+    x = pictures.load_all(files, lambda i: pictures.open_picture(files[i]), resize)
     return Images(torch.from_numpy(x), torch.tensor(labels))

@@ -1,8 +1,8 @@
 """Image datasets of the Hugging Face hub, through the `datasets` package (extra `hub`) and its offline cache."""
 
+from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 
 from rattle.data import pictures
@@ -72,14 +72,7 @@ def read_labels(split: Any, label: str, classes: tuple[str, ...], where: str) ->
 
 
 def load_images(split: Any, image: str, y: torch.Tensor, resize: int | None, where: str) -> Images:
-    """The pictures of a split, in memory; all have the size of the first, and its channels."""
-    first = split[0][image]
-    channels = pictures.count_channels(first, where, None, first)
-    width, height = (resize, resize) if resize else first.size
-    x = np.empty((len(split), channels, height, width), np.uint8)
-    for i, row in enumerate(split):
-        size = None if resize else first.size
-        if pictures.count_channels(row[image], f"{where}, image {i}", size, "the first") > channels:
-            raise RattleError(f"{where}: image {i} has colour and the first has none")
-        x[i] = pictures.to_array(row[image], channels, resize)
+    """The pictures of a split, in memory."""
+    names = [f"{where}, image {i}" for i in range(len(split))]
+    x = pictures.load_all(names, lambda i: nullcontext(split[i][image]), resize)
     return Images(torch.from_numpy(x), y)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import struct
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,26 @@ def to_array(picture: Image, channels: int, resize: int | None) -> np.ndarray:
         picture = picture.resize((resize, resize), Image.Resampling.BILINEAR)
     x = np.asarray(picture)
     return x[None] if channels == 1 else x.transpose(2, 0, 1)
+
+
+def load_all(
+    names: Sequence[object], open_one: Callable[[int], AbstractContextManager[Image]], resize: int | None
+) -> np.ndarray:
+    """All pictures as uint8 [n, C, H, W], grey if none has colour; without resize they must have one size.
+
+    names: of the pictures, for error messages. open_one: opens the picture of that number.
+    """
+    with open_one(0) as first:
+        width, height = (resize, resize) if resize else first.size
+    channels = 1
+    for i, name in enumerate(names):
+        with open_one(i) as picture:
+            channels = max(channels, count_channels(picture, name, None if resize else (width, height), names[0]))
+    x = np.empty((len(names), channels, height, width), np.uint8)
+    for i in range(len(names)):
+        with open_one(i) as picture:
+            x[i] = to_array(picture, channels, resize)
+    return x
 
 
 def scaled_part(picture: Image, box: tuple[float, float, float, float], side: int) -> np.ndarray:

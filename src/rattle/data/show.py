@@ -8,7 +8,6 @@ from rattle.data.dataset import Dataset, Images
 from rattle.data.files import atomic_write
 from rattle.errors import RattleError
 
-ROWS_PER_BLOCK = 25  # the contact sheet starts a new block of columns after so many classes
 TILE, HEADER, MARGIN = 64, 50, 200  # pixels: an image's square, above the images, and beside them for the names
 INK = "#222222"
 
@@ -53,27 +52,24 @@ def contact_sheet(data: Dataset, path: str | Path, *, columns: int = 10) -> Path
     data: the first images of its training part are shown (of test if it has none). path: file to write.
     columns: images per class.
     """
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw, ImageOps
 
     part, images = next(iter(parts(data).items()), ("", data.test))
     if not len(images):
         raise RattleError(f"{data.name} has no images to show")
-    font, small = ImageFont.load_default(18), ImageFont.load_default(14)
-    rows, block = min(len(data.classes), ROWS_PER_BLOCK), MARGIN + columns * TILE
-    sheet = Image.new("RGB", (-(-len(data.classes) // rows) * block + 10, HEADER + rows * TILE + 10), "white")
+    sheet = Image.new("RGB", (MARGIN + columns * TILE, HEADER + len(data.classes) * TILE), "white")
     draw = ImageDraw.Draw(sheet)
     title = f"{data.name}: {len(images):,} {part} images, {shape_of(images)}"
-    draw.text((10, HEADER // 2), title, INK, font, anchor="lm")
+    draw.text((10, HEADER // 2), title, INK, anchor="lm", font_size=18)
     y = images.y.cpu()
     for label, name in enumerate(data.classes):
-        left, top = label // rows * block + MARGIN, HEADER + label % rows * TILE
-        draw.text((left - 8, top + TILE // 2), name if len(name) <= 24 else name[:23] + "…", INK, small, anchor="rm")
+        top = HEADER + label * TILE
+        draw.text((MARGIN - 8, top + TILE // 2), name[:24], INK, anchor="rm", font_size=14)
         chosen = images[(y == label).nonzero().squeeze(1)[:columns]].x.cpu().numpy()
         for column, x in enumerate(chosen):
             picture = Image.fromarray(x[0] if len(x) == 1 else x.transpose(1, 2, 0))
-            scale = (TILE - 4) / max(picture.size)
-            size = (max(1, round(scale * picture.width)), max(1, round(scale * picture.height)))
-            sheet.paste(picture.resize(size, Image.Resampling.NEAREST), (left + column * TILE, top))
+            tile = ImageOps.contain(picture, (TILE - 4, TILE - 4), Image.Resampling.NEAREST)
+            sheet.paste(tile, (MARGIN + column * TILE, top))
     with atomic_write(Path(path)) as temporary:
         sheet.save(temporary, format="PNG")
     return Path(path)
