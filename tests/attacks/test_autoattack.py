@@ -85,7 +85,9 @@ def test_a_sequence_needs_attacks_on_one_threat() -> None:
             AttackSequence(attacks)
 
 
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    "norm", ["linf", pytest.param("l2", marks=pytest.mark.slow), pytest.param("l1", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("classes", [2, 5])
 def test_the_result_on_a_linear_model_is_exact(norm, classes) -> None:
     case = linear(classes, n=8)
