@@ -189,13 +189,15 @@ class SAM:
         return {name: d * scale for name, d in gradients.items()}
 
 
+ASAM_ETA = 0.01  # added to |w|: a weight that is zero moves too (Kwon et al. 2021)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ASAM:
     """Adaptive SAM (Kwon et al. 2021, eq. 9): v = rho T^2 d / ||T d||, T = |w| + eta; 1 for biases, as the authors."""
 
     holds_statistics: ClassVar[bool] = True
     rho: Positive = 0.5  # the length of v / T; 1 in the authors' CIFAR-100 runs
-    eta: NonNegative = 0.01  # added to |w|: a weight that is zero moves too
     warmup: CountOrZero = 0  # epochs before it starts
     gradients = SAM.gradients
 
@@ -207,7 +209,7 @@ class ASAM:
         weights = weights_of(model, gradients)
         t: dict[str, Tensor | float] = {}
         for name in gradients:
-            t[name] = 1.0 if name.endswith("bias") else weights[name].detach().abs() + self.eta
+            t[name] = 1.0 if name.endswith("bias") else weights[name].detach().abs() + ASAM_ETA
         scale = self.rho / (get_total_norm([t[name] * d for name, d in gradients.items()]) + 1e-12)
         return {name: t[name] * t[name] * d * scale for name, d in gradients.items()}
 

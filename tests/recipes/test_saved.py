@@ -89,3 +89,12 @@ def test_the_taylor_settings_were_the_objectives_own() -> None:
     assert (taylor.order, taylor.eta, taylor.mode) == (2, 0.2, "head")
     plain = Recipe.from_yaml(changed("objective.order", 0)).objective.taylor  # type: ignore[union-attr]
     assert (plain.order, plain.eta) == (0, None)
+
+
+def test_the_weight_of_a_guide_is_its_objectives_own() -> None:
+    text = get_recipe("digits-linf-cnn-gat").to_yaml()
+    guide = {"weight": 5.0, "late_factor": 4.0, "late_from": 0.86, "noise": 0.5, "step": 1.0}
+    recipe = Recipe.from_yaml(changed("objective.guide", guide, text))
+    assert recipe == Recipe.from_yaml(changed("objective.weight", 5.0, text))
+    with pytest.raises(RattleError, match=r"^objective.guide .* version 0\.2"):
+        Recipe.from_yaml(changed("objective.guide", {**guide, "step": 2.0}, text))

@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from rattle.attacks import PGD
 from rattle.objectives.base import Method
-from rattle.objectives.gat import GAT, Guide
+from rattle.objectives.gat import GAT
 from rattle.objectives.trades import Trades
+from rattle.settings import NonNegative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,8 +16,8 @@ class GATTrades(Trades):
 
     title: ClassVar[str] = "GAT-TRADES"
     unused: ClassVar[tuple[str, ...]] = GAT.unused
-    guide: Guide = Guide()  # the attack
-    at = GAT.at
+    weight: NonNegative = 10.0  # l, of the guide in the attack
+    weight_at = GAT.weight_at
     attack = GAT.attack
     inner_passes = GAT.inner_passes
 

@@ -14,10 +14,11 @@ from rattle.inputs import check_batch, logits_of
 from rattle.losses import ce
 from rattle.objectives.base import Memory, Method, Objective, StepContext
 from rattle.randomness import ImageStreams, Randomness, streams
-from rattle.settings import BelowOne, Count, Positive
+from rattle.settings import BelowOne, Positive
 from rattle.threat import Threat
 
 REACH = 1.05  # the search goes beyond d_max, so that an image on d_max can be told from one farther away
+SEARCH_STEPS = 10  # halvings of the bracket around the boundary
 STEP = 2.5  # PGD's K steps together, over the radius
 
 
@@ -35,7 +36,6 @@ class MMA(Objective):
     remembers_images: ClassVar[bool] = True
     d_max: Positive = 4.0  # d_max over the threat's epsilon: images farther from the boundary count no more
     start: Positive = 0.16  # the least radius at which an image's search starts, over the threat's epsilon
-    search_steps: Count = 10  # halvings of the bracket around the boundary
     clean_weight: BelowOne = 1 / 3  # weight of the cross-entropy at x
 
     def __post_init__(self) -> None:
@@ -51,14 +51,13 @@ class MMA(Objective):
         return BoundaryPGD(
             threat=pgd.threat,
             steps=pgd.steps,
-            search_steps=self.search_steps,
             start=self.start * epsilon,
             d_max=self.d_max * epsilon,
             memory=context.memory,
         )
 
     def inner_passes(self, pgd: PGD) -> tuple[int, int]:
-        return 1 + pgd.steps + self.search_steps, pgd.steps
+        return 1 + pgd.steps + SEARCH_STEPS, pgd.steps
 
     def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         assert outputs.logits is not None, "needs() asks for the logits at x"
@@ -78,9 +77,9 @@ class BoundaryPGD:
 
     threat: Threat  # its norm
     steps: int  # K
-    search_steps: int
     start: float  # the least radius of PGD's ball
     d_max: float
+    search_steps: int = SEARCH_STEPS
     memory: Memory  # "margin": the distance that was found, over d_max
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:

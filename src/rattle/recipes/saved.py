@@ -3,6 +3,7 @@
 A setting that is no longer there is dropped where it had its default; a run with another value is refused.
 """
 
+from copy import deepcopy
 from typing import Any
 
 from rattle.errors import RattleError
@@ -15,6 +16,8 @@ REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notic
     "attack.box_first": False,
     "awp.climbs": "loss",
     "awp.decay": 0.0,
+    "awp.eta": 0.01,
+    "objective.search_steps": 10,
     "objective.taylor.mass": None,
     "objective.taylor.second_factor": 0.5,
     "objective.taylor.second_value": "squared",
@@ -35,6 +38,7 @@ REMOVED_VALUES = {  # setting -> values that are gone, and what a published mode
     "objective.taylor.mode": (("released", "trace", "head-noise"), "head"),
 }
 TAYLOR = ("order", "eta", "mode", "second_factor")  # settings that version 0.1 had among the objective's own
+GUIDE = {"late_factor": 4.0, "late_from": 0.86, "noise": 0.5, "step": 1.0}  # of GAT in 0.2, beside its weight
 PAPER_EPOCHS = {"drops": [0.5, 0.75], "dense": 0.05, "sparse": 0.025}  # keep_checkpoints in 0.2
 
 
@@ -46,15 +50,12 @@ def upgraded(plain: Any, *, any_value: bool = False) -> Any:
     """
     if not isinstance(plain, dict):
         return plain
-    plain = {RENAMED.get(key, key): value for key, value in plain.items() if key != "method"}
-    for key, value in plain.items():
-        if isinstance(value, dict):
-            plain[key] = dict(value)  # the caller's stay as they are
+    plain = {RENAMED.get(key, key): value for key, value in deepcopy(plain).items() if key != "method"}
     for name, only in {"optimizer": "SGD", "awp": "AWP"}.items():  # version 0.1 had no other
         if isinstance(settings := plain.get(name), dict) and "kind" not in settings:
             plain[name] = {"kind": only, **settings}
     if isinstance(objective := plain.get("objective"), dict):
-        plain["objective"] = with_taylor(objective)
+        plain["objective"] = with_weight(with_taylor(objective), any_value=any_value)
     if plain.get("tf32") is True and plain.get("precision", "fp32") == "fp32":
         plain["tf32"], plain["precision"] = False, "tf32"
     plain["keep_checkpoints"] = which_epochs(plain.get("keep_checkpoints"))
@@ -125,3 +126,15 @@ def with_taylor(objective: dict[str, Any]) -> dict[str, Any]:
     if objective["order"] == 0:
         return rest
     return {**rest, "taylor": {key: objective[key] for key in TAYLOR if key in objective}}
+
+
+def with_weight(objective: dict[str, Any], *, any_value: bool) -> dict[str, Any]:
+    """An objective with the weight of GAT's guide among its own settings."""
+    guide = objective.get("guide")
+    if not isinstance(guide, dict):
+        return objective
+    rest = {key: value for key, value in objective.items() if key != "guide"}
+    others = {key: value for key, value in guide.items() if key != "weight"}
+    if {**GUIDE, **others} != GUIDE and not any_value:
+        raise removed("objective.guide", others)
+    return {**rest, "weight": guide.get("weight", 10.0)}
