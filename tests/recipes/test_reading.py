@@ -10,16 +10,16 @@ import pytest
 from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.recipes.catalog import get_recipe, resolve
-from rattle.recipes.reading import DEEPEST, LARGEST_TEXT, parse_json, parse_yaml
+from rattle.recipes.reading import DEEPEST, LARGEST_TEXT, parse_json
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import read_json, read_jsonl
 
 LAUGHS = "a0: &a0 [x, x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
 BAD_YAML = {
-    "unfolds to more than 100,000 values": LAUGHS,
+    "it has the alias *a0": LAUGHS,
     "nested more than 40 levels deep": "[" * 100_000,
     "levels deep": "model: " + "{a: " * 100 + "}" * 100,
-    "inside or before what it names": "a: &a [*a]",
+    "it has the alias *a:": "a: &a [*a]",
     "too long": "#" * (LARGEST_TEXT + 1),
     "the key 'model' stands there twice": "model: cnn\nepochs: 3\nmodel: vgg16",
     "the key 'threat' stands there twice": "attack: {threat: {epsilon: 0.1}, steps: 3, threat: {epsilon: 0.2}}",
@@ -65,11 +65,6 @@ def test_another_encoding_is_refused_in_a_sentence(content: bytes, tmp_path: Pat
 def test_what_honest_people_write_is_read(tmp_path: Path) -> None:
     text = get_recipe("digits-linf-cnn-trades-awp-2nd").to_yaml()
     assert Recipe.from_yaml(text).to_yaml() == text
-    assert parse_yaml("a: &one {b: 1}\nc: *one\nd: {<<: *one, e: 2}") == {
-        "a": {"b": 1},
-        "c": {"b": 1},
-        "d": {"b": 1, "e": 2},
-    }
     (tmp_path / "recipe.yaml").write_text("\ufeff" + text, encoding="utf-8")  # as Windows' editor saves it
     assert resolve(str(tmp_path)).to_yaml() == text
 

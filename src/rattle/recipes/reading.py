@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import yaml
 
 from rattle.errors import RattleError, first_line
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: every checkpoint holds a recipe
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in C: every checkpoint holds a recipe
 LARGEST_TEXT = 2**20  # characters of YAML; a recipe has 2,000
-MOST_VALUES = 100_000  # of YAML, after its aliases are unfolded
 DEEPEST = 40  # collections inside each other
 LARGEST_JSON = 2**28  # bytes of a file; the results of 1,000,000 images have 20,000,000
 LONGEST_NUMBER = 40  # digits
@@ -31,15 +29,16 @@ def read_text(path: Path) -> str:
         raise RattleError(f"cannot read {path}: {reason.strerror or reason}") from reason
 
 
-@dataclass(slots=True)
-class Collection:
-    """A mapping or sequence of YAML while its events pass."""
+class Loader(LOADER):
+    """The safe loader, that refuses a key which stands twice in a mapping: only one of the two would count."""
 
-    anchor: str | None = None
-    mapping: bool = False
-    entries: int = 0  # keys and values so far
-    values: int = 1  # in it and below it, aliases unfolded
-    keys: set[str] = field(default_factory=set)
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = set()
+        for key, _ in node.value:
+            if key.value in keys:
+                raise RattleError(f"the key {key.value!r} stands there twice")
+            keys.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 def parse_yaml(text: str) -> Any:
@@ -48,7 +47,7 @@ def parse_yaml(text: str) -> Any:
         if len(text) > LARGEST_TEXT:
             raise RattleError(f"it is too long: more than {LARGEST_TEXT:,} characters")
         check_events(yaml.parse(text, LOADER))
-        return yaml.load(text, LOADER)
+        return yaml.load(text, Loader)
     except RattleError as reason:
         raise RattleError(f"the recipe is refused: {reason}") from None
     except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as reason:
@@ -59,40 +58,16 @@ def parse_yaml(text: str) -> Any:
 
 def check_events(events: Iterator[Any]) -> None:
     """Refuse what would take much memory or time to construct, before any of it is constructed."""
-    open_: list[Collection] = [Collection()]
-    sizes: dict[str, int] = {}  # of what has an anchor
+    depth = 0
     for event in events:
-        if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
-            open_.append(Collection(event.anchor, isinstance(event, yaml.MappingStartEvent)))
-            if len(open_) > DEEPEST:
-                raise RattleError(f"it is nested more than {DEEPEST} levels deep")
-            continue
-        if isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
-            done = open_.pop()
-            size, anchor = done.values, done.anchor
-        elif isinstance(event, yaml.ScalarEvent):
-            size, anchor = 1, event.anchor
-            check_key(open_[-1], event.value)
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor not in sizes:
-                raise RattleError(f"the alias *{event.anchor} stands inside or before what it names")
-            size, anchor = sizes[event.anchor], None
-        else:
-            continue
-        if anchor is not None:
-            sizes[anchor] = size
-        open_[-1].entries += 1
-        open_[-1].values += size
-        if open_[-1].values > MOST_VALUES:
-            raise RattleError(f"it unfolds to more than {MOST_VALUES:,} values")
-
-
-def check_key(collection: Collection, text: str) -> None:
-    """Refuse a key that its mapping has already: only one of the two would count."""
-    if collection.mapping and collection.entries % 2 == 0:
-        if text in collection.keys:
-            raise RattleError(f"the key {text!r} stands there twice")
-        collection.keys.add(text)
+        if isinstance(event, yaml.AliasEvent):
+            raise RattleError(f"it has the alias *{event.anchor}: write the values out")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth >= DEEPEST:
+            raise RattleError(f"it is nested more than {DEEPEST} levels deep")
 
 
 def parse_json(text: str | bytes) -> Any:
