@@ -137,7 +137,7 @@ def test_what_cannot_be_compared_is_one_sentence(inside: Path, capsys: pytest.Ca
     rattle.evaluate(model, x[:60], y[:60], "pgd3", epsilon=0.2, out=inside / "stronger")
     (inside / "empty").mkdir(exist_ok=True)
     for words, sentence in (
-        (["w.pt-results", "w.pt"], "w.pt is a file, not a folder of a run or of results; w.pt-results is"),
+        (["w.pt-results", "w.pt"], "w.pt is a file, not a folder of a run or of results"),
         (["w.pt-results", "empty"], "empty holds neither a run nor results: it has no recipe.yaml and no results"),
         (["w.pt-results"], "name two different folders or more"),
         (["w.pt-results", "./w.pt-results"], "name two different folders or more"),

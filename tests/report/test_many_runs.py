@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from itertools import product
@@ -15,8 +14,8 @@ import pytest
 from rattle.cli.main import main
 from rattle.report import build
 from rattle.report.compare import compare_runs, group_by_method
-from rattle.report.figures import accuracy_curves, by_setting
-from rattle.report.palette import FEW, run_colours
+from rattle.report.figures import by_setting
+from rattle.report.palette import run_colours
 from rattle.report.run_data import baseline_first, load_runs
 from rattle.report.sections import detailed
 from rattle.report.sweeps import find_sweep
@@ -128,12 +127,6 @@ def test_fifty_colours_do_not_repeat_and_stand_out_in_both_themes(variants: list
             assert (high + 0.05) / (low + 0.05) >= 3
 
 
-def test_eleven_colours_differ_visibly_and_few_are_as_they_were() -> None:
-    shown = [[int(light[i : i + 2], 16) for i in (1, 3, 5)] for light, _ in run_colours([str(i) for i in range(11)])]
-    assert min(math.dist(a, b) for i, a in enumerate(shown) for b in shown[:i]) > 40
-    assert run_colours(["a", "b"]) == list(FEW[:2])
-
-
 def test_every_colour_of_many_runs_is_in_both_themes(page24: Page) -> None:
     used = set(re.findall(r"var\((--[a-z0-9-]+)\)", json.dumps(page24.figures)))
     style = page24.raw[page24.raw.index("<style>") : page24.raw.index("</style>")]
@@ -156,16 +149,13 @@ def test_a_sweep_is_drawn_against_its_setting_with_the_mean_over_seeds(tmp_path:
     assert [trace["line"]["dash"] for trace in spec["data"]] == ["solid", "dash"]
 
 
-def test_one_seed_has_the_interval_over_images_and_a_method_without_the_setting_is_level(tmp_path: Path) -> None:
+def test_one_seed_has_the_interval_over_images_and_a_method_without_the_setting_is_left_out(tmp_path: Path) -> None:
     plain = made.result(made.recipe(tmp_path / "plain"), "pgd20", [1] * 20 + [0] * 80, [1] * 100)
     sweep = find_sweep(load_runs([*grid(tmp_path, ("Trades",), 1), plain]))
     assert sweep is not None
-    swept, level = sweep.series
-    assert (swept.name, level.name) == ("TRADES + 1st + 2nd", "TRADES")
-    interval = wilson(35, 100)
-    assert swept.points[0].robust.low == pytest.approx(100 * interval.low)
-    assert by_setting(sweep)["data"][2]["x"] == [0.1, 0.4]
-    assert by_setting(sweep)["data"][2]["y"] == [20, 20]
+    (swept,) = sweep.series
+    assert swept.name == "TRADES + 1st + 2nd"
+    assert swept.points[0].robust.low == pytest.approx(100 * wilson(35, 100).low)
 
 
 def test_a_second_setting_becomes_a_series_and_a_third_is_no_plot(tmp_path: Path) -> None:
@@ -195,44 +185,14 @@ def test_a_page_of_many_runs_sums_up_seeds_folds_single_runs_and_offers_boxes_to
     panels = [attrs for attrs in page24.all("div") if (attrs.get("id") or "").startswith("settings-panel")]
     assert len(panels) == 24
     assert sum("hidden" not in attrs for attrs in panels) == 1
-    assert "Of 12 of 24 runs, the first of each setting before further seeds: rattle report RUN shows any other" in text
+    assert "Of 12 of 24 runs" in text
     assert "16 further runs left out of the surfaces" in text
-    legends = [spec for spec in page24.figures if spec["layout"].get("showlegend") is not False]
-    assert all(len({trace.get("name") for trace in spec["data"]}) <= 8 for spec in legends)
-
-
-def test_what_many_runs_lack_is_one_sentence(tmp_path: Path) -> None:
-    text = Page(build([trained(tmp_path / str(eta), eta, 0) for eta in (*ETAS, 0.5)], tmp_path / "page.html")).text
-    assert text.count("not been evaluated") == 1
-    assert (
-        "5 runs have no landscape (eta 0.1, eta 0.2, eta 0.3, eta 0.4 and 1 more): rattle landscape RUN draws" in text
-    )
 
 
 def test_details_are_of_the_first_of_each_setting(runs24: list[Path]) -> None:
     runs = load_runs(runs24)
     assert [run.seed for run in detailed(runs, 8)] == [0] * 8
     assert detailed(runs, 9) == sorted([*detailed(runs, 8), runs[1]], key=lambda run: run.index)
-
-
-def test_seeds_are_drawn_faint_behind_their_mean(runs24: list[Path]) -> None:
-    lines = accuracy_curves(load_runs(runs24), "robust")["data"]
-    means = [trace for trace in lines if "mean of 3 seeds" in trace["name"]]
-    assert (len(lines), len(means)) == (32, 8)
-    assert lines[-8:] == means
-    assert means[0]["y"] == pytest.approx(lines[0]["y"])
-    assert "opacity" not in means[0]
-    assert lines[0]["opacity"] < 1
-
-
-def test_an_interval_over_two_seeds_that_disagree_does_not_flatten_a_sweep(tmp_path: Path) -> None:
-    folders = grid(tmp_path, ("Trades",), 2)
-    made.result(folders[-1], "pgd20", [1] * 70 + [0] * 30, [1] * 90 + [0] * 10)
-    sweep = find_sweep(load_runs(folders))
-    assert sweep is not None
-    assert sweep.series[0].points[-1].robust.low == 0
-    assert by_setting(sweep)["layout"]["yaxis"]["range"][0] > 20
-    assert "One that leaves the plot is wider than 25 points" in Page(build(folders, tmp_path / "page.html")).text
 
 
 def test_runs_that_a_shell_named_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:

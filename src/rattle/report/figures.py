@@ -4,13 +4,12 @@ Text that came from a user is escaped by `safe`: plotly would read tags in it.
 """
 
 import html
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rattle.report.compare import Point, group_by_method
+from rattle.report.compare import Point
 from rattle.report.run_data import RunData, finite
 from rattle.report.sweeps import Sweep
 from rattle.report.tables import Accuracy, accuracy
@@ -21,9 +20,7 @@ Grid = InputSurface | WeightSurface
 Curve = Callable[[RunData], tuple[list[Any], list[Any]] | None]  # (x, y) of a run, if it has them
 NOT_TERMS = ("epoch", "step", "lr", "loss")
 TERM_COLOURS = 6  # of the style sheet
-MOST_IN_LEGEND = 8  # with more runs a key stands below the figure, and runs differ in dash or marker too
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
+MOST_IN_LEGEND = 8  # with more runs a key stands below the figure
 MARGIN = {"l": 56, "r": 16, "t": 12, "b": 48}
 LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"}
 MOST_NUMBERS = 12  # with more classes a number does not fit into a cell of the matrix
@@ -88,30 +85,15 @@ def terms(run: RunData) -> list[str]:
     return [n for n in logged if any(value is not None for value in column(run, n))]
 
 
-def run_lines(runs: Sequence[RunData], curve: Curve, hover: str, dash: str = "solid") -> list[Spec]:
-    """A line for each run that has one; of many runs, those of several seeds are faint behind their mean."""
-    groups = group_by_method(runs) if many(runs) else {run.label: [run] for run in runs}
-    faint, front = [], []
-    for i, (name, members) in enumerate(groups.items()):
-        found = []
-        for run in members:
-            points = curve(run)
-            if points and any(value is not None for value in points[1]):
-                found.append((run, *points))
-        style = DASHES[i % len(DASHES)] if many(runs) else dash
-        if len(found) == 1:
-            run, x, y = found[0]
-            front.append(line(x, y, run.label, colour(run.index), dash=style) | {"hovertemplate": hover})
-            continue
-        for run, x, y in found:
-            faint.append(line(x, y, run.label, colour(run.index), width=1) | {"hovertemplate": hover, "opacity": 0.4})
-        if found and all(x == found[0][1] for _, x, _ in found):
-            rows = zip(*(y for _, _, y in found), strict=True)
-            mean = [None if None in row else math.fsum(row) / len(row) for row in rows]
-            middle, x, _ = found[len(found) // 2]
-            title = f"{name}, mean of {len(found)} seeds"
-            front.append(line(x, mean, title, colour(middle.index), dash=style, width=2.6) | {"hovertemplate": hover})
-    return faint + front
+def run_lines(runs: Sequence[RunData], curve: Curve, hover: str) -> list[Spec]:
+    """A line for each run that has one."""
+    traces = []
+    for run in runs:
+        points = curve(run)
+        if points and any(value is not None for value in points[1]):
+            trace = line(*points, run.label, colour(run.index))
+            traces.append(trace | {"hovertemplate": hover})
+    return traces
 
 
 def accuracy_curves(runs: Sequence[RunData], kind: str) -> Spec:
@@ -126,28 +108,17 @@ def accuracy_curves(runs: Sequence[RunData], kind: str) -> Spec:
     return figure(traces, axis("epoch", rangemode="tozero"), y, showlegend=not many(runs))
 
 
-def loss_terms(run: RunData, top: float | None) -> Spec:
+def loss_terms(run: RunData) -> Spec:
     """The loss and its named terms by epoch."""
     x = epochs(run)
     traces = [line(x, column(run, "loss"), "loss", "var(--ink)", width=2.6)]
     for i, name in enumerate(terms(run)):
         traces.append(line(x, column(run, name), name, colour(i, "term")))
-    y = axis("loss", range=[0, top]) if top else axis("loss", rangemode="tozero")
-    return figure(traces, axis("epoch", rangemode="tozero"), y) | {"rows": 2}  # of the legend, the same in every panel
-
-
-def highest_loss(runs: Sequence[RunData]) -> float | None:
-    """The top of the loss axis that all runs share; None when a term is negative and each scale is its own."""
-    values = [v for run in runs for name in ("loss", *terms(run)) for v in column(run, name) if v is not None]
-    return 1.06 * max(values) if values and min(values) >= 0 and max(values) > 0 else None
+    return figure(traces, axis("epoch", rangemode="tozero"), axis("loss", rangemode="tozero"))
 
 
 def learning_rates(runs: Sequence[RunData]) -> Spec:
-    traces = []
-    for run in runs:
-        trace = line(epochs(run), column(run, "lr"), run.label, colour(run.index))
-        trace["line"]["shape"] = "hv"
-        traces.append(trace)
+    traces = [line(epochs(run), column(run, "lr"), run.label, colour(run.index)) for run in runs]
     y = axis("learning rate", rangemode="tozero")
     return figure(traces, axis("epoch", rangemode="tozero"), y, showlegend=not many(runs))
 
@@ -161,59 +132,42 @@ def error_bars(found: Sequence[Accuracy], color: str) -> Spec:
 def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     """Clean against robust accuracy: dots with their 95 % intervals, diamonds for the paper."""
     traces, runs = [], [point.run for point in points if not point.paper]
-    variants = list(dict.fromkeys(run.variant for run in runs))
     for point in points:
-        color, bars = (colour(point.run.index, kind) for kind in ("run", "soft" if many(runs) else "run"))
-        symbol = SYMBOLS[variants.index(point.run.variant) % len(SYMBOLS)] if many(runs) else "circle"
-        trace: Spec = {"type": "scatter", "mode": "markers", "x": [point.clean.value], "y": [point.robust.value]}
-        trace |= {
+        color = colour(point.run.index)
+        trace: Spec = {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [point.clean.value],
+            "y": [point.robust.value],
             "name": safe(point.label),
             "hovertemplate": "clean %{x:.2f} %, robust %{y:.2f} %<extra>%{fullData.name}</extra>",
-            "marker": {"color": color, "size": 12, "symbol": "diamond-open" if point.paper else symbol},
+            "marker": {"color": color, "size": 12, "symbol": "diamond-open" if point.paper else "circle"},
         }
         if not point.paper:
-            trace |= {"error_x": error_bars([point.clean], bars), "error_y": error_bars([point.robust], bars)}
+            trace |= {"error_x": error_bars([point.clean], color), "error_y": error_bars([point.robust], color)}
         traces.append(trace)
     y = axis(f"accuracy under {safe(robust_title)}, %")
     return figure(traces, axis("clean accuracy, %"), y, showlegend=not many(runs))
 
 
-def too_wide(found: Accuracy) -> bool:
-    """Whether an interval may leave the plot of a sweep, such as that over two seeds."""
-    return found.high - found.low >= 25
-
-
 def by_setting(sweep: Sweep) -> Spec:
     """Accuracy against the setting that a sweep varies: robust solid, clean dashed, a colour for each series."""
-    traces, edges = [], []
-    ends, alone = [min(sweep.values), max(sweep.values)], len(sweep.series) == 1
+    traces = []
     for series in sweep.series:
-        for kind, dash, width in (("robust", "solid", 2.4), ("clean", "dash", 1.6)):
-            x, found = [point.x for point in series.points], [getattr(point, kind) for point in series.points]
-            for each in found:  # what the plot has to hold: intervals too, unless they would flatten it
-                edges += [each.value] if too_wide(each) else [each.low, each.high]
-            if x == [None]:  # without this setting: the same all along
-                x, found = ends, found * 2
-            name = kind if alone else series.name
-            trace = line(x, [each.value for each in found], name, colour(series.index), dash=dash, width=width)
+        x, color = [point.x for point in series.points], colour(series.index)
+        for kind, dash in (("robust", "solid"), ("clean", "dash")):
+            found = [getattr(point, kind) for point in series.points]
+            name = ", ".join(filter(None, (series.name, kind)))
+            trace = line(x, [each.value for each in found], name, color, dash=dash)
+            hover = "%{x}: %{y:.1f} %<extra>%{fullData.name}</extra>"
             traces.append(
-                trace
-                | {
-                    "mode": "lines+markers",
-                    "error_y": error_bars(found, colour(series.index)),
-                    "hovertemplate": f"%{{x}}: {kind} %{{y:.1f}} %<extra>%{{fullData.name}}</extra>",
-                    "legendgroup": f"{series.index} {kind}" if alone else str(series.index),
-                    "showlegend": alone or kind == "robust",  # one entry for both lines of a series
-                }
+                trace | {"mode": "lines+markers", "error_y": error_bars(found, color), "hovertemplate": hover}
             )
-    pad = 0.06 * (max(edges) - min(edges)) + 1
-    y_range = [max(0.0, min(edges) - pad), min(101.0, max(edges) + pad)]
     x_axis = axis(safe(sweep.setting))
-    if min(ends) > 0 and max(ends) >= 20 * min(ends):
+    values = [point.x for series in sweep.series for point in series.points]
+    if min(values) > 0 and max(values) >= 20 * min(values):
         x_axis["type"] = "log"
-    if len(sweep.values) <= 12:
-        x_axis["tickvals"] = sorted(sweep.values)
-    return figure(traces, x_axis, axis("accuracy, %", range=y_range))
+    return figure(traces, x_axis, axis("accuracy, %"))
 
 
 def epsilon_curve(run: RunData) -> tuple[list[Any], list[Any]] | None:
@@ -224,13 +178,10 @@ def epsilon_curve(run: RunData) -> tuple[list[Any], list[Any]] | None:
 
 
 def by_epsilon(runs: Sequence[RunData]) -> Spec:
-    """Accuracy against the attack's radius, with bands of 95 % for few runs; dotted lines at the radii trained for."""
-    traces, radii = [], set()
+    """Accuracy against the attack's radius, with bands of 95 % for few runs."""
+    traces = []
     for run in runs:
-        if run.gallery is None:
-            continue
-        radii.add(float(run.gallery.epsilon))
-        if not many(runs):
+        if run.gallery is not None and not many(runs):
             points = [accuracy(flags) for flags in run.gallery.robust]
             x = [round(float(e), 6) for e in run.gallery.epsilons]
             band: Spec = {"type": "scatter", "mode": "lines", "fill": "toself", "line": {"width": 0}}
@@ -238,13 +189,8 @@ def by_epsilon(runs: Sequence[RunData]) -> Spec:
             traces.append(band | {"fillcolor": colour(run.index, "soft"), "hoverinfo": "skip", "showlegend": False})
     for trace in run_lines(runs, epsilon_curve, "epsilon %{x:.4g}: %{y:.1f} %<extra>%{fullData.name}</extra>"):
         traces.append(trace | {"mode": "lines+markers"})
-    dotted = {"color": "var(--faint)", "width": 1, "dash": "dot"}
-    lines = [
-        {"type": "line", "x0": epsilon, "x1": epsilon, "yref": "paper", "y0": 0, "y1": 1, "line": dotted}
-        for epsilon in sorted(radii)
-    ]
     x_axis, y_axis = axis("attack radius epsilon", rangemode="tozero"), axis("accuracy, %", range=[0, 101])
-    return figure(traces, x_axis, y_axis, shapes=lines, showlegend=not many(runs))
+    return figure(traces, x_axis, y_axis, showlegend=not many(runs))
 
 
 def class_accuracies(gallery: Gallery, predicted: np.ndarray) -> list[float | None]:
@@ -284,19 +230,17 @@ def confusion(gallery: Gallery) -> Spec:
     """Which class each class is taken for under attack, in % of its images."""
     counts, names = confusion_counts(gallery), [safe(name) for name in gallery.classes]
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    numbered = len(names) <= MOST_NUMBERS
     trace: Spec = {"type": "heatmap", "x": names, "y": names, "z": share.round(1).tolist(), "xgap": 1, "ygap": 1}
-    trace |= {"zmin": 0, "zmax": 100, "colorscale": "heat", "showscale": not numbered}
+    trace |= {"zmin": 0, "zmax": 100, "colorscale": "heat"}
     trace["hovertemplate"] = "%{y} taken for %{x}: %{z:.1f} %<extra></extra>"
-    if numbered:
-        trace["texttemplate"] = "%{text}"
-        trace["text"] = [[f"{value:.0f}" if value >= 0.5 else "" for value in row] for row in share]
+    if len(names) <= MOST_NUMBERS:
+        trace["texttemplate"] = "%{z:.0f}"
     return figure([trace], class_axis("predicted under attack"), class_axis("true class", autorange="reversed"))
 
 
 def rounded(values: np.ndarray) -> list[Any]:
-    """Five figures are more than a screen shows, and half the bytes; what is not finite becomes a gap."""
-    return [[None if (v := finite(value)) is None else float(f"{v:.5g}") for value in row] for row in values]
+    """Five figures are more than a screen shows, and half the bytes."""
+    return [[float(f"{value:.5g}") for value in row] for row in values]
 
 
 def common_range(arrays: Sequence[np.ndarray]) -> tuple[float, float] | None:
@@ -315,33 +259,29 @@ def surface(grid: Grid, loss: np.ndarray, scale: tuple[float, float], titles: tu
     `scale` is the lowest and highest loss of all surfaces beside it, `titles` those of the two axes.
     """
     low, high = scale
-    centre, lift = finite(loss[len(grid.a) // 2, len(grid.b) // 2]), 0.015 * (high - low)
     x, y = ([float(f"{v:.4g}") for v in values] for values in (grid.a, grid.b))
     mesh: Spec = {"type": "surface", "x": x, "y": y, "z": rounded(loss.T), "cmin": low, "cmax": high, **MESH}
     mesh["contours"] = {"z": {"show": True, "start": low, "end": high, "size": (high - low) / 14, "color": FAINT}}
     mesh["hovertemplate"] = "%{x:.3f}, %{y:.3f}: loss %{z:.3f}<extra></extra>"
-    top = None if centre is None else centre + lift
-    dot: Spec = {"type": "scatter3d", "mode": "markers", "x": [0], "y": [0], "z": [top], "marker": DOT}
-    dot["text"] = ["not finite" if centre is None else f"{centre:.3f}"]
-    dot["hovertemplate"] = "the point itself: loss %{text}<extra></extra>"
+    centre = float(loss[len(grid.a) // 2, len(grid.b) // 2])
+    dot: Spec = {"type": "scatter3d", "mode": "markers", "x": [0], "y": [0], "z": [centre], "marker": DOT}
+    dot["hovertemplate"] = "the point itself: loss %{z:.3f}<extra></extra>"
     x_axis, y_axis = ({"title": {"text": title}, "nticks": 5} for title in titles)
-    z_axis = {"title": {"text": "loss"}, "range": [min(low, 0.0), high + 2 * lift], "nticks": 5}
+    z_axis = {"title": {"text": "loss"}, "range": [min(low, 0.0), high], "nticks": 5}
     scene = {"xaxis": x_axis, "yaxis": y_axis, "zaxis": z_axis, **SCENE}
     layout = {"scene": scene, "margin": {"l": 0, "r": 0, "t": 0, "b": 0}, "showlegend": False}
     return {"data": [mesh, dot], "layout": layout, "gl": True}
 
 
 def weight_lines(runs: Sequence[RunData]) -> Spec:
-    """Mean loss along one direction: adversarial solid, clean dashed; of many runs the adversarial alone."""
-    traces = []
-    for kind, dash in (("adversarial", "solid"),) if many(runs) else (("adversarial", "solid"), ("clean", "dash")):
+    """Mean adversarial loss along one direction in weight space."""
 
-        def curve(run: RunData, kind: str = kind) -> tuple[list[Any], list[Any]] | None:
-            found = run.weight_line
-            return found and ([float(f"{v:.4g}") for v in found.a], [finite(v) for v in getattr(found, kind)[:, 0]])
+    def curve(run: RunData) -> tuple[list[Any], list[Any]] | None:
+        if run.weight_line is None:
+            return None
+        return run.weight_line.a.tolist(), [finite(value) for value in run.weight_line.adversarial[:, 0]]
 
-        for trace in run_lines(runs, curve, "%{x}: %{y:.3f}<extra>%{fullData.name}</extra>", dash):
-            traces.append(trace if many(runs) else trace | {"name": f"{trace['name']}, {kind}"})
+    traces = run_lines(runs, curve, "%{x}: %{y:.3f}<extra>%{fullData.name}</extra>")
     x_axis, y_axis = axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero")
     return figure(traces, x_axis, y_axis, showlegend=not many(runs))
 

@@ -159,13 +159,9 @@ def results_folder(name: Path | str) -> Path:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise RattleError if this is no folder; for a file of weights or results, with the folder that may be meant."""
+    """Raise RattleError if this is no folder."""
     if folder.is_file():
-        near = [folder.with_name(f"{folder.name}-results"), folder.parent]
-        meant = next((each for each in near if load_results(each)[0]), None)
-        raise RattleError(
-            f"{folder} is a file, not a folder of a run or of results" + (f"; {meant} is" if meant else "")
-        )
+        raise RattleError(f"{folder} is a file, not a folder of a run or of results")
     if not folder.is_dir():
         raise RattleError(f"there is no run folder {folder}")
 

@@ -15,7 +15,7 @@ from rattle.report.significance import PairedTest
 from rattle.report.sweeps import find_sweep
 from rattle.report.tables import Cell, Comparison, accuracy, sorted_attacks
 from rattle.report.tables import compare as compare_rows
-from rattle.runs.arrays import GROUPS, Gallery, InputSurface, WeightSurface
+from rattle.runs.arrays import GROUPS, InputSurface, WeightSurface
 from rattle.runs.io import Plain
 
 AddFigure = Callable[[figures.Spec, str], Plain]  # (specification, description) -> what the template's `plot` takes
@@ -33,20 +33,18 @@ def detailed(runs: Sequence[RunData], most: int = MOST_DETAILED) -> list[RunData
 def headline(runs: Sequence[RunData], tested: bool) -> Plain:
     """Accuracy of every run, clean and under each attack that any run has a result of; AutoAttack is always listed.
 
-    tested: whether every pair is, to mark the best. `images` is the number of test images, if all cells have the same.
+    tested: whether every pair is, to mark the best.
     """
     samples = {run.label: compare.columns_of(run) for run in runs}
     names = {"autoattack", *(name for columns in samples.values() for name in columns if name != "clean")}
     columns = ["clean", *sorted_attacks(list(names))]
     table = compare_rows(samples) if tested and any(samples.values()) else None
-    images = {sample.n for found in samples.values() for sample in found.values()}
     rows = []
     for run in runs:
         marks = dict(zip(table.columns, table.rows[run.label], strict=True)) if table else {}
         cells = [result_cell(run, name, samples[run.label], marks) for name in columns]
         rows.append({"run": run, "cells": cells})
-    shown = {"columns": [*map(title_of, columns)], "rows": rows, "tested": tested}
-    return shown | {"images": images.pop() if len(images) == 1 else None}
+    return {"columns": [*map(title_of, columns)], "rows": rows, "tested": tested}
 
 
 def result_cell(run: RunData, name: str, samples: Mapping[str, Sample], marks: Mapping[str, Cell]) -> Plain | None:
@@ -67,15 +65,15 @@ def training(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
     """Curves of the runs that have any."""
     trained = [run for run in runs if run.metrics]
     unvalidated = [run for run in trained if not any("val_robust" in entry for entry in run.metrics)]
-    found: Plain = {"short": [run for run in trained if len(run.metrics) == 1], "unvalidated": unvalidated}
+    found: Plain = {"unvalidated": unvalidated}
     if len(unvalidated) < len(trained):
         found["accuracy"] = []
         for kind in ("robust", "clean"):
             curves = add_figure(figures.accuracy_curves(runs, kind), f"Held-out {kind} accuracy by epoch.")
             found["accuracy"].append({"kind": kind, "figure": curves})
-    found["terms"], top = [], figures.highest_loss(trained)
+    found["terms"] = []
     for run in trained:
-        terms = add_figure(figures.loss_terms(run, top), f"Loss of {run.label} by named term.")
+        terms = add_figure(figures.loss_terms(run), f"Loss of {run.label} by named term.")
         found["terms"].append({"run": run, "figure": terms})
     if trained:
         found["rate"] = add_figure(figures.learning_rates(runs), "Learning rate by epoch.")
@@ -101,18 +99,12 @@ def scatter(runs: Sequence[RunData], add_figure: AddFigure, rows_of: compare.Pub
 
 
 def epsilons(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
-    """Accuracy against the radius, as a figure and in numbers."""
-    rows, images = [], set()
-    for run in runs:
-        if run.gallery is not None:
-            radii = [f"{float(epsilon):.4g}" for epsilon in run.gallery.epsilons]
-            shares = [accuracy(flags).value for flags in run.gallery.robust]
-            rows.append({"run": run, "points": list(zip(radii, shares, strict=True))})
-            images.add(run.gallery.robust.shape[1])
-    if not rows:
+    """Accuracy against the radius."""
+    images = {run.gallery.robust.shape[1] for run in runs if run.gallery is not None}
+    if not images:
         return {}
     curves = add_figure(figures.by_epsilon(runs), "Accuracy against the attack's radius.")
-    return {"figure": curves, "rows": rows, "n": " or ".join(map(str, sorted(images)))}
+    return {"figure": curves, "n": " or ".join(map(str, sorted(images)))}
 
 
 def examples(run: RunData) -> Plain | None:
@@ -153,30 +145,10 @@ def by_class(run: RunData, add_figure: AddFigure) -> Plain | None:
     g = run.gallery
     if g is None:
         return None
-    clean, robust = (figures.class_accuracies(g, each) for each in (g.clean_predicted, g.adversarial_predicted))
-    known = [(value, name) for value, name in zip(robust, run.classes, strict=True) if value is not None]
-    (least, weakest), (most, strongest) = min(known), max(known)
-    accuracies = (
-        f"Accuracy of {run.label} by class under attack: lowest for {weakest} with {least:.1f} %, "
-        f"highest for {strongest} with {most:.1f} %."
-    )
-    mistakes = most_frequent_mistake(g)
     return {
-        "bars": add_figure(figures.per_class(g, run.index), accuracies),
-        "confusion": add_figure(figures.confusion(g), f"Confusion matrix of {run.label} under attack: {mistakes}"),
-        "summary": f"{accuracies} {mistakes[0].upper()}{mistakes[1:]}",
-        "rows": list(zip(run.classes, clean, robust, strict=True)),
+        "bars": add_figure(figures.per_class(g, run.index), f"Accuracy of {run.label} by class, clean and attacked."),
+        "confusion": add_figure(figures.confusion(g), f"Confusion matrix of {run.label} under attack."),
     }
-
-
-def most_frequent_mistake(gallery: Gallery) -> str:
-    """The largest entry of the confusion matrix off its diagonal, in words."""
-    wrong = figures.confusion_counts(gallery)
-    np.fill_diagonal(wrong, 0)
-    if not wrong.any():
-        return "no image is misclassified."
-    true, taken = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    return f"most often, {wrong[true, taken]} times, {gallery.classes[true]} is taken for {gallery.classes[taken]}."
 
 
 def landscape(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
@@ -193,7 +165,7 @@ def landscape(runs: Sequence[RunData], add_figure: AddFigure) -> Plain:
         "flatness": [run for run in runs if run.flatness],
     }
     if any(run.weight_line for run in runs):
-        alt = "Mean loss along one filter-normalised direction in weight space, clean and adversarial."
+        alt = "Mean loss along one filter-normalised direction in weight space."
         found["line"] = add_figure(figures.weight_lines(runs), alt)
     return found
 
@@ -202,17 +174,12 @@ def image_panels(shown: Sequence[tuple[RunData, InputSurface]], add_figure: AddF
     """One panel an image: its loss for every run, all on one scale."""
     images = min((len(surface.loss) for _, surface in shown), default=0)
     scale = figures.common_range([surface.loss[:images] for _, surface in shown])
-    if scale is None:
-        return
-    first_run, first = shown[0]
-    for image in range(images):
+    for image in range(images if scale else 0):
+        first_run, first = shown[0]
         label = int(first.y[image])
         name = first_run.classes[label] if label < len(first_run.classes) else f"class {label}"
-        cells = []
-        for run, surface in shown:
-            spec = figures.surface(surface, surface.loss[image], scale, ("gradient", "Rademacher"))
-            alt = f"Loss surface of {run.label} around image {image + 1}."
-            cells.append({"run": run, "figure": add_figure(spec, alt)})
+        losses = [(run, surface, surface.loss[image]) for run, surface in shown]
+        cells = surface_cells(losses, scale, ("gradient", "Rademacher"), f"around image {image + 1}", add_figure)
         picture = thumbnails.picture(first.x[image])
         yield {"title": f"Image {image + 1}: {name}", "name": name, "picture": picture, "cells": cells}
 
@@ -221,38 +188,40 @@ def weight_panels(shown: Sequence[tuple[RunData, WeightSurface]], add_figure: Ad
     """The mean loss around the weights, clean and adversarial, for every run that has it."""
     for kind in ("clean", "adversarial"):
         losses = [(run, surface, getattr(surface, kind)) for run, surface in shown]
-        losses = [each for each in losses if np.isfinite(each[-1]).any()]
         scale = figures.common_range([loss for *_, loss in losses])
-        if scale is None:
-            continue
-        cells = []
-        for run, surface, loss in losses:
-            spec = figures.surface(surface, loss, scale, ("direction 1", "direction 2"))
-            alt = f"Mean {kind} loss of {run.label} around its weights."
-            cells.append({"run": run, "figure": add_figure(spec, alt)})
-        yield {"title": f"Weights, {kind}", "cells": cells}
+        cells = surface_cells(losses, scale, ("direction 1", "direction 2"), f"around its weights, {kind}", add_figure)
+        if cells:
+            yield {"title": f"Weights, {kind}", "cells": cells}
+
+
+def surface_cells(
+    losses: Sequence[tuple[RunData, figures.Grid, np.ndarray]],
+    scale: tuple[float, float] | None,
+    titles: tuple[str, str],
+    where: str,
+    add_figure: AddFigure,
+) -> list[Plain]:
+    """The surfaces of several runs on one scale; none if no loss is finite."""
+    cells = []
+    for run, grid, loss in losses:
+        if scale is not None:
+            alt = f"Loss surface of {run.label} {where}."
+            cells.append({"run": run, "figure": add_figure(figures.surface(grid, loss, scale, titles), alt)})
+    return cells
 
 
 def cost(run: RunData) -> Plain:
     """Time, throughput and memory of a run, from what it logged."""
-    batch = finite(run.recipe.get("batch_size")) or 0.0
-    steps = {int(entry["epoch"]): finite(entry.get("step")) for entry in run.metrics}
-    seconds, rates, memory = [], [], []
-    for entry in run.timing:
-        epoch, time = int(entry["epoch"]), finite(entry.get("seconds"))
-        if time is not None and time > 0:
-            seconds.append(time)
-            before, now = steps.get(epoch - 1, None if epoch > 1 else 0.0), steps.get(epoch)
-            if batch and before is not None and now is not None:
-                rates.append(batch * (now - before) / time)
-        megabytes = finite(entry.get("memory_mb"))
-        if megabytes is not None:
-            memory.append(megabytes)
+    seconds = [time for entry in run.timing if (time := finite(entry.get("seconds")))]
+    memory = [size for entry in run.timing if (size := finite(entry.get("memory_mb"))) is not None]
+    steps, batch = (run.metrics[-1].get("step") if run.metrics else None), run.recipe.get("batch_size")
+    total, steps, batch = sum(seconds), finite(steps), finite(batch)
+    complete = len(seconds) == len(run.metrics)  # every epoch has its time
     return {
         "run": run,
-        "total": sum(seconds) if seconds else None,
+        "total": total or None,
         "epoch": statistics.median(seconds) if seconds else None,
-        "rate": statistics.median(rates) if rates else None,
+        "rate": batch * steps / total if batch and steps and total and complete else None,
         "memory": max(memory, default=None),
     }
 
@@ -260,13 +229,9 @@ def cost(run: RunData) -> Plain:
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     """Settings in which the recipes differ."""
     settings = [flatten(run.recipe) for run in runs]
-    names: dict[str, None] = {}
-    for found in settings:
-        names |= dict.fromkeys(found)
     rows = []
-    for name in names:
-        values = [found.get(name) for found in settings]
-        row = ["none" if value is None else str(value) for value in values]
+    for name in dict.fromkeys(name for found in settings for name in found):
+        row = [str(found.get(name)) for found in settings]
         if len(set(row)) > 1:
             rows.append((name, row))
     return rows
@@ -278,9 +243,7 @@ def sweep(runs: Sequence[RunData], add_figure: AddFigure) -> Plain | None:
     if found is None:
         return None
     attack = title_of(found.attack) if found.attack else None
-    points = [point for series in found.series for point in series.points]
-    wide = any(figures.too_wide(each) for point in points for each in (point.clean, point.robust))
-    more = {"setting": found.setting, "attack": attack, "several": found.several, "wide": wide}
+    more = {"setting": found.setting, "attack": attack, "several": found.several}
     return {"figure": add_figure(figures.by_setting(found), f"Accuracy against {found.setting}."), **more}
 
 
@@ -296,18 +259,14 @@ def comparison(runs: Sequence[RunData], baseline: RunData | None, several: bool)
 
 
 def by_attack(tests: Sequence[PairedTest]) -> Plain | None:
-    """Tests against one baseline as a table: a row for each other, a column for each attack; None without any.
-
-    `images` is the number of test images, if it is the same in every cell.
-    """
+    """Tests against one baseline as a table: a row for each other, a column for each attack; None without any."""
     if not tests:
         return None
     rows: dict[str, Plain] = {}
     for test in tests:
         rows.setdefault(test.second, {})[test.attack] = test
-    columns, images = dict.fromkeys(test.attack for test in tests), {test.samples[0].n for test in tests}
-    same = images.pop() if len(images) == 1 else None
-    return {"first": tests[0].first, "columns": list(columns), "rows": rows, "n": len(tests), "images": same}
+    columns = list(dict.fromkeys(test.attack for test in tests))
+    return {"first": tests[0].first, "columns": columns, "rows": rows, "n": len(tests)}
 
 
 def seeds(runs: Sequence[RunData]) -> Comparison | None:

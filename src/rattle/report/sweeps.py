@@ -20,7 +20,7 @@ MOST_SETTINGS = 2  # that a plot shows: one along its axis, one by colour
 class SweptPoint:
     """Runs that differ in their seed alone, at one value of the setting."""
 
-    x: float | None  # None for a method without this setting
+    x: float
     clean: Accuracy
     robust: Accuracy
 
@@ -43,10 +43,6 @@ class Sweep:
     attack: str | None  # of the robust accuracy, on test images; None: the validation attack, on held-out images
     several: bool  # whether there are points of several seeds
 
-    @property
-    def values(self) -> set[float]:
-        return {point.x for series in self.series for point in series.points if point.x is not None}
-
 
 def find_sweep(runs: Sequence[RunData]) -> Sweep | None:
     """The sweep that runs trained here are: they differ in one setting with three numbers or more, and in at most one
@@ -63,18 +59,18 @@ def find_sweep(runs: Sequence[RunData]) -> Sweep | None:
     points: dict[str, list[SweptPoint]] = {}
     indices: dict[str, int] = {}
     for members, first in zip(groups, firsts, strict=True):
-        found = reached(members, attack)
-        if found:
+        found, x = reached(members, attack), value_of(first, setting)
+        if found and x is not None:
             parts = (first.method if several_methods else "", settings_text(first.recipe, others))
             name = ", ".join(filter(None, parts))
-            point = SweptPoint(x=value_of(first, setting), clean=found[0], robust=found[1])
+            point = SweptPoint(x=x, clean=found[0], robust=found[1])
             points.setdefault(name, []).append(point)
             indices.setdefault(name, first.index)
     if not points:
         return None
     series = []
     for name, of_name in points.items():
-        of_name.sort(key=lambda point: (point.x is None, point.x or 0.0))
+        of_name.sort(key=lambda point: point.x)
         series.append(Series(name=name, index=indices[name], points=tuple(of_name)))
     several = any(len(members) > 1 for members in groups)
     return Sweep(setting=setting, series=tuple(series), attack=attack, several=several)
