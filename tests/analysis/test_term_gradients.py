@@ -1,4 +1,4 @@
-"""What the Taylor terms add to the gradient, on networks and readings of which it is known."""
+"""What the Taylor terms add to the gradient, on networks and modes where it is known."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from rattle.analysis.term_gradients import (
     WHOLE,
-    Directions,
     TermRow,
+    agreement,
     answer,
     lasting_interval,
     measure_terms,
@@ -54,7 +54,7 @@ def test_smoothing_is_all_smoothing() -> None:
     assert answer(list(rows.values()), 4).startswith("The Taylor terms do nothing of their own")
 
 
-def test_exact_has_no_say_at_a_small_sigma_and_is_not_smoothing() -> None:
+def test_exact_is_negligible_at_a_small_sigma_and_is_not_smoothing() -> None:
     rows = rows_of(Taylor(order=1, mode="exact"))
     assert rows[WHOLE].over_zeroth < 0.01
     assert rows[WHOLE].to_smoothing < 0.9
@@ -78,44 +78,24 @@ def test_sampled_adds_a_gradient_without_a_term_of_its_own() -> None:
 def test_terms_that_need_more_than_a_minibatch_are_not_measured() -> None:
     recipe = Recipe(objective=LBGAT(taylor=Taylor(order=1)), attack=ATTACK)
     found = measure_terms(None, recipe, batches=2, seed=0)  # type: ignore[arg-type]
-    assert found == {"terms": [], "answer": "The terms of LBGAT need more than a minibatch: they were not measured."}
+    assert found["terms"] == []
+    assert "LBGAT" in found["answer"]
 
 
 def test_the_agreement_of_directions_by_hand() -> None:
-    def agreement(*vectors: Tensor) -> float:
-        directions = Directions()
-        for vector in vectors:
-            directions.add(vector)
-        return directions.agreement()
-
     a, b = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 5.0])
-    assert agreement(a, 3 * a) == pytest.approx(1)
-    assert agreement(a, b) == pytest.approx(0)
-    assert agreement(a, -a) == pytest.approx(-1)
-    assert agreement(a, a, b) == pytest.approx(1 / 3)
+    for vectors, expected in (([a, 3 * a], 1), ([a, b], 0), ([a, -a], -1), ([a, a, b], 1 / 3)):
+        assert agreement(torch.stack(vectors)) == pytest.approx(expected)
 
 
-def noisy(n: int, *, shared: float, seed: int) -> tuple[Tensor, Directions, Directions]:
-    """Sizes, own and base directions of n minibatches: own ones share a part of length `shared`, base ones all."""
-    generator = torch.Generator().manual_seed(seed)
-    draws = torch.randn(n, 200, generator=generator, dtype=torch.float64)
-    draws /= draws.norm(dim=1, keepdim=True)
+def noisy(n: int, *, shared: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Own and base directions and sizes of n minibatches: own ones share a part of length `shared`, base ones all."""
+    draws = torch.randn(n, 200, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     draws[:, 0] = 0
-    own, base = Directions(), Directions()
-    for draw in draws:
-        common = torch.zeros_like(draw)
-        common[0] = 1
-        own.add(shared * common + (1 - shared**2) ** 0.5 * draw / draw.norm())
-        base.add(common)
-    return torch.ones(n, dtype=torch.float64), own, base
-
-
-def test_leaving_a_minibatch_out_leaves_out_its_cosines() -> None:
-    directions = Directions()
-    for vector in ([1.0, 0.0], [0.0, 1.0], [1.0, 0.0]):
-        directions.add(torch.tensor(vector))
-    assert directions.agreement() == pytest.approx(1 / 3)
-    assert [directions.agreement(i) for i in range(3)] == pytest.approx([0, 1, 0])
+    draws /= draws.norm(dim=1, keepdim=True)
+    common = torch.zeros_like(draws)
+    common[:, 0] = 1
+    return shared * common + (1 - shared**2) ** 0.5 * draws, common, torch.ones(n, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.1, 0.3, 0.8])
@@ -130,12 +110,9 @@ def test_the_interval_of_what_lasts_holds_the_truth_about_as_often_as_it_says(sh
 
 def test_the_verdict_is_given_only_where_the_interval_is_clear() -> None:
     row = replace(rows_of(Taylor(order=1))[WHOLE], lasts=0.04, lasts_low=0.02, lasts_high=0.06)
-    assert verdict(row, 8) == "Whether the Taylor terms do something of their own cannot be told from 8 minibatches"
-    assert verdict(replace(row, lasts_high=0.045), 8) == "The Taylor terms do nothing of their own"
-    assert verdict(replace(row, lasts_low=0.055), 8) == "The Taylor terms do something of their own"
+    assert "cannot be told" in verdict(row, 8)
+    assert "do nothing" in verdict(replace(row, lasts_high=0.045), 8)
+    assert "do something of their own" in verdict(replace(row, lasts_low=0.055), 8)
     assert "cannot be told" in verdict(replace(row, lasts_low=None, lasts_high=None), 2)
-    assert "0.04 (95 %: 0.02 to 0.06) of the zeroth's" in answer([row], 8)
-
-
-def test_two_minibatches_have_no_interval() -> None:
+    assert "0.02 to 0.06" in answer([row], 8)
     assert lasting_interval(*noisy(2, shared=0.5, seed=0)) is None

@@ -9,8 +9,6 @@ the first over images, the second over checkpoints.
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,49 +33,12 @@ from rattle.runs.distributed import choose_device
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run, printable
-from rattle.runs.progress import Advance, Console, NullConsole
+from rattle.runs.progress import Console, NullConsole
 from rattle.weights import Noise, perturbed
 
 LEAST = 4  # images or checkpoints that a correlation takes
-EXCESSES = {"clean_excess": "clean loss", "adversarial_excess": "adversarial loss"}  # on test less on training images
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """Training or test images at one checkpoint: means, and the correlation over images of the KL with the gap."""
-
-    clean: float  # L(f(x), y)
-    adversarial: float  # L(f(x'), y)
-    kl: float  # KL(f(x) || f(x'))
-    gap: float  # |L(f(x), y) - L(f(x'), y)|
-    rank: float | None  # Spearman's correlation; None where one of the two is the same for all images
-    low: float | None  # its 95 % interval (Fisher's, of the ranks)
-    high: float | None
-    pearson: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """One kept checkpoint."""
-
-    epoch: int
-    train: Split
-    test: Split
-
-    @property
-    def clean_excess(self) -> float:
-        return self.test.clean - self.train.clean
-
-    @property
-    def adversarial_excess(self) -> float:
-        return self.test.adversarial - self.train.adversarial
-
-
-def check_settings(n: int, draws: int) -> None:
-    """Refuse what no correlation can be taken of."""
-    check_count(n)
-    if n < LEAST or draws < 1:
-        raise RattleError(f"n must be >= {LEAST} and draws >= 1, got {n} and {draws}")
+NAMES = ("clean", "adversarial", "kl", "gap")  # L(f(x), y), L(f(x'), y), KL(f(x) || f(x')), |difference of the losses|
+Moment = dict[str, Any]  # epoch; train and test: the means of NAMES, and the correlations of kl with gap over images
 
 
 def losses_of(
@@ -103,67 +64,63 @@ def losses_of(
     return total / draws
 
 
-def correlation(a: Any, b: Any) -> float | None:
-    """Pearson's; None where one of the two never changes or is not finite, or there are too few."""
-    pair = np.asarray([a, b], float)
-    if pair.shape[1] < LEAST or not np.isfinite(pair).all() or (np.ptp(pair, 1) <= 1e-12 * abs(pair).max(1)).any():
-        return None
-    return float(np.corrcoef(pair)[0, 1])
+def correlations(a: Any, b: Any) -> dict[str, float | None]:
+    """Spearman's correlation `rank` with its 95 % interval (Fisher's, of the ranks), and Pearson's.
 
-
-def rank_correlation(a: Any, b: Any) -> tuple[float | None, float | None, float | None]:
-    """Spearman's, with the ends of its 95 % interval."""
+    All are None where one of the two never changes or is not finite, or there are too few.
+    """
     from scipy.stats import pearsonr, rankdata
 
-    ranks = rankdata(a), rankdata(b)
-    if (rank := correlation(*ranks)) is None:
-        return None, None, None
-    interval = pearsonr(*ranks).confidence_interval()
-    return rank, float(interval.low), float(interval.high)
+    pair = np.asarray([a, b], float)
+    constant = np.ptp(pair, 1) <= 1e-12 * abs(pair).max(1)
+    if pair.shape[1] < LEAST or not np.isfinite(pair).all() or constant.any():
+        return dict.fromkeys(("rank", "low", "high", "pearson"))
+    ranks: Any = pearsonr(rankdata(a), rankdata(b))
+    plain: Any = pearsonr(a, b)
+    interval = ranks.confidence_interval()
+    found = {"rank": ranks.statistic, "low": interval.low, "high": interval.high, "pearson": plain.statistic}
+    return {name: float(value) for name, value in found.items()}
 
 
-def split_of(losses: Tensor) -> Split:
-    """Means and correlations of the losses of a split's images, [n, 4]."""
-    means = dict(zip(("clean", "adversarial", "kl", "gap"), losses.mean(0).tolist(), strict=True))
-    pair = losses[:, 2].numpy(), losses[:, 3].numpy()
-    rank, low, high = rank_correlation(*pair)
-    return Split(**means, rank=rank, low=low, high=high, pearson=correlation(*pair))
+def split_of(losses: Tensor) -> dict[str, float | None]:
+    """Means and correlations of the losses of training or test images, [n, 4]."""
+    means = dict(zip(NAMES, losses.mean(0).tolist(), strict=True))
+    return means | correlations(losses[:, 2].numpy(), losses[:, 3].numpy())
 
 
 def kept_checkpoints(run: Run) -> list[Path]:
-    """The checkpoints of epochs that a run kept, in order; raises RattleError if they are too few."""
+    """The checkpoints of epochs that a run kept, in order; raises RattleError if there are none."""
     found = sorted(run.checkpoints.glob("epoch-*.safetensors"), key=lambda path: (len(path.name), path.name))
     if not found:
         raise RattleError(f"{run.folder} kept no checkpoints of its epochs: train it with --keep-checkpoints all")
     return found
 
 
-def moments(
-    saved: Sequence[Checkpoint], *, n: int, draws: int, seed: int, device: torch.device, advance: Advance
-) -> list[Moment]:
-    """Every checkpoint of one run, on the same n training and n test images."""
-    recipe = saved[0].recipe
-    data = recipe.data.load()
-    parts = [part[choose_images(part.y, n)].to(device) for part in (data.train, data.test)]
-    settings = {"attack": recipe.attack, "draws": draws, "seed": seed}
-    found = []
-    for checkpoint in saved:
-        model, noise = load_model(checkpoint, device=device), recipe.noise.at("inner")
-        train, test = (split_of(losses_of(model, part, noise=noise, **settings)) for part in parts)
-        found.append(Moment(epoch=int(checkpoint.progress.get("epoch", 0)), train=train, test=test))
-        advance()
+def measure_checkpoint(
+    saved: Checkpoint, parts: Mapping[str, Images], *, draws: int, seed: int, device: torch.device
+) -> Moment:
+    """One checkpoint on the training and test images `parts`."""
+    recipe, model = saved.recipe, load_model(saved, device=device)
+    found: Moment = {"epoch": int(saved.progress.get("epoch", 0))}
+    for name, images in parts.items():
+        losses = losses_of(model, images, attack=recipe.attack, noise=recipe.noise.at("inner"), draws=draws, seed=seed)
+        found[name] = split_of(losses)
     return found
 
 
+def excess(found: Sequence[Moment], name: str) -> list[float]:
+    """By how much a loss is higher on test than on training images, checkpoint by checkpoint."""
+    return [moment["test"][name] - moment["train"][name] for moment in found]
+
+
 def over_training(found: Sequence[Moment]) -> dict[str, dict[str, float | None]]:
-    """The rank correlation over checkpoints of the mean KL on training images with the mean gap there, and with what
-    the clean and the adversarial loss are higher by on test images."""
-    against = {"gap": [moment.train.gap for moment in found]}
-    against |= {name: [getattr(moment, name) for moment in found] for name in EXCESSES}
-    means = [moment.train.kl for moment in found]
+    """The correlations over checkpoints of the mean KL on training images with the mean gap there, and with what the
+    clean and the adversarial loss are higher by on test images."""
+    means = [moment["train"]["kl"] for moment in found]
     return {
-        name: dict(zip(("rank", "low", "high"), rank_correlation(means, values), strict=True))
-        for name, values in against.items()
+        "gap": correlations(means, [moment["train"]["gap"] for moment in found]),
+        "clean_excess": correlations(means, excess(found, "clean")),
+        "adversarial_excess": correlations(means, excess(found, "adversarial")),
     }
 
 
@@ -184,23 +141,37 @@ def measure_gaps(
     u is drawn `draws` times from the noise of the run's inner step; x' comes from the attack that the run trained with,
     unaugmented images. seed: of u and the attack; device: where to compute; trust_code: as for `load`.
     """
-    check_settings(n, draws)
+    check_count(n)
+    if n < LEAST or draws < 1:
+        raise RattleError(f"n must be >= {LEAST} and draws >= 1, got {n} and {draws}")
     if not folders:
         raise RattleError("name at least one run folder")
     runs, where = [open_run(folder, trust_code=trust_code) for folder in folders], choose_device(device)
-    paths, found, drawn = [kept_checkpoints(opened.run) for opened in runs], {}, {}
-    measure = partial(moments, n=n, draws=draws, seed=seed, device=where)
+    paths = [kept_checkpoints(opened.run) for opened in runs]
+    found = {}
     for label, opened, kept in zip(labels(runs), runs, paths, strict=True):
-        saved = [open_checkpoint(path, trust_code=trust_code) for path in kept]
-        with (console or NullConsole()).progress(f"loss gaps of {label}", len(saved)) as advance:
-            drawn[label] = measure(saved, advance=advance)
         recipe = opened.checkpoint.recipe
-        plain = {"recipe": recipe.name, "run_seed": recipe.seed, "n": n, "draws": draws, "seed": seed}
-        plain |= {"sigma": recipe.noise.at("inner").sigma, "checkpoints": [asdict(each) for each in drawn[label]]}
-        plain |= {"over_training": over_training(drawn[label]), "answer": answer(label, drawn[label])}
-        write_atomically(opened.run.loss_gap, json.dumps(plain).encode())
-        found[label] = plain
-    figure = plot(drawn)
+        data, measured = recipe.data.load(), []
+        parts = {"train": data.train, "test": data.test}
+        parts = {name: part[choose_images(part.y, n)].to(where) for name, part in parts.items()}
+        with (console or NullConsole()).progress(f"loss gaps of {label}", len(kept)) as advance:
+            for path in kept:
+                saved = open_checkpoint(path, trust_code=trust_code)
+                measured.append(measure_checkpoint(saved, parts, draws=draws, seed=seed, device=where))
+                advance()
+        found[label] = {
+            "recipe": recipe.name,
+            "run_seed": recipe.seed,
+            "n": n,
+            "draws": draws,
+            "seed": seed,
+            "sigma": recipe.noise.at("inner").sigma,
+            "checkpoints": measured,
+            "over_training": over_training(measured),
+            "answer": answer(label, measured),
+        }
+        write_atomically(opened.run.loss_gap, json.dumps(found[label]).encode())
+    figure = plot({label: plain["checkpoints"] for label, plain in found.items()})
     pictures = [plots.save(figure, opened.run.loss_gap.with_suffix(""), dpi=160) for opened in runs]
     return found, pictures[0]
 
@@ -211,14 +182,14 @@ def answer(label: str, found: Sequence[Moment]) -> str:
     def text(value: float | None) -> str:
         return "undefined" if value is None else f"{value:+.2f}"
 
-    ranks = [moment.test.rank for moment in found if moment.test.rank is not None]
+    ranks = [moment["test"]["rank"] for moment in found if moment["test"]["rank"] is not None]
     images = f"{text(min(ranks))} to {text(max(ranks))}" if ranks else "undefined"
-    over = over_training(found)
+    over = {name: text(values["rank"]) for name, values in over_training(found).items()}
     return (
         f"{label}: over test images the rank correlation of the KL with the loss gap is {images} at {len(found)} "
-        f"checkpoints; over these, that of the mean KL is {text(over['gap']['rank'])} with the mean gap, "
-        f"{text(over['clean_excess']['rank'])} with the excess of the clean loss on test images and "
-        f"{text(over['adversarial_excess']['rank'])} with that of the adversarial loss."
+        f"checkpoints; over these, that of the mean KL is {over['gap']} with the mean gap, "
+        f"{over['clean_excess']} with the excess of the clean loss on test images and "
+        f"{over['adversarial_excess']} with that of the adversarial loss."
     )
 
 
@@ -228,30 +199,23 @@ def plot(runs: Mapping[str, Sequence[Moment]]) -> Figure:
         figure = Figure(figsize=(9.5, 6.6), layout="constrained")
         (images, means), (clean, adversarial) = figure.subplots(2, 2, sharex=True)
         for colour, (label, found) in zip(itertools.cycle(plots.LINES), runs.items(), strict=False):
-            epochs, style = [moment.epoch for moment in found], {"color": colour, "marker": "o", "ms": 3}
-            for part, line in (("test", "-"), ("train", ":")):
-                splits: list[Split] = [getattr(moment, part) for moment in found]
-                name = printable(label) if part == "test" else "_"
-                images.plot(epochs, [numeric(each.rank) for each in splits], line, label=name, **style)
-                if part == "test":
-                    ends = [[numeric(getattr(each, end)) for each in splits] for end in ("low", "high")]
-                    images.fill_between(epochs, *ends, color=colour, alpha=0.15, lw=0)
-            means.plot(epochs, [moment.train.kl for moment in found], "-", **style)
-            means.plot(epochs, [moment.train.gap for moment in found], "--", **style)
-            clean.plot(epochs, [moment.clean_excess for moment in found], "-", **style)
-            adversarial.plot(epochs, [moment.adversarial_excess for moment in found], "-", **style)
+            epochs = [moment["epoch"] for moment in found]
+            style: Any = {"color": colour, "marker": "o", "ms": 3}
+
+            def values(part: str, name: str, found: Sequence[Moment] = found) -> Any:
+                return np.array([moment[part][name] for moment in found], float)  # None becomes NaN: a gap in the line
+
+            images.plot(epochs, values("test", "rank"), "-", label=printable(label), **style)
+            images.plot(epochs, values("train", "rank"), ":", **style)
+            images.fill_between(epochs, values("test", "low"), values("test", "high"), color=colour, alpha=0.15, lw=0)
+            means.plot(epochs, values("train", "kl"), "-", **style)
+            means.plot(epochs, values("train", "gap"), "--", **style)
+            clean.plot(epochs, excess(found, "clean"), "-", **style)
+            adversarial.plot(epochs, excess(found, "adversarial"), "-", **style)
         images.set(title="over images: rank correlation of KL and gap", ylabel="— test, ··· training images")
         means.set(title="means, training images", ylabel="— KL,  - - loss gap")
-        for axes, title in zip((clean, adversarial), EXCESSES.values(), strict=True):
-            axes.set(title=f"{title}: test less training images", xlabel="epoch")
-            axes.axhline(0, color=plots.FAINT, lw=0.8)
-        for axes in figure.axes:
-            axes.spines[["top", "right"]].set_visible(False)
+        clean.set(title="clean loss: test less training images", xlabel="epoch")
+        adversarial.set(title="adversarial loss: test less training images", xlabel="epoch")
         means.set_ylim(bottom=0)
         images.legend(frameon=False, fontsize=8)
     return figure
-
-
-def numeric(value: float | None) -> float:
-    """A gap in the line where there is no correlation."""
-    return float("nan") if value is None else value

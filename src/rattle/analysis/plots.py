@@ -63,29 +63,17 @@ def finite_range(arrays: list[Array]) -> tuple[float, float]:
 
 
 def draw_surface(axes: Any, surface: InputSurface, image: int, scale: Normalize) -> None:
-    """One image's loss as a coloured surface under a wire net, with a dot at the image itself."""
+    """One image's loss as a coloured surface, with a dot at the image itself."""
     low, high = scale.vmin or 0.0, scale.vmax or 1.0
     loss = np.clip(np.nan_to_num(surface.loss[image], nan=high, posinf=high), low, high)
     a, b = np.meshgrid(surface.a, surface.b, indexing="ij")
-    axes.computed_zorder = False
-    middle = loss[:-1, :-1] + loss[1:, :-1] + loss[:-1, 1:] + loss[1:, 1:]
-    colours = COLOURS(scale(middle / 4))
-    axes.plot_surface(a, b, loss, facecolors=colours, rstride=1, cstride=1, lw=0, antialiased=False, shade=False)
-    step = max(1, len(surface.a) // 12)
-    axes.plot_wireframe(a, b, loss, rstride=step, cstride=step, color="white", lw=0.4, alpha=0.6, zorder=3)
-    centre = float(loss[len(surface.a) // 2, len(surface.b) // 2])
-    axes.plot([0], [0], [centre], "o", ms=5, mfc="white", mec=INK, mew=1, zorder=4)
-    axes.set(xlim=surface.a[[0, -1]], ylim=surface.b[[0, -1]], zlim=(low, high))
-    axes.zaxis.set_major_locator(MaxNLocator(4))
-    axes.patch.set_alpha(0)
+    axes.computed_zorder = False  # the dot stays in front
+    axes.plot_surface(a, b, loss, cmap=COLOURS, norm=scale, rstride=1, cstride=1, edgecolor="white", lw=0.2)
+    axes.plot([0], [0], [loss[len(surface.a) // 2, len(surface.b) // 2]], "o", ms=5, mfc="white", mec=INK, zorder=4)
+    axes.set(zlim=(low, high))
     axes.view_init(elev=24, azim=-128)
-    axes.set_box_aspect((1, 1, 0.75), zoom=1.08)
     for side in (axes.xaxis, axes.yaxis, axes.zaxis):
-        side.set_pane_color((0.965, 0.97, 0.98, 1.0))
-        side._axinfo["grid"].update(color="#dde1e8", linewidth=0.6)
-        side.line.set_color(FAINT)
-    for side in (axes.xaxis, axes.yaxis):
-        side.set_major_locator(MaxNLocator(4, prune="both"))
+        side.set_major_locator(MaxNLocator(4))
     axes.tick_params(labelsize=7, pad=-1)
     axes.set_xlabel("sign of gradient", fontsize=7.5, labelpad=-5)
     axes.set_ylabel("Rademacher", fontsize=7.5, labelpad=-5)
@@ -97,31 +85,23 @@ def input_surfaces(surfaces: Mapping[str, InputSurface]) -> Figure:
     rows, columns = len(surfaces), min(len(surface.loss) for surface in surfaces.values())
     low, high = finite_range([surface.loss[:columns] for surface in surfaces.values()])
     scale = PowerNorm(0.5, min(low, 0.0), high)  # z is linear; colours spread the low losses
-    cell_w, cell_h, left, bottom = 3.1, 2.85, 0.55, 0.2  # in inches
-    top = bottom + rows * cell_h
-    width, height = left + columns * cell_w + 0.95, top + 0.9
     first = next(iter(surfaces.values()))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width, height))
-
-        def add_axes(x: float, y: float, w: float, h: float, **settings: Any) -> Any:
-            return figure.add_axes((x / width, y / height, w / width, h / height), **settings)
-
+        figure = Figure(figsize=(3.1 * columns + 1.5, 2.9 * rows + 1.0), layout="constrained")
+        grid = figure.add_gridspec(rows + 1, columns, height_ratios=[0.25, *[1] * rows])
+        panels = []
         for column in range(columns):
-            small = add_axes(left + (column + 0.5) * cell_w - 0.31, top + 0.16, 0.62, 0.62)
+            small = figure.add_subplot(grid[0, column])
             pixels = np.clip(first.x[column].transpose(1, 2, 0), 0, 1)  # drawn in grey with one channel
             small.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            small.set(xticks=[], yticks=[])
-            small.set_xlabel(f"class {int(first.y[column])}", fontsize=8.5, labelpad=2)
-            for row, surface in enumerate(surfaces.values()):
-                x, y = left + column * cell_w, top - (row + 1) * cell_h
-                draw_surface(add_axes(x, y, cell_w, cell_h, projection="3d"), surface, column, scale)
-        for row, label in enumerate(surfaces):
-            y = (top - (row + 0.5) * cell_h) / height
-            figure.text(0.3 / width, y, label, rotation=90, ha="center", va="center", size=12)
-        bar = add_axes(width - 0.78, bottom + 0.2 * rows * cell_h, 0.14, 0.6 * rows * cell_h)
-        colours = figure.colorbar(ScalarMappable(scale, COLOURS), cax=bar, label="loss", ticks=MaxNLocator(5))
-        colours.outline.set_visible(False)  # type: ignore[operator]
+            small.set(xticks=[], yticks=[], xlabel=f"class {int(first.y[column])}")
+            for row, (label, surface) in enumerate(surfaces.items(), start=1):
+                axes: Any = figure.add_subplot(grid[row, column], projection="3d")
+                draw_surface(axes, surface, column, scale)
+                if column == 0:
+                    axes.text2D(-0.1, 0.5, label, rotation=90, va="center", size=12, transform=axes.transAxes)
+                panels.append(axes)
+        figure.colorbar(ScalarMappable(scale, COLOURS), ax=panels, label="loss", shrink=0.6, ticks=MaxNLocator(5))
     return figure
 
 
@@ -172,6 +152,5 @@ def weight_contours(surfaces: Mapping[str, WeightSurface]) -> Figure:
         for column, label in enumerate(surfaces):
             grid[0][column].set_title(printable(label), fontsize=12, parse_math=False)
             grid[-1][column].set_xlabel("first direction")
-        bar = figure.colorbar(ScalarMappable(scale, COLOURS), ax=grid, shrink=0.7, label="mean loss")
-        bar.outline.set_visible(False)  # type: ignore[operator]
+        figure.colorbar(ScalarMappable(scale, COLOURS), ax=grid, shrink=0.7, label="mean loss")
     return figure

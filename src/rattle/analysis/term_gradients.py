@@ -1,17 +1,17 @@
 """Do the Taylor terms do something of their own? Their weight gradients beside the zeroth term's and label smoothing's.
 
-What a reading adds is the gradient of the loss less that of the same loss without the paper's terms, so that readings
+What a mode adds is the gradient of the loss less that of the same loss without the paper's terms, so that modes
 without terms of their own (sampled) are measured too. Train-mode BatchNorm, statistics held, in double precision.
 """
 
 import copy
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from rattle.data import Images
 from rattle.errors import RattleError
@@ -48,39 +48,30 @@ class TermRow:
     gaps_repeat: float | None  # the correlation of the gaps between classes between two minibatches (head)
 
 
-@dataclass(slots=True)
-class Directions:
-    """The cosines of many vectors, two by two. Keeps the vectors, in single precision."""
-
-    kept: list[Tensor] = field(default_factory=list)
-    cosines: list[list[float]] = field(default_factory=list)  # of each with those before it
-
-    def add(self, vector: Tensor) -> None:
-        unit = (vector / vector.norm().clamp_min(1e-300)).float()
-        self.cosines.append([float(unit @ other) for other in self.kept])
-        self.kept.append(unit)
-
-    def agreement(self, without: int | None = None) -> float:
-        """The mean cosine of two of them, without the one of a number if that is given."""
-        rows = [row for i, row in enumerate(self.cosines) if i != without]
-        pairs = [value for row in rows for j, value in enumerate(row) if j != without]
-        return math.fsum(pairs) / len(pairs)
+def agreement(vectors: Tensor) -> float:
+    """The mean cosine of two of the rows, [batches, d]."""
+    n = len(vectors)
+    units = vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    return float(((units @ units.T).sum() - units.square().sum()) / (n * (n - 1)))
 
 
-def lasting(sizes: Tensor, own: Directions, base: Directions, without: int | None = None) -> float:
-    """The square of what lasts, which chance may make negative: the length of the mean of many vectors, without what
-    chance adds to it, over the same of the zeroth term's; `sizes` are their lengths over the zeroth's, [batches]."""
-    kept = torch.tensor([i != without for i in range(len(sizes))])
-    return float(sizes[kept].mean()) ** 2 * own.agreement(without) / max(base.agreement(without), 1e-300)
+def lasting(own: Tensor, base: Tensor, sizes: Tensor) -> float:
+    """The square of what lasts, which chance may make negative: the length of the mean of the rows of `own`, without
+    what chance adds to it, over the same of `base`, the zeroth term's; `sizes` are their lengths over the zeroth's,
+    [batches]."""
+    return float(sizes.mean()) ** 2 * agreement(own) / max(agreement(base), 1e-300)
 
 
-def lasting_interval(sizes: Tensor, own: Directions, base: Directions) -> Interval | None:
+def lasting_interval(own: Tensor, base: Tensor, sizes: Tensor) -> Interval | None:
     """95 % of what lasts, by leaving out one minibatch at a time (Tukey's jackknife); None with fewer than three."""
     n = len(sizes)
     if n < 3:
         return None
-    whole = lasting(sizes, own, base)
-    found = t_interval([n * whole - (n - 1) * lasting(sizes, own, base, i) for i in range(n)])
+    whole, values = lasting(own, base, sizes), []
+    for i in range(n):
+        kept = torch.arange(n) != i
+        values.append(n * whole - (n - 1) * lasting(own[kept], base[kept], sizes[kept]))
+    found = t_interval(values)
     return Interval(math.sqrt(max(found.low, 0.0)), math.sqrt(max(found.high, 0.0)))
 
 
@@ -95,9 +86,8 @@ def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) ->
     if batches < 2:
         raise RattleError(f"batches must be >= 2, to compare one with another, got {batches}")
     size = min(recipe.batch_size, len(target.test) // batches)
-    order = torch.randperm(
-        len(target.test), generator=torch.Generator().manual_seed(seed)
-    )  # they may be sorted by class
+    shuffled = torch.Generator().manual_seed(seed)  # they may be sorted by class
+    order = torch.randperm(len(target.test), generator=shuffled)
     parts = [target.images(order[i * size : (i + 1) * size]) for i in range(batches)]
     rows = term_rows(target.model, recipe, parts, seed)
     return {"terms": [asdict(row) for row in rows], "answer": answer(rows, batches)}
@@ -106,42 +96,42 @@ def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) ->
 def term_rows(model: nn.Module, recipe: Recipe, parts: list[Images], seed: int) -> list[TermRow]:
     """A row for each term and one for all they add, over the minibatches `parts`."""
     given, model = model, copy.deepcopy(model).double().train()
-    values: dict[str, list[list[float]]] = {}
-    own: dict[str, Directions] = {}
-    gaps: dict[str, Directions] = {}
-    base = Directions()
+    found: dict[str, list[Tensor]] = {}  # name -> a gradient for each minibatch
+    gaps: dict[str, list[Tensor]] = {}
     for number, part in enumerate(parts):
         x = floats_for(given, part.x).double()
         shared = torch.Generator().manual_seed(seed + number)
         streams = ImageStreams(seed, torch.arange(len(x), device=x.device) + number * len(x))
         with perturbed(model, recipe.noise.at("inner")(model, generator=shared)):
             x_adv = recipe.attack(model, x, part.y, generator=streams)
-        found, between = gradients(model, recipe, x, x_adv, part.y, shared)
-        zeroth, smoothing = found.pop("zeroth"), found.pop("smoothing")
-        base.add(zeroth)
-        basis = torch.linalg.qr(torch.stack([zeroth, smoothing], 1)).Q
-        for name, d in found.items():
-            rest = d - basis @ (basis.T @ d)
-            row = [d.norm() / zeroth.norm(), cosine(d, zeroth), cosine(d, smoothing), rest.norm() / d.norm()]
-            values.setdefault(name, []).append([float(value) for value in row])
-            own.setdefault(name, Directions()).add(rest)
+        of_terms, between = gradients(model, recipe, x, x_adv, part.y, shared)
+        for name, gradient in of_terms.items():
+            found.setdefault(name, []).append(gradient.cpu())
         for name, gap in between.items():
-            gaps.setdefault(name, Directions()).add(gap - gap.mean())
-    return [summary(name, torch.tensor(rows), own[name], base, gaps.get(name)) for name, rows in values.items()]
+            gaps.setdefault(name, []).append(gap - gap.mean())
+    zeroth, smoothing = torch.stack(found.pop("zeroth")), torch.stack(found.pop("smoothing"))
+    return [
+        term_row(name, torch.stack(values), zeroth, smoothing, gaps.get(name, [])) for name, values in found.items()
+    ]
 
 
-def summary(name: str, table: Tensor, own: Directions, base: Directions, gaps: Directions | None) -> TermRow:
-    """The row of a term from what each minibatch gave, [batches, 4], and the directions of its own part."""
-    names, sizes = ("over_zeroth", "to_zeroth", "to_smoothing", "own"), table[:, 0] * table[:, 3]
-    interval = lasting_interval(sizes, own, base)
+def term_row(name: str, gradient: Tensor, zeroth: Tensor, smoothing: Tensor, gaps: list[Tensor]) -> TermRow:
+    """The row of a term from its gradients and the zeroth's and smoothing's, [batches, d]."""
+    basis = torch.linalg.qr(torch.stack([zeroth, smoothing], 2)).Q
+    own = gradient - (basis @ (basis.mT @ gradient[:, :, None])).squeeze(2)
+    sizes = own.norm(dim=1) / zeroth.norm(dim=1)
+    interval = lasting_interval(own, zeroth, sizes)
     return TermRow(
         name=name,
-        **dict(zip(names, table.mean(0).tolist(), strict=True)),
-        repeats=own.agreement(),
-        lasts=math.sqrt(max(lasting(sizes, own, base), 0.0)),
+        over_zeroth=float((gradient.norm(dim=1) / zeroth.norm(dim=1)).mean()),
+        to_zeroth=float(F.cosine_similarity(gradient, zeroth, eps=1e-300).mean()),
+        to_smoothing=float(F.cosine_similarity(gradient, smoothing, eps=1e-300).mean()),
+        own=float((own.norm(dim=1) / gradient.norm(dim=1)).mean()),
+        repeats=agreement(own),
+        lasts=math.sqrt(max(lasting(own, zeroth, sizes), 0.0)),
         lasts_low=interval.low if interval else None,
         lasts_high=interval.high if interval else None,
-        gaps_repeat=gaps.agreement() if gaps else None,
+        gaps_repeat=agreement(torch.stack(gaps)) if gaps else None,
     )
 
 
@@ -158,18 +148,14 @@ def gradients(
         outputs = forward(x, x_adv, draws)
         terms = objective(outputs, y)
         base = smooth(PairedForward(model, smooth.needs)(x, x_adv), y)
-    named: Mapping[str, Tensor] = {name: terms[name] for name in ("first", "second") if name in terms}
-    smoothing = base.pop("first")
-    measured = {"zeroth": base["zeroth"], "smoothing": smoothing, **named, WHOLE: total(terms) - total(base)}
+    measured = {"zeroth": base["zeroth"], "smoothing": base.pop("first")}
+    measured |= {name: terms[name] for name in ("first", "second") if name in terms}
+    measured[WHOLE] = total(terms) - total(base)
     taylor = objective.taylor
     between = []
     if isinstance(taylor.reading, Head):
         between = taylor.reading.gaps(taylor, outputs, y, StepContext())[: taylor.order]
     return term_gradients(model, measured), dict(zip(("first", "second"), between, strict=False))
-
-
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b / (a.norm() * b.norm()).clamp_min(1e-300)
 
 
 def verdict(row: TermRow, batches: int) -> str:

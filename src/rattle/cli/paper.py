@@ -21,16 +21,13 @@ from rattle.training.slurm import Slurm, submit
 
 if TYPE_CHECKING:
     from rattle.paper.blocks import PrintedTable
-    from rattle.paper.estimate import Cost
     from rattle.paper.plan import Plan, States
     from rattle.paper.scales import Scale
-
-LONG = 600.0  # seconds; what takes longer is asked about
 
 
 @dataclass(frozen=True)
 class Options:
-    """Reproduce a table of the paper: plan its runs and their cost here, train what is missing, attack it as the table
+    """Reproduce a table of the paper: plan its runs and their cost, train what is missing, attack it as the table
     does, and print ours beside the paper's. Given again, the same command resumes where it stopped; finished runs serve
     every table of the same scale. Tables are also written to OUT as Markdown, LaTeX, HTML and JSON."""
 
@@ -52,7 +49,7 @@ class Options:
     format: Literal["terminal", "markdown", "latex", "html", "json"] = "terminal"  # of what is printed
     plan: bool = False  # print the plan and its cost, and stop
     figures: bool = False  # also draw Figures 2 and 3 for the table's runs: rattle landscape
-    yes: bool = False  # do not ask before more than ten minutes of work
+    yes: bool = False  # do not ask before training at scale small or full
     slurm: Slurm = field(default_factory=Slurm)
 
 
@@ -78,11 +75,19 @@ def main(args: list[str]) -> None:
     out = Path(options.out)
     planned = plan(number, scale, options.seeds or scale.seeds, out)
     states = planned.states()
-    left = estimate(planned, states, options.protocols, console, assume=options.plan)
-    print_plan(planned, states, left, console)
+    seconds, disk = estimate(planned, states)
+    print_plan(planned, states)
+    if seconds:
+        cost = f"about {seconds / 3600:,.0f} GPU-hours on one A100 and {disk / 1e9:,.0f} GB of checkpoints"
+        console.log(f"left to train: {cost}, give or take a factor of 2")
+    else:
+        console.log("nothing is left to train")
     if options.plan:
         return
-    confirm(left, f"Table {number} at scale {scale.name}", options.yes)
+    if seconds:
+        confirm(options)
+        for data in {job.recipe.data for job in planned.jobs.values()}:
+            data.load()  # refuse missing data before anything is trained
     todo, runs = unfinished(planned, console), out / scale.name
     if options.launcher == "slurm" and todo:
         submit(todo, options.slurm, runs, console, Console)
@@ -119,8 +124,8 @@ def scale_of(options: Options) -> Scale:
     return replace(scale, sources=files, root=options.data_root, **given)
 
 
-def print_plan(planned: Plan, states: States, left: Cost, console: Console) -> None:
-    """Every run with its state, and what all of it costs."""
+def print_plan(planned: Plan, states: States) -> None:
+    """Every run with its state."""
     from rattle.training.teachers import trained_first
 
     rows = []
@@ -134,21 +139,13 @@ def print_plan(planned: Plan, states: States, left: Cost, console: Console) -> N
     epochs = " or ".join(str(n) for n in sorted({job.recipe.epochs for job in planned.jobs.values()}))
     title = f"Table {planned.number}: the plan, {len(planned.jobs)} runs of {epochs} epochs"
     print_table(["run", "seeds", "state"], rows, title=title, stderr=True, close=True)
-    if not left.seconds:
-        console.log("nothing is left to train or to attack")
-        return
-    disk = f"; the checkpoints will take about {left.bytes / 1e9:.0f} GB" if left.bytes > 1e9 else ""
-    console.log(f"{left}, training and attacks together{disk}")
-    if left.device == "a100":
-        console.log("there is no GPU here: these are the paper's seconds (Table 6), scaled to each network and method")
 
 
-def confirm(left: Cost, what: str, yes: bool) -> None:
-    """Ask before long work; refuse it where nobody can be asked."""
-    quick = left.seconds <= LONG and (left.device != "a100" or not left.seconds)  # an A100's minutes are a CPU's days
-    if yes or quick:
+def confirm(options: Options) -> None:
+    """Ask before long work, which scale tiny is not; refuse it where nobody can be asked."""
+    if options.yes or options.scale == "tiny":
         return
-    sentence = f"{what} would take {left}" + (", and there is no GPU here" if left.device == "a100" else "")
+    sentence = f"Table {options.table} at scale {options.scale} takes hours or more"
     if not sys.stdin.isatty():
         raise RattleError(f"{sentence}: give --yes to start it")
     sys.stderr.write(f"{sentence}. Start? [y/N] ")  # stdout may be redirected to a file for the table
@@ -160,13 +157,11 @@ def confirm(left: Cost, what: str, yes: bool) -> None:
 def print_cost(options: Options, scale: Scale, title: str, console: Console) -> None:
     """Table 6: nothing is trained; steps are timed."""
     from rattle.paper import cost
-    from rattle.paper.estimate import Cost
 
-    left = Cost(seconds=cost.estimated_seconds(scale.cost), bytes=0, device="cpu")
-    console.log(f"Table 6 times single steps of {scale.cost.model}: {left}")
+    console.log(f"Table 6 times single steps of {scale.cost.model}")
     if options.plan:
         return
-    confirm(left, f"Table 6 at scale {scale.name}", options.yes)
+    confirm(options)
     print_result(cost.printed_table(scale, cost.measure(scale.cost, console), title), 6, options, console)
 
 

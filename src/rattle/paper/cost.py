@@ -12,12 +12,11 @@ import torch
 
 from rattle.data import Dataset, Images
 from rattle.paper.blocks import Block, Kind, PrintedRow, PrintedTable
-from rattle.paper.estimate import EPOCH, Sizes, forward_seconds, step_passes
+from rattle.paper.estimate import EPOCH
 from rattle.paper.scales import Scale, StepSetup
 from rattle.paper.tables import table
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.runs.distributed import choose_device
 from rattle.runs.progress import Console
 from rattle.runs.source import environment
 from rattle.training.minibatch import train_step
@@ -36,16 +35,6 @@ def recipe_of(setup: StepSetup, method: str) -> Recipe:
     recipe = get_recipe(f"cifar10-linf-{setup.model}-{method}")
     attack = replace(recipe.attack, steps=setup.steps)
     return replace(recipe, width=setup.width, batch_size=setup.batch, attack=attack)
-
-
-def estimated_seconds(setup: StepSetup) -> float:
-    """What measuring will take: every method twice for its memory, and once a round."""
-    total = 0.0
-    for method in METHODS.values():
-        recipe = recipe_of(setup, method)
-        second = forward_seconds(recipe, Sizes(setup.batch, 0, 0), choose_device().type)
-        total += setup.batch * step_passes(recipe) * second
-    return total * (setup.rounds + 2)
 
 
 def measure(setup: StepSetup, console: Console) -> Measured:

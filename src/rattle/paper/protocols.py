@@ -6,7 +6,6 @@ under PGD-20. AutoAttack and RayS are run on that checkpoint alone, to limit the
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -77,17 +76,6 @@ def result_file(run: Run, checkpoint: str, name: str) -> Path:
     """Results of the best checkpoint are where `rattle evaluate` and `rattle report` expect them."""
     folder = run.results if checkpoint == "best" else run.results / checkpoint
     return folder / f"{name}.json"
-
-
-def missing_results(row: Row, job: Job, scale: Scale, protocols: Sequence[Protocol]) -> set[tuple[str, str, str]]:
-    """(checkpoint, stored name, attack) of every result that the run of a job still needs for a row."""
-    found = set()
-    for protocol in protocols:
-        names = checkpoints(job.recipe, protocol)
-        for cell in (*row.cells, selection_cell(row)):
-            each = attacked_checkpoints(cell, names, names[-1]) if cell.column != "clean" else []
-            found |= {(name, stored_name(cell, scale), cell.attack) for name in each}
-    return {one for one in found if not result_file(job.run, one[0], one[1]).exists()}
 
 
 @dataclass(slots=True)

@@ -48,7 +48,6 @@ class Scale:
     queries: int = 10_000  # of RayS, for each image
     autoattack: str = "autoattack"  # or smoke-ensemble, where the whole would take longer than the training
     published_epsilon: bool = True  # attack at the paper's epsilon; else at the one trained for
-    robust: float = 0.5  # share of images that later parts of AutoAttack still have to attack, to tell the cost
     cost: StepSetup = StepSetup()  # what Table 6 measures
 
     def __post_init__(self) -> None:
@@ -124,7 +123,6 @@ SCALES = {
         name="small",
         description="Small scale: slim networks, fewer images, shorter runs. "
         "The absolute figures are not comparable with the paper's; differences between rows are the thing to read.",
-        robust=0.2,
         models=SMALL,
         epochs=30,
         train_size=10_000,
