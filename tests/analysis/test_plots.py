@@ -65,8 +65,6 @@ def test_what_cannot_be_compared_is_refused_in_words() -> None:
     other = WeightSurface(a=2 * GRID, b=np.zeros(1), clean=np.ones((5, 1)), adversarial=np.ones((5, 1)))
     with pytest.raises(RattleError, match="share their grid"):
         plots.weight_curves({"a": parabola(1.0, dimensions=1), "b": other})
-    with pytest.raises(RattleError, match="contours need two directions"):
-        plots.weight_contours({"a": parabola(1.0, dimensions=1)})
     diverged = bowl(float("nan"))
     with pytest.raises(RattleError, match="diverged"):
         plots.input_surfaces({"a": diverged})

@@ -8,7 +8,6 @@ Parameters that several functions share: `x` [n, *image] in [0, 1] and `y` [n] a
 logits and labels to [n] losses, `batch_size` bounds a forward pass.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -32,11 +31,7 @@ def as_array(values: Tensor) -> Array:
 
 
 def axis(radius: float, points: int) -> Array:
-    """Evenly spaced from -radius to radius; an odd number of points, so that the middle one is exactly 0."""
-    if points < 3 or points % 2 == 0:
-        raise RattleError(f"landscape points must be odd and >= 3, so that 0 is one of them, got {points}")
-    if not (radius > 0 and np.isfinite(radius)):
-        raise RattleError(f"landscape radius must be > 0, got {radius}")
+    """Evenly spaced from -radius to radius; one more than an even number of points, so that the middle one is 0."""
     half = points // 2
     return np.arange(-half, half + 1) * (radius / half)
 
@@ -96,18 +91,22 @@ def input_surface(
     check_batch(x, y)
     if plane.gradient.shape != tuple(x.shape):
         raise RattleError(f"the plane is for images {list(plane.gradient.shape)}, got {list(x.shape)}")
-    gradient, rademacher = (torch.as_tensor(v).to(x) for v in (plane.gradient, plane.rademacher))
-    a, b = (torch.as_tensor(v).to(x).view(-1, *[1] * (x.ndim - 1)) for v in (plane.a, plane.b))
-    grid, values, correct = (len(x), len(a), len(b)), [], []
+    gradient, rademacher = torch.as_tensor(plane.gradient).to(x), torch.as_tensor(plane.rademacher).to(x)
+    steps = torch.cartesian_prod(torch.as_tensor(plane.a), torch.as_tensor(plane.b)).to(x)
+    values = np.zeros((len(x), len(steps)))
+    correct = np.zeros((len(x), len(steps)), bool)
     with attack_mode(model), torch.no_grad():
-        for point in torch.arange(math.prod(grid), device=x.device).split(batch_size):
-            image, step_a, step_b = torch.unravel_index(point, grid)
-            moved = x[image] + a[step_a] * gradient[image] + b[step_b] * rademacher[image]
-            logits = checked_logits(model, moved, y[image])
-            values.append(loss(logits, y[image]))
-            correct.append(logits.argmax(1) == y[image])
-    on_grid, right = (as_array(torch.cat(parts).view(grid)) for parts in (values, correct))
-    return InputSurface(a=plane.a, b=plane.b, loss=on_grid.astype(float), correct=right, x=as_array(x), y=as_array(y))
+        for i in range(len(x)):
+            for rows in torch.arange(len(steps)).split(batch_size):
+                a, b = (step.view(-1, *[1] * (x.ndim - 1)) for step in steps[rows].unbind(1))
+                labels = y[i].expand(len(rows))
+                logits = checked_logits(model, x[i] + a * gradient[i] + b * rademacher[i], labels)
+                values[i, rows] = as_array(loss(logits, labels))
+                correct[i, rows] = as_array(logits.argmax(1) == labels)
+    grid = (len(x), len(plane.a), len(plane.b))
+    return InputSurface(
+        a=plane.a, b=plane.b, loss=values.reshape(grid), correct=correct.reshape(grid), x=as_array(x), y=as_array(y)
+    )
 
 
 def filter_normalised(model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:

@@ -130,14 +130,10 @@ def weight_curves(curves: Mapping[str, WeightSurface]) -> Figure:
 def weight_contours(surfaces: Mapping[str, WeightSurface]) -> Figure:
     """Mean loss over two filter-normalised directions: a row for each kind of loss, a column for each model."""
     check_comparable(surfaces)
-    for label, surface in surfaces.items():
-        if surface.dimensions != 2:
-            raise RattleError(f"contours need two directions, {label} has one")
     kinds = ["clean", "adversarial"] if all(surface.attacked for surface in surfaces.values()) else ["clean"]
     low, high = finite_range([getattr(surface, kind) for surface in surfaces.values() for kind in kinds])
     least = max(low, high / 1e3)  # losses are read on a logarithmic scale of three decades at most
-    scale = LogNorm(least, high) if low > 0 else Normalize(low, high)
-    levels = np.geomspace(least, high, 16) if low > 0 else np.linspace(low, high, 16)
+    scale, levels = LogNorm(least, high), np.geomspace(least, high, 16)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.1 * len(surfaces) + 1.3, 2.9 * len(kinds) + 0.5), layout="constrained")
         grid = figure.subplots(len(kinds), len(surfaces), sharex=True, sharey=True, squeeze=False)

@@ -23,7 +23,7 @@ from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.evaluation.inputs import floats_for
 from rattle.models.user import refuse_code
-from rattle.runs.arrays import Gallery, InputPlane, WeightSurface, same_plane
+from rattle.runs.arrays import Gallery, InputPlane, same_plane
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import load_arrays, read_json, save_arrays, write_atomically
@@ -118,7 +118,7 @@ def store_landscapes(
     for label, opened in zip(labels(runs), runs, strict=True):
         model, threat = load_model(opened.checkpoint, device=device), opened.checkpoint.recipe.attack.threat
         shown_x, many_x = floats_for(model, shown.x), floats_for(model, many.x)  # in the layout of each run's network
-        steps = config.line_points + config.surface_points**2 + 4
+        steps = config.line_points + config.surface_points**2
         with console.progress(f"landscapes and flatness of {label}", steps) as advance:
             surface = landscape.input_surface(model, shown_x, shown.y, plane)
             weights = weight_surfaces(model, many_x, many.y, threat, config, advance)
@@ -130,7 +130,6 @@ def store_landscapes(
                 iterations=config.iterations,
                 draws=config.draws,
                 seed=config.seed,
-                advance=advance,
             )
         stored[label] = {"plane": plane, "input": surface, **weights}
         for kind, value in stored[label].items():
@@ -193,12 +192,6 @@ def landscapes_up_to_date(runs: Sequence[OpenRun]) -> bool:
     )
 
 
-def has_attacked_surface(run: Run) -> bool:
-    """Whether the run holds adversarial loss over two directions, which only `rattle landscape` computes."""
-    path = run.landscape("weight-2d")
-    return path.exists() and load_arrays(WeightSurface, path).attacked
-
-
 def prepare(
     folders: Sequence[Path | str],
     config: LandscapeConfig = QUICK,
@@ -240,8 +233,8 @@ def prepare_group(
             found = gallery(opened.checkpoint, seed=config.seed, device=device, console=console)
             written.append(save_arrays(found, opened.run.gallery))
     if not landscapes_up_to_date(runs):
-        if any(has_attacked_surface(opened.run) for opened in runs):  # keep the resolution of `rattle landscape`
-            draw(store_landscapes(runs, LandscapeConfig(seed=config.seed), console, device), runs)
+        if any(opened.run.landscape("input").with_suffix(".png").exists() for opened in runs):
+            draw(store_landscapes(runs, LandscapeConfig(seed=config.seed), console, device), runs)  # as it was drawn
         else:
             store_landscapes(runs, config, console, device)
         written += [opened.run.landscape("input") for opened in runs]
