@@ -78,9 +78,7 @@ def test_a_run_goes_on_by_its_folder_and_gets_longer(run: Run, capsys: pytest.Ca
     capsys.readouterr()
     assert main(["train", "runs/a/recipe.yaml", "--epochs", "4", "--resume", "--trust-code", "--log", "none"]) == 0
     said = capsys.readouterr().err
-    assert said.startswith(
-        "epochs 2 -> 4: 2 are done, fraction 0.5 of the longer run; the Piecewise schedule stretches"
-    )
+    assert said.startswith("epochs 2 -> 4: ")
     assert "epochs   4, 2 of them left, each 2 steps of 32 images" in said
     assert run.metrics.read_text().startswith(before)
     assert epochs_of(run) == [1, 2, 3, 4]
@@ -111,17 +109,14 @@ def test_the_network_s_file_is_kept_as_text(run: Run) -> None:
     assert about == {"file": "net.py", "sha256": sha256(kept.read_bytes()).hexdigest()}
 
 
-def test_a_file_that_is_gone_is_named_with_its_copy_which_runs_when_it_is_named(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_gone_is_named_with_its_copy(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     Path("net.py").unlink()
-    copy = "runs/a/source/net.py:build"
     for command in (["evaluate", "runs/a", "--attacks", "fgsm"], ["train", "runs/a", "--resume", "--trust-code"]):
         said = mistake(capsys, *command)
         assert said.startswith("rattle: net.py, which builds the network of runs/a, is not in ")
-        assert said.endswith(f"read runs/a/source/net.py, then copy it back, or name it by --model {copy}\n")
-    assert main(["evaluate", "runs/a", "--model", copy, "--attacks", "fgsm", "--n", "10"]) == 0
-    assert main(["train", "runs/a", "--model", copy, "--epochs", "3", "--resume", "--log", "none"]) == 0
+        assert said.endswith("read runs/a/source/net.py, then copy it back\n")
+    shutil.copy("runs/a/source/net.py", "net.py")
+    assert main(["train", "runs/a", "--trust-code", "--epochs", "3", "--resume", "--log", "none"]) == 0
     assert epochs_of(run) == [1, 2, 3]
     assert rattle.load(run.checkpoint("last"), trust_code=True)(torch.rand(1, 1, 8, 8)).shape == (1, 10)
 
@@ -136,9 +131,7 @@ def test_a_file_that_has_changed_is_warned_of_and_refused_only_where_the_weights
         assert main(["evaluate", "runs/a", "--attacks", "fgsm", "--n", "10", "--trust-code"]) == 0
     assert warnings.formatwarning(found[0].message, UserWarning, "", 0).startswith("warning: net.py has changed")
     Path("net.py").write_text(NET.format(width=9))
-    with pytest.raises(
-        RattleError, match=r"; net.py has changed since it built the network of runs/a; .*--model runs/a"
-    ):
+    with pytest.raises(RattleError, match=r"; net.py has changed since it built the network of runs/a; "):
         rattle.load("runs/a", trust_code=True)
 
 

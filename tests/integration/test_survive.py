@@ -7,7 +7,6 @@ import shutil
 import signal
 import time
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from rattle.training import loop as train
 from rattle.training.loop import fit
 from rattle.weights import SWA
 from support.processes import Child, until
-from support.training import Interrupting, Stop, content, dies_at, eventful, killed, recipe_of, tiny
+from support.training import Interrupting, Stop, content, dies_at, eventful, killed, recipe_of
 
 pytestmark = pytest.mark.process
 
@@ -214,14 +213,3 @@ def test_checkpoints_written_by_the_clock_do_not_change_the_result(whole: Run, t
         fit(recipe, tmp_path, console=Interrupting(steps=5))
     assert read(Run(tmp_path).checkpoint("last")).progress["step"] == 4
     assert states(fit(recipe, tmp_path, resume=True)) == states(whole)
-
-
-def test_checkpoints_by_the_clock_come_once_a_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(0, 10**6, 10))
-    saves: list[int] = []
-    monkeypatch.setattr(train.time, "monotonic", lambda: float(next(clock)))  # ten seconds pass at every look
-    monkeypatch.setattr(train, "save", lambda learner, *_: saves.append(learner.progress.step))
-    fit(tiny("trades", save_minutes=0.75, epochs=1, batch_size=8), tmp_path)
-    gaps = {after - before for before, after in pairwise(saves[:-2])}
-    assert len(saves) < 12
-    assert min(gaps) >= 3  # of 24 steps

@@ -1,8 +1,6 @@
 """Checkpoints come back bit for bit, and a file that is none gets one sentence."""
 
-import errno
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -111,30 +109,6 @@ def test_a_newer_format_asks_for_an_upgrade(saved: Path, monkeypatch: pytest.Mon
 def test_a_missing_file_and_a_folder_are_no_checkpoints(tmp_path: Path) -> None:
     assert refused(tmp_path / "nothing") == f"there is no checkpoint {tmp_path / 'nothing'}"
     assert "there is no checkpoint" in refused(tmp_path)
-
-
-@pytest.mark.parametrize("broken", ["fsync", "replace"])
-def test_a_write_that_fails_leaves_the_old_file(saved: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
-    before = saved.read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, broken, full)
-    with pytest.raises(RattleError, match=r"No space left on device; what was saved earlier is intact"):
-        write_atomically(saved, b"new")
-    monkeypatch.undo()
-    assert saved.read_bytes() == before
-    assert [p.name for p in saved.parent.iterdir()] == [saved.name]
-    read(saved)
-
-
-def test_a_write_makes_the_folders_it_needs_and_leaves_nothing_beside(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "c.json"
-    write_atomically(path, b"1")
-    write_atomically(path, b"22")
-    assert path.read_bytes() == b"22"
-    assert [p.name for p in path.parent.iterdir()] == ["c.json"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from rattle.cli.overview import overview
 from rattle.data import Augment
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
@@ -96,19 +95,6 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path: Path, mix: Any) -> None:
     assert content(fit(recipe, tmp_path / "parts", log="none", resume=True)) == content(whole)
     assert len(whole.metrics.read_text().splitlines()) == 2
     assert read(whole.checkpoint("last")).progress["step"] == 6  # an epoch has as many steps as without
-
-
-def test_images_given_in_python_are_joined_by_extra_ones(tmp_path: Path) -> None:
-    recipe = replace(recipe_with(tmp_path), epochs=1)
-    x, y = torch.rand(96, 1, 8, 8), torch.arange(96) % 10
-    data = replace(recipe.data, train_size=None)
-    run = fit(replace(recipe, data=data, batch_size=16), tmp_path / "run", data=(x, y), log="none")
-    assert run.checkpoint("best").exists()
-
-
-def test_the_overview_says_what_is_drawn(tmp_path: Path) -> None:
-    words = overview(state_of(recipe_with(tmp_path)))
-    assert f"; 44 of every 64 from {tmp_path / 'extra.npz'} (50)" in words
 
 
 def test_a_method_that_cannot_learn_from_them_refuses(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
 from rattle.training import loop
 from rattle.training.fit_inputs import take
-from rattle.training.state import init_state
-from rattle.weights import EMA, eval_mode
+from rattle.weights import EMA
 from support.training import Interrupting, Stop, content
 
 ROOT = Path(__file__).parents[2]
@@ -193,17 +192,10 @@ def test_a_module_with_its_logits_in_an_object_trains_as_if_it_returned_them(mod
     assert best(images()[0][:2] / 255).logits.shape == (2, 3)  # it returns what it returned before
 
 
-def test_the_librarys_networks_are_trained_channels_last_and_others_contiguous() -> None:
-    taken, found = take(recipe("at"), net(), images(), None)
-    assert init_state(taken, found, net()).layout == torch.contiguous_format
-    assert init_state(recipe("at", model="cnn"), found).layout == torch.channels_last
-
-
-@pytest.mark.parametrize("stop", [{"epochs": 1}, {"steps": 5}])
-def test_a_resumed_run_is_the_run_that_was_never_stopped(whole: Run, tmp_path: Path, stop: dict[str, int]) -> None:
+def test_a_resumed_run_is_the_run_that_was_never_stopped(whole: Run, tmp_path: Path) -> None:
     made = recipe(average=EMA(decay=0.8))
     with pytest.raises(Stop):
-        fit(tmp_path, made=made, console=Interrupting(**stop))
+        fit(tmp_path, made=made, console=Interrupting(steps=5))
     torch.rand(7)  # torch's own random state plays no part, not even in dropout
     assert content(fit(tmp_path, net(seed=5), made=made, resume=True)) == content(whole)
 
@@ -219,8 +211,6 @@ def test_a_module_that_moved_in_the_code_is_resumed_and_another_one_is_not(whole
     x, y = images()
     with pytest.raises(RattleError, match="was trained on other images than those given now"):
         fit(tmp_path, data=(255 - x, y), made=made, resume=True)
-    with pytest.raises(RattleError, match="was trained on other images"):
-        fit(tmp_path, data=(x.flip(0), y.flip(0)), made=made, resume=True)
     moved = net()
     moved.__class__ = type("Net", (Net,), {"__module__": "elsewhere"})
     assert content(fit(tmp_path, moved, made=made, resume=True)) == content(whole)
@@ -242,23 +232,16 @@ def test_a_rollback_before_the_first_checkpoint_starts_from_the_modules_own_weig
     assert not same(calls[2], calls[0])
 
 
-def silent(z: Tensor) -> Tensor:
-    raise RuntimeError
-
-
 def bad_modules() -> dict[str, tuple[Any, str]]:
     frozen = net().requires_grad_(False)
     return {
         "class": (Net, "model must be a torch.nn.Module with weights, got the class Net"),
-        "name": ("resnet18", "model must be a torch.nn.Module with weights, got str"),
         "probabilities": (Last(lambda z: z.softmax(1)), "the model returns probabilities: return the logits"),
         "one logit": (Last(lambda z: z[:, :1]), "one logit"),
-        "flat": (Last(lambda z: z[:, 0]), "the model must return logits [n, C]"),
         "dict": (Last(lambda z: {"scores": z}), "the model must return logits [n, C]"),
         "nan": (Last(lambda z: z * float("nan")), "NaN"),
         "double": (net().double(), "the images are torch.float32, the model's weights torch.float64"),
         "other size": (nn.Sequential(nn.Flatten(), nn.Linear(9, 3)), "does not take images of shape [1, 8, 8]"),
-        "silent": (Last(silent), "does not take images of shape [1, 8, 8]: RuntimeError"),
         "few classes": (net(classes=2), "labels run from 0 to 2, but there are 2 classes"),
         "frozen": (frozen, "no parameter of the module requires a gradient"),
         "lazy": (nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "call it on a batch before fit"),
@@ -282,12 +265,9 @@ def bad_data() -> dict[str, tuple[Any, str]]:
     pairs = TensorDataset(x, y)
     return {
         "images alone": (x, "data must be (images, labels), a Dataset or a DataLoader, got Tensor"),
-        "three": ((x, y, y), "got 3 entries"),
-        "a name": ("cifar10", "got str"),
         "shuffled": (DataLoader(pairs, shuffle=True), "use shuffle=False, fit shuffles"),
         "normalised": ((x / 255 * 4 - 2, y), "images must lie in [0, 1]"),
         "grey": ((x[:, 0], y), "[n, C, H, W]"),
-        "grey floats": ((x[:, 0] / 255, y), "grey images need a channel, x[:, None]"),
         "labels": ((x, y.float()), "labels must be whole numbers"),
         "fewer labels": ((x, y[:5]), "60 images but 5 labels"),
         "negative": ((x, y - 1), "labels run from -1 to 1"),
@@ -342,18 +322,6 @@ def test_commands_say_what_to_do_with_a_run_of_a_module(whole: Run, capsys: pyte
         error = capsys.readouterr().err
         assert "given in Python and" in error, command
         assert "Traceback" not in error
-
-
-def test_tables_and_the_page_show_a_run_of_a_module_that_was_evaluated(
-    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model, (x, y) = rattle.load(whole.folder, model=net()), images()
-    with eval_mode(model):
-        rattle.evaluate(model, x / 255, y, ["fgsm", "pgd5"], epsilon=0.05, out=whole.results)
-    monkeypatch.chdir(tmp_path)
-    assert main(["table", str(whole.folder)]) == 0
-    assert "fgsm" in capsys.readouterr().out.lower()
-    assert main(["report", str(whole.folder), "--no-compute"]) == 0
 
 
 def test_the_example_runs_and_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

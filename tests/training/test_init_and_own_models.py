@@ -9,7 +9,6 @@ import torch
 
 import rattle
 from rattle.cli.main import main
-from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.models import Normalise
 from rattle.recipes.recipe import Recipe
@@ -98,9 +97,3 @@ def test_a_network_of_ones_own_is_trained_and_loaded(
     assert main(["evaluate", "run", "--attacks", "fgsm", "--n", "10", "--trust-code"]) == 0
     assert main(["train", DIGITS, "--model", "mynet.py:build", "--width", "3", *TINY, "--out", "b"]) == 2
     assert "mynet.py:build has no keyword 'width', which the recipe sets" in capsys.readouterr().err
-
-
-def test_a_recipe_whose_data_are_elsewhere_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = save_run(tmp_path / "run", recipe=replace(RECIPE, data=Data(name="gone.npz")))
-    assert main(["evaluate", str(run)]) == 2
-    assert "there is no .npz file at gone.npz" in capsys.readouterr().err

@@ -104,8 +104,3 @@ def test_a_method_that_needs_whole_labels_refuses_to_mix(method: str, taker: str
 def test_the_margin_loss_refuses_to_mix() -> None:
     with pytest.raises(RattleError, match=r"makes soft labels, which attack.loss cw cannot take$"):
         replace(get_recipe("digits-linf-cnn-at"), attack=PGD(loss="cw"), **mixing("mixup"))
-
-
-def test_an_unknown_way_to_mix_is_refused() -> None:
-    with pytest.raises(RattleError, match=r"augment.mix must be one of none, cutmix, mixup, got 'cut'"):
-        Augment(mix="cut")  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.recipes.catalog import get_recipe, make_recipe
@@ -86,18 +85,6 @@ def test_a_resumed_run_with_groups_is_the_run_that_was_never_stopped(settings: d
     buffers = read(whole.checkpoint("last")).part("optimizer")
     counts = [value for name, value in buffers.items() if name.endswith(".step")]
     assert {(value.ndim, float(value)) for value in counts} == ({(0, 6.0)} if settings is ADAMW else set())
-
-
-def test_the_command_line_chooses_optimizer_and_warm_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--width", "4", "--epochs", "1", "--data.train-size", "64", "--batch-size", "32", "--attack.steps", "1"]
-    words = ["--optimizer.kind", "AdamW", "--optimizer.betas", "0.9", "0.95"]
-    words += ["--schedule.kind", "Cosine", "--schedule.warmup", "1/10", "--log", "none"]
-    assert main(["train", "digits-linf-cnn-at", *sizes, *words, "--out", str(tmp_path / "run")]) == 0
-    recipe = Recipe.from_yaml((tmp_path / "run" / "recipe.yaml").read_text())
-    assert recipe.optimizer == AdamW(betas=(0.9, 0.95))
-    assert recipe.schedule == Cosine(warmup=0.1)
-    assert main(["train", "digits-linf-cnn-at", "--optimizer.kind", "Adam", "--out", str(tmp_path / "b")]) == 2
-    assert "must be one of SGD, AdamW, got 'Adam'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from rattle.losses import ce
 from rattle.models.registry import create_model
 from rattle.objectives import Method, register_method
 from rattle.objectives.base import Batch, Moment, Objective, StepContext, Teacher
-from rattle.objectives.loss import compute_loss
 from rattle.objectives.registry import METHODS
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
@@ -134,14 +133,6 @@ def teacher(recipe: Recipe) -> Recipe:
     return teacher_recipe(recipe, "before", Everything().before, "standard")
 
 
-def test_a_teacher_that_is_given_is_not_trained(whole: Run, recipe: Recipe, tmp_path: Path) -> None:
-    weights = str(whole.folder.with_name("whole-teacher-before") / "checkpoints" / "last.safetensors")
-    given = replace(recipe, objective=Everything(before=Teacher(weights=weights)))
-    run = fit(given, tmp_path / "given")
-    assert not (tmp_path / "given-teacher-before").exists()
-    assert torch.equal(content(run)["model.head.weight"], content(whole)["model.head.weight"])
-
-
 def test_a_teacher_that_is_code_runs_by_the_user_s_word_alone(recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path)!r}, 'executed').touch()\n")
     code = f"{tmp_path / 'evil.py'}:build"
@@ -153,12 +144,3 @@ def test_a_teacher_that_is_code_runs_by_the_user_s_word_alone(recipe: Recipe, tm
     with pytest.raises(RattleError, match=r"best\.safetensors names code to run as its model"):
         fit(replace(recipe, objective=Everything(before=Teacher(weights=weights))), tmp_path / "run")
     assert not (tmp_path / "executed").exists()
-
-
-def test_teachers_that_cannot_be_are_refused(recipe: Recipe, tmp_path: Path) -> None:
-    missing = replace(recipe, objective=Everything(before=Teacher(weights="nowhere")))
-    with pytest.raises(RattleError, match="there is no run or checkpoint nowhere"):
-        fit(missing, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(RattleError, match=r"train it with rattle\.fit"):
-        compute_loss(Everything(), torch.nn.Flatten(), torch.rand(2, 3), torch.rand(2, 3), torch.zeros(2).long())

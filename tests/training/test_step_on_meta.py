@@ -25,7 +25,6 @@ from rattle.objectives.registry import METHODS
 from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat
 from rattle.training.batches import augmented
-from rattle.training.metrics import LossMeter
 from rattle.training.state import init_state
 from rattle.training.step import StepInputs, step
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
@@ -111,10 +110,6 @@ def test_a_step_of_every_method_looks_at_no_value(name: str, norm: Norm) -> None
         assert one_step(METHODS[name], norm) == []
 
 
-def test_an_l1_step_looks_at_no_value() -> None:
-    one_step(METHODS["trades"], "l1")
-
-
 @pytest.mark.parametrize("awp", [AWP(gamma=0.01, warmup=0), SAM(rho=0.1), ASAM()])
 def test_a_step_with_perturbed_weights_looks_at_no_value(awp: AWP | SAM | ASAM) -> None:
     assert one_step(METHODS["trades"], awp=awp) == []
@@ -124,14 +119,6 @@ def test_a_step_with_perturbed_weights_looks_at_no_value(awp: AWP | SAM | ASAM) 
 def test_a_step_with_the_taylor_terms_looks_at_no_value(kind: type, mode: Any) -> None:
     method = replace(METHODS["trades"], objective=kind(taylor=Taylor(order=2, mode=mode)))
     assert one_step(method, samples=2 if mode == "sampled" else 1) == []
-
-
-@pytest.mark.parametrize("loss", ["ce", "kl", "cw"])
-def test_an_attack_called_alone_looks_at_its_images_and_a_step_does_not(loss: Any) -> None:
-    model, (x, y, _) = network(), batch()
-    with pytest.raises(RattleError, match="meta"):
-        PGD(loss=loss)(model, x, y)
-    one_step(replace(METHODS["at"], attack=PGD(loss=loss)))
 
 
 def test_a_step_on_the_cpu_still_refuses_images_outside_0_1() -> None:
@@ -173,37 +160,6 @@ def test_augmentation_and_mixing_look_at_no_value_and_copy_nothing(mix: Any) -> 
     assert copies.found == []
 
 
-def test_images_on_the_host_are_found_by_an_index_on_the_host() -> None:
-    recipe = tiny("at")
-    recipe = replace(recipe, data=replace(recipe.data, augment=Augment(pad=2, mix="cutmix")))
-    state = init_state(recipe, recipe.data.load())
-    whole = augmented(state, state.data.train, torch.arange(8))
-    state.model.to(META)
-    x, y = augmented(state, state.data.train, torch.arange(8))
-    assert x.device == y.device == META
-    assert (x.shape, y.shape) == tuple(part.shape for part in whole)
-
-
-@pytest.mark.parametrize("draw", ["uniform", "normal", "signs"])
-def test_streams_of_images_draw_on_their_device(draw: str) -> None:
-    with Copies() as copies:
-        streams = ImageStreams(7, torch.arange(IMAGES, device=META))
-        assert getattr(streams, draw)(3, 2).device == META
-        assert streams.integers(5, 2).device == META
-    assert copies.found == []
-
-
-@pytest.mark.parametrize("average", [EMA(), EMA(warmup=True)])
-def test_an_average_of_the_weights_follows_at_every_step_without_a_look(average: EMA) -> None:
-    model = network()
-    averaged = average.averaged(model)
-    with Copies() as copies:
-        for _ in range(3):
-            averaged.update_parameters(model)
-    assert copies.found == []
-    assert int(averaged.n_averaged) == 3
-
-
 def test_a_moving_average_is_torchs() -> None:
     model = create_model("cnn", classes=CLASSES, channels=1, width=4)
     ours, theirs = (
@@ -217,13 +173,3 @@ def test_a_moving_average_is_torchs() -> None:
         ours.update_parameters(model)
         theirs.update_parameters(model)
     torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
-
-
-def test_the_sums_of_losses_are_looked_at_when_they_are_read_alone() -> None:
-    meter = LossMeter({}, META)
-    with Copies() as copies:
-        for number in range(60):
-            meter.add({"clean": torch.rand((), device=META), "zeroth": torch.rand((), device=META)}, number)
-    assert copies.found == []
-    with pytest.raises(RuntimeError, match="meta"):
-        meter.read()

@@ -7,8 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import pytest
 from rattle.cli import main as cli
 from rattle.cli.sweep import grid, occurrences
 from rattle.errors import RattleError
-from rattle.recipes.catalog import get_recipe, resolve
+from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.lock import open_run
 from rattle.runs.paths import Run
@@ -56,11 +54,6 @@ def test_kinds_lists_switches_and_fractions_can_be_swept() -> None:
     lists = points("--schedule.drops", "0.5", "0.75", "--schedule.drops", "0.6")
     assert [r.schedule.drops for _, r in lists] == [(0.5, 0.75), (0.6,)]  # type: ignore[union-attr]
     assert len(points("--noise.sigma", "0.01", "1/100", "0.02")) == 3
-
-
-def test_without_several_values_there_is_one_run() -> None:
-    [(label, recipe)] = points("--epochs", "3")
-    assert (folder_name(label), recipe.epochs) == ("run", 3)
 
 
 @pytest.mark.parametrize("value", ["../../etc", "/etc/passwd", "a\nb", "..", "~", "$(rm -rf x)", "-rf", "é" * 300])
@@ -148,33 +141,6 @@ def test_so_many_runs_go_at_once_and_failures_are_reported_at_the_end(tmp_path: 
     assert run_local(todo, at_once=2, out=tmp_path, console=NullConsole()) == {"bad": "rattle: no luck"}
     assert len((tmp_path / "counts").read_text().split()) == 4
     assert max(map(int, (tmp_path / "counts").read_text().split())) <= 2
-
-
-class Watching(NullConsole):
-    """Keeps what the bar of a sweep shows last."""
-
-    def __init__(self) -> None:
-        self.at, self.shown = 0, {}
-
-    @contextmanager
-    def progress(self, title: str, total: int, *, done: int = 0) -> Iterator:
-        self.at, self.total = done, total
-
-        def advance(steps: int = 1, **figures: float | str) -> None:
-            self.at += steps
-            self.shown = figures
-
-        yield advance
-
-
-@pytest.mark.process
-def test_the_bar_ends_with_every_epoch_and_every_run_done(tmp_path: Path, pretender: Path) -> None:
-    pretender.write_text("sleep 0.2; for epoch in 1 2; do echo '{\"epoch\": '$epoch'}' >> \"$4/metrics.jsonl\"; done\n")
-    console = Watching()
-    todo = pending(jobs(tmp_path / "sweep", "a", "b", epochs=2), console)
-    assert run_local(todo, at_once=2, out=tmp_path, console=console) == {}
-    assert console.at == console.total == 4
-    assert console.shown == {"runs": "2/2", "failed": "0"}
 
 
 @pytest.mark.process
@@ -287,20 +253,6 @@ def test_a_slurm_sweep_finishes_though_one_of_its_jobs_is_cancelled_and_requeued
     assert "stopped by SIGTERM; everything is saved in" in logs
     one = replace(todo[0].recipe)
     assert run.metrics.read_bytes() == fit(one, tmp_path / "whole").metrics.read_bytes()
-
-
-@pytest.mark.slow
-def test_slurm_trains_the_runs_of_a_paper_table_and_the_same_command_prints_it(slurm: None, tmp_path: Path) -> None:
-    sizes = ["--epochs", "1", "--train-size", "128", "--n", "20"]
-    command = ["paper", "7", "--scale", "tiny", "--launcher", "slurm", "--out", str(tmp_path), *sizes]
-    handed = rattle(*command)
-    assert handed.returncode == 0, handed.stderr
-    assert handed.stdout == "2 of 2 runs are in the queue; the same command again prints the table\n"
-    runs = [tmp_path / "tiny" / f"recipe=digits-linf-cnn-{method},seed=0" for method in ("trades", "trades-2nd")]
-    until(lambda: all(Job(run, resolve(str(run))).state == "finished" for run in runs), 300)
-    table = rattle(*command, "--format", "markdown")
-    assert table.returncode == 0, table.stderr
-    assert "| TRADES+1st+2nd | ours | 1 |" in table.stdout
 
 
 def step_begun(run: Run) -> None:

@@ -26,7 +26,6 @@ from rattle.weights import AWP
 from support.training import Interrupting, Stop, Wholes, content, recipe_of, tiny
 
 ZOO = "zoo:digits-linf-cnn-trades"
-METHODS = ("lbgat", "hat", "kd-swa", "rslad")
 fit = partial(fit_with_events, log="none")
 SIZES = ["--width", "4", "--data.train-size", "128", "--batch-size", "64", "--threads", "1", "--epochs", "1"]
 
@@ -43,10 +42,7 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
     return Wholes(short, tmp_path_factory.mktemp("runs"))
 
 
-SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in ("kd-swa", "rslad")]
-
-
-@pytest.mark.parametrize("method", ["lbgat", "hat", *SLOW])
+@pytest.mark.parametrize("method", ["lbgat", "hat"])
 @pytest.mark.parametrize("steps", [2, 10])
 def test_a_run_stopped_in_its_teacher_or_itself_goes_on_bit_for_bit(
     wholes: Wholes, method: str, steps: int, tmp_path: Path

@@ -1,14 +1,9 @@
-"""Opening a run folder for writing: begin, continue or replace a run, one process group at a time.
-
-A run that is being replaced stays in RUN/.replaced until the new one has a checkpoint, or comes back without one:
-renames inside one folder, so nothing is copied; what a killed process leaves half moved is moved back.
-"""
+"""Opening a run folder for writing: begin, continue or replace a run, one process group at a time."""
 
 import json
 import os
 import platform
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -23,7 +18,7 @@ from rattle.recipes.schema import flatten, to_plain
 from rattle.runs import distributed
 from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
 from rattle.runs.paths import Run
-from rattle.runs.source import environment, is_kept, keep_source
+from rattle.runs.source import environment, keep_source
 
 LOCK = Run.lock.name
 PATIENCE = 0.7  # seconds: a child of a process just killed may hold its lock for a moment more
@@ -58,7 +53,7 @@ def owner_file(lock: Path) -> Path:
 
 
 def owner(path: Path) -> str:
-    """The process that holds a lock file, and for how long; empty if none does."""
+    """The process that holds a lock file; empty if none does."""
     if not path.is_file() or path.is_symlink():
         return ""
     lock = FileLock(path)
@@ -66,10 +61,7 @@ def owner(path: Path) -> str:
         lock.acquire(blocking=False)
     except Timeout:
         file = owner_file(path)
-        if not file.is_file():
-            return "another process"
-        minutes = (time.time() - file.stat().st_mtime) / 60
-        return f"{file.read_text(encoding='utf-8')} (for {minutes:.0f} minutes)"
+        return file.read_text(encoding="utf-8") if file.is_file() else "another process"
     lock.release()
     return ""
 
@@ -78,9 +70,9 @@ def owner(path: Path) -> str:
 def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool = False) -> Iterator[None]:
     """Hold a run folder for training `recipe`.
 
-    resume: continue the run that is there, if any, for as many epochs as `recipe` says; overwrite: replace it, once
-    the new one has a checkpoint (overwrite.py). Without either, a folder that holds a run is refused, as is a folder
-    that holds anything else. A new run that raises RattleError before it has saved anything leaves nothing behind.
+    resume: continue the run that is there, if any, for as many epochs as `recipe` says; overwrite: remove it first.
+    Without either, a folder that holds a run is refused, as is a folder that holds anything else. A new run that raises
+    RattleError before it has saved anything leaves nothing behind.
     """
     new, made = not run.exists(), [folder for folder in (run.folder, *run.folder.parents) if not folder.exists()]
     distributed.on_main(lambda: check_folder(run, resume=resume, overwrite=overwrite))
@@ -88,12 +80,10 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
         try:
             distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
             yield
-        except BaseException as reason:
-            if distributed.is_main() and not isinstance(reason, Held):
-                settle(run)
-                unused = not run.checkpoints.exists() and not run.diverged.exists()
-                if new and unused and isinstance(reason, RattleError):
-                    remove(run, made)
+        except RattleError as reason:
+            unused = not run.checkpoints.exists() and not run.diverged.exists()
+            if new and unused and distributed.is_main() and not isinstance(reason, Held):
+                remove(run, made)
             raise
 
 
@@ -101,10 +91,9 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
     """Lock the folder, and write recipe and environment."""
     with writing(run.lock):
         lock.enter_context(locked(run.lock))
-        settle(run)  # a process that was killed while it replaced the run
         refuse_held(run, resume, overwrite)
         if overwrite:
-            set_aside(run)
+            clear(run)
     if run.exists():
         check_resumable(run, recipe)
     run.diverged.unlink(missing_ok=True)
@@ -121,8 +110,7 @@ def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
         raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
     if str(run.folder).encode("utf-8", "replace").decode() != str(run.folder):
         raise RattleError(f"{run.folder} is no name in UTF-8, which TensorBoard and safetensors need: choose another")
-    held = run.exists() or (run.folder / FOLDER).is_dir()
-    if run.folder.exists() and not held and any(map(foreign, run.folder.iterdir())):
+    if run.folder.exists() and not run.exists() and any(map(foreign, run.folder.iterdir())):
         raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")
     refuse_held(run, resume, overwrite)
 
@@ -136,8 +124,7 @@ def refuse_held(run: Run, resume: bool, overwrite: bool) -> None:
 def check_resumable(run: Run, recipe: Recipe) -> None:
     """Refuse to resume with other settings than the run has; more epochs are recorded in the run's history."""
     before = resolve(str(run.folder))
-    # The same text from another place resumes: the user named it.
-    changed = changes(before, recipe, but="model" if is_kept(run, before.model, recipe.model) else "")
+    changed = changes(before, recipe)
     if changed:
         command = f"`rattle train {run.folder} --resume`"
         raise RattleError(f"{run.folder} holds a run of another recipe ({changed}): {command} resumes its own")
@@ -173,72 +160,30 @@ def remove(run: Run, made: Sequence[Path]) -> None:
             folder.rmdir()
 
 
-def note_divergence(run: Run, sentence: str) -> None:
-    """Record that the loss diverged for good, see Run.divergence."""
-    write_atomically(run.diverged, sentence.encode())
-
-
 def record_line(path: Path, line: Mapping[str, Any]) -> None:
     """Append one JSON object to a file of lines; only the main rank writes, the others wait."""
     distributed.on_main(lambda: append_line(path, line))
 
 
-def truncate(path: Path, size: int) -> str:
+def truncate(path: Path, size: int) -> bool:
     """Drop the lines that were written after the checkpoint a run resumes from, when the file had `size` bytes.
 
-    Returns what is to be said of a file that has lost some of these; a line that was cut goes too.
+    Returns whether the file has lost some of these; a line that was cut goes too.
     """
-    found = path.read_bytes() if distributed.is_main() and path.is_file() else b""
+    if not distributed.is_main():
+        return False
+    found = path.read_bytes() if path.is_file() else b""
     kept = size if len(found) >= size else found.rfind(b"\n") + 1
     if len(found) > kept:
         with writing(path), open(path, "r+b", opener=no_link) as file:
             file.truncate(kept)
-    if kept == size or not distributed.is_main():
-        return ""
-    left = f"{found.count(10)} lines are left" if kept else "none of its lines are left"
-    return f"{path} has lost lines since the checkpoint ({left}): the run resumes without them"
-
-
-FOLDER = ".replaced"
-COMPLETE = "complete"  # a file in the folder: everything of the old run is there, what lies beside it is the new one's
+    return kept < size
 
 
 def clear(run: Run) -> None:
     """Remove what a run wrote, and nothing else; of a link only itself."""
     for path in run.written():
-        discard(path)
-
-
-def discard(path: Path) -> None:
-    """Remove a file or folder, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def set_aside(run: Run) -> None:
-    """Move the run that is there out of the way of a new one."""
-    settle(run)
-    aside = run.folder / FOLDER
-    aside.mkdir()
-    for path in run.written():
-        if os.path.lexists(path):
-            os.rename(path, aside / path.name)
-    (aside / COMPLETE).touch()
-
-
-def settle(run: Run) -> None:
-    """Forget the old run if the new one has a checkpoint, else bring it back; nothing if none was set aside."""
-    aside = run.folder / FOLDER
-    if not aside.is_dir() or aside.is_symlink():
-        return
-    complete = (aside / COMPLETE).exists()
-    if not (complete and run.checkpoint("last").exists()):
-        if complete:
-            clear(run)
-            (aside / COMPLETE).unlink()
-        for path in sorted(aside.iterdir(), key=lambda path: path.name == Run.recipe.name):
-            discard(run.folder / path.name)
-            os.rename(path, run.folder / path.name)
-    shutil.rmtree(aside)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -24,11 +24,6 @@ class Advance(Protocol):
 class Console(Protocol):
     """Shows lines and progress bars."""
 
-    @property
-    def live(self) -> bool:
-        """Whether bars are redrawn in place, which makes lines about progress unnecessary."""
-        ...
-
     def log(self, line: str) -> None: ...
 
     def begin(self, state: Any) -> None:
@@ -43,8 +38,6 @@ class Console(Protocol):
 class NullConsole:
     """Shows nothing: the default when rattle is used as a library."""
 
-    live = False
-
     def log(self, line: str) -> None:
         pass
 
@@ -57,8 +50,6 @@ class NullConsole:
 
 class ProgressOnly(NullConsole):
     """Another console's bars without its lines."""
-
-    live = True
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -1,7 +1,7 @@
 """What a run ran on: versions and hardware, and the user's file that builds its network.
 
 The text of the file is kept in the run, and a file that is gone or changed is noticed.
-The copy is for people to read. It runs only where the user names it as the model.
+The copy is for people to read, and never runs.
 """
 
 import hashlib
@@ -33,15 +33,6 @@ def keep_source(run: Run, recipe: Recipe) -> dict[str, Any]:
     return {"source": {"file": str(path), "sha256": sha256(kept)}}
 
 
-def is_kept(run: Run, before: str, now: str) -> bool:
-    """Whether two models FILE.py:FUNCTION differ only in where the file is that the run has kept the text of."""
-    old, new = source_file(before), source_file(now)
-    if old is None or new is None or before.rpartition(":")[2] != now.rpartition(":")[2]:
-        return False
-    kept = run.source / old.name
-    return kept.is_file() and new.is_file() and sha256(kept) == sha256(new)
-
-
 @contextmanager
 def own_source(run: Run | None, recipe: Recipe) -> Iterator[None]:
     """Build the network of a run in the body; run: None where there is nothing to compare with.
@@ -61,11 +52,11 @@ def own_source(run: Run | None, recipe: Recipe) -> Iterator[None]:
 
 def difference(run: Run, recipe: Recipe) -> str | None:
     """What has become of the user's file since the run began; None if it is the same or no copy was kept."""
-    path, function = source_file(recipe.model), recipe.model.rpartition(":")[2]
+    path = source_file(recipe.model)
     kept = run.source / path.name if path else None
     if path is None or kept is None or not kept.is_file():
         return None
-    advice = f"the run keeps its text: read {kept}, then copy it back, or name it by --model {kept}:{function}"
+    advice = f"the run keeps its text: read {kept}, then copy it back"
     if not path.is_file():
         raise RattleError(f"{path}, which builds the network of {run.folder}, is not in {Path.cwd()}; {advice}")
     if sha256(path) == sha256(kept):

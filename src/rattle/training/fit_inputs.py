@@ -110,14 +110,12 @@ def count_logits(model: nn.Module, x: Tensor) -> int:
     """How many outputs a module has on the images x; refuses an output that the losses cannot be taken of."""
     device = next(model.parameters()).device
     try:
-        with torch.no_grad(), eval_mode(model):
+        with torch.enable_grad(), eval_mode(model):
             logits = finite(logits_of(model, to_float(x, torch.contiguous_format).to(device)))
     except RuntimeError as error:
         reason = first_line(error)
         raise RattleError(f"the model does not take images of shape {list(x.shape[1:])}: {reason}") from error
-    with torch.enable_grad(), eval_mode(model):
-        trainable = logits_of(model, to_float(x, torch.contiguous_format).to(device)).requires_grad
-    if not trainable:
+    if not logits.requires_grad:
         raise RattleError("the model cannot be trained: its logits have no gradient by its weights")
     refuse_one_logit(logits)
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-5):

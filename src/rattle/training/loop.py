@@ -23,7 +23,8 @@ from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
-from rattle.runs.lock import note_divergence, open_run, record_line
+from rattle.runs.io import write_atomically
+from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import HANDLED, Console, Interrupted, NullConsole, Request, StoppedBySignal, listening
 from rattle.training.batches import in_epoch, with_extra
@@ -162,7 +163,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
             )
             log_epoch(metrics)
             advance(0, **best_figure(state))
-            console.log((short_summary if console.live else summary)(metrics, recipe.epochs, saved - begun))
+            console.log(summary(metrics, recipe.epochs, saved - begun))
             if metrics["epoch"] == 2 and (line := remark(progress.term_weights)):
                 console.log(line)  # not after the first: a fresh network has hardly a zeroth term
     state.model.eval()
@@ -313,7 +314,7 @@ def roll_back(state: TrainState, run: Run, console: Console, diverged: Diverged)
 
 def give_up(run: Run, diverged: Diverged) -> Exception:
     """The error that ends a run whose loss diverged; the run folder records it."""
-    distributed.on_main(lambda: note_divergence(run, str(diverged)))
+    distributed.on_main(lambda: write_atomically(run.diverged, str(diverged).encode()))
     last = run.checkpoint("last")
     saved = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
     advice = "try a smaller optimizer.lr, or --on-divergence rollback"
@@ -332,7 +333,7 @@ def best_figure(state: TrainState) -> dict[str, str]:
     return {"best robust": f"{100 * state.progress.best:.1f} %"} if state.progress.best >= 0 else {}
 
 
-def short_summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
+def summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
     """An epoch in a line that fits a terminal; of averaged weights if there are any, since `best` is chosen by them."""
     line = f"epoch {metrics['epoch']}/{epochs}  loss {metrics['loss']:.3f}"
     for name in ("clean", "robust"):
@@ -340,12 +341,3 @@ def short_summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> st
         if value is not None:
             line += f"  {name} {100 * value:.1f} %"
     return f"{line}  {seconds:.0f} s"
-
-
-def summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
-    """An epoch in a line, for logs without a terminal; the weights of Taylor terms are in the metrics alone."""
-    line = f"epoch {metrics['epoch']}/{epochs}"
-    for name, value in metrics.items():
-        if name not in ("epoch", "step") and not name.endswith("_over_zeroth"):
-            line += f"  {name} {value:.4f}"
-    return f"{line}  {seconds:.1f} s"

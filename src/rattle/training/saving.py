@@ -9,7 +9,7 @@ from rattle.errors import RattleError, first_line
 from rattle.recipes.schema import from_plain
 from rattle.runs import checkpoint, distributed
 from rattle.runs.load import fill
-from rattle.runs.lock import changes, settle, truncate
+from rattle.runs.lock import changes, truncate
 from rattle.runs.paths import Run
 from rattle.runs.progress import Console
 from rattle.training.metrics import Diverged
@@ -39,8 +39,6 @@ def save(state: TrainState, run: Run, name: str) -> None:
             more=more,
             backup=run.checkpoint("previous") if last else None,
         )
-        if last:
-            settle(run)  # a run that this one replaces is no longer needed
 
     distributed.on_main(write)
 
@@ -60,9 +58,10 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
         raise RattleError(f"{saved.path} does not resume this run: {first_line(reason)}") from reason
     state.share_memory()
     if state.recipe.epochs > saved.recipe.epochs:
-        console.log(extension(state, saved.recipe.epochs))
-    if lost := truncate(run.metrics, state.progress.metrics_size):
-        console.log(lost)
+        before, now = saved.recipe.epochs, state.recipe.epochs
+        console.log(f"epochs {before} -> {now}: the schedule of the learning rate stretches with the run")
+    if truncate(run.metrics, state.progress.metrics_size):
+        console.log(f"{run.metrics} has lost lines since the checkpoint: the run resumes without them")
 
 
 def fill_state(state: TrainState, saved: checkpoint.Checkpoint) -> None:
@@ -77,20 +76,6 @@ def fill_state(state: TrainState, saved: checkpoint.Checkpoint) -> None:
         checkpoint.restore_optimizer(state.teacher_optimizer, state.cotrained, saved.part("teacher_optimizer"))
     for name, value in saved.part("memory").items():
         state.memory[name].copy_(value)
-
-
-def extension(state: TrainState, before: int) -> str:
-    """What more epochs than the checkpoint was trained for (`before`) do: the schedule stretches with the run."""
-    recipe, progress = state.recipe, state.progress
-    done, rate = progress.epoch, recipe.optimizer.lr * progress.rate
-    old = rate * recipe.schedule(min(done / before, 1))
-    new = rate * recipe.schedule(min(done / recipe.epochs, 1))
-    average = "; the average of the weights continues" if recipe.average else ""
-    return (
-        f"epochs {before} -> {recipe.epochs}: {done} are done, fraction {done / recipe.epochs:.3g} of the longer run; "
-        f"the {type(recipe.schedule).__name__} schedule stretches with it: "
-        f"learning rate {new:.4g} (it was {old:.4g}){average}"
-    )
 
 
 def newest(run: Run, console: Console) -> checkpoint.Checkpoint | None:

@@ -51,13 +51,6 @@ class Job:
         saved = newest(self.run, NullConsole())
         return "finished" if saved and saved.progress["epoch"] >= self.recipe.epochs else "unfinished"
 
-    @property
-    def epochs(self) -> int:
-        """How many epochs are recorded in metrics.jsonl."""
-        with suppress(OSError):
-            return self.run.metrics.read_bytes().count(b"\n")
-        return 0
-
 
 def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """The grid, the last axis running fastest.
@@ -107,7 +100,7 @@ def pending(jobs: Sequence[Job], console: Console) -> list[Job]:
             if state == "new":
                 write_atomically(job.run.recipe, job.recipe.to_yaml().encode())
             else:
-                console.log(f"{job.folder.name}: resumes after {job.epochs} of {job.recipe.epochs} epochs")
+                console.log(f"{job.folder.name}: resumes")
             left.append(job)
     return left
 
@@ -122,8 +115,7 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
     check_jobs(at_once)
     waiting, failed = list(jobs), {}
     running: dict[int, tuple[Job, subprocess.Popen]] = {}  # by slot, which has its share of the cores and a GPU
-    recorded, shown = sum(job.epochs for job in jobs), {}
-    bar = console.progress("sweep", sum(job.recipe.epochs for job in jobs), done=recorded)
+    bar = console.progress("sweep", len(jobs))
     with listening() as request, bar as advance:
         try:
             while waiting or running:
@@ -139,13 +131,8 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
                     del running[slot]
                     if code and not request.number:
                         failed[job.folder.name] = last_line(job.folder / "train.log") or f"exit code {code}"
-                    console.log(f"{job.folder.name}: {f'ended with exit code {code}' if code else 'finished'}")
-                before, recorded = recorded, max(sum(job.epochs for job in jobs), recorded)
-                done = len(jobs) - len(waiting) - len(running)
-                figures = {"runs": f"{done}/{len(jobs)}", "failed": str(len(failed))}
-                if recorded > before or figures != shown:  # or a log would repeat a line
-                    advance(recorded - before, **figures)
-                    shown = figures
+                    console.log(f"{job.folder.name}: {'finished' if code == 0 else f'ended with exit code {code}'}")
+                    advance(1, failed=len(failed))
                 if request.number:
                     raise StoppedBySignal(request.number, str(out))
         finally:
