@@ -79,19 +79,14 @@ def test_gallery_pictures_are_test_images_moved_within_the_ball(made: Gallery) -
     assert ((made.clean_confidence > 0.1) & (made.clean_confidence <= 1)).all()
 
 
-def test_a_gallery_shows_the_surest_failures_and_the_narrowest_survivors(tmp_path: Path) -> None:
+def test_a_gallery_shows_failures_and_survivors(tmp_path: Path) -> None:
     recipe = replace(RECIPE, attack=replace(RECIPE.attack, threat=Threat(epsilon=0.05)))
     made = gallery(open_checkpoint(save_run(tmp_path / "run", recipe=recipe)), max_images=60)
-    right = made.y == made.clean_predicted
     for group, holds in (("failure", False), ("survivor", True)):
-        shown, members = made.group == group, right & ((made.adversarial_predicted == made.y) == holds)
-        assert shown.sum() == 5 < members.sum()
-        assert members[made.index[shown]].all()
-        assert ((made.adversarial_label[shown] == made.y[made.index[shown]]) == holds).all()
-    failures, first = made.group == "failure", made.group == "first"
-    assert (np.diff(made.adversarial_confidence[failures]) <= 0).all()
-    wrong = first & right[made.index] & (made.adversarial_label != made.y[made.index])
-    assert made.adversarial_confidence[failures][0] >= made.adversarial_confidence[wrong].max()
+        index = made.index[made.group == group]
+        assert len(index) == 5
+        assert (made.clean_predicted[index] == made.y[index]).all()
+        assert ((made.adversarial_label[made.group == group] == made.y[index]) == holds).all()
 
 
 def test_images_are_chosen_by_confidence_and_by_lead() -> None:
@@ -106,26 +101,24 @@ def test_images_are_chosen_by_confidence_and_by_lead() -> None:
     }
 
 
-def test_a_gallery_of_an_earlier_version_opens(made: Gallery, tmp_path: Path) -> None:
-    path = save_arrays(made, tmp_path / "gallery.npz")
-    with np.load(path) as file:
-        arrays = {name: file[name] for name in file.files}
-    np.savez(path, **{name: value for name, value in arrays.items() if name != "group"})
-    assert len(load_arrays(Gallery, path).group) == 0
-    np.savez(path, **{name: value for name, value in arrays.items() if name != "robust"})
-    with pytest.raises(RattleError, match="lacks 'robust': it was written by another version"):
-        load_arrays(Gallery, path)
-
-
 def test_a_gallery_is_the_same_each_time_and_comes_back_from_its_file(
     made: Gallery, trained: Path, tmp_path: Path
 ) -> None:
     again = gallery(open_checkpoint(trained), max_images=60)
-    stored = load_arrays(Gallery, save_arrays(made, tmp_path / "gallery.npz"))
+    path = save_arrays(made, tmp_path / "gallery.npz")
+    stored = load_arrays(Gallery, path)
     for name in ("x_adv", "robust", "adversarial_predicted", "clean_confidence"):
         assert np.array_equal(getattr(again, name), getattr(made, name))
         assert np.array_equal(getattr(stored, name), getattr(made, name))
-    assert list(stored.classes) == [str(digit) for digit in range(10)]
+    with np.load(path) as file:
+        arrays = dict(file)
+    del arrays["group"]  # an earlier version had none
+    np.savez(path, **arrays)
+    assert len(load_arrays(Gallery, path).group) == 0
+    del arrays["robust"]
+    np.savez(path, **arrays)
+    with pytest.raises(RattleError, match="robust"):
+        load_arrays(Gallery, path)
 
 
 def test_settings_that_differ_from_the_named_recipe_are_listed_but_the_seed_is_not() -> None:

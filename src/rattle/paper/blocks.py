@@ -5,7 +5,7 @@ A row number links the blocks: it is the row's place in the published block.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from rattle.objectives.registry import METHODS
@@ -60,15 +60,6 @@ class PrintedTable:
     blocks: tuple[Block, ...]
     notes: tuple[str, ...]
     plain: dict[str, Any]  # all numbers, for JSON
-
-
-@dataclass(slots=True)
-class Own:
-    """A run of ours, and the numbers of the paper's rows that it stands for."""
-
-    line: ComparedRow
-    recipe: Recipe
-    rows: list[int] = field(default_factory=list)
 
 
 def data_of(recipe: Recipe) -> str:
@@ -138,17 +129,7 @@ def shown_published(cell: Cell, change: float | None) -> str:
     return cell.printed if change is None else f"{cell.printed} ({change:+.{PLACES[cell.unit]}f})"
 
 
-def counts_of(line: ComparedRow) -> list[tuple[int, int]]:
-    """(images, seeds) of each cell of a run, (0, 0) where there is no number; both protocols have the same."""
-    by_column = next(iter(line.ours.values()))
-    return [(by_column[cell.column].images, len(by_column[cell.column].seeds)) for cell in line.row.cells]
-
-
-def counted(images: int, seeds: int) -> str:
-    return f"{images:,} x {seeds}" if images else "-"
-
-
-def lines_of(line: ComparedRow, *, counts: bool) -> Iterator[tuple[Kind, str, list[str]]]:
+def lines_of(line: ComparedRow) -> Iterator[tuple[Kind, str, list[str]]]:
     """(kind, what, cells) of the lines of a run; a line below the first that would say nothing is left out."""
     cells = line.row.cells
     for protocol, ours in line.ours.items():
@@ -157,42 +138,30 @@ def lines_of(line: ComparedRow, *, counts: bool) -> Iterator[tuple[Kind, str, li
             texts = [write(cell, ours[cell.column]) for cell in cells]
             if set(texts) != {"-"}:
                 yield "detail", what, texts
-    if counts:
-        yield "detail", "n x seeds", [counted(*each) for each in counts_of(line)]
-
-
-def own_runs(lines: Sequence[ComparedRow]) -> list[Own]:
-    """Every run of ours once: at a small scale one may stand for several rows of the paper."""
-    runs: dict[str, Own] = {}
-    for number, line in enumerate(lines, start=1):
-        if line.recipe:
-            runs.setdefault(line.key, Own(line, line.recipe)).rows.append(number)
-    return list(runs.values())
-
-
-def own_block(setting: str, runs: Sequence[Own], scale: Scale) -> Block:
-    """The runs of one setting; n and seeds stand in the caption where all cells have the same, else in every cell."""
-    counts = {each for own in runs for each in counts_of(own.line)} - {(0, 0)}
-    same = [f"{images:,} test images, {seeds} seed{'s' * (seeds > 1)}" for images, seeds in counts]
-    rows = []
-    for own in runs:
-        for i, (kind, what, cells) in enumerate(lines_of(own.line, counts=len(counts) > 1)):
-            names = (", ".join(map(str, own.rows)), method_of(own.recipe, own.line.row)) if i == 0 else ("", "")
-            rows.append(PrintedRow(kind=kind, labels=(*names, what), cells=tuple(cells)))
-    return Block(
-        caption=f"ours: {'; '.join([setting, *same] if len(same) == 1 else [setting])}",
-        labels=("Row", "Method", "Chosen on"),
-        columns=tuple(heading(cell, scale) for cell in runs[0].line.row.cells),
-        rows=tuple(rows),
-    )
+    ours = next(iter(line.ours.values()))  # both protocols have the same images and seeds
+    yield "detail", "n x seeds", [f"{ours[cell.column].images:,} x {len(ours[cell.column].seeds)}" for cell in cells]
 
 
 def own_blocks(lines: Sequence[ComparedRow], scale: Scale) -> list[Block]:
-    """Ours, a block for each data and network that ran."""
-    settings: dict[str, list[Own]] = {}
-    for own in own_runs(lines):
-        settings.setdefault(setting_of(own.recipe), []).append(own)
-    return [own_block(setting, runs, scale) for setting, runs in settings.items()]
+    """Ours, a block for each data and network that ran, every run once: one may stand for several rows of the paper."""
+    numbers: dict[str, list[str]] = {}  # key of a run -> the paper's rows
+    runs: dict[str, dict[str, ComparedRow]] = {}  # setting -> key -> the run
+    for number, line in enumerate(lines, start=1):
+        if line.recipe:
+            numbers.setdefault(line.key, []).append(str(number))
+            runs.setdefault(setting_of(line.recipe), {}).setdefault(line.key, line)
+    blocks = []
+    for setting, by_key in runs.items():
+        rows = []
+        for key, line in by_key.items():
+            names = ", ".join(numbers[key]), method_of(line.recipe, line.row) if line.recipe else ""
+            for kind, what, cells in lines_of(line):
+                rows.append(PrintedRow(kind=kind, labels=(*names, what), cells=tuple(cells)))
+                names = "", ""
+        columns = tuple(heading(cell, scale) for cell in lines[0].row.cells)
+        labels = ("Row", "Method", "Chosen on")
+        blocks.append(Block(caption=f"ours: {setting}", labels=labels, columns=columns, rows=tuple(rows)))
+    return blocks
 
 
 def published_block(number: int, lines: Sequence[ComparedRow]) -> Block:
