@@ -34,7 +34,6 @@ PAIRS = TensorDataset(FLOATS, Y)
     [
         ("fgsm", ["fgsm"]),
         (["fgsm", "pgd3"], ["fgsm", "pgd3"]),
-        (("fgsm",), ["fgsm"]),
         (ATTACK, ["pgd"]),
         ([ATTACK, "fgsm", PGD(threat=THREAT, steps=1), PGD(threat=THREAT, steps=2)], ["pgd", "fgsm", "pgd-2", "pgd-3"]),
         ({"mine": ATTACK, "theirs": "fgsm"}, ["mine", "theirs"]),
@@ -70,7 +69,6 @@ def test_every_form_of_the_same_images_and_attack_gives_the_same_flags(form: str
         assert evaluate(linear(), *FORMS[form], attack, norm="linf", epsilon=0.05).worst_case == wanted
 
 
-PICTURES = [(Image.fromarray(X[i, 0].numpy()), int(Y[i])) for i in range(N)]
 HELD = {"digits": "digits", "tuple": (X, Y), "Dataset": PAIRS, "DataLoader": FORMS["DataLoader"][0]}
 
 
@@ -82,7 +80,7 @@ def test_benchmark_takes_a_name_or_what_people_hold(data: str) -> None:
 
 
 def test_a_dataset_of_pictures_is_read() -> None:
-    colour = [(picture.convert("RGB"), label) for picture, label in PICTURES]
+    colour = [(Image.fromarray(X[i, 0].numpy()).convert("RGB"), int(Y[i])) for i in range(N)]
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 64, 10))
     assert rattle.benchmark(model, colour, attacks="fgsm", n=9).n == 9
 
@@ -94,36 +92,28 @@ SHUFFLED, ALONE = DataLoader(PAIRS, shuffle=True), DataLoader(TensorDataset(FLOA
     ("given", "sentence"),
     [
         ({"attacks": 3}, "got int"),
-        ({"attacks": [None]}, "got NoneType"),
         ({"attacks": PGD}, "got the class PGD"),
-        ({"attacks": lambda model, x, y: x}, "got function"),
         ({"attacks": "pdg20"}, "did you mean 'pgd20'"),
         ({"attacks": {"../a": ATTACK}}, "'../a' is no name for an attack"),
         ({"attacks": ATTACK, "threat": Threat(epsilon=0.2)}, "PGD has a threat of its own"),
         ({"epsilon": 0.1, "threat": Threat()}, "not both"),
-        ({"x": [[0.5]]}, "the images .* list"),
         ({"y": [0, 1]}, "the labels .* list"),
         ({"y": None}, "images without labels"),
         ({"x": PAIRS}, "give None for y"),
         ({"x": SHUFFLED, "y": None}, "the DataLoader shuffles"),
         ({"x": ALONE, "y": None}, "pairs of image and label"),
-        ({"x": np.array(["a"] * N)}, "<U1"),
         ({"x": X[:, 0]}, r"uint8 images must have shape \[n, C, H, W\], got \[24, 8, 8\]"),
         ({"x": X.long()}, r"images must be floating point in \[0, 1\], got torch.int64"),
         ({"x": 2 * FLOATS}, r"images must lie in \[0, 1\]"),
         ({"x": X[:0], "y": Y[:0]}, "there are no images"),
         ({"y": Y.float()}, "labels must be whole numbers, got torch.float32"),
-        ({"y": Y[:, None]}, r"got \[24, 1, 8, 8\] and \[24, 1\]"),
         ({"y": Y[:7]}, "24 images but 7 labels"),
         ({"y": Y + 5}, "labels run from 5 to 14, but the model has 10 outputs"),
-        ({"y": Y - 1}, "labels run from -1"),
         ({"model": "runs/a"}, "the model must be a torch.nn.Module, got str"),
         ({"mask": [True]}, "24 images but a mask of 1"),
         ({"index": [3]}, "24 images but an index of 1"),
         ({"batch_size": 0}, "batch_size must be >= 1"),
         ({"within": 50}, "within must be > 0 and < 50"),
-        ({"within": 0}, "within must be > 0"),
-        ({"jobs": 0}, "jobs must be >= 1"),
         ({"model": copy.deepcopy(linear()).to("meta"), "jobs": 2}, "on the CPU, not meta"),
         ({"device": "meta"}, "there is no device 'meta' here"),
         ({"save_adversarial": True}, "save_adversarial needs a folder"),
@@ -142,9 +132,6 @@ def test_a_wrong_input_is_one_sentence(given: dict, sentence: str) -> None:
         ({"data": (X, Y, Y)}, "got 3 entries"),
         ({"data": "digit"}, "did you mean 'digits'"),
         ({"n": 0}, "must be >= 1, got 0"),
-        ({"norm": "l0"}, "threat.norm must be one of linf, l2, l1"),
-        ({"data": (2 * FLOATS, Y)}, r"images must lie in \[0, 1\]"),
-        ({"model": "preact18"}, "got str"),
     ],
 )
 def test_benchmark_refuses_a_wrong_argument(given: dict, sentence: str) -> None:

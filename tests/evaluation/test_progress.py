@@ -73,11 +73,3 @@ def test_batches_of_an_earlier_call_are_done_when_the_bar_begins(tmp_path: Path)
     assert console.begun == [("both", 50, 40)]
     assert sum(console.steps) == 10
     assert len(console.lines) == 2
-
-
-def test_a_last_batch_without_anything_to_attack_leaves_no_line_out() -> None:
-    model, x, y = case(40)
-    wrong = (y[20:] + 1) % 5
-    console = Recorder()
-    evaluate(model, x, torch.cat([y[:20], wrong]), {"both": ENSEMBLE}, batch_size=20, console=console)
-    assert [line.split(":")[0] for line in console.lines] == ["weak", "strong"]

@@ -11,9 +11,7 @@ from torch import nn
 from rattle.attacks import RayS
 from rattle.attacks.registry import ATTACKS
 from rattle.cli.main import main
-from rattle.evaluation.target import target_from_checkpoint
 from rattle.models.registry import create_model
-from rattle.runs.load import open_checkpoint
 from support.tiny_runs import digits, linear, save_files, save_run, small_cnn
 
 
@@ -69,13 +67,6 @@ def test_autoattack_and_rays_on_a_run(
     out = capsys.readouterr().out
     assert "rays: ADBD 0." in out
     assert "apgd-ce+t, part by part" in out
-
-
-@pytest.mark.slow
-def test_the_whole_of_autoattack_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = save_run(tmp_path / "run")
-    result = said(capsys, str(run), "--attacks", "autoattack", "rays", "--n", "10", "--threat.epsilon", "0.05")
-    assert result["attacks"]["autoattack"]["robust_accuracy"] <= result["attacks"]["rays"]["robust_accuracy"]
 
 
 CNN = ["--model", "cnn", "--width", "4", "--attacks", "fgsm", "--weights"]
@@ -147,21 +138,15 @@ def test_images_of_fewer_classes_need_the_models_number(files: Path, capsys: pyt
     ("words", "sentence"),
     [
         ([], "say what to evaluate: a run or checkpoint, or --model NAME --weights FILE --data NAME"),
-        (["runs/a", *MINE], "--weights belongs to --model; runs/a knows its own"),
         (["--model", "cnn", "--data", "test.npz"], "--model cnn has no trained weights of its own: give them with --w"),
         ([*MINE[:3], "none.pt", *MINE[4:]], "no file of weights at none.pt"),
         ([*MINE[:5], "none.npz"], "there is no .npz file at none.npz"),
         (MINE[:4], "cifar10"),  # what is looked for when no data are named
-        ([*MINE[:5], "digit"], "unknown dataset 'digit'; did you mean 'digits'?"),
         (["--model", "net.py:Nett", *MINE[2:]], "unknown function or class of net.py 'Nett'; did you mean 'Net'?"),
-        (["--model", "nowhere.py:Net", *MINE[2:]], "no file nowhere.py"),
         (["--model", "cnn", *MINE[2:]], "w.pt does not fit SmallCNN"),
         ([*MINE, "--width", "3"], "net.py:Net has no keyword 'width', which the recipe sets"),
-        ([*MINE, "--attacks"], "--attacks needs at least one name"),
         ([*MINE, "--threat.norm", "l2", "--attacks", "rays"], "rays searches along rays of signs, for the linf threat"),
-        ([*MINE, "--verify", "none.npz"], "there is no file none.npz to verify"),
         (["run", "--weights", "w.pt"], "--weights belongs to --model; run knows its own"),
-        (["run", "--data", "none.npz"], "there is no .npz file at none.npz"),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -172,13 +157,6 @@ def test_a_mistake_is_one_sentence(
         save_run(files / "run")
     assert sentence in mistake(capsys, *words)
     assert not (files / "w.pt-results").exists()
-
-
-def test_an_opened_checkpoint_is_not_read_again(tmp_path: Path) -> None:
-    run = save_run(tmp_path / "run")
-    by_path, opened = target_from_checkpoint(run), target_from_checkpoint(open_checkpoint(run))
-    assert by_path.metadata == opened.metadata
-    assert by_path.results == opened.results == run / "results"
 
 
 OWN = """
