@@ -15,7 +15,6 @@ from PIL import Image
 
 from rattle.cli.main import main
 from rattle.data import Augment, Data, on_device, pictures
-from rattle.data.dataset import shuffle_classes
 from rattle.data.decode import RATIO, crop_draws, random_crop
 from rattle.errors import RattleError
 from support.miniature import encoded, make, picture
@@ -210,25 +209,6 @@ def test_the_command_refuses_in_one_sentence(
 def test_settings_that_do_nothing_or_cannot_be_are_refused(setting: dict[str, object]) -> None:
     with pytest.raises(RattleError, match=r"set data.crop|is larger than"):
         Data(name="cifar10", **setting)  # type: ignore[arg-type]
-
-
-def test_a_set_is_shown(
-    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["data", "show", str(folders), "--crop", "16"]) == 0
-    assert "3x16x16" in capsys.readouterr().out
-    assert (tmp_path / f"{folders.name}-contact-sheet.png").exists()
-
-
-def test_ranks_within_classes_are_those_of_a_loop_over_the_classes() -> None:
-    y = torch.randint(7, (200,)) * 3
-    shuffled, ranks = shuffle_classes(y, torch.Generator().manual_seed(1))
-    twin = torch.empty_like(shuffled)
-    for label in y.unique():
-        members = shuffled[y[shuffled] == label]
-        twin[members] = torch.arange(len(members))
-    assert torch.equal(ranks, twin)
 
 
 def test_the_stand_in_looks_like_a_tensor_of_bytes(folders: Path) -> None:

@@ -45,11 +45,6 @@ def test_a_registered_source_is_trained_on_resumed_evaluated_and_reported_by_nam
     assert main(["report", run, "--out", str(tmp_path / "report.html")]) == 0
 
 
-def test_a_mistyped_name_suggests_a_registered_source() -> None:
-    with pytest.raises(RattleError, match="unknown dataset 'stripe'; did you mean 'stripes'"):
-        Data(name="stripe").load()
-
-
 def test_a_source_without_urls_has_nothing_to_download(tmp_path: Path) -> None:
     assert get("stripes", tmp_path) == []
     with pytest.raises(RattleError, match=r"found no stripes\.txt in \S+, \S+; name the folder that holds it"):

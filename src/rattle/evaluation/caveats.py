@@ -1,7 +1,5 @@
 """The caveats of a result in one line: what could change its number. No torch."""
 
-import math
-
 from rattle.evaluation.results import Evaluation
 from rattle.stats import wilson
 
@@ -17,7 +15,7 @@ def caveats_of(result: Evaluation, *, classes: int, test_images: int) -> str:
 
     >>> few = Evaluation(clean=[True] * 40, attacks={})
     >>> caveats_of(few, classes=10, test_images=500)
-    'caveats: more images (n = 40 leaves 4.4 points to a side, 200 would leave 0.9)'
+    'caveats: more images (n = 40 of 500 leaves 4.4 points to a side)'
     """
     reasons = []
     if result.clean_accuracy < NEAR_CHANCE / classes:
@@ -28,18 +26,11 @@ def caveats_of(result: Evaluation, *, classes: int, test_images: int) -> str:
     if result.attacks and not any(name in STRONG for name in result.attacks):
         reasons.append(f"a stronger attack ({', '.join(result.attacks)} can only overestimate; autoattack is the rule)")
     robust = result.worst_case
-    n, spread = len(robust), half_width(sum(robust), len(robust))
+    n = len(robust)
+    interval = wilson(sum(robust), n)
+    spread = 50 * (interval.high - interval.low)
     if spread > FINE and n < test_images:
-        enough = min(test_images, math.ceil(n * (spread / FINE) ** 2 / 100) * 100)
-        share = half_width(round(sum(robust) / n * enough), enough)
-        many = f"all {enough:,}" if enough == test_images else f"{enough:,}"
-        reasons.append(f"more images (n = {n:,} leaves {spread:.1f} points to a side, {many} would leave {share:.1f})")
+        reasons.append(f"more images (n = {n:,} of {test_images:,} leaves {spread:.1f} points to a side)")
     if not reasons:
         return f"no caveats beyond the interval (n = {n:,}, {spread:.1f} points)"
     return f"caveats: {'; '.join(reasons)}"
-
-
-def half_width(successes: int, n: int) -> float:
-    """Of Wilson's interval, in points."""
-    interval = wilson(successes, n)
-    return 50 * (interval.high - interval.low)
