@@ -34,13 +34,6 @@ def test_one_cycle_along_cosines_is_that_of_torch() -> None:
             theirs.step()
 
 
-@pytest.mark.parametrize("schedule", [Piecewise(), Cosine(), OneCycle(), OneCycle(shape="cosine")])
-def test_no_schedule_leaves_the_range_up_to_the_peak(schedule) -> None:
-    rates = [schedule(t / 100) for t in range(101)]
-    assert max(rates) == pytest.approx(1)
-    assert min(rates) >= 0
-
-
 def test_settings_that_mean_nothing_are_refused() -> None:
     for kind, wrong in ((Piecewise, {"drops": (100, 150)}), (OneCycle, {"peak": 1.0}), (OneCycle, {"shape": "cos"})):
         with pytest.raises(RattleError, match=f"schedule.{next(iter(wrong))}"):

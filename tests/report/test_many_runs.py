@@ -60,14 +60,6 @@ def test_a_name_says_what_differs_and_leaves_out_what_all_share(tmp_path: Path) 
     assert list(group_by_method(many)) == [f"eta {eta}" for eta in ETAS]
 
 
-def test_seeds_are_told_apart_among_several_methods_and_a_group_is_not_called_by_a_seed(tmp_path: Path) -> None:
-    runs = load_runs([trained(tmp_path / f"{k}{s}", 0.1, s, k) for k in ("AT", "Trades") for s in (3, 4)])
-    assert [run.label for run in runs][:2] == ["AT + 1st + 2nd, seed 3", "AT + 1st + 2nd, seed 4"]
-    both = [*runs, *load_runs([trained(tmp_path / "other", 0.4, 3, "AT", epochs=9)])]
-    labels = load_runs([run.folder for run in both])
-    assert next(iter(group_by_method(labels))) == "AT + 1st + 2nd, eta 0.1"
-
-
 def test_settings_that_vary_together_are_named_once_and_too_many_not_at_all(tmp_path: Path) -> None:
     pair = load_runs([trained(tmp_path / "a", 0.1, epochs=5, model="x"), trained(tmp_path / "b", 0.2, epochs=9)])
     assert pair[0].label == "TRADES + 1st + 2nd, model x"
@@ -101,13 +93,9 @@ def test_the_command_takes_a_baseline_and_refuses_one_that_is_no_run(
     assert "there is no run folder" in capsys.readouterr().err
 
 
-def test_many_runs_are_compared_over_seeds_first_and_a_run_without_seeds_is_named(tmp_path: Path, page24: Page) -> None:
+def test_many_runs_are_compared_over_seeds_first(page24: Page) -> None:
     assert "Each is compared with TRADES + 1st + 2nd, eta 0.1, seed 0" in page24.text
     assert page24.text.index("Against TRADES + 1st + 2nd, eta 0.1 ") < page24.text.index("Network by network")
-    alone = trained(tmp_path / "alone", 0.9)
-    made.result(alone, "pgd20", [1] * 50 + [0] * 50, [1] * 100)
-    text = Page(build([*grid(tmp_path, ("Trades",), 2), alone], tmp_path / "page.html")).text
-    assert "Not compared: eta 0.1 and eta 0.9 (Clean, PGD-20): one seed against several" in text
 
 
 def luminance(colour: str) -> float:

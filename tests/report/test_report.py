@@ -221,13 +221,6 @@ def test_perturbations_are_enlarged_ten_times_unless_that_would_leave_the_pictur
     assert enlargement_factor(np.zeros((1, 1, 2, 2))) == 10
 
 
-def test_runs_of_one_recipe_and_several_seeds_are_summarised(tmp_path: Path) -> None:
-    runs = [made.whole(tmp_path / str(seed), seed=seed, right=0.4 + 0.1 * seed) for seed in range(2)]
-    page = Page(build(runs))
-    assert "Over seeds" in page.text
-    assert "45.00 ± 7.07" in page.text
-
-
 @pytest.mark.process
 def test_the_report_is_free_of_torch() -> None:
     code = "import sys, rattle.report, rattle.report.tables; sys.exit('torch' in sys.modules)"

@@ -60,12 +60,6 @@ def test_names_are_escaped_in_every_format() -> None:
     assert rows[2][0] == "'=1+1"
 
 
-def test_a_latex_table_uses_booktabs_and_has_a_cell_for_every_column() -> None:
-    text = write_table(compare({"a": {"clean": made.sample(0.9, 0.8), "pgd20": made.sample(0.4, 0.5)}}), "latex")
-    assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
-    assert r"a & 2 & 85.00 $\pm$ 7.07 & 45.00 $\pm$ 7.07 \\" in text
-
-
 def test_the_command_prints_or_writes_and_refuses_runs_without_results(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

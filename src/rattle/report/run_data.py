@@ -91,11 +91,6 @@ class RunData:
         return threat_text(self.main_attack)
 
     @property
-    def clean(self) -> tuple[int, ...] | None:
-        """Correct without an attack, image by image; None before the first evaluation."""
-        return self.largest.clean if self.largest else None
-
-    @property
     def classes(self) -> list[str]:
         return [str(name) for name in self.gallery.classes] if self.gallery else []
 
