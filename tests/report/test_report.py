@@ -173,7 +173,7 @@ def test_what_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
 
 def test_accuracy_never_rises_with_epsilon_and_its_curve_is_the_flags_mean(tmp_path: Path) -> None:
     (run,) = load_runs([made.gallery(made.recipe(tmp_path / "a"))])
-    curve = by_epsilon([run])["data"][1]["y"]
+    curve = by_epsilon([run])["data"][0]["y"]
     assert curve == sorted(curve, reverse=True)
     assert run.gallery is not None
     assert curve == pytest.approx(100 * run.gallery.robust.mean(1))

@@ -4,7 +4,7 @@ Text that came from a user is escaped by `safe`: plotly would read tags in it.
 """
 
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from rattle.runs.arrays import Gallery, InputSurface, WeightSurface, same_plane
 
 Spec = dict[str, Any]
 Grid = InputSurface | WeightSurface
-Curve = Callable[[RunData], tuple[list[Any], list[Any]] | None]  # (x, y) of a run, if it has them
 NOT_TERMS = ("epoch", "step", "lr", "loss")
 TERM_COLOURS = 6  # of the style sheet
 MOST_IN_LEGEND = 8  # with more runs a key stands below the figure
@@ -85,26 +84,17 @@ def terms(run: RunData) -> list[str]:
     return [n for n in logged if any(value is not None for value in column(run, n))]
 
 
-def run_lines(runs: Sequence[RunData], curve: Curve, hover: str) -> list[Spec]:
-    """A line for each run that has one."""
-    traces = []
-    for run in runs:
-        points = curve(run)
-        if points and any(value is not None for value in points[1]):
-            trace = line(*points, run.label, colour(run.index))
-            traces.append(trace | {"hovertemplate": hover})
-    return traces
-
-
 def accuracy_curves(runs: Sequence[RunData], kind: str) -> Spec:
     """Held-out accuracy of one kind, robust or clean, by epoch; that of the averaged weights where a run has them."""
-
-    def curve(run: RunData) -> tuple[list[Any], list[Any]]:
-        averaged = column(run, f"val_{kind}_average", 100)
-        known = any(value is not None for value in averaged)
-        return epochs(run), averaged if known else column(run, f"val_{kind}", 100)
-
-    traces, y = run_lines(runs, curve, EPOCH_HOVER), axis(f"{kind} accuracy, %", rangemode="tozero")
+    traces = []
+    for run in runs:
+        values = column(run, f"val_{kind}_average", 100)
+        if all(value is None for value in values):
+            values = column(run, f"val_{kind}", 100)
+        if any(value is not None for value in values):
+            trace = line(epochs(run), values, run.label, colour(run.index))
+            traces.append(trace | {"hovertemplate": EPOCH_HOVER})
+    y = axis(f"{kind} accuracy, %", rangemode="tozero")
     return figure(traces, axis("epoch", rangemode="tozero"), y, showlegend=not many(runs))
 
 
@@ -170,25 +160,18 @@ def by_setting(sweep: Sweep) -> Spec:
     return figure(traces, x_axis, axis("accuracy, %"))
 
 
-def epsilon_curve(run: RunData) -> tuple[list[Any], list[Any]] | None:
-    """(radii, accuracies), if the run has been attacked at several."""
-    if run.gallery is None:
-        return None
-    return [round(float(e), 6) for e in run.gallery.epsilons], [accuracy(flags).value for flags in run.gallery.robust]
-
-
 def by_epsilon(runs: Sequence[RunData]) -> Spec:
-    """Accuracy against the attack's radius, with bands of 95 % for few runs."""
+    """Accuracy against the attack's radius, with 95 % intervals."""
     traces = []
     for run in runs:
-        if run.gallery is not None and not many(runs):
-            points = [accuracy(flags) for flags in run.gallery.robust]
-            x = [round(float(e), 6) for e in run.gallery.epsilons]
-            band: Spec = {"type": "scatter", "mode": "lines", "fill": "toself", "line": {"width": 0}}
-            band |= {"x": x + x[::-1], "y": [p.high for p in points] + [p.low for p in reversed(points)]}
-            traces.append(band | {"fillcolor": colour(run.index, "soft"), "hoverinfo": "skip", "showlegend": False})
-    for trace in run_lines(runs, epsilon_curve, "epsilon %{x:.4g}: %{y:.1f} %<extra>%{fullData.name}</extra>"):
-        traces.append(trace | {"mode": "lines+markers"})
+        if run.gallery is not None:
+            points, color = [accuracy(flags) for flags in run.gallery.robust], colour(run.index)
+            x = [round(float(epsilon), 6) for epsilon in run.gallery.epsilons]
+            trace = line(x, [point.value for point in points], run.label, color)
+            hover = "epsilon %{x:.4g}: %{y:.1f} %<extra>%{fullData.name}</extra>"
+            traces.append(
+                trace | {"mode": "lines+markers", "error_y": error_bars(points, color), "hovertemplate": hover}
+            )
     x_axis, y_axis = axis("attack radius epsilon", rangemode="tozero"), axis("accuracy, %", range=[0, 101])
     return figure(traces, x_axis, y_axis, showlegend=not many(runs))
 
@@ -275,13 +258,12 @@ def surface(grid: Grid, loss: np.ndarray, scale: tuple[float, float], titles: tu
 
 def weight_lines(runs: Sequence[RunData]) -> Spec:
     """Mean adversarial loss along one direction in weight space."""
-
-    def curve(run: RunData) -> tuple[list[Any], list[Any]] | None:
-        if run.weight_line is None:
-            return None
-        return run.weight_line.a.tolist(), [finite(value) for value in run.weight_line.adversarial[:, 0]]
-
-    traces = run_lines(runs, curve, "%{x}: %{y:.3f}<extra>%{fullData.name}</extra>")
+    traces = []
+    for run in runs:
+        if run.weight_line is not None:
+            losses = [finite(loss) for loss in run.weight_line.adversarial[:, 0]]
+            trace = line(run.weight_line.a.tolist(), losses, run.label, colour(run.index))
+            traces.append(trace | {"hovertemplate": "%{x}: %{y:.3f}<extra>%{fullData.name}</extra>"})
     x_axis, y_axis = axis("step along a filter-normalised direction"), axis("mean loss", rangemode="tozero")
     return figure(traces, x_axis, y_axis, showlegend=not many(runs))
 
