@@ -126,7 +126,7 @@ def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.Cap
     for words, expected in (
         ((str(run), "digits"), "a repository on the hub is written OWNER/NAME, got 'digits'"),
         ((str(run), "me/x", "--to", str(tmp_path / "full")), "is not empty: name a new folder"),
-        ((str(tmp_path / "no"), "me/x", "--to", str(tmp_path / "new")), "there is no run or checkpoint"),
+        ((str(tmp_path / "no"), "me/x", "--to", str(tmp_path / "new")), str(tmp_path / "no")),
         ((str(own), "me/x", "--to", str(tmp_path / "new")), "net.py:build"),
     ):
         assert main(["push", *words]) == 2

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from rattle.cli.options import parse
-from rattle.runs.source import environment
 
 EXTRAS = {
     "hub": "datasets",
@@ -28,6 +27,7 @@ def main(args: list[str]) -> None:
 
     from rattle.attacks.pgd import PGD
     from rattle.models.registry import create_model
+    from rattle.runs.source import environment
 
     rows = environment() | {"cuda": "yes" if torch.cuda.is_available() else "no"}
     for extra, module in EXTRAS.items():
