@@ -19,6 +19,7 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
+from rattle.forward import Outputs
 from rattle.inputs import NotANumber
 from rattle.objectives import AT, Mart, S2OTrades, Taylor, Trades
 from rattle.objectives.fat_trades import FATTrades
@@ -128,6 +129,19 @@ def test_bf16_gradients_point_where_those_of_single_precision_do(parts: int) -> 
     without = gradients(replace(strong, precision="bf16", awp=None))
     assert torch.cosine_similarity(wanted, found, dim=0) > 0.99
     assert torch.cosine_similarity(wanted, found, dim=0) > torch.cosine_similarity(wanted, without, dim=0) + 0.01
+
+
+def test_in_bf16_the_objective_gets_float32_and_multiplies_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def terms(self: Trades, outputs: Outputs, y: torch.Tensor, context: object) -> dict[str, torch.Tensor]:
+        z = outputs.logits_adv
+        seen.append({z.dtype, outputs.features_adv.dtype, (z.T @ z).dtype})
+        return {"zeroth": z.mean()}
+
+    monkeypatch.setattr(Trades, "terms", terms)
+    gradients(five_steps(2, precision="bf16", awp=AWP(gamma=0.02, warmup=0)))
+    assert seen == [{torch.float32}, {torch.float32}]
 
 
 def test_training_in_bf16_keeps_weights_in_single_precision_and_learns(tmp_path: Path) -> None:

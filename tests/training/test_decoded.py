@@ -172,6 +172,18 @@ def test_two_ranks_equal_one_process_and_each_decodes_its_own_pictures(pictures:
     assert not decoded[0] & decoded[1]
 
 
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_picture_that_one_rank_cannot_decode_stops_both(tmp_path: Path) -> None:
+    make(tmp_path / "set", train=8, val=2, side=20, classes=4)
+    (tmp_path / "set" / "train" / "class-03" / "00007.jpg").write_bytes(b"\xff\xd8 no picture")
+    words = ["--data.name", str(tmp_path / "set"), "--out", str(tmp_path / "run"), "--data.val-size", "0"]
+    args = ["train", "imagenet-linf-cnn-slim-at", *SMALL, *words, "--no-normalise", "--log", "none"]
+    children = ranks(2, lambda: cli.main(args), tmp_path / "logs")
+    assert [child.wait(60) for child in children] == [2, 2]
+    assert "00007.jpg" in "".join(child.words() for child in children)
+
+
 @pytest.mark.process
 def test_ranks_with_different_pictures_stop_before_anything_is_trained(tmp_path: Path) -> None:
     make(tmp_path / "rank0" / "set", train=8, val=2, side=20, classes=4)
