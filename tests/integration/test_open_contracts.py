@@ -14,7 +14,7 @@ from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.objectives import Method, register_method
-from rattle.objectives.base import Reduce, unreduced
+from rattle.objectives.base import Objective, StepContext
 from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.names import list_recipes
@@ -24,7 +24,7 @@ SIZES = ["--width", "4", "--data.train-size", "128", "--batch-size", "64", "--th
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Smoothed:
+class Smoothed(Objective):
     """AT with smoothed labels."""
 
     title: ClassVar[str] = "AT, smoothed"
@@ -34,7 +34,7 @@ class Smoothed:
     def needs(self) -> ForwardSpec:
         return ForwardSpec(clean=False)
 
-    def __call__(self, outputs: Outputs, y: Tensor, *, reduce: Reduce = unreduced) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         return {"smoothed": F.cross_entropy(outputs.logits_adv, y, label_smoothing=self.smoothing)}
 
 
