@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import rattle
-from rattle.cli.evaluate import broken_besides
 from rattle.cli.main import main
 from rattle.data.dataset import choose_images, fair_order
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.results import AttackResult, Evaluation, load_results
+from rattle.evaluation.results import load_results
 from rattle.stats import LEVEL_OF_LOOKS, wilson
 from rattle.threat import Threat
 from support.tiny_runs import digits, linear, save_files, save_run
@@ -112,10 +111,3 @@ def test_the_first_images_are_no_sample(tmp_path: Path, capsys: pytest.CaptureFi
     for words in (["--first"], ["--first", "--n", "20", "--within", "5"]):
         assert main(["evaluate", str(run), *words]) == 2
         assert "--first goes with --n, and not with --within" in capsys.readouterr().err
-
-
-def test_an_image_that_another_attack_broke_is_told_beside_autoattack() -> None:
-    robust = AttackResult(settings={}, flags=[True, True, False], seconds=1.0)
-    other = AttackResult(settings={}, flags=[False, True, True], seconds=1.0)
-    result = Evaluation(clean=[True] * 3, attacks={"autoattack": robust, "pgd20": other})
-    assert broken_besides(result) == 1

@@ -73,9 +73,8 @@ class Console:
             now = time.monotonic()
             if now - said >= self.seconds:
                 said = now
-                left = (now - begun) / (at - done) * (total - at) if at > done else None
-                when = f"after {now - begun:.0f} s" if left is None else f"{left:.0f} s left"
-                self.log(f"{title}: {at}/{total}  {written(shown)}  {when}")
+                left = (now - begun) / max(at - done, 1) * (total - at)
+                self.log(f"{title}: {at}/{total}  {written(shown)}  {left:.0f} s left")
 
         yield advance
 
@@ -86,9 +85,9 @@ def written(figures: Mapping[str, float | str]) -> str:
     >>> written({"loss": 1.23456, "best": "3"})
     'loss 1.235  best 3'
     """
-    texts = [
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in figures.items()
-    ]
+    texts = []
+    for name, value in figures.items():
+        texts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
     return "  ".join(texts)
 
 
@@ -99,28 +98,23 @@ def print_table(
     title: str = "",
     stderr: bool = False,
     left: int = 1,  # columns aligned to the left
-    close: bool = False,  # two blanks between columns, not three
 ) -> None:
-    """A table on stdout, or on `stderr`. In a terminal too narrow for it, each row becomes a table of two columns."""
+    """A table on stdout, or on `stderr`; cells are folded in a terminal that is too narrow."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    columns, *rows = [[printable(cell).replace("\n", "\\n") for cell in row] for row in (columns, *rows)]
-    title = printable(title)
-    needed = sum(max(len(row[i]) for row in [columns, *rows]) + 3 for i in range(len(columns)))
-    screen = Console(stderr=stderr)
-    if needed > screen.width and screen.is_terminal and len(columns) > 2:
-        for row in rows:
-            print_table([columns[0], row[0]], list(zip(columns[1:], row[1:], strict=True)), title=title, stderr=stderr)
-            title = ""
-        return
-    table = Table(title=Text(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.collapse_padding = close
+    def cell(text: str) -> Text:
+        return Text(printable(text).replace("\n", "\\n"))
+
+    table = Table(title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.title = cell(title) if title else None
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+        table.add_column(cell(column), justify="left" if i < left else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
-    wide = max(needed, screen.width)  # never cut a figure, also where there is no terminal
-    Console(width=wide, stderr=stderr).print(table)
+        table.add_row(*map(cell, row))
+    screen = Console(stderr=stderr)
+    if not screen.is_terminal:
+        screen.width = 10_000  # never cut a figure: the table is as wide as it has to be
+    screen.print(table)

@@ -39,7 +39,7 @@ USUAL = {
 
 def check_names(args: list[str]) -> None:
     """Refuse mistyped names of the model and the method, and images or a network that nobody named. No torch."""
-    given, rest = take(args, OWN.__contains__)
+    given, rest = take(args, OWN)
     if is_given(rest, "help") or "-h" in rest:
         return
     if "data.name" not in given:
@@ -61,7 +61,7 @@ def recipe_of(args: list[str]) -> tuple[Recipe, list[str]]:
     check_names(args)
     if "--help" in args:
         print(USAGE)
-    given, rest = take(args, OWN.__contains__)
+    given, rest = take(args, OWN)
     norm = given.get("norm", "linf")
     if norm not in ("linf", "l2"):
         raise RattleError(f"--norm must be linf or l2, got {norm!r}")

@@ -1,12 +1,11 @@
 """rattle demo: the whole path on the embedded digits, in about two minutes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-from rattle.cli.console import Console, print_table, say
+from rattle.cli.console import say
 from rattle.cli.options import parse
-
-METHODS = {"trades": "TRADES", "trades-2nd": "TRADES + 1st + 2nd"}
 
 
 @dataclass(frozen=True)
@@ -20,39 +19,23 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "demo")
-    from rattle.cli.report import report
-    from rattle.evaluation.evaluate import evaluate
-    from rattle.evaluation.target import target_from_checkpoint
-    from rattle.recipes.catalog import get_recipe
-    from rattle.report.compare import compare_runs
-    from rattle.report.run_data import load_runs
-    from rattle.report.tables import accuracy_row
-    from rattle.training.loop import fit
-
-    console, rows, folders, title = Console(), [], [], ""
-    for method, label in METHODS.items():
-        recipe = replace(get_recipe(f"digits-linf-cnn-{method}"), seed=options.seed, epochs=options.epochs)
-        threat = recipe.attack.threat
-        console.log(f"{label}: training {recipe.epochs} epochs on {recipe.data.name}")
-        run = fit(recipe, Path(options.out) / method, overwrite=True, console=console)
-        target = target_from_checkpoint(str(run.folder))
-        images = target.images()
-        where = {"out": run.results, "metadata": target.metadata | {"seed": options.seed}, "console": console}
-        result = evaluate(
-            target.model, images.x, images.y, ["pgd20", "cw20"], threat=threat, seed=options.seed, **where
-        )
-        rows.append(accuracy_row(label, result))
-        folders.append(run.folder)
-        title = f"digits 8x8, {threat.norm} epsilon {threat.epsilon:g}, {result.n} test images: % [95 % interval]"
-    print_table(["method", "clean", "PGD-20", "CW-20"], rows, title=title)
-    for test in compare_runs(load_runs(folders))[0]:
-        say(test.sentence)
-    print("(paired tests on the same images, Holm-adjusted; one seed each: two networks, not two methods)\n")
-    print("The runs (recipe, metrics, TensorBoard events, checkpoints, results):")
-    say("\n".join(f"  {folder}" for folder in folders))
-    page = report(folders, Path(options.out) / "report.html", console=console)
-    say(f"\nThe page to look at: {page.resolve()}")
-    print("\nWhat to try next:")
+    seed, epochs, page = str(options.seed), str(options.epochs), Path(options.out) / "report.html"
+    folders = []
+    for method in ("trades", "trades-2nd"):
+        folder = str(Path(options.out) / method)
+        recipe = f"digits-linf-cnn-{method}"
+        run("train", recipe, "--epochs", epochs, "--seed", seed, "--out", folder, "--overwrite")
+        run("evaluate", folder, "--attacks", "pgd20", "cw20", "--seed", seed)
+        folders.append(folder)
+    run("compare", *folders)
+    run("report", *folders, "--out", str(page))
+    say(f"\nThe page to look at: {page.resolve()}\n\nWhat to try next:")
     say(f"  rattle evaluate {folders[1]} --attacks autoattack --n 200")
-    print("  rattle train digits-linf-cnn-trades-awp-2nd --objective.taylor.eta 0.3 --epochs 10 --out runs/awp")
-    print("  rattle recipes")
+    say("  rattle train digits-linf-cnn-trades-awp-2nd --objective.taylor.eta 0.3 --epochs 10 --out runs/awp")
+    say("  rattle recipes")
+
+
+def run(command: str, *words: str) -> None:
+    """Run another command, and show how it is called."""
+    say(f"\n$ rattle {command} {' '.join(words)}")
+    import_module(f"rattle.cli.{command}").main(list(words))

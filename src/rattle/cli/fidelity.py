@@ -52,19 +52,11 @@ def main(args: list[str]) -> None:
 
 def print_terms(found: dict[str, Any]) -> None:
     """What the Taylor terms add to the gradient."""
-    columns = {
-        "over_zeroth": "over zeroth",
-        "to_zeroth": "cosine to it",
-        "to_smoothing": "to smoothing",
-        "own": "its own",
-        "repeats": "repeats",
-        "lasts": "lasts",
-        "lasts_low": "at least",
-        "lasts_high": "at most",
-        "gaps_repeat": "gaps repeat",
-    }
-    rows = [[row["name"], *("" if row[n] is None else f"{row[n]:.3g}" for n in columns)] for row in found["terms"]]
-    print_table(["gradient of", *columns.values()], rows, title=f"{found['recipe']}: what the Taylor terms add")
-    print("its own: the part that neither zeroth nor smoothing explains; repeats: its cosine from batch to batch;")
+    rows = []
+    for term in found["terms"]:
+        rows.append([f"{value:.3g}" if isinstance(value, float) else str(value or "") for value in term.values()])
+    print_table(list(found["terms"][0]), rows, title=f"{found['recipe']}: what the Taylor terms add")
+    print("over_zeroth: length over the zeroth's gradient; to_zeroth, to_smoothing: cosines with those gradients;")
+    print("own: the part that neither zeroth nor smoothing explains; repeats: its cosine from batch to batch;")
     print("lasts: what is left of it on average over batches, over what is left of the zeroth's gradient, with the")
     print("95 % interval over batches; more of them (--batches) make it narrower.")

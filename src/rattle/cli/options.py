@@ -4,7 +4,8 @@ Imports no torch, like the top of every file here: names and paths are checked b
 """
 
 import os
-from collections.abc import Callable
+from argparse import SUPPRESS, ArgumentError, ArgumentParser
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -60,27 +61,19 @@ def is_given(args: list[str], name: str) -> bool:
     return any(word.partition("=")[0].replace("_", "-") == f"--{name}" for word in args)
 
 
-def take(
-    args: list[str], wanted: Callable[[str], object], *, alone: str | None = None
-) -> tuple[dict[str, str], list[str]]:
+def take(args: list[str], names: Iterable[str], *, alone: str | None = None) -> tuple[dict[str, str], list[str]]:
     """Pull `--name VALUE` and `--name=VALUE` out of the arguments; the values by name, and the arguments left.
 
-    wanted: which names to take. alone: the value of a name that has none; it is refused when this is None.
+    alone: the value of a name that is given without one, which is refused when this is None.
 
-    >>> take(["--epochs", "3", "--norm=l2", "--method", "at"], ("method", "norm").__contains__)
+    >>> take(["--epochs", "3", "--norm=l2", "--method", "at"], ("method", "norm"))
     ({'norm': 'l2', 'method': 'at'}, ['--epochs', '3'])
     """
-    found: dict[str, str] = {}
-    rest, words = [], list(args)
-    while words:
-        word = words.pop(0)
-        name, sign, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or not wanted(name):
-            rest.append(word)
-            continue
-        if not sign and words and not words[0].startswith("--"):
-            value = words.pop(0)
-        if not value and alone is None:
-            raise RattleError(f"--{name} needs a value")
-        found[name] = value or alone or ""
-    return found, rest
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
+    for name in names:
+        parser.add_argument(f"--{name}", dest=name, const=alone, nargs=None if alone is None else "?")
+    try:
+        found, rest = parser.parse_known_args(args)
+    except ArgumentError as mistake:
+        raise RattleError(str(mistake)) from None
+    return vars(found), rest

@@ -138,7 +138,7 @@ def print_plan(planned: Plan, states: States) -> None:
         rows.append([name, " ".join(map(str, planned.seeds)), state])
     epochs = " or ".join(str(n) for n in sorted({job.recipe.epochs for job in planned.jobs.values()}))
     title = f"Table {planned.number}: the plan, {len(planned.jobs)} runs of {epochs} epochs"
-    print_table(["run", "seeds", "state"], rows, title=title, stderr=True, close=True)
+    print_table(["run", "seeds", "state"], rows, title=title, stderr=True)
 
 
 def confirm(options: Options) -> None:
@@ -176,7 +176,7 @@ def print_result(printed: PrintedTable, number: int, options: Options, console: 
         for block in printed.blocks:
             say(f"\n{textwrap.fill(block.caption, width)}")
             rows = [[*row.labels, *row.cells] for row in block.rows]
-            print_table([*block.labels, *block.columns], rows, left=len(block.labels), close=True)
+            print_table([*block.labels, *block.columns], rows, left=len(block.labels))
         for note in printed.notes:
             say(textwrap.fill(note, width, initial_indent="- ", subsequent_indent="  "))
     else:

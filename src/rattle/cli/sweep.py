@@ -67,24 +67,19 @@ def main(args: list[str]) -> None:
         raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again resumes them: {each}")
     ready = sum(job.state == "finished" for job in jobs)
     say(f"{ready} of {len(jobs)} runs are finished in {out}")
-    conclude([(point, job.folder) for (point, _), job in zip(points, jobs, strict=True)], jobs[0].recipe, out)
+    conclude([(point, job.folder) for (point, _), job in zip(points, jobs, strict=True)], out)
 
 
-def conclude(points: list[tuple[dict[str, str], Path]], recipe: Recipe, out: Path) -> None:
-    """The table of the grid, the best setting on the held-out images, and what to do next."""
+def conclude(points: list[tuple[dict[str, str], Path]], out: Path) -> None:
+    """The table of the grid by accuracy on held-out images, and what to do next."""
     settings = grid_settings(points)
     if not settings:
         print("no run was evaluated on held-out images (data.val-size 0): nothing to choose by")
         return
-    held_out = f"{recipe.data.val_size} held-out images" if recipe.data.val_size else "the held-out images"
     columns, rows = grid_rows(settings)
-    print_table(columns, rows, title=f"best checkpoints on {held_out}, in %, best first")
-    best, *others = settings
-    if others:
-        ahead = 100 * (best.robust.mean - others[0].robust.mean)
-        say(f"best on {held_out}: {best.label}, {ahead:.1f} points robust above {others[0].label}")
-        print("(it was chosen by these figures: measure it on test images before you quote it)")
-    say(f"\n  rattle evaluate {best.folders[0]} --attacks autoattack --n 1000")
+    print_table(columns, rows, title="best checkpoints on the held-out images, in %, best first")
+    print("(the order is by these figures: measure the first on test images before you quote it)")
+    say(f"\n  rattle evaluate {settings[0].folders[0]} --attacks autoattack --n 1000")
     say(f"  rattle report {out}/*/ --out {out / 'report.html'}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -112,13 +112,13 @@ def with_options(recipe: Recipe, args: list[str], command: str) -> tuple[Options
     from rattle.recipes.recipe import Recipe
 
     choices = kinds()
-    chosen, rest = take(args, lambda name: name.endswith(".kind") and field_of(name) in choices)
-    for name, value in chosen.items():
-        members = {kind.lower(): member for kind, member in choices[field_of(name)].items()}
-        if value.lower() not in members:
-            raise RattleError(f"--{name} must be one of {', '.join(choices[field_of(name)])}, got {value!r}")
-        member = members[value.lower()]
-        recipe = replace(recipe, **{field_of(name): member() if member else None})
+    chosen, rest = take(args, choices)
+    for option, value in chosen.items():
+        members = choices[option]
+        name = next((name for name in members if name.lower() == value.lower()), None)
+        if name is None:
+            raise RattleError(f"--{option} must be one of {', '.join(members)}, got {value!r}")
+        recipe = replace(recipe, **{option.removesuffix(".kind"): members[name]()})
     no_prefix = tyro.conf.arg(name="")
     command_line = make_dataclass(
         "CommandLine", [("own", Annotated[Options, no_prefix]), ("recipe", Annotated[Recipe, no_prefix])]
@@ -128,25 +128,20 @@ def with_options(recipe: Recipe, args: list[str], command: str) -> tuple[Options
     return parsed.own, parsed.recipe
 
 
-def field_of(name: str) -> str:
-    """The field of a recipe that an option such as --keep-checkpoints.kind is about."""
-    return name.removesuffix(".kind").replace("-", "_")
-
-
-def kinds() -> dict[str, dict[str, type | None]]:
-    """For each field of a recipe that holds one of several classes, their names."""
+def kinds() -> dict[str, dict[str, Callable[[], object]]]:
+    """The options that choose what a field of a recipe holds, such as average.kind, with what they choose by name."""
     from rattle.recipes.recipe import Recipe
     from rattle.recipes.schema import alternatives, dataclass_members, has_kinds
     from rattle.settings import types_of
 
-    found: dict[str, dict[str, type | None]] = {}
+    found: dict[str, dict[str, Callable[[], object]]] = {}
     for name, hint in types_of(Recipe).items():
         members = dataclass_members(hint)
         optional = type(None) in alternatives(hint)
         if has_kinds(hint) or (members and optional):
-            found[name] = {member.__name__: member for member in members}
+            found[f"{name}.kind"] = {member.__name__: member for member in members}
             if optional:
-                found[name]["none"] = None
+                found[f"{name}.kind"]["none"] = lambda: None
     return found
 
 
