@@ -11,6 +11,7 @@ from rattle.paper.plan import Plan, States
 from rattle.paper.protocols import checkpoints
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
+from rattle.runs.io import read_jsonl
 from rattle.training.teachers import trained_first
 
 EPOCH = 50_000  # training images of CIFAR-10
@@ -51,7 +52,7 @@ def estimate(plan: Plan, states: States) -> tuple[float, int]:
     for key, job in plan.jobs.items():
         if states[key] in ("finished", "diverged"):
             continue
-        to_train = [(job.recipe, max(job.recipe.epochs - job.epochs, 1))]
+        to_train = [(job.recipe, max(job.recipe.epochs - len(read_jsonl(job.run.metrics, [])), 1))]
         to_train += [(recipe, recipe.epochs) for _, recipe in trained_first(job.recipe, job.run).values()]
         for recipe, epochs in to_train:
             seconds += epochs * epoch_seconds(recipe, recipe.data.train_size or EPOCH)
