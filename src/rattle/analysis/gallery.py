@@ -29,13 +29,7 @@ from rattle.weights import eval_mode
 ATTACK = "pgd20"
 RADII = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # in units of the threat's epsilon
 MAX_SHOWN, MAX_EXTREME = 10, 5
-NOT_SETTINGS = (
-    "name",
-    "seed",
-    "threads",
-    "data.root",
-    "data.workers",
-)  # they do not make another recipe
+NOT_SETTINGS = ("name", "seed", "threads", "data.root", "data.workers")  # they do not make another recipe
 
 
 def first_of_each_class(y: Tensor, classes: int = MAX_SHOWN) -> Tensor:
@@ -64,7 +58,9 @@ def overrides(recipe: Recipe) -> str:
 
 
 def as_text(value: Any) -> str:
-    return "default" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return "default"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @torch.no_grad()

@@ -184,12 +184,12 @@ def landscapes_up_to_date(runs: Sequence[OpenRun]) -> bool:
     except RattleError:
         return False
     flat = [read_json(opened.run.flatness, []) or {} for opened in runs]
-    return (
-        all(found.get("step") == opened.step for found, opened in zip(flat, runs, strict=True))
-        and all(found.get("detail") == flat[0].get("detail") for found in flat)
-        and all(opened.run.landscape(kind).is_file() for opened in runs for kind in PICTURES)
-        and same_plane(planes)
-    )
+    for found, opened in zip(flat, runs, strict=True):
+        if found.get("step") != opened.step or found.get("detail") != flat[0].get("detail"):
+            return False
+        if not all(opened.run.landscape(kind).is_file() for kind in PICTURES):
+            return False
+    return same_plane(planes)
 
 
 def prepare(
