@@ -35,7 +35,8 @@ from rattle.training import loop as train
 from rattle.training import ranks as training_ranks
 from rattle.training.loop import fit
 from rattle.weights import ASAM, AWP, EMA, SAM
-from support.double_precision import check_equal, five_steps, in_double_precision, outcome, precisely
+from support.double_precision import check_equal, five_steps, outcome, precisely
+from support.precision import in_double
 from support.processes import Child, ranks, until
 from support.training import dies_at, tiny
 
@@ -106,7 +107,7 @@ def test_micro_batches_of_trades_give_the_update_of_the_whole_batch(tmp_path: Pa
 
 def test_each_micro_batch_has_its_own_head_gradients_and_awp_direction_and_all_share_u() -> None:
     recipe = five_steps(2, awp=AWP(gamma=0.02, warmup=0))
-    with in_double_precision():
+    with in_double():
         together = gradients(replace(recipe, accumulate=2))
         first, second = (gradients(recipe, half) for half in torch.arange(64).chunk(2))
     torch.testing.assert_close(together, 0.5 * first + 0.5 * second)

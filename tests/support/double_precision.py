@@ -1,8 +1,7 @@
 """Short runs in double precision, for comparing runs whose sums were taken in another order."""
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training.loop import fit
+from support.precision import in_double
 from support.training import tiny
 
 
@@ -28,18 +28,8 @@ def five_steps(order: int, **changes: object) -> Recipe:
     return replace(recipe, **changes)
 
 
-@contextmanager
-def in_double_precision() -> Iterator[None]:
-    """sign() and the shares in Taylor targets make 1e-3 of a rounding error of 1e-7: let it be one of 1e-16."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield  # images follow the default type
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
 def precisely(recipe: Recipe, folder: Path) -> Run:
-    with in_double_precision():
+    with in_double():
         return fit(recipe, folder)
 
 

@@ -1,65 +1,47 @@
 """Real processes for tests: forked, so that they start at once, and killed like any other."""
 
 import ctypes
-import faulthandler
 import os
 import resource
 import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 
-class Child:
-    """A forked process that runs `action` and exits with the code it returns; what it says goes to a file."""
+class Child(ForkProcess):
+    """A forked process that runs `action` and exits with the code it returns; its output goes to a file."""
 
     def __init__(self, action: Callable[[], int | None], said: Path, **environment: str) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.said, self.code = said, None
-        self.pid = os.fork()
-        if self.pid:
-            return
-        code = 1
-        try:
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests
-            os.environ.update(environment)
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-            faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-            code = action() or 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        super().__init__()
+        self.action, self.said, self.environment = action, said, environment
+        self.start()
+
+    def run(self) -> None:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests
+        os.environ.update(self.environment)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        file = os.open(self.said, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.exit(self.action() or 0)
 
     def wait(self, seconds: float = 120) -> int:
         """The exit code; minus the signal's number if one killed it."""
-        until = time.monotonic() + seconds
-        while self.code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.code = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > until:
-                self.send(signal.SIGUSR1)  # say where each thread is
-                time.sleep(0.5)
-                self.send(signal.SIGKILL)
-                raise TimeoutError(f"process {self.pid} did not end; it said:\n{self.words()}")
-            else:
-                time.sleep(0.005)
-        return self.code
+        self.join(seconds)
+        if self.exitcode is None:
+            self.kill()
+            raise TimeoutError(f"process {self.pid} did not end; its output:\n{self.words()}")
+        return self.exitcode
 
     def send(self, number: int) -> None:
+        assert self.pid is not None
         os.kill(self.pid, number)
 
     def words(self) -> str:
