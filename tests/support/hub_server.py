@@ -1,5 +1,5 @@
 """A stand-in for the Hugging Face hub on this machine: as much of its HTTP interface as huggingface_hub uses to make a
-repository and a branch, commit a folder (small files in the commit, .safetensors by LFS) and download files."""
+repository and a branch, commit a folder and download files."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class Repository:
         self.commits[sha], self.branches[branch] = files, sha
         return sha
 
-    def sha(self, revision: str) -> str | None:
-        return revision if revision in self.commits else self.branches.get(revision)
-
-    def files(self, revision: str) -> Files | None:
-        return self.commits.get(self.sha(revision) or "")
+    def at(self, revision: str) -> tuple[str, Files]:
+        """The sha and the files of a branch or a commit."""
+        sha = self.branches.get(revision, revision)
+        if sha not in self.commits:
+            raise missing("Revision")
+        return sha, self.commits[sha]
 
 
 @dataclass
@@ -43,8 +44,10 @@ class Hub:
 
     address: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
-    objects: Files = field(default_factory=dict)  # of LFS, by sha256
     requests: list[str] = field(default_factory=list)
+
+    def files(self, name: str) -> Files:
+        return self.repositories[name].at("main")[1]
 
 
 class Answer(Exception):
@@ -81,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
             if self.command != "HEAD":
                 self.wfile.write(answer.body)
 
-    do_GET = do_HEAD = do_POST = do_PUT = handle_request
+    do_GET = do_HEAD = do_POST = handle_request
 
     @property
     def is_owner(self) -> bool:
@@ -102,83 +105,62 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.content)
         if asked["organization"] != "me":
             raise Answer(403, {"error": "You don't have the rights to create a model under this namespace"})
-        name = f"{asked['organization']}/{asked['name']}"
+        name = f"me/{asked['name']}"
+        place = {"url": f"{self.hub.address}/{name}", "id": name, "name": name}
         if name in self.hub.repositories:
-            raise Answer(409, {"error": "You already created this model repo", "url": f"{self.hub.address}/{name}"})
+            raise Answer(409, {"error": "You already created this model repo"} | place)
         made = Repository(private=bool(asked.get("private")) or asked.get("visibility") == "private")
-        made.commit("main", {".gitattributes": b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"})
+        made.commit("main", {})
         self.hub.repositories[name] = made
-        raise Answer(200, {"url": f"{self.hub.address}/{name}", "id": name, "name": name})
+        raise Answer(200, place)
 
-    def info(self, name: str, revision: str | None = None) -> None:
-        found, revision = self.repository(name), revision or "main"
-        if found.files(revision) is None:
-            raise missing("Revision")
-        siblings = [{"rfilename": path} for path in found.files(revision) or {}]
-        plain = {"_id": "1", "id": name, "modelId": name, "private": found.private, "sha": found.sha(revision)}
-        raise Answer(200, plain | {"siblings": siblings, "tags": [], "downloads": 0, "likes": 0})
+    def info(self, name: str, revision: str = "main") -> None:
+        found = self.repository(name)
+        sha, files = found.at(revision)
+        siblings = [{"rfilename": path} for path in files]
+        raise Answer(200, {"id": name, "private": found.private, "sha": sha, "siblings": siblings, "tags": []})
 
     def branch(self, name: str, branch: str) -> None:
         self.need_owner()
         found = self.repository(name)
         if branch in found.branches:
             raise Answer(409, {"error": "Reference already exists"})
-        found.commit(branch, dict(found.files("main") or {}))
+        found.branches[branch] = found.branches["main"]
         raise Answer(200, {})
 
     def tree(self, name: str, revision: str) -> None:
-        files = self.repository(name).files(revision)
-        if files is None:
-            raise missing("Revision")
-        oids = {path: hashlib.sha1(content).hexdigest() for path, content in files.items()}
-        rows = [{"type": "file", "path": path, "size": len(files[path]), "oid": oid} for path, oid in oids.items()]
+        _, files = self.repository(name).at(revision)
+        rows = []
+        for path, content in files.items():
+            oid = hashlib.sha1(content).hexdigest()
+            rows.append({"type": "file", "path": path, "size": len(content), "oid": oid})
         raise Answer(200, rows)
 
     def validate(self) -> None:
-        text = json.loads(self.content)["content"]
-        if "license: nonsense" in text:
+        if "license: nonsense" in json.loads(self.content)["content"]:
             raise Answer(400, {"error": "bad", "errors": [{"message": '"license" must be one of [mit, ...]'}]})
         raise Answer(200, {"errors": [], "warnings": []})
 
     def preupload(self, name: str, revision: str) -> None:
         self.need_owner()
         paths = [file["path"] for file in json.loads(self.content)["files"]]
-        modes = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in paths}
-        raise Answer(200, {"files": [{"path": p, "uploadMode": m, "shouldIgnore": False} for p, m in modes.items()]})
-
-    def batch(self, name: str) -> None:
-        self.need_owner()
-        objects = json.loads(self.content)["objects"]
-        for each in objects:
-            each["actions"] = {"upload": {"href": f"{self.hub.address}/store/{each['oid']}"}}
-        raise Answer(200, {"transfer": "basic", "objects": objects})
-
-    def store(self, oid: str) -> None:
-        assert hashlib.sha256(self.content).hexdigest() == oid
-        self.hub.objects[oid] = self.content
-        raise Answer(200)
+        raise Answer(200, {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]})
 
     def commit(self, name: str, revision: str) -> None:
         self.need_owner()
         found = self.repository(name)
-        files = dict(found.files(revision) or {})
+        files = dict(found.at(revision)[1])
         for line in map(json.loads, self.content.splitlines()):
             value = line["value"]
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
-            elif line["key"] == "lfsFile":
-                files[value["path"]] = self.hub.objects[value["oid"]]
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
         sha = found.commit(revision, files)
-        address = f"{self.hub.address}/{name}/commit/{sha}"
-        raise Answer(200, {"success": True, "commitOid": sha, "commitUrl": address})
+        raise Answer(200, {"success": True, "commitOid": sha, "commitUrl": f"{self.hub.address}/{name}/commit/{sha}"})
 
     def resolve(self, name: str, revision: str, path: str) -> None:
-        found = self.repository(name)
-        files, sha = found.files(revision), found.sha(revision)
-        if files is None or sha is None:
-            raise missing("Revision")
+        sha, files = self.repository(name).at(revision)
         if path not in files:
             raise missing("Entry")
         etag = f'"{hashlib.sha256(files[path]).hexdigest()}"'
@@ -195,8 +177,6 @@ ROUTES = [
     ("GET", f"/api/models/{NAME}/tree/(.+)", Handler.tree),
     ("POST", f"/api/models/{NAME}/preupload/(.+)", Handler.preupload),
     ("POST", f"/api/models/{NAME}/commit/(.+)", Handler.commit),
-    ("POST", rf"/{NAME}\.git/info/lfs/objects/batch", Handler.batch),
-    ("PUT", r"/store/(\w+)", Handler.store),
     ("GET HEAD", f"/{NAME}/resolve/([^/]+)/(.+)", Handler.resolve),
 ]
 
