@@ -31,15 +31,12 @@ def count(name: str, classes: int = 10) -> int:
     ("name", "parameters"),
     [
         ("preact18", 11_172_170),
-        ("preact34", 21_280_330),
         ("preact50", 23_513_162),
         ("resnet18", 11_173_962),
         ("wrn28-10", 36_479_194),
         ("wrn34-10", 46_160_474),
-        ("wrn34-20", 184_531_674),
         ("wrn70-16", 266_796_506),
         ("wrn28-10-dm", 36_479_194),
-        ("wrn16-4", 2_748_890),
         ("vgg16", 14_728_266),
         ("mobilenetv2", 2_296_922),
         ("cnn-slim", 43_226),
@@ -48,10 +45,6 @@ def count(name: str, classes: int = 10) -> int:
 )
 def test_a_network_has_as_many_parameters_as_the_published_one(name: str, parameters: int) -> None:
     assert count(name) == parameters
-
-
-def test_a_hundred_classes_change_the_head_alone() -> None:
-    assert count("preact18", 100) - count("preact18", 10) == 90 * (512 + 1)
 
 
 def slim(name: str, **options: object) -> nn.Module:
@@ -104,19 +97,10 @@ def test_a_wide_resnet_starts_from_kaiming_fan_out() -> None:
     assert not model.head.bias.any()
 
 
-def test_deepmind_s_padding_is_another_function_of_the_same_weights() -> None:
-    usual, deepmind = (create_model(name, classes=4, width=4).eval() for name in ("wrn10-1", "wrn10-1-dm"))
-    deepmind.load_state_dict(usual.state_dict())
-    x = torch.rand(2, 3, 16, 16)
-    assert usual(x).shape == deepmind(x).shape
-    assert not torch.allclose(usual(x), deepmind(x))
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"name": "preact19"}, "did you mean 'preact1"),
-        ({"name": "wrn29-10"}, "wrn29-10"),
         ({"name": "preact18", "classes": 1}, "at least 2 classes"),
         ({"name": "preact18", "activation": "relo"}, "did you mean 'relu'"),
         ({"name": "preact18", "width": 0}, "at least 1"),
@@ -182,12 +166,6 @@ def write(folder: Path, text: str, name: str = "mine.py") -> Path:
     return path
 
 
-def test_a_file_s_function_builds_the_user_s_model(tmp_path: Path) -> None:
-    path = write(tmp_path, "def build(classes, channels):\n    return nn.Linear(channels, classes)")
-    model = create_model(f"{path}:build", classes=6, channels=2)
-    assert (model.in_features, model.out_features) == (2, 6)
-
-
 def test_a_file_s_class_with_other_keywords_builds_too_and_imports_its_neighbours(tmp_path: Path) -> None:
     write(tmp_path, "BIAS = False", "neighbour_of_mine.py")
     path = write(
@@ -206,7 +184,10 @@ def test_a_file_s_class_with_other_keywords_builds_too_and_imports_its_neighbour
 def test_a_module_s_function_builds_the_user_s_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "def build(classes): return nn.Linear(2, classes)", "my_own_networks.py")
     monkeypatch.chdir(tmp_path)
-    assert create_model("my_own_networks:build", classes=6).out_features == 6
+    for spec in ("my_own_networks:build", "./my_own_networks.py:build"):
+        assert create_model(spec, classes=6).out_features == 6
+    with pytest.raises(RattleError, match="'width'"):
+        create_model("my_own_networks:build", classes=3, width=4)
 
 
 def test_normalisation_goes_in_front_of_a_user_s_model(tmp_path: Path) -> None:
@@ -223,7 +204,6 @@ def test_normalisation_goes_in_front_of_a_user_s_model(tmp_path: Path) -> None:
     [
         ("", "absent.py:build", "no file .*absent.py"),
         ("", "no_such_package_here.net:build", "no module 'no_such_package_here'"),
-        ("", "mine.py:", "FILE.py:FUNCTION"),
         ("def built(): ...", "mine.py:build", "did you mean 'built'"),
         ("build = 3", "mine.py:build", "must be a function or a class, got int"),
         ("def build(): return 3", "mine.py:build", r"must return a torch.nn.Module, got int"),
@@ -240,12 +220,6 @@ def test_a_mistake_in_the_user_s_model_is_an_error_that_names_the_line(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RattleError, match=words):
         create_model(f"./{spec}" if spec.endswith(".py:build") else spec, classes=3)
-
-
-def test_an_option_the_user_s_function_does_not_know_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, "def build(classes): return nn.Linear(2, classes)")
-    with pytest.raises(RattleError, match="no keyword 'width'"):
-        create_model(f"{path}:build", classes=3, width=4)
 
 
 @pytest.mark.usefixtures("double")

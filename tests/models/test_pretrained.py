@@ -165,19 +165,6 @@ def test_the_file_s_normalisation_is_loaded_or_required_but_never_dropped(theirs
         load_weights(path, fresh("preact18"))
 
 
-def test_a_model_keeps_its_normalisation_when_the_file_has_none() -> None:
-    source = trained("preact18")
-    model = fresh("preact18", normalise=CIFAR)
-    _, report = adapt(source.state_dict(), model)
-    assert report.missing == ("normalise.mean", "normalise.std")
-
-
-def test_statistics_that_change_nothing_are_ignored() -> None:
-    model = fresh("cnn")
-    state = model.state_dict() | {"mean": torch.zeros(3), "std": torch.ones(3)}
-    assert adapt(state, model)[1].ignored == ("mean", "std")
-
-
 def test_deepmind_s_weights_are_not_put_into_the_usual_network_or_the_reverse() -> None:
     usual, deepmind = trained("wrn10-2"), trained("wrn10-2-dm")
     with pytest.raises(RattleError, match="add -dm"):
