@@ -87,7 +87,7 @@ def test_the_digits_read_from_their_file_are_those_of_the_package() -> None:
         ({"val_size": 1297}, "leaves none of the 1297"),
         (
             {"train_size": 1297, "val_size": 1},
-            "1296 training images of digits that 1 held out leave: ask for 1296 or fewer",
+            "1296 training images of digits beside 1 held out",
         ),
         ({"name": "cifar01"}, "did you mean 'cifar10'"),
         ({"name": "./nowhere/images.npz"}, r"there is no \.npz file at nowhere/images\.npz"),

@@ -72,9 +72,8 @@ class Data:
         left = len(data.train)
         if self.train_size > left:
             raise RattleError(
-                f"data.train_size {self.train_size} is more than the {left} training images of {data.name}"
-                + (f" that {n_val} held out leave" if n_val else "")
-                + f": ask for {left} or fewer"
+                f"data.train_size {self.train_size} is more than the {left} training images of {data.name} "
+                f"beside {n_val} held out"
             )
         chosen = balanced_indices(data.train.y, self.train_size, self.split_seed)
         return replace(data, train=data.train.subset(chosen))

@@ -147,11 +147,8 @@ def _user_code(name: str, *folders: Path) -> Iterator[None]:
         raise RattleError(f"{name}: {error.filename}:{error.lineno}: {error.msg}") from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
-        where = name
-        for frame in own:
-            if frame.filename == own[0].filename:  # the last one is the innermost
-                where = f"{frame.filename}:{frame.lineno}"
+        own = [f"{f.filename}:{f.lineno}" for f in frames if f.filename != __file__ and "importlib" not in f.filename]
+        where = own[0] if own else name
         raise RattleError(f"{name}: {where} raised {type(error).__name__}: {error}") from error
     finally:
         for folder in folders:
