@@ -5,7 +5,9 @@ import collections
 import resource
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 
 ADDRESS_SPACE = 12 * 2**30  # bytes; torch reserves some of them before it does anything
 STALL = 120  # seconds without a line, after which a child is stopped: a hang inside torch, which no alarm reaches
@@ -33,18 +35,12 @@ def parent(kinds: list[str], n: int, start: int) -> int:
     while at < start + n:
         words = [sys.executable, "-m", "fuzz", "--child", str(at), str(start + n), *kinds]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-            watch = subprocess.Popen([sys.executable, "-c", WATCH, str(process.pid)], stdin=subprocess.PIPE, text=True)
             assert process.stdout is not None
-            assert watch.stdin is not None
-            for line in process.stdout:
-                watch.stdin.write("\n")
-                watch.stdin.flush()
+            while line := next_line(process.stdout, process):
                 word, number, *rest = line.rstrip("\n").split(" ", 3)
                 at = int(number) + (word == "end")
                 if word == "end":
                     note(counts, kinds, int(number), *rest)
-            watch.stdin.close()
-            watch.wait()
             code = process.wait()
         if code and at < start + n:
             note(counts, kinds, at, "hang" if code == -9 else "crash", f"the process ended with {code}")
@@ -57,14 +53,14 @@ def parent(kinds: list[str], n: int, start: int) -> int:
     return int(bad > 0)
 
 
-# Kills the child when no line has come for STALL seconds.
-WATCH = f"""
-import os, select, sys
-while select.select([sys.stdin], [], [], {STALL})[0]:
-    if not os.read(0, 65536):
-        sys.exit()
-os.kill(int(sys.argv[1]), 9)
-"""
+def next_line(lines: Iterator[str], process: subprocess.Popen[str]) -> str:
+    """The next line of a child, "" after the last; it is killed when none comes for STALL seconds."""
+    timer = threading.Timer(STALL, process.kill)
+    timer.start()
+    try:
+        return next(lines, "")
+    finally:
+        timer.cancel()
 
 
 def note(counts: dict, kinds: list[str], case: int, outcome: str, why: str = "") -> None:

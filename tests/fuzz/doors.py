@@ -20,71 +20,71 @@ def network() -> nn.Module:
 
 
 def odd_model(rng: random.Random) -> Any:
-    made: list[Callable[[], Any]] = [
-        lambda: network().half(),
-        lambda: network().double(),
-        lambda: network().to(torch.bfloat16),
-        lambda: network().to("meta"),
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 1)),
-        lambda: nn.Sequential(nn.Flatten(), nn.Linear(63, 10)),
-        lambda: nn.Conv2d(1, 10, 3),
-        nn.Flatten,
-        nn.Identity,
-        lambda: None,
-        lambda: network,
-        lambda: network().state_dict(),
-        lambda: "cnn",
+    made: list[Any] = [
+        network().half(),
+        network().double(),
+        network().to(torch.bfloat16),
+        network().to("meta"),
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 1)),
+        nn.Sequential(nn.Flatten(), nn.Linear(63, 10)),
+        nn.Conv2d(1, 10, 3),
+        nn.Flatten(),
+        nn.Identity(),
+        None,
+        network,
+        network().state_dict(),
+        "cnn",
     ]
-    return rng.choice(made)()
+    return rng.choice(made)
 
 
 def odd_images(rng: random.Random, x: torch.Tensor) -> Any:
     kinds = [torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.bool, torch.uint8, torch.complex64]
-    made: list[Callable[[], Any]] = [
-        *[lambda kind=kind: x.to(kind) for kind in kinds],
-        lambda: x[None],
-        lambda: x[:0],
-        lambda: x[:2],
-        lambda: x - 2,
-        lambda: x * float("nan"),
-        lambda: x.numpy(),
-        lambda: x.tolist(),
-        lambda: None,
-        lambda: x.to("meta"),
-        lambda: x.to_sparse(),
-        lambda: x.reshape(-1),
-        lambda: x[:, :, :4],
-        lambda: x.permute(0, 2, 3, 1),
-        lambda: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.quint8),
-        lambda: "images",
-        lambda: {"x": x},
+    made: list[Any] = [
+        *[x.to(kind) for kind in kinds],
+        x[None],
+        x[:0],
+        x[:2],
+        x - 2,
+        x * float("nan"),
+        x.numpy(),
+        x.tolist(),
+        None,
+        x.to("meta"),
+        x.to_sparse(),
+        x.reshape(-1),
+        x[:, :, :4],
+        x.permute(0, 2, 3, 1),
+        torch.quantize_per_tensor(x.float(), 0.1, 0, torch.quint8),
+        "images",
+        {"x": x},
     ]
-    return rng.choice(made)()
+    return rng.choice(made)
 
 
 def odd_labels(rng: random.Random, y: torch.Tensor) -> Any:
-    made: list[Callable[[], Any]] = [
-        y.int,
-        y.short,
-        lambda: y.to(torch.uint8),
-        y.bool,
-        y.float,
-        lambda: y[:, None],
-        lambda: y[:2],
-        lambda: y + 10,
-        lambda: y - 20,
-        lambda: y + 2**40,
-        lambda: nn.functional.one_hot(y, 10),
-        lambda: nn.functional.one_hot(y, 10).float(),
-        lambda: nn.functional.one_hot(y, 12).float(),
-        y.numpy,
-        y.tolist,
-        lambda: None,
-        lambda: y.to("meta"),
-        lambda: y.to_sparse(),
-        lambda: "labels",
+    made: list[Any] = [
+        y.int(),
+        y.short(),
+        y.to(torch.uint8),
+        y.bool(),
+        y.float(),
+        y[:, None],
+        y[:2],
+        y + 10,
+        y - 20,
+        y + 2**40,
+        nn.functional.one_hot(y, 10),
+        nn.functional.one_hot(y, 10).float(),
+        nn.functional.one_hot(y, 12).float(),
+        y.numpy(),
+        y.tolist(),
+        None,
+        y.to("meta"),
+        y.to_sparse(),
+        "labels",
     ]
-    return rng.choice(made)()
+    return rng.choice(made)
 
 
 def odd_delta(rng: random.Random, delta: dict[str, torch.Tensor]) -> Any:
@@ -149,6 +149,11 @@ def attack_of(rng: random.Random) -> Callable[..., Any]:
     return rattle.get_attack(name, rattle.Threat(epsilon=0.1), **few)
 
 
+def climbing(kind: type) -> Callable[..., Any]:
+    """AWP, SAM or ASAM made with settings and called with a model and its gradients."""
+    return lambda model, gradients, **settings: kind(**settings)(model, gradients)
+
+
 def python(rng: random.Random) -> None:
     """A public function or class is given arguments that it cannot take."""
     x, y, model = torch.rand(4, 1, 8, 8), torch.randint(10, (4,)), network()
@@ -177,18 +182,9 @@ def python(rng: random.Random) -> None:
             lambda model, sigma, scale: rattle.Noise(sigma=sigma, scale=scale)(model),
             {"model": model, "sigma": 0.1, "scale": "filter"},
         ),
-        (
-            lambda model, gradients, gamma: rattle.AWP(gamma=gamma)(model, gradients),
-            {"model": model, "gradients": delta, "gamma": 0.1},
-        ),
-        (
-            lambda model, gradients, rho: rattle.SAM(rho=rho)(model, gradients),
-            {"model": model, "gradients": delta, "rho": 0.1},
-        ),
-        (
-            lambda model, gradients, rho, eta: rattle.ASAM(rho=rho, eta=eta)(model, gradients),
-            {"model": model, "gradients": delta, "rho": 0.1, "eta": 0.1},
-        ),
+        (climbing(rattle.AWP), {"model": model, "gradients": delta, "gamma": 0.1}),
+        (climbing(rattle.SAM), {"model": model, "gradients": delta, "rho": 0.1}),
+        (climbing(rattle.ASAM), {"model": model, "gradients": delta, "rho": 0.1}),
         (rattle.EMA, {"decay": 0.9, "start": 0.5}),
         (rattle.SWA, {"start": 0.5}),
         (rattle.Threat, {"norm": "linf", "epsilon": 0.1}),

@@ -39,10 +39,9 @@ def folder(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_published_folder_loads_bit_for_bit(folder: Path) -> None:
-    ours = small_cnn().state_dict()
+    ours = dict(small_cnn().state_dict())
     for found in (rattle.load(folder).state_dict(), load_file(folder / "model.safetensors")):
-        assert found.keys() == ours.keys()
-        assert all(torch.equal(found[key], ours[key]) for key in ours)
+        torch.testing.assert_close(dict(found), ours, rtol=0, atol=0)
 
 
 def test_a_published_folder_is_evaluated_tabulated_and_published_again(
@@ -60,20 +59,15 @@ def test_a_published_folder_is_evaluated_tabulated_and_published_again(
 def test_the_card_has_front_matter_results_with_n_and_intervals_and_the_recipe(folder: Path) -> None:
     card = (folder / "README.md").read_text(encoding="utf-8")
     _, front, text = card.split("---\n", 2)
-    assert "says which n test images these are" in text  # by index: a sample is not the first n
     matter = yaml.safe_load(front)
     assert matter["license"] == "mit"
-    assert {"adversarial-robustness", "linf"} <= set(matter["tags"])
-    (index,) = matter["model-index"]
-    (results,) = index["results"]
+    (results,) = matter["model-index"][0]["results"]
     assert [(m["name"], m["value"], m["args"]["n"]) for m in results["metrics"]] == [
         ("clean accuracy", 0.95, 200),
         ("robust accuracy, PGD-20", 0.6, 200),
         ("robust accuracy, AutoAttack", 0.5, 200),
     ]
     assert r"| PGD-20 | 60.0 \[53.1, 66.5] | 200 | digits | PGD; norm linf, epsilon 0.2 |" in text
-    assert 'rattle.load("hf:me/digits")' in text
-    assert "rattle evaluate hf:me/digits --attacks pgd20 autoattack --n 200 " in text
     (recipe,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert rattle.Recipe.from_yaml(recipe) == RECIPE
 
@@ -100,23 +94,20 @@ def test_paths_of_the_machine_are_not_published(tmp_path: Path) -> None:
     rattle.load(out)
 
 
-def test_results_of_another_checkpoint_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_of_another_checkpoint_are_left_out_and_older_ones_pointed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = run_folders.result(save_run(tmp_path / "a"), "pgd20", [1, 0], [1, 1])
+    run_folders.result(run, "cw20", [1, 0], [1, 1])
     stored = run / "results" / "pgd20.json"
     other = {"checkpoint": "runs/a/checkpoints/last.safetensors"}
     stored.write_text(json.dumps(json.loads(stored.read_text()) | other))
+    os.utime(run / "results" / "cw20.json", (0, 0))
     assert main(["push", str(run), "me/x", "--to", str(tmp_path / "out"), "--no-page"]) == 0
     warnings = capsys.readouterr().err
-    assert "results/pgd20.json was measured on last.safetensors, not on best.safetensors, and is left out" in warnings
-    assert "has no results for the card" in warnings
-    assert "Not evaluated yet" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-
-
-def test_results_older_than_the_checkpoint_are_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_folders.result(save_run(tmp_path / "a"), "pgd20", [1, 0], [1, 1])
-    os.utime(run / "results" / "pgd20.json", (0, 0))
-    assert main(["push", str(run), "me/x", "--to", str(tmp_path / "out"), "--no-page"]) == 0
-    assert "results/pgd20.json is older than best.safetensors" in capsys.readouterr().err
+    assert "results/pgd20.json was measured on last.safetensors" in warnings
+    assert "results/cw20.json is older than best.safetensors" in warnings
+    assert "| PGD-20 |" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
 def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,8 +115,8 @@ def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     for words, expected in (
-        ((str(run), "digits"), "a repository on the hub is written OWNER/NAME, got 'digits'"),
-        ((str(run), "me/x", "--to", str(tmp_path / "full")), "is not empty: name a new folder"),
+        ((str(run), "digits"), "OWNER/NAME"),
+        ((str(run), "me/x", "--to", str(tmp_path / "full")), "not empty"),
         ((str(tmp_path / "no"), "me/x", "--to", str(tmp_path / "new")), str(tmp_path / "no")),
         ((str(own), "me/x", "--to", str(tmp_path / "new")), "net.py:build"),
     ):
