@@ -8,6 +8,7 @@ import pytest
 from rattle.cli.main import main
 from rattle.report.compare import compare_runs
 from rattle.report.run_data import load_runs
+from support.command import Command
 from support.tiny_runs import save_files, save_run
 
 
@@ -82,10 +83,7 @@ def test_a_curve_and_a_transfer_take_the_settings_too(plain: list[str], tmp_path
     ],
 )
 def test_a_setting_that_means_nothing_is_refused(
-    plain: list[str], words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plain: list[str], words: list[str], sentence: str, tmp_path: Path, command: Command
 ) -> None:
-    assert main([*plain, "--attacks", *words, "--out", str(tmp_path)]) == 2
-    said = capsys.readouterr()
-    assert sentence in said.err
-    assert said.err.count("\n") == 1
+    assert sentence in command.refused(*plain, "--attacks", *words, "--out", str(tmp_path))
     assert not list(tmp_path.iterdir())

@@ -16,6 +16,7 @@ from rattle.recipes.names import list_recipes
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import OneCycle
 from rattle.weights import EMA
+from support.command import Command
 
 TINY = ["--width", "4", "--epochs", "1", "--data.train-size", "96", "--data.val-size", "20", "--batch-size", "48"]
 RECIPE = "digits-linf-cnn-trades-2nd"
@@ -29,17 +30,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def mistake(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """The sentence that a mistaken command prints."""
-    capsys.readouterr()
-    assert main(list(args)) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("rattle: ")
-    assert said.err.count("\n") == 1
-    return said.err
-
-
 def test_train_writes_the_recipe_that_ran(run: Path) -> None:
     recipe = Recipe.from_yaml((run / "recipe.yaml").read_text())
     assert (recipe.width, recipe.epochs, recipe.objective.taylor.eta) == (4, 1, 0.3)
@@ -47,14 +37,8 @@ def test_train_writes_the_recipe_that_ran(run: Path) -> None:
     assert (run / "checkpoints" / "best.safetensors").is_file()
 
 
-def test_evaluate_json_prints_one_object_that_equals_the_results_file(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
-    assert main(["evaluate", str(run), "--attacks", "pgd3", "--n", "40", "--json"]) == 0
-    said = capsys.readouterr()
-    assert said.out.count("\n") == 1
-    result = json.loads(said.out)
+def test_evaluate_json_prints_one_object_that_equals_the_results_file(run: Path, command: Command) -> None:
+    result = json.loads(command("evaluate", str(run), "--attacks", "pgd3", "--n", "40", "--json"))
     assert result == json.loads((run / "results" / "pgd3.json").read_text())
     assert result["n"] == len(result["clean_flags"]) == len(result["attacks"]["pgd3"]["flags"]) == 40
     assert result["recipe"] == RECIPE
@@ -63,14 +47,10 @@ def test_evaluate_json_prints_one_object_that_equals_the_results_file(
     assert result["attacks"]["pgd3"]["settings"]["threat"] == {"norm": "linf", "epsilon": 0.2}
 
 
-def test_evaluate_prints_a_table_and_writes_a_file_an_attack(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    capsys.readouterr()
+def test_evaluate_prints_a_table_and_writes_a_file_an_attack(run: Path, tmp_path: Path, command: Command) -> None:
     checkpoint = run / "checkpoints" / "last.safetensors"
     words = ["--attacks", "fgsm", "cw2", "--n", "20", "--threat.epsilon", "8/255", "--out", str(tmp_path)]
-    assert main(["evaluate", str(checkpoint), *words]) == 0
-    out = capsys.readouterr().out
+    out = command("evaluate", str(checkpoint), *words)
     assert all(word in out for word in ("fgsm", "cw2", "clean", RECIPE, str(tmp_path)))
     assert {p.name for p in tmp_path.iterdir()} == {"fgsm.json", "cw2.json"}
     assert json.loads((tmp_path / "cw2.json").read_text())["attacks"]["cw2"]["settings"]["threat"]["epsilon"] == 8 / 255
@@ -84,11 +64,9 @@ def test_kinds_are_chosen_by_name(tmp_path: Path) -> None:
     assert (recipe.schedule, recipe.average, recipe.awp) == (OneCycle(peak=0.3), EMA(), None)
 
 
-def test_a_run_is_refused_resumed_and_trained_again_from_its_yaml(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_refused_resumed_and_trained_again_from_its_yaml(run: Path, tmp_path: Path, command: Command) -> None:
     out = ["--out", str(run)]
-    assert "--resume" in mistake(capsys, "train", str(run / "recipe.yaml"), *out)
+    assert "--resume" in command.refused("train", str(run / "recipe.yaml"), *out)
     before = (run / "metrics.jsonl").read_bytes()
     assert main(["train", str(run), *out, "--resume"]) == 0
     assert (run / "metrics.jsonl").read_bytes() == before
@@ -108,25 +86,23 @@ def test_a_run_is_refused_resumed_and_trained_again_from_its_yaml(
     ],
 )
 def test_a_wrong_setting_is_one_sentence_and_leaves_nothing_behind(
-    options: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: str, words: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert words in mistake(capsys, "train", RECIPE, *options.split())
+    assert words in command.refused("train", RECIPE, *options.split())
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("options", ["--n 0", "--batch-size 0", "--threat.epsilon -1", "--first", "--jobs 0"])
-def test_evaluate_refuses_what_means_nothing(
-    run: Path, options: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    mistake(capsys, "evaluate", str(run), *options.split(), "--out", str(tmp_path))
+def test_evaluate_refuses_what_means_nothing(run: Path, options: str, command: Command, tmp_path: Path) -> None:
+    command.refused("evaluate", str(run), *options.split(), "--out", str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
-def test_evaluate_of_a_file_that_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_of_a_file_that_is_no_checkpoint(tmp_path: Path, command: Command) -> None:
     (tmp_path / "photo.png").write_bytes(b"\x89PNG\r\n" * 40)
-    assert "photo.png" in mistake(capsys, "evaluate", str(tmp_path / "photo.png"))
-    assert "no checkpoint" in mistake(capsys, "evaluate", str(tmp_path))
+    assert "photo.png" in command.refused("evaluate", str(tmp_path / "photo.png"))
+    assert "no checkpoint" in command.refused("evaluate", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -162,16 +138,13 @@ def test_a_method_that_needs_three_classes_refuses_two_before_anything_is_writte
     assert not (tmp_path / "run").exists()
 
 
-def test_recipes_lists_every_name_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", "--all"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list_recipes()
-    assert main(["recipes", "digits-l2"]) == 0
-    assert all(line.startswith("digits-l2-") for line in capsys.readouterr().out.splitlines())
+def test_recipes_lists_every_name_with_a_line(command: Command) -> None:
+    assert [line.split()[0] for line in command("recipes", "--all").splitlines()] == list_recipes()
+    assert all(line.startswith("digits-l2-") for line in command("recipes", "digits-l2").splitlines())
 
 
-def test_recipes_alone_has_a_line_of_every_method_and_how_names_are_built(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes"]) == 0
-    text = capsys.readouterr().out
+def test_recipes_alone_has_a_line_of_every_method_and_how_names_are_built(command: Command) -> None:
+    text = command("recipes")
     assert max(map(len, text.splitlines())) <= 80
     assert all(f"{heading}\n  " in text for heading in GROUPS.values())
     for name in METHODS.built_in:
@@ -181,30 +154,25 @@ def test_recipes_alone_has_a_line_of_every_method_and_how_names_are_built(capsys
         assert word in text.partition("A recipe is named")[2]
 
 
-def test_recipes_prints_one_as_a_line_or_as_yaml(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes", RECIPE]) == 0
-    assert "TRADES + 1st + 2nd (Zhang et al. 2019)" in capsys.readouterr().out
-    assert main(["recipes", RECIPE, "--yaml"]) == 0
-    assert Recipe.from_yaml(capsys.readouterr().out) == get_recipe(RECIPE)
+def test_recipes_prints_one_as_a_line_or_as_yaml(command: Command) -> None:
+    assert "TRADES + 1st + 2nd (Zhang et al. 2019)" in command("recipes", RECIPE)
+    assert Recipe.from_yaml(command("recipes", RECIPE, "--yaml")) == get_recipe(RECIPE)
 
 
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == main([]) == 0
-    out = capsys.readouterr().out
-    assert all(f"  {command} " in out for command in COMMANDS)
+def test_help_names_every_command(command: Command) -> None:
+    assert command("--help") == command()
+    assert all(f"  {name} " in command() for name in COMMANDS)
 
 
-def test_doctor_attacks_a_network(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) == 0
-    out = capsys.readouterr().out
+def test_doctor_attacks_a_network(command: Command) -> None:
+    out = command("doctor")
     assert "PGD-20 moved 32 images by 0.0314" in out
     assert __version__ in out
 
 
 @pytest.mark.slow
-def test_demo_compares_two_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--epochs", "1", "--out", str(tmp_path)]) == 0
-    assert "TRADES + 1st + 2nd" in capsys.readouterr().out
+def test_demo_compares_two_methods(tmp_path: Path, command: Command) -> None:
+    assert "TRADES + 1st + 2nd" in command("demo", "--epochs", "1", "--out", str(tmp_path))
     assert {p.name for p in tmp_path.iterdir()} == {"trades", "trades-2nd", "report.html"}
     assert (tmp_path / "trades" / "results" / "pgd20.json").is_file()
 

@@ -10,6 +10,7 @@ import pytest
 import rattle
 from rattle.cli.main import main
 from rattle.report.run_data import load_runs
+from support.command import Command
 from support.tiny_runs import digits, linear, save_files, save_run
 
 ATTACKS = ["--attacks", "fgsm", "pgd3", "--threat.epsilon", "0.1"]
@@ -33,15 +34,9 @@ def inside(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def said(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    capsys.readouterr()
-    assert main(list(args)) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.usefixtures("inside")
-def test_compare_prints_accuracies_differences_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "compare", "w.pt-results", "runs/a")
+def test_compare_prints_accuracies_differences_and_a_sentence(command: Command) -> None:
+    out = command("compare", "w.pt-results", "runs/a")
     assert re.search(r"n +w\.pt +TRADES +difference +p, Holm", out)
     accuracy, change = r"[\d.]+ \[[\d.]+, [\d.]+\]", r"[+-]?[\d.]+ \[-?[\d.]+, -?[\d.]+\]"
     lines = [line.strip() for line in out.replace("\u2212", "-").splitlines()]
@@ -53,8 +48,8 @@ def test_compare_prints_accuracies_differences_and_a_sentence(capsys: pytest.Cap
 
 
 @pytest.mark.usefixtures("inside")
-def test_compare_json_is_one_object_with_the_flags_means(capsys: pytest.CaptureFixture[str]) -> None:
-    out = said(capsys, "compare", "runs/a", "w.pt-results", "--json", "--baseline", "./w.pt-results/")
+def test_compare_json_is_one_object_with_the_flags_means(command: Command) -> None:
+    out = command("compare", "runs/a", "w.pt-results", "--json", "--baseline", "./w.pt-results/")
     found = json.loads(out)
     assert [(m["label"], m["trained_here"]) for m in found["models"]] == [("w.pt", False), ("TRADES", True)]
     tests = {test["attack"]: test for test in found["tests"]}
@@ -67,40 +62,36 @@ def test_compare_json_is_one_object_with_the_flags_means(capsys: pytest.CaptureF
     assert low < tests["pgd3"]["difference"] < high
 
 
-def test_what_python_evaluated_is_compared_with_what_the_command_did(
-    inside: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_python_evaluated_is_compared_with_what_the_command_did(inside: Path, command: Command) -> None:
     """Floats, channels last, against the bytes of a file: the images are the same."""
     _, _, x, y = digits()
     images = (x[:60] / 255).permute(0, 2, 3, 1).numpy()
     settings = {"norm": "linf", "epsilon": 0.1, "metadata": {"name": "mine"}}
     rattle.evaluate(linear(), images, y[:60].numpy(), ["fgsm", "pgd3"], out=inside / "python", **settings)
     rattle.benchmark(linear(), "digits", attacks="fgsm", epsilon=0.1, n=60, out=inside / "benchmark")
-    found = json.loads(said(capsys, "compare", "w.pt-results", "python", "benchmark", "--json"))
+    found = json.loads(command("compare", "w.pt-results", "python", "benchmark", "--json"))
     assert [model["label"] for model in found["models"]] == ["w.pt", "mine", "benchmark"]
     assert found["not_compared"] == []
     assert {test["difference"] for test in found["tests"]} == {0}
 
 
 @pytest.mark.usefixtures("inside")
-def test_a_table_has_a_row_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [line.split("|")[1].strip() for line in said(capsys, "table", "w.pt-results", "runs/a").splitlines()[2:4]]
+def test_a_table_has_a_row_for_each_model(command: Command) -> None:
+    rows = [line.split("|")[1].strip() for line in command("table", "w.pt-results", "runs/a").splitlines()[2:4]]
     assert rows == ["w.pt", "TRADES"]
-    twice = said(capsys, "table", "w.pt-results", "w.pt-results").splitlines()[2:4]
+    twice = command("table", "w.pt-results", "w.pt-results").splitlines()[2:4]
     assert all("| 1 |" in line for line in twice)  # a model named twice is not two seeds
 
 
-def test_a_page_leaves_out_what_a_model_from_elsewhere_has_not(
-    inside: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said(capsys, "report", "w.pt-results", "runs/a", "--no-compute", "--out", "both.html")
+def test_a_page_leaves_out_what_a_model_from_elsewhere_has_not(inside: Path, command: Command) -> None:
+    command("report", "w.pt-results", "runs/a", "--no-compute", "--out", "both.html")
     both = (inside / "both.html").read_text()
     assert "w.pt beside TRADES" in both
     assert f"not trained here, {inside / 'net.py'}:Net" in both
     missing = re.findall(r'<p class="missing">(.*?)</p>', both)
     assert missing
     assert not [sentence for sentence in missing if "w.pt" in sentence]
-    said(capsys, "report", "w.pt-results", "--out", "alone.html")  # computing passes it over
+    command("report", "w.pt-results", "--out", "alone.html")  # computing passes it over
     alone = (inside / "alone.html").read_text()
     assert set(re.findall(r'<section id="(.*?)">', alone)) == {"results", "comparison", "trade-off"}
     assert re.findall(r'<a href="#(.*?)">', alone) == ["results", "comparison", "trade-off"]
@@ -130,7 +121,9 @@ def test_results_of_two_models_in_one_folder_are_pointed_out(inside: Path) -> No
     assert run.notes == ["its results are of several models: fgsm.pt, pgd2.pt"]
 
 
-def test_what_cannot_be_compared_is_one_sentence(inside: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_compared_is_one_sentence(
+    inside: Path, capsys: pytest.CaptureFixture[str], command: Command
+) -> None:
     model, (_, _, x, y) = linear(), digits()
     rattle.evaluate(model, x[:9], y[:9], "pgd3", epsilon=0.2, out=inside / "few")
     rattle.evaluate(model, x[60:120], y[60:120], "pgd3", epsilon=0.1, out=inside / "others")
@@ -143,12 +136,8 @@ def test_what_cannot_be_compared_is_one_sentence(inside: Path, capsys: pytest.Ca
         (["w.pt-results", "./w.pt-results"], "name two different folders or more"),
         (["w.pt-results", "others"], "w.pt and others (Clean, PGD-3): they share none of their 60 and 60 images"),
     ):
-        capsys.readouterr()
-        assert main(["compare", *words]) == 2
-        err = capsys.readouterr().err
-        assert sentence in err
-        assert err.count("\n") == 1
-    out = said(capsys, "compare", "w.pt-results", "stronger")
+        assert sentence in command.refused("compare", *words)
+    out = command("compare", "w.pt-results", "stronger")
     sentence = "not compared: w.pt and stronger (PGD-3): they differ in threat.epsilon (0.1; 0.2) and step_size"
     assert sentence in out
     assert main(["table", "w.pt-results", "stronger"]) == 0

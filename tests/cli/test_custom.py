@@ -15,6 +15,7 @@ from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
+from support.command import Command
 from support.tiny_runs import digits
 
 NET = """
@@ -93,13 +94,10 @@ def test_built_in_names_give_the_named_recipe(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_no_folder(
-    words: str, found: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: str, found: str, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert main(["train", "custom", *words.split()]) == 2
-    said = capsys.readouterr()
-    assert found in said.err
-    assert said.err.count("\n") == 1
+    assert found in command.refused("train", "custom", *words.split())
     assert not Path("runs").exists()
 
 
