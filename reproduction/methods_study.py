@@ -46,7 +46,7 @@ from reproduction.cifar10_study import WEAK
 LEFT_OUT = ("rice", "sota")  # AT once more, as this protocol sets its settings; needs generated images
 VARIANTS = ("trades-awp", "mart-awp", "s2o-trades-awp", "trades-sam", "at-asam")
 TAYLOR = ("at-2nd", "trades-1st", "trades-2nd", "trades-awp-2nd", "mart-2nd")
-NAMES = (*(name for name in METHODS if name not in LEFT_OUT), *VARIANTS, *TAYLOR)
+NAMES = (*(name for name in METHODS if name in METHODS.built_in and name not in LEFT_OUT), *VARIANTS, *TAYLOR)
 BUDGET, IMAGES, BATCH, RATE = 14, 5_000, 64, 0.05  # epochs of TRADES, training images, batch size, learning rate
 RESULTS = Path(__file__).parent / "results"
 TEST_IMAGES = 1_000  # a fair sample of the 10,000, the same for every run
