@@ -71,7 +71,10 @@ def numbers(out: Path, number: int) -> dict[str, Any]:
     return json.loads((out / f"table-{number}-tiny.json").read_text())
 
 
-@pytest.mark.parametrize("number", range(1, 9))
+LARGE = (2, 8)  # tables of many rows
+
+
+@pytest.mark.parametrize("number", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in range(1, 9)])
 def test_every_table_trains_attacks_and_prints_ours_beside_the_papers_in_120_columns(
     number: int, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
