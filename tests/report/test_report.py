@@ -15,10 +15,10 @@ from rattle.errors import RattleError
 from rattle.paper import tables as paper
 from rattle.report import build
 from rattle.report.compare import compare_runs, published_points
-from rattle.report.figures import by_epsilon, comparable, confusion_counts
+from rattle.report.figures import by_epsilon, comparable, confusion_counts, terms
 from rattle.report.naming import method_of, title_of, unique_labels
 from rattle.report.page import for_script
-from rattle.report.run_data import load_runs
+from rattle.report.run_data import RunData, load_runs
 from rattle.report.thumbnails import enlargement_factor
 from support import run_folders as made
 from support.pages import Page
@@ -242,3 +242,9 @@ def test_an_attack_that_a_user_registered_is_shown_by_its_name() -> None:
 
 def test_runs_that_agree_in_method_seed_and_folder_still_get_different_labels() -> None:
     assert unique_labels([("AT", "seed 0", "a", "x/a")] * 2) == ["AT, seed 0, a, x/a (1)", "AT, seed 0, a, x/a (2)"]
+
+
+def test_the_terms_of_a_loss_leave_out_accuracies_and_ratios() -> None:
+    entry = {"epoch": 1, "step": 9, "lr": 0.1, "loss": 2.0, "clean": 1.5, "first": 0.5, "unused": None}
+    run = RunData(folder=Path(), metrics=[entry | {"val_clean": 0.9, "first_over_zeroth": 0.1}])
+    assert terms(run) == ["clean", "first"]

@@ -80,8 +80,13 @@ def epochs(run: RunData) -> list[int]:
 def terms(run: RunData) -> list[str]:
     """The names of the loss's terms, in the order they were logged."""
     names = dict.fromkeys(name for entry in run.metrics for name in entry)
-    logged = (n for n in names if n not in NOT_TERMS and not n.startswith("val_"))
-    return [n for n in logged if any(value is not None for value in column(run, n))]
+    found = []
+    for name in names:
+        if name in NOT_TERMS or name.startswith("val_") or name.endswith("_over_zeroth"):
+            continue
+        if any(value is not None for value in column(run, name)):
+            found.append(name)
+    return found
 
 
 def accuracy_curves(runs: Sequence[RunData], kind: str) -> Spec:
