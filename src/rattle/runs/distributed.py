@@ -69,7 +69,10 @@ def process_group() -> Iterator[None]:
     if gpu:
         torch.cuda.set_device(choose_device())
     # gloo for CPU tensors also on GPUs: the hosts agree on something without waiting for the device.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+    # torchrun keeps one store through its restarts; the prefix hides the addresses that dead ranks left there.
+    store, own, ranks = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"attempt {restart_count()}", store)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=own, world_size=ranks)
     try:
         yield
     finally:
