@@ -26,6 +26,7 @@ from torch.utils.flop_counter import flop_registry
 from rattle.data import on_device
 from rattle.evaluation.inputs import floats_for
 from rattle.objectives.registry import METHODS
+from rattle.paper.cost import peak_memory
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.io import write_atomically
 from rattle.runs.source import environment
@@ -34,7 +35,7 @@ from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
 from rattle.training.state import init_state
 from reproduction.bench.limit import Limit, unavoidable_passes
-from reproduction.bench.measure import interleaved, peak_memory
+from reproduction.bench.measure import interleaved
 
 VARIANTS = ("at-1st", "at-2nd", "trades-1st", "trades-2nd", "trades-awp", "trades-awp-2nd", "trades-sam", "mart-2nd")
 NAMES = (*(name for name in METHODS if name != "sota"), *VARIANTS)  # sota needs generated images

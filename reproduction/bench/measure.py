@@ -1,14 +1,11 @@
-"""Measuring: interleaved timings, so that load on the machine falls on every case, and the peak of tensor memory."""
+"""Measuring: interleaved timings, so that load on the machine falls on every case."""
 
 from __future__ import annotations
 
-import gc
-import os
 import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -67,25 +64,3 @@ def synchronize() -> None:
     """Wait until the device has finished, where there is one to wait for."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-
-
-def peak_memory(case: Call) -> int:
-    """Most bytes of tensors alive at once during the call, beyond those alive before it.
-
-    On a GPU the allocator counts; on a CPU every allocation and release is recorded by the profiler and summed.
-    """
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        case()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    gc.collect()  # garbage that is only released during the call would count against its peak
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler's own log
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        case()
-    recorded: Any = profile.profiler
-    events = recorded.kineto_results.events()
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    return max(0, *np.cumsum([change for _, change in changes], dtype=int).tolist())

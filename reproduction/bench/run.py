@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from rattle.errors import RattleError, first_line
+from rattle.paper.cost import peak_memory
 from rattle.runs.progress import Console, NullConsole
 from reproduction.bench.cases import METHODS, Case, Group, cases_of
 from reproduction.bench.limit import Limit, unavoidable_passes
-from reproduction.bench.measure import Call, Rounds, Timing, interleaved, peak_memory
+from reproduction.bench.measure import Call, Rounds, Timing, interleaved
 from reproduction.bench.setup import Setup, library_step, prepare, recipe_of
 
 GROUPS: tuple[Group, ...] = ("training", "evaluation", "autoattack")

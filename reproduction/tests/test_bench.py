@@ -13,6 +13,7 @@ from torch import nn
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.objectives.registry import METHODS as METHODS_BY_NAME
+from rattle.paper.cost import peak_memory
 from rattle.recipes.catalog import get_recipe
 from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
@@ -21,7 +22,7 @@ from reproduction.bench import reference
 from reproduction.bench.__main__ import main
 from reproduction.bench.cases import AUTHORS, AUTHORS_AWP, METHODS, PUBLISHED, reference_step
 from reproduction.bench.limit import ConvolutionRecorder, Limit, Passes, convolutions, unavoidable_passes
-from reproduction.bench.measure import Rounds, peak_memory
+from reproduction.bench.measure import Rounds
 from reproduction.bench.report import RATIOS, growth_chart, to_plain
 from reproduction.bench.run import bench, exponent, growth, trace
 from reproduction.bench.setup import Setup, Subject, library_step, prepare

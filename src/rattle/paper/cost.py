@@ -94,7 +94,7 @@ def resident_bytes(state: TrainState) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def peak_memory(call: Callable[[], None]) -> int:
+def peak_memory(call: Callable[[], object]) -> int:
     """Most bytes of tensors alive at once during the call, beyond those alive before it."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
