@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from rattle.errors import RattleError
 
 COMPARED = 4096  # images that a checksum of a part looks at
+VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
 TEST_SHARE = 5  # a dataset without a test part gives one image in five to it
 
 
@@ -131,6 +133,30 @@ class Dataset:
     @property
     def size(self) -> int:
         return self.test.shape[-1]
+
+    def split(self, train_size: int | None, val_size: int | None, seed: int) -> Dataset:
+        """The dataset with `val` held out of the training images, and train reduced to train_size; see `Data`.
+
+        One that has held-out images already keeps them.
+        """
+        data, n = self, len(self.train)
+        if val_size is None:
+            val_size = min(MAX_VAL, math.ceil(min(n, train_size or n) / VAL_SHARE))
+        if data.val is not None or not n:  # a test part alone has nothing to hold out
+            val_size = 0
+        if val_size:
+            if val_size >= n:
+                raise RattleError(f"data.val_size {val_size} leaves none of the {n} training images")
+            data = hold_out(data, val_size, seed)
+        if train_size is None:
+            return data
+        left = len(data.train)
+        if train_size > left:
+            raise RattleError(
+                f"data.train_size {train_size} is more than the {left} training images of {data.name} "
+                f"beside {val_size} held out"
+            )
+        return replace(data, train=data.train.subset(balanced_indices(data.train.y, train_size, seed)))
 
 
 def check_part(part: Images, name: str, classes: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rattle.data.augment import Augment
-from rattle.data.dataset import Dataset, Images, balanced_indices, hold_out
+from rattle.data.dataset import Dataset, Images
 from rattle.data.files import data_root
 from rattle.data.sources import DECODED, SOURCES, check_source
 from rattle.errors import RattleError
@@ -21,7 +21,6 @@ from rattle.randomness import derive_seed
 from rattle.settings import Between, Bound, Count, CountOrZero, check_settings
 
 EXTRA_FRACTION = 0.7  # of a minibatch (Gowal et al. 2020)
-VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,29 +53,7 @@ class Data:
 
     def load(self) -> Dataset:
         """The dataset with `val` held out of the training images, and train reduced to train_size."""
-        return self.split(self.source())
-
-    def split(self, data: Dataset) -> Dataset:
-        """The same of a dataset at hand; one that has held-out images already keeps them."""
-        n, n_val = len(data.train), self.val_size
-        if n_val is None:
-            n_val = min(MAX_VAL, math.ceil(min(n, self.train_size or n) / VAL_SHARE))
-        if data.val is not None or not n:  # a test part alone has nothing to hold out
-            n_val = 0
-        if n_val:
-            if n_val >= n:
-                raise RattleError(f"data.val_size {n_val} leaves none of the {n} training images")
-            data = hold_out(data, n_val, self.split_seed)
-        if self.train_size is None:
-            return data
-        left = len(data.train)
-        if self.train_size > left:
-            raise RattleError(
-                f"data.train_size {self.train_size} is more than the {left} training images of {data.name} "
-                f"beside {n_val} held out"
-            )
-        chosen = balanced_indices(data.train.y, self.train_size, self.split_seed)
-        return replace(data, train=data.train.subset(chosen))
+        return self.source().split(self.train_size, self.val_size, self.split_seed)
 
     def load_extra(self, data: Dataset) -> Images | None:
         """The images of `extra`, to train on beside those of `data`; evaluations do without them."""

@@ -88,7 +88,8 @@ def take(
     tensors = {"train.x": train.x, "train.y": train.y, "val.x": other.x, "val.y": other.y}
     name = f"memory:{digest(tensors, {})[:16]}"
     recipe = replace(recipe, data=replace(recipe.data, name=name, root=None))
-    return recipe, recipe.data.split(replace(found, name=name))
+    settings = recipe.data
+    return recipe, replace(found, name=name).split(settings.train_size, settings.val_size, settings.split_seed)
 
 
 def name_module(recipe: Recipe, model: object) -> Recipe:
