@@ -24,8 +24,8 @@ from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
 from rattle.training import loop
 from rattle.training import state as states
-from rattle.training.batches import augmented, in_epoch
 from rattle.training.loop import fit
+from rattle.training.minibatch import augmented, in_epoch
 from support.miniature import make
 from support.precision import in_double
 from support.processes import ranks

@@ -19,8 +19,8 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
-from rattle.training.batches import augmented, with_extra
 from rattle.training.loop import fit
+from rattle.training.minibatch import augmented, with_extra
 from rattle.training.state import TrainState, init_state
 from support.precision import in_double
 from support.processes import ranks

@@ -17,8 +17,8 @@ from rattle.objectives.n_fgsm import NFGSM
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.threat import Threat
-from rattle.training.batches import augmented
 from rattle.training.loop import fit
+from rattle.training.minibatch import augmented
 from rattle.training.state import init_state
 from support.inner_attacks import our_step, problem
 from support.training import Interrupting, Stop, content, tiny

@@ -11,8 +11,8 @@ from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.runs.checkpoint import read
 from rattle.training import loop
-from rattle.training.batches import ramped_attack
 from rattle.training.loop import fit
+from rattle.training.minibatch import ramped_attack
 from rattle.training.state import init_state
 from rattle.weights import EMA
 from support.training import tiny

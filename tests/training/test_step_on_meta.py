@@ -24,7 +24,7 @@ from rattle.objectives.base import Memory, Method, Moment, StepContext
 from rattle.objectives.registry import METHODS
 from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat
-from rattle.training.batches import augmented
+from rattle.training.minibatch import augmented
 from rattle.training.state import init_state
 from rattle.training.step import StepInputs, step
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise

@@ -27,10 +27,9 @@ from rattle.runs.io import write_atomically
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import HANDLED, Console, Interrupted, NullConsole, Request, StoppedBySignal, listening
-from rattle.training.batches import in_epoch, with_extra
 from rattle.training.fit_inputs import Given, first_state, named_recipe
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb, remark
-from rattle.training.minibatch import numerics, train_step
+from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
 from rattle.training.saving import refuse_non_finite, restore, save
 from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers, init_state
