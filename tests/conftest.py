@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 LIMIT, SLOW_LIMIT = 600, 3600  # seconds of a test: a hang, also of a process that it waits for, is a failure
 
 STARTED: list[str] = []  # processes of the test under way
-ASKED = ("git", "uname")  # what environment.json is filled with
+ASKED = ("git", "uname", "fc-list")  # of environment.json, and of matplotlib when it is first imported on a machine
 
 
 def note_process(event: str, args: tuple[Any, ...]) -> None:
