@@ -16,7 +16,8 @@ import torch
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.data import Augment, to_float
+from rattle.data import Augment
+from rattle.inputs import to_float
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
 

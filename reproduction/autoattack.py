@@ -44,8 +44,8 @@ from rattle.attacks.base import attack_mode
 from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import FlatModel, spawn
 from rattle.cli.main import keep_memory
-from rattle.data import to_float
 from rattle.data.registry import Data, batches
+from rattle.inputs import to_float
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import torch
 
-from rattle.data import to_float
 from rattle.data.registry import batches
 from rattle.forward import PairedForward
+from rattle.inputs import to_float
 from rattle.models import find_head
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe

@@ -24,10 +24,11 @@ import torch
 
 from rattle.analysis.flatness import flatness
 from rattle.attacks import PGD, AutoAttack
-from rattle.data import Augment, Images, to_float
+from rattle.data import Augment, Images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
+from rattle.inputs import to_float
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from rattle.data import on_device
-from rattle.evaluation.inputs import floats_for
+from rattle.inputs import floats_for
 from rattle.objectives.registry import METHODS
 from rattle.paper.cost import peak_memory
 from rattle.recipes.catalog import get_recipe

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle import load
-from rattle.data import to_float
 from rattle.forward import PairedForward
+from rattle.inputs import to_float
 from rattle.models import find_head
 from rattle.objectives import Trades
 from rattle.recipes.catalog import get_recipe

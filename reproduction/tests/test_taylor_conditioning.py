@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from rattle.data import to_float
+from rattle.inputs import to_float
 from reproduction.taylor_conditioning import READINGS, measured
 from support.tiny_runs import digits, small_cnn
 

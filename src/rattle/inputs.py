@@ -4,16 +4,21 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from rattle.errors import RattleError, first_line, is_out_of_memory
 from rattle.forward import at_least_float32
 from rattle.losses import logits_in, refuse_one_logit
 
 log = logging.getLogger("rattle")
+Array = Tensor | np.ndarray
+Given = Array | Dataset | DataLoader  # images: with their labels, if they are no array
 
 CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
 CHANNELS_LAST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what each model was found to accept
@@ -179,3 +184,95 @@ def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
             CHANNELS_LAST[model] = False
             log.warning("the model does not take channels-last images (it flattens by .view?); attacks run slower")
     return CHANNELS_LAST[model]
+
+
+def to_float(x: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
+    """Images [n, C, H, W], uint8 or float in [0, 1], to [0, 1] in torch's default type; layout: of the new tensor."""
+    found = torch.empty(x.shape, dtype=torch.get_default_dtype(), device=x.device, memory_format=layout).copy_(x)
+    return found if x.is_floating_point() else found.div_(255)
+
+
+def as_float(x: Tensor, *, channels_last: bool = True) -> Tensor:
+    """Images in [0, 1]: uint8 ones divided by 255, others as they are.
+
+    channels_last: False gives the strides of a new tensor [n, C, H, W], for models that flatten by `.view`.
+    """
+    if channels_last:
+        return x if x.is_floating_point() else to_float(x)
+    layout = torch.contiguous_format  # by a copy: .contiguous() keeps the strides that a single channel may have
+    return x.clone(memory_format=layout) if x.is_floating_point() else to_float(x, layout)
+
+
+def takes_channels_last(model: nn.Module, x: Tensor) -> bool:
+    """Whether a model in evaluation mode takes images like x channels last; RattleError if it does not take them."""
+    few = as_float(x[:2], channels_last=False)
+    with torch.no_grad():
+        logits_of(model, few)  # the layout is tried once for each model, images like these not
+    return accepts_channels_last(model, few)
+
+
+def floats_for(model: nn.Module, x: Tensor) -> Tensor:
+    """Images in [0, 1] for a model in evaluation mode: channels last, which is faster, where it takes them so."""
+    return as_float(x, channels_last=takes_channels_last(model, x))
+
+
+def as_tensors(model: nn.Module, x: Given, y: Array | None) -> tuple[Tensor, Tensor]:
+    """Images, uint8 or floating point in [0, 1], and int64 labels; raises RattleError if they are not.
+
+    Floats of numpy arrays take the model's dtype, because numpy's default is float64. Arrays may be [n, H, W, C].
+    """
+    check_model(model)
+    if isinstance(x, Dataset | DataLoader):
+        if y is not None:
+            raise RattleError("a Dataset or DataLoader has its own labels: give None for y")
+        x, y = collect(x)
+    if y is None:
+        raise RattleError("images without labels cannot be evaluated: give them as y")
+    weights = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
+    y = as_tensor(y, weights)
+    return check_batch(channels_first(as_tensor(x, weights)), y, uint8=True)
+
+
+def as_tensor(value: Any, weights: Tensor) -> Tensor:
+    if not isinstance(value, np.ndarray):
+        return value
+    if value.dtype.kind not in "fiub":
+        raise RattleError(f"images and labels must be arrays of numbers, got {value.dtype}")
+    found = torch.tensor(value)  # a copy, so that read-only arrays do no harm
+    return found.to(weights.dtype) if found.is_floating_point() else found
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """[n, H, W, C] as [n, C, H, W], where only the last axis can be channels (1 or 3 of them)."""
+    if isinstance(x, Tensor) and x.ndim == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        return x.permute(0, 3, 1, 2).contiguous()
+    return x
+
+
+def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, Tensor]:
+    """The first n images and labels of a Dataset or DataLoader, in its own order; all when n is None."""
+    if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
+        raise RattleError("the DataLoader shuffles, but results belong to images by their place: use shuffle=False")
+    sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    if not (isinstance(data, DataLoader | IterableDataset) or sized):
+        raise RattleError(f"images are tensors, arrays, a Dataset or a DataLoader, got {type(data).__name__}")
+    loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=256, collate_fn=stack_examples)
+    images, labels, count = [], [], 0
+    for batch in loader:
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            raise RattleError("a Dataset or DataLoader must give pairs of image and label")
+        images.append(torch.as_tensor(batch[0]))
+        labels.append(torch.as_tensor(batch[1]))
+        count += len(labels[-1])
+        if n is not None and count >= n:
+            break
+    if not images:
+        raise RattleError("there are no images to evaluate: the Dataset or DataLoader is empty")
+    return torch.cat(images)[:n], torch.cat(labels)[:n]
+
+
+def stack_examples(examples: list[Any]) -> tuple[Tensor, Tensor]:
+    """(image, label) pairs as one batch; an image may be a tensor, an array or a PIL picture."""
+    images, labels = zip(*examples, strict=True)
+    tensors = [image if isinstance(image, Tensor) else torch.as_tensor(np.array(image)) for image in images]
+    return torch.stack(tensors), torch.as_tensor(labels)

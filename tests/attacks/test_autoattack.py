@@ -17,9 +17,9 @@ from rattle.attacks import APGD, FAB, PGD, AttackSequence, AutoAttack, Square, d
 from rattle.attacks.base import attack_mode
 from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import spawn
-from rattle.data import to_float
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
+from rattle.inputs import to_float
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat

@@ -8,8 +8,7 @@ from torch import nn
 
 import rattle
 from rattle.attacks import APGD, FAB, PGD, Attack, Square
-from rattle.data import to_float
-from rattle.inputs import logits_of
+from rattle.inputs import logits_of, to_float
 from rattle.threat import Threat
 from support.tiny_runs import digits
 

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
-from rattle.data import Augment, Dataset, Images, on_device, to_float
+from rattle.data import Augment, Dataset, Images, on_device
 from rattle.data.dataset import balanced_indices, hold_out
 from rattle.data.digits import stored
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
+from rattle.inputs import to_float
 from rattle.randomness import ImageStreams
 
 

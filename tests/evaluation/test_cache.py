@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from rattle.attacks import APGD, FAB, Ensemble, Square
 from rattle.attacks.base import Attack
 from rattle.cli.main import main
-from rattle.data import to_float
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import AttackResult
 from rattle.evaluation.verify import load_images
+from rattle.inputs import to_float
 from rattle.randomness import ImageStreams
 from rattle.runs.progress import Interrupted
 from rattle.threat import Threat

@@ -182,11 +182,11 @@ def test_what_is_drawn_beside_a_generator_of_another_device_is_normal_and_never_
     """As `Noise` draws u on a GPU: by counters, from a seed that the CPU's generator gives."""
 
     def draws(seed: int) -> list[Tensor]:
-        found = streams(generator := torch.Generator().manual_seed(seed), torch.zeros(1))
+        found = streams(generator := torch.Generator().manual_seed(seed), 1)
         return [
             found.normal(100, 1000)[0],
             found.normal(100, 1000)[0],
-            streams(generator, torch.zeros(1)).normal(10**5)[0],
+            streams(generator, 1).normal(10**5)[0],
         ]
 
     first, again = draws(0), draws(0)

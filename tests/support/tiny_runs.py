@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rattle.data import to_float
 from rattle.data.registry import Data
+from rattle.inputs import to_float
 from rattle.models.registry import create_model
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe

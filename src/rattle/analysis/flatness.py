@@ -69,7 +69,7 @@ def local_lipschitz(
     segment and can only be smaller. A maximum over points visited is a lower bound of that supremum.
     """
     check_batch(x, y)
-    draws = streams(generator, x)
+    draws = streams(generator, len(x), x.device)
     largest = x.new_zeros(len(x))
     with attack_mode(model):
         for start in range(STARTS):
@@ -128,7 +128,7 @@ def input_curvature(
 ) -> Curvature:
     """Largest eigenvalue of d^2 loss / dx^2 of each image; a whole batch iterates at once, as images do not mix."""
     check_batch(x, y)
-    start = streams(generator, x).normal(*x.shape[1:]).to(x)
+    start = streams(generator, len(x), x.device).normal(*x.shape[1:]).to(x)
     values, residuals = np.zeros(len(x)), np.zeros(len(x))
     with attack_mode(model):
         for first in range(0, len(x), BATCH_SIZE):

@@ -13,8 +13,7 @@ from rattle.attacks.registry import get_attack
 from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import curve
-from rattle.evaluation.inputs import as_float, floats_for, takes_channels_last
-from rattle.inputs import logits_of
+from rattle.inputs import as_float, floats_for, logits_of, takes_channels_last
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe

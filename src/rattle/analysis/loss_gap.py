@@ -24,8 +24,7 @@ from rattle.attacks import PGD
 from rattle.data import Images
 from rattle.data.dataset import check_count, choose_images
 from rattle.errors import RattleError
-from rattle.evaluation.inputs import floats_for
-from rattle.inputs import logits_of
+from rattle.inputs import floats_for, logits_of
 from rattle.losses import ce, kl
 from rattle.randomness import ImageStreams
 from rattle.runs.checkpoint import Checkpoint

@@ -21,7 +21,7 @@ from rattle.analysis.flatness import flatness
 from rattle.analysis.gallery import first_of_each_class, gallery
 from rattle.attacks import PGD
 from rattle.errors import RattleError
-from rattle.evaluation.inputs import floats_for
+from rattle.inputs import floats_for
 from rattle.models.user import refuse_code
 from rattle.runs.arrays import Gallery, InputPlane, same_plane
 from rattle.runs.checkpoint import Checkpoint

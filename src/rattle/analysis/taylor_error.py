@@ -21,9 +21,8 @@ from rattle.analysis import plots
 from rattle.analysis.term_gradients import measure_terms
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
-from rattle.evaluation.inputs import floats_for
 from rattle.evaluation.target import target_from_checkpoint
-from rattle.inputs import logits_of
+from rattle.inputs import floats_for, logits_of
 from rattle.randomness import ImageStreams
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import write_atomically

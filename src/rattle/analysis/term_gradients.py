@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from rattle.data import Images
 from rattle.errors import RattleError
-from rattle.evaluation.inputs import floats_for
 from rattle.evaluation.target import Target
 from rattle.forward import PairedForward
+from rattle.inputs import floats_for
 from rattle.models import find_head
 from rattle.objectives import Taylor
 from rattle.objectives.base import StepContext, total

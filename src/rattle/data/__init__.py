@@ -6,7 +6,6 @@ from rattle.registry import lazy_names
 
 if TYPE_CHECKING:
     from rattle.data.augment import Augment as Augment
-    from rattle.data.augment import to_float as to_float
     from rattle.data.dataset import Dataset as Dataset
     from rattle.data.dataset import Images as Images
     from rattle.data.dataset import on_device as on_device
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 __getattr__ = lazy_names(
     __name__,
     {
-        "augment": ["Augment", "to_float"],
+        "augment": ["Augment"],
         "dataset": ["Dataset", "Images", "on_device", "to_device"],
         "download": ["get"],
         "files": ["data_root"],

@@ -11,12 +11,6 @@ from rattle.randomness import ImageStreams
 from rattle.settings import Bound, CountOrZero, check_settings
 
 
-def to_float(x: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
-    """Images [n, C, H, W], uint8 or float in [0, 1], to [0, 1] in torch's default type; layout: of the new tensor."""
-    found = torch.empty(x.shape, dtype=torch.get_default_dtype(), device=x.device, memory_format=layout).copy_(x)
-    return found if x.is_floating_point() else found.div_(255)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augment:
     """Random crop with zero padding, horizontal flip, cutout (DeVries and Taylor 2017); each off at 0 / False.

@@ -20,26 +20,16 @@ from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, describe
 from rattle.attacks.diagnostics import find_warnings, post_checks
 from rattle.attacks.ensemble import Ensemble
-from rattle.data import to_device
+from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
-from rattle.evaluation.inputs import (
-    Array,
-    Attacks,
-    Images,
-    as_attacks,
-    as_float,
-    as_tensors,
-    as_threat,
-    image_checksums,
-    takes_channels_last,
-)
+from rattle.evaluation.inputs import Attacks, as_attacks, as_threat, image_checksums
 from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
 from rattle.evaluation.verify import attack_batch, save_images
-from rattle.inputs import is_correct
+from rattle.inputs import Array, Given, as_float, as_tensors, is_correct, takes_channels_last
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole
 from rattle.settings import Bound, Count, check_settings
@@ -58,7 +48,7 @@ class EvalPlan:
     """What the attacks of one evaluation share; the fields are explained at `evaluate`."""
 
     model: nn.Module
-    x: Tensor
+    x: Tensor | Pictures
     y: Tensor
     index: Tensor  # int64 [n]
     device: torch.device  # of the model; batches are moved there
@@ -90,13 +80,13 @@ class EvalPlan:
 
     def images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images in [0, 1] and labels of these rows, on the device."""
-        x = to_device(self.x[rows.to(self.x.device)], self.device)
+        x = self.x[rows.to(self.x.device)].to(self.device)
         return as_float(x, channels_last=self.channels_last), self.y[rows.to(self.y.device)].to(self.device)
 
 
 def make_plan(
     model: nn.Module,
-    x: Images,
+    x: Given | Pictures,
     y: Array | None,
     *,
     out: Path | str | None = None,
@@ -108,7 +98,10 @@ def make_plan(
     """Check everything that an evaluation is given, and find the layout that the model takes."""
     if device is not None and isinstance(model, nn.Module):
         model = model.to(distributed.choose_device(device))
-    x, y = as_tensors(model, x, y)
+    if isinstance(x, Pictures):  # checked when they are decoded
+        assert isinstance(y, Tensor), "labels of pictures come with them"
+    else:
+        x, y = as_tensors(model, x, y)
     place = next((p.device for p in model.parameters()), x.device)
     with eval_mode(model):
         channels_last = takes_channels_last(model, x[:2].to(place))
@@ -143,7 +136,8 @@ def default_batch_size(model: nn.Module, device: torch.device) -> int:
 
 def evaluate(
     model: nn.Module,  # returns logits [n, C]
-    x: Images,  # uint8 or floats in [0, 1], [n, C, H, W] or [n, H, W, C]: tensor, array, Dataset or DataLoader
+    x: Given
+    | Pictures,  # uint8 or floats in [0, 1], [n, C, H, W] or [n, H, W, C]: tensor, array, Dataset or DataLoader
     y: Array | None,  # their classes, whole numbers, [n]; None for a Dataset or DataLoader
     attacks: Attacks,  # a name such as "pgd20", an attack, a list of these, or a dict of name to attack
     *,
@@ -226,7 +220,7 @@ def evaluate(
 
 def curve(
     model: nn.Module,
-    x: Images,
+    x: Given | Pictures,
     y: Array | None,
     attacks: Mapping[float, Attack],  # the attack at each epsilon; at 0 the clean images count and it is not run
     *,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from rattle.data import Images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
-from rattle.evaluation.inputs import as_float
 from rattle.evaluation.network import Network, untrained
+from rattle.inputs import as_float
 from rattle.models import check_width, load_weights
 from rattle.models.layers import MeanStd
 from rattle.models.pretrained import file_normalisation, normalises

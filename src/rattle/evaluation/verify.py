@@ -18,9 +18,8 @@ from rattle.attacks.base import DistanceAttack
 from rattle.attacks.ensemble import Ensemble, run_components
 from rattle.errors import RattleError
 from rattle.evaluation.cache import read_parts, write_parts
-from rattle.evaluation.inputs import as_float, takes_channels_last
 from rattle.evaluation.progress import AttackProgress
-from rattle.inputs import is_correct
+from rattle.inputs import as_float, is_correct, takes_channels_last
 from rattle.randomness import ImageStreams
 from rattle.runs.io import atomic_file, read_arrays
 from rattle.threat import Threat

@@ -31,7 +31,11 @@ class NoisyStep:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y, soft=True)
         threat, epsilon = self.threat, self.threat.epsilon
-        start = replace(threat, epsilon=self.noise * epsilon).random_start(x, streams(generator, x)).requires_grad_()
+        start = (
+            replace(threat, epsilon=self.noise * epsilon)
+            .random_start(x, streams(generator, len(x), x.device))
+            .requires_grad_()
+        )
         with attack_mode(model):
             (gradient,) = torch.autograd.grad(ce(logits_of(model, start), y).sum(), start)
         return threat.ascend(start.detach(), gradient, self.step * epsilon).clamp(0, 1)

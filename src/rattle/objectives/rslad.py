@@ -66,7 +66,7 @@ class AwayFrom:
         with torch.no_grad():
             taught = logits_of(self.teacher, x)
         with attack_mode(model):
-            return self.pgd.ascend(model, x, taught, streams(generator, x))
+            return self.pgd.ascend(model, x, taught, streams(generator, len(x), x.device))
 
 
 METHOD = Method(

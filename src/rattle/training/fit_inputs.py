@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils import data as torch_data
 
-from rattle.data import Data, Dataset, Images, to_float
+from rattle.data import Data, Dataset, Images
 from rattle.errors import RattleError, first_line
-from rattle.inputs import finite, logits_of
+from rattle.inputs import as_tensors, finite, logits_of, to_float
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
 from rattle.recipes.catalog import resolve
@@ -152,8 +152,6 @@ def as_images(data: Any, model: nn.Module | None) -> tuple[Tensor, Tensor]:
     if not isinstance(data, tuple | list) or len(data) != 2:
         what = f"{len(data)} entries" if isinstance(data, tuple | list) else type(data).__name__
         raise RattleError(f"data must be (images, labels), a Dataset or a DataLoader, got {what}")
-    from rattle.evaluation.inputs import as_tensors  # a run of named images does without
-
     x, y = as_tensors(nn.Identity() if model is None else model, *data)
     if x.ndim != 4:
         hint = "; grey images need a channel, x[:, None]" if x.ndim == 3 else ""

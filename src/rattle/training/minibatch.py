@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD
-from rattle.data import Images, to_device, to_float
+from rattle.data import Images, to_device
 from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
+from rattle.inputs import to_float
 from rattle.objectives.base import Memory, Moment, StepContext, label_rows
 from rattle.objectives.trades import Released
 from rattle.randomness import ImageStreams, derive_seed

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import AveragedModel
 
-from rattle.data import Dataset, Images, to_float
+from rattle.data import Dataset, Images
 from rattle.errors import RattleError
+from rattle.inputs import to_float
 from rattle.models.head import check_width, find_head
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import AdamW, Recipe
