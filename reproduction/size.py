@@ -89,7 +89,8 @@ def holds_images(value: object, depth: int = 0) -> bool:
     import torch
 
     if isinstance(value, torch.Tensor):
-        return value.ndim >= 3 and value.shape[-2:] == (SIDE, SIDE)
+        shaped = value.ndim >= 3 and value.shape[-2:] == (SIDE, SIDE)
+        return shaped and value.dtype != torch.int64  # the bits of an image's random stream
     if depth > 2 or isinstance(value, type):
         return False
     inside: list[object] = []
