@@ -62,7 +62,7 @@ def step_rate(images: Data, model: str, batch: int) -> float:
     recipe = replace(get_recipe(f"imagenet-linf-{model}-trades"), data=images, batch_size=batch, normalise=False)
     state = init_state(recipe, images.load())
     state.train_mode()
-    forward, _ = wrap_model(state.model, recipe, teachers=state.teachers)
+    forward, _ = wrap_model(state)
     shown = state.data.train.to("cpu")
     used = processor()
     train_step(state, forward, forward, shown, torch.arange(batch))

@@ -56,10 +56,10 @@ def two_steps(name: str, batch: int) -> Steps:
     recipe = replace(recipe, init="zoo:digits-linf-cnn-trades", threads=1, batch_size=batch)
     data = recipe.data.load()
     state = init_state(recipe, data)
-    state.progress.epoch, state.progress.batch = recipe.epochs - 1, 1  # an epoch's first step also weighs the terms
+    state.progress.epoch = recipe.epochs - 1
     update_average(state, begins=True)
     state.train_mode()
-    forward, ddp_forward = wrap_model(state.model, recipe, teachers=state.teachers, average=state.average)
+    forward, ddp_forward = wrap_model(state)
     images, index = on_device(data.train, state.device), torch.arange(batch)
 
     def run() -> None:

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from rattle import load
+from rattle.analysis.term_gradients import term_gradients
 from rattle.forward import PairedForward
 from rattle.inputs import to_float
 from rattle.models import find_head
 from rattle.objectives import Trades
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.source import environment
-from rattle.training.metrics import term_gradients
 from rattle.weights import Noise, frozen_bn_stats
 from reproduction.taylor_cost import reading
 

@@ -139,7 +139,7 @@ def test_the_passes_of_a_method_are_those_that_its_step_makes(name: str) -> None
     if state.average is not None:
         state.average.update_parameters(state.model)
     state.train_mode()
-    forward, ddp_forward = wrap_model(state.model, recipe, None, state.teachers, state.average)
+    forward, ddp_forward = wrap_model(state)
     with ConvolutionRecorder() as recorder:
         train_step(state, forward, ddp_forward, state.data.train, torch.arange(8))
     once = convolutions(state.model, torch.zeros(1, 1, 8, 8)).total()

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from rattle.cli.main import fail, main
 from rattle.errors import RattleError
@@ -114,45 +113,6 @@ def check_one_epoch_is_there(folder: Path) -> None:
     assert not list(folder.rglob("*.part"))
     fit(eventful(), folder, resume=True)
     assert [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()] == [1, 2]
-
-
-def diverging(monkeypatch: pytest.MonkeyPatch, at: int, times: int) -> None:
-    """The loss of a step is not a number, the first few times it is computed."""
-    real, seen = train.LossMeter.add, []
-
-    def add(self: train.LossMeter, terms: dict[str, torch.Tensor], step: int) -> None:
-        if step == at and len(seen) < times:
-            seen.append(step)
-            terms = {name: value * float("nan") for name, value in terms.items()}
-        real(self, terms, step)
-
-    monkeypatch.setattr(train.LossMeter, "add", add)
-
-
-@pytest.mark.parametrize(("at", "back"), [(5, 3), (2, 0)])
-def test_rolling_back_goes_on_from_the_last_good_state_with_half_the_rate_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, back: int
-) -> None:
-    recipe, console = tiny("trades", on_divergence="rollback", schedule=Piecewise(drops=())), Lines()
-    diverging(monkeypatch, at, times=2)
-    run = fit(recipe, tmp_path, console=console)
-    said = [line for line in console.said if "diverged" in line]
-    assert [line.partition("): ")[2] for line in said] == [
-        f"back to step {back}, learning rate times 0.5",
-        f"back to step {back}, learning rate times 0.25",
-    ]
-    rates = [json.loads(line)["lr"] for line in run.metrics.read_text().splitlines()]
-    assert rates == pytest.approx([0.05 if back else 0.0125, 0.0125])
-    assert read(run.checkpoint("last")).progress["rate"] == 0.25
-
-
-def test_rolling_back_without_end_is_given_up_with_the_best_checkpoint_intact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    diverging(monkeypatch, 5, times=100)
-    with pytest.raises(RattleError, match=r"the loss diverged at step 5 .*the last good checkpoint is"):
-        fit(tiny("trades", on_divergence="rollback"), tmp_path)
-    assert read(Run(tmp_path).checkpoint("best")).progress["epoch"] == 1
 
 
 def test_weights_that_overflowed_are_not_saved_midway_either(tmp_path: Path) -> None:

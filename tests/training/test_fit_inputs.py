@@ -21,7 +21,6 @@ from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
-from rattle.training import loop
 from rattle.training.fit_inputs import take
 from rattle.weights import EMA
 from support.training import Interrupting, Stop, content
@@ -214,22 +213,6 @@ def test_a_module_that_moved_in_the_code_is_resumed_and_another_one_is_not(whole
     moved = net()
     moved.__class__ = type("Net", (Net,), {"__module__": "elsewhere"})
     assert content(fit(tmp_path, moved, made=made, resume=True)) == content(whole)
-
-
-def test_a_rollback_before_the_first_checkpoint_starts_from_the_modules_own_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, real, calls = recipe("at", epochs=1, on_divergence="rollback"), loop.train_step, []
-
-    def explodes(state: Any, *args: Any) -> Any:
-        calls.append({name: value.clone() for name, value in state.model.state_dict().items()})
-        terms = real(state, *args)
-        return {name: value * float("nan") for name, value in terms.items()} if len(calls) == 3 else terms
-
-    monkeypatch.setattr(loop, "train_step", explodes)
-    fit(tmp_path, made=made)
-    assert same(calls[3], calls[0])
-    assert not same(calls[2], calls[0])
 
 
 def bad_modules() -> dict[str, tuple[Any, str]]:

@@ -6,6 +6,7 @@ without terms of their own (sampled) are measured too. Train-mode BatchNorm, sta
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -25,7 +26,6 @@ from rattle.objectives.readings.head import Head
 from rattle.randomness import ImageStreams
 from rattle.recipes.recipe import Recipe
 from rattle.stats import Interval, t_interval
-from rattle.training.metrics import term_gradients
 from rattle.weights import frozen_bn_stats, perturbed
 
 WHOLE = "all they add"
@@ -179,3 +179,13 @@ def answer(rows: list[TermRow], batches: int) -> str:
         f"what lasts from minibatch to minibatch is {row.lasts:.2g}{interval} of the zeroth's, where {LASTS:g} or less "
         f"counts as nothing{labels}."
     )
+
+
+def term_gradients(model: nn.Module, terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradient of each term by all weights, as one vector; the terms can still be differentiated afterwards."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    found = {}
+    for name, value in terms.items():
+        parts = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
+        found[name] = torch.cat([part.flatten() for part in parts])
+    return found

@@ -67,7 +67,7 @@ def new_state(recipe: Recipe) -> TrainState:
 
 def one_step(state: TrainState) -> Callable[[], None]:
     """A training step, each time on the same images."""
-    forward, ddp_forward = wrap_model(state.model, state.recipe)
+    forward, ddp_forward = wrap_model(state)
     images = state.data.train.to(state.device)
 
     def step() -> None:

@@ -110,7 +110,6 @@ class Recipe:
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     threads: Count | None = None  # CPU threads; torch's own choice when not given
     save_minutes: NonNegative = 10.0  # wall-clock minutes between checkpoints inside an epoch
-    on_divergence: Literal["stop", "rollback"] = "stop"  # rollback: back to the last checkpoint, half the rate
 
     def __post_init__(self) -> None:
         check_settings(self, "")

@@ -24,6 +24,7 @@ REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notic
     "objective.taylor.share": 1.0,
     "objective.taylor.statistics": "ca",
     "objective.taylor.temperature": 1.0,
+    "on_divergence": "stop",
     "optimizer.eps": 1e-8,
     "schedule.first": 0.04,
     "schedule.floor": 0.0,

@@ -28,15 +28,14 @@ from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import HANDLED, Console, Interrupted, NullConsole, Request, StoppedBySignal, listening
 from rattle.training.fit_inputs import Given, first_state, named_recipe
-from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb, remark
+from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
 from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
 from rattle.training.saving import refuse_non_finite, restore, save
-from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers, init_state
+from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers
 from rattle.training.teachers import train_teachers
 from rattle.weights import EMA, SWA, eval_mode
 
-MOST_ROLLBACKS = 5
 VALIDATION_BATCH = 250  # images of a forward pass
 
 
@@ -79,23 +78,19 @@ def fit(
         check_log(log)
         state = first_state(recipe, run, model, data, classes, resume, trust_code)
         check_batches(state)
-    refuse_other_images((state.data.train, state.data.val, state.extra))
+    refuse_other_images(state)
     with open_run(run, state.recipe, resume=resume, overwrite=overwrite):
-        fit_teacher = partial(fit, log=log, trust_code=trust_code)
-        add_teachers(state, train_teachers(state.recipe, run, state.data, fit_teacher, resume, overwrite, console))
+        given = state.data if state.recipe.data.name.startswith("memory:") else None
+        fit_teacher = partial(fit, data=given, log=log, console=console, trust_code=trust_code)
+        add_teachers(state, train_teachers(state.recipe, run, fit_teacher, resume, overwrite, console))
         if resume:
             restore(state, run, console)
         console.begin(state)
-        rollbacks = 0
-        while True:
-            try:
-                train(state, run, log, console)
-                return run
-            except Diverged as diverged:
-                if state.recipe.on_divergence == "stop" or rollbacks == MOST_ROLLBACKS:
-                    raise give_up(run, diverged) from diverged
-                state = roll_back(state, run, console, diverged)
-                rollbacks += 1
+        try:
+            train(state, run, log, console)
+        except Diverged as diverged:
+            raise give_up(run, diverged) from diverged
+    return run
 
 
 def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None:
@@ -103,8 +98,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
     recipe, progress = state.recipe, state.progress
     images = on_device(state.data.train, state.device)
     steps = recipe.steps(len(images))  # of an epoch
-    example = state.floats(images[torch.arange(1)].x.to(state.device))
-    forward, ddp_forward = wrap_model(state.model, recipe, example, state.teachers, state.average)
+    forward, ddp_forward = wrap_model(state)
     bar = console.progress(recipe.with_seed(recipe.method), recipe.epochs * steps, done=progress.step)
     logger = epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1)
     with (
@@ -163,8 +157,6 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
             log_epoch(metrics)
             advance(0, **best_figure(state))
             console.log(summary(metrics, recipe.epochs, saved - begun))
-            if metrics["epoch"] == 2 and (line := remark(progress.term_weights)):
-                console.log(line)  # not after the first: a fresh network has hardly a zeroth term
     state.model.eval()
 
 
@@ -191,7 +183,7 @@ def epoch_order(state: TrainState, n: int) -> list[Tensor]:
 def learning_rate(state: TrainState, step: int, steps: int) -> float:
     """The learning rate at a step of the run; `steps` is the number in an epoch."""
     recipe = state.recipe
-    return recipe.optimizer.lr * state.progress.rate * recipe.schedule(step / (recipe.epochs * steps))
+    return recipe.optimizer.lr * recipe.schedule(step / (recipe.epochs * steps))
 
 
 def reason_to_save(recipe: Recipe, request: Request, saved: float) -> int:
@@ -246,7 +238,6 @@ def epoch_metrics(state: TrainState, steps: int, request: Request) -> dict[str, 
     }
     for name, value in progress.sums.items():
         metrics[name] = value / steps
-    metrics |= progress.term_weights
     due = epoch % recipe.evaluate_every == 0 or epoch == recipe.epochs
     if due and state.data.val is not None:
         metrics |= validate(state, state.model, request)
@@ -298,26 +289,12 @@ def record(state: TrainState, run: Run, metrics: dict[str, Any]) -> None:
     save(state, run, "last")
 
 
-def roll_back(state: TrainState, run: Run, console: Console, diverged: Diverged) -> TrainState:
-    """The last good checkpoint again, with half the learning rate from there on."""
-    rate, module = state.progress.rate, None
-    if state.initial is not None:
-        module = state.model
-        module.load_state_dict(state.initial)
-    state = init_state(state.recipe, state.data, module, state.sources, state.trust_code)
-    restore(state, run, console)
-    state.progress.rate = min(state.progress.rate, rate) / 2
-    console.log(f"{diverged}: back to step {state.progress.step}, learning rate times {state.progress.rate:g}")
-    return state
-
-
 def give_up(run: Run, diverged: Diverged) -> Exception:
     """The error that ends a run whose loss diverged; the run folder records it."""
     distributed.on_main(lambda: write_atomically(run.diverged, str(diverged).encode()))
     last = run.checkpoint("last")
     saved = f"the last good checkpoint is {last}" if last.exists() else "no checkpoint was written yet"
-    advice = "try a smaller optimizer.lr, or --on-divergence rollback"
-    return distributed.told(RattleError(f"{diverged}; {saved}; {advice}"))
+    return distributed.told(RattleError(f"{diverged}; {saved}; try a smaller optimizer.lr"))
 
 
 def figures(state: TrainState) -> dict[str, float | str]:

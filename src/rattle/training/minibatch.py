@@ -22,7 +22,6 @@ from rattle.objectives.trades import Released
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
-from rattle.training.metrics import term_observer
 from rattle.training.ranks import sync_with_last
 from rattle.training.state import ATTACK, CROPS, EXTRA, PARTNERS, PIXELS, WEIGHTS, TrainState
 from rattle.training.step import StepInputs, step
@@ -56,7 +55,6 @@ def train_step(
             noise_samples=recipe.noise_samples,
             weight=len(part) / len(index),
             ddp_forward=ddp_forward,
-            observe=term_observer(state),
         )
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)

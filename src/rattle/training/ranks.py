@@ -7,33 +7,19 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 
-from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
-from rattle.models.head import find_head
 from rattle.recipes.recipe import Recipe
 from rattle.runs import distributed
+from rattle.training.state import TrainState
 
 
-def wrap_model(
-    model: nn.Module,
-    recipe: Recipe,
-    example: Tensor | None = None,
-    teachers: Mapping[str, nn.Module] | None = None,
-    average: AveragedModel | None = None,
-) -> tuple[PairedForward, nn.Module]:
-    """The model as the step uses it, and the same inside DistributedDataParallel, which averages gradients over ranks.
-
-    example: images to find the head by, see `find_head`; teachers: the objective's, by name; average: of the
-    model's weights, where the objective learns from it.
-    """
-    needs = recipe.objective.needs
-    head = find_head(model, recipe.head, example=example) if needs.features else None
-    forward = PairedForward(model, needs, head, teachers, average)
-    if recipe.compile:
-        model.compile()
+def wrap_model(state: TrainState) -> tuple[PairedForward, nn.Module]:
+    """The model as the step uses it, and the same inside DDP, which averages gradients over ranks."""
+    forward = PairedForward(state.model, state.recipe.objective.needs, state.head, state.teachers, state.average)
+    if state.recipe.compile:
+        state.model.compile()
         forward.compile()
     if not distributed.active():
         return forward, forward
@@ -44,10 +30,11 @@ def wrap_model(
     return forward, ddp_forward
 
 
-def refuse_other_images(parts: Sequence[Images | None]) -> None:
+def refuse_other_images(state: TrainState) -> None:
     """Refuse ranks that read different images: every machine may have files of its own, and one of them not whole."""
     if not distributed.active():
         return
+    parts = (state.data.train, state.data.val, state.extra)
     found = distributed.gather([part.digest() for part in parts if part is not None])
     others = [str(rank) for rank, each in enumerate(found) if each != found[0]]
     if others:

@@ -77,8 +77,6 @@ def released_step(given: StepInputs, *, awp_script: bool, resnet: bool, weight_d
             "first": eta * first_term,
             "second": eta * second_factor * second_term,
         }
-        if given.observe is not None:
-            given.observe(terms)
         (given.weight * total(terms)).backward()
 
     # The optimizer's weight decay is at w + v; gradients are averaged over ranks here, without DDP.

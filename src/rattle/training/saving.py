@@ -15,6 +15,8 @@ from rattle.runs.progress import Console
 from rattle.training.metrics import Diverged
 from rattle.training.state import Progress, TrainState
 
+REMOVED = ("rate", "term_weights")  # numbers that version 0.2 had in the progress of a run
+
 
 def save(state: TrainState, run: Run, name: str) -> None:
     """Write a checkpoint; `last` also holds the optimizer, and the `last` before it is kept as `previous`."""
@@ -52,7 +54,8 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     if changed := changes(saved.recipe, state.recipe, but="model"):  # `fill` compares the model's weights
         raise RattleError(f"{saved.path} is of another recipe ({changed}): put the checkpoint of this run there")
     try:
-        state.progress = from_plain(Progress, saved.progress, "progress")
+        numbers = {name: value for name, value in saved.progress.items() if name not in REMOVED}
+        state.progress = from_plain(Progress, numbers, "progress")
         fill_state(state, saved)
     except (RattleError, RuntimeError, KeyError, TypeError) as reason:
         raise RattleError(f"{saved.path} does not resume this run: {first_line(reason)}") from reason

@@ -37,11 +37,9 @@ class Progress:
     batch: Annotated[int, Bound(least=0)] = 0  # batches completed of the next one
     step: Annotated[int, Bound(least=0)] = 0  # optimizer steps completed
     sums: dict[str, float] = field(default_factory=dict)  # of the terms over the batches of the epoch begun
-    term_weights: dict[str, float] = field(default_factory=dict)  # of the Taylor terms, at the epoch's first step
     best: Annotated[float, Bound(least=-1, most=1)] = -1.0  # highest robust accuracy on the held-out images
     best_epoch: CountOrZero = 0
     metrics_size: Annotated[int, Bound(least=0)] = 0  # bytes of metrics.jsonl that this progress includes
-    rate: Annotated[float, Bound(above=0, most=1)] = 1.0  # factor on the learning rate; halved by every rollback
     closed: bool = False  # all batches of the epoch begun are done and averaged: what is missing is its validation
 
     def __post_init__(self) -> None:
@@ -59,10 +57,9 @@ class TrainState:
     average: AveragedModel | None  # of the weights, when the recipe averages them
     progress: Progress
     layout: torch.memory_format  # of images and weights
+    head: nn.Linear | None  # the layer of the logits, where the objective needs it
     extra: Images | None = None  # images drawn into every minibatch beside those of the dataset
-    initial: Mapping[str, Tensor] | None = None  # the weights that a module given in Python had, for a rollback
     teachers: dict[str, nn.Module] = field(default_factory=dict)  # the networks that the objective learns from
-    sources: Mapping[str, Path] = field(default_factory=dict)  # the weights of those that were trained first
     teacher_optimizer: torch.optim.Optimizer | None = None  # of those that are trained along
     memory: dict[str, Tensor] = field(default_factory=dict)  # what the objective remembers of each image or class
     shared: dict[str, Tensor] = field(default_factory=dict)  # the memory when all ranks last had the same
@@ -122,14 +119,13 @@ def init_state(
     recipe: Recipe,
     data: Dataset,
     module: nn.Module | None = None,
-    sources: Mapping[str, Path] | None = None,
     trust_code: bool = False,
 ) -> TrainState:
     """The state of a run that begins: initial weights are a function of the seed, or come from `recipe.init`.
 
-    module: trained in place of the network that the recipe names, from the weights it has. sources: the weights of the
-    teachers that were trained first, see `train_teachers`; before they are, networks with fresh weights stand for them.
-    trust_code: run code that the checkpoint of a teacher names and the recipe does not.
+    module: trained in place of the network that the recipe names, from the weights it has. Networks with fresh weights
+    stand for teachers that are trained first, see `train_teachers`. trust_code: run code that the checkpoint of a
+    teacher names and the recipe does not.
     """
     if not len(data.train):
         raise RattleError(f"{data.name} has no training images, only {len(data.test)} test images")
@@ -140,8 +136,7 @@ def init_state(
     model.to(device)
     example = to_float(two_images(data).to(device), torch.contiguous_format)
     check_width(model, example, len(data.classes))
-    if recipe.objective.needs.features:
-        find_head(model, recipe.head, example=example)  # refuse a model without one before anything is written
+    head = find_head(model, recipe.head, example=example) if recipe.objective.needs.features else None
     layout = choose_layout(model, recipe.model)
     if recipe.batch_norm == "sync":
         if device.type != "cuda":
@@ -158,17 +153,16 @@ def init_state(
         average=recipe.average.averaged(model) if recipe.average else None,
         progress=Progress(),
         layout=layout,
+        head=head,
         extra=load_extra(recipe, data) if recipe.data.extra else None,
         trust_code=trust_code,
     )
-    add_teachers(state, sources or {})
+    add_teachers(state, {})
     if len(state.cotrained):
         state.teacher_optimizer = make_optimizer(recipe, state.cotrained)
     for name, value in first_memory(recipe, data).items():
         state.memory[name] = value.to(device)
         state.shared[name] = value.to(device).clone()
-    if module is not None and recipe.on_divergence == "rollback":
-        state.initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
     return state
 
 
@@ -225,7 +219,7 @@ def add_teachers(state: TrainState, sources: Mapping[str, Path]) -> None:
 
     A teacher that has weights or gets them later is frozen; the others are trained together with the model.
     """
-    recipe, data, state.sources = state.recipe, state.data, sources
+    recipe, data = state.recipe, state.data
     example = state.floats(two_images(data).to(state.device))
     for number, (name, (teacher, _)) in enumerate(teachers_of(recipe.objective).items(), 1):
         if name in state.teachers and name not in sources:

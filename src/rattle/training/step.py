@@ -33,7 +33,6 @@ class StepInputs:
     noise_samples: int = 1  # draws of u in the outer step
     weight: float = 1.0  # a micro-batch's share of the minibatch
     ddp_forward: Callable[..., Outputs] | None = None  # `forward`, averaging gradients over ranks
-    observe: Callable[[Mapping[str, Tensor]], None] | None = None  # called with the terms before the backward pass
 
 
 def step(given: StepInputs) -> dict[str, Tensor]:
@@ -66,8 +65,6 @@ def step(given: StepInputs) -> dict[str, Tensor]:
     held = awp is not None and awp.holds_statistics
     with perturbed(model, v), frozen_bn_stats(forward) if held else nullcontext():
         outputs, terms = outer(given.ddp_forward or forward)
-        if given.observe is not None:
-            given.observe(terms)
         (given.weight * total(terms)).backward()
     with torch.no_grad(), full_precision(x.device):
         objective.remember(outputs, batch.y, context)

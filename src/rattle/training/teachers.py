@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rattle.data import Dataset
 from rattle.errors import RattleError
 from rattle.models.user import is_code
 from rattle.objectives.base import Objective, Teacher
@@ -38,7 +37,6 @@ def code_of(recipe: Recipe) -> list[str]:
 def train_teachers(
     recipe: Recipe,
     run: Run,
-    data: Dataset,
     fit: Callable[..., Run],
     resume: bool,
     overwrite: bool,
@@ -59,10 +57,9 @@ def train_teachers(
                 f"the teacher {name!r} belongs into {own.folder}, which holds a run of another recipe: --overwrite "
                 "replaces both, or give that run as the teacher's weights"
             )
-        images = {"data": data} if recipe.data.name.startswith("memory:") else {}
         console.log(f"the teacher {name!r} comes first: {wanted.method} into {own.folder}")
         try:
-            fit(wanted, own.folder, resume=not other, overwrite=other, console=console, **images)
+            fit(wanted, own.folder, resume=not other, overwrite=other)
         except StoppedBySignal as stop:  # resuming the run resumes its teacher
             raise StoppedBySignal(stop.number, str(run.folder)) from stop
         # `best` has the best robust accuracy, which means nothing for a network trained without an adversary.
