@@ -49,7 +49,7 @@ def test_a_test_picture_is_its_centre_scaled_as_pillow_does(folders: Path) -> No
     test = data_of(folders, crop=16, resize=20).load().test
     assert test.shape == (2 * CLASSES, 3, 16, 16)
     for i in range(len(test)):
-        whole = Image.open(test.storage.files.folder / os.fsdecode(test.storage.files.names[i])).convert("RGB")
+        whole = Image.open(test.x.files.folder / os.fsdecode(test.x.files.names[i])).convert("RGB")
         short = min(whole.size)
         left, upper = ((length - short * 16 / 20) / 2 for length in whole.size)
         box = (left, upper, left + short * 16 / 20, upper + short * 16 / 20)
@@ -87,7 +87,7 @@ def test_random_crops_are_a_function_of_seed_and_index_whatever_is_announced(fol
         assert torch.equal(ahead[order].x, whole[order])  # not what was announced: decoded then
         for index in batches[2:]:
             assert torch.equal(ahead[index].x, whole[index])
-        assert not ahead.storage.asked
+        assert not ahead.x.asked
     assert torch.equal(torch.get_rng_state(), before)  # nor do workers draw from the global generator
 
 
@@ -188,7 +188,7 @@ REFUSED = {
     "a crop larger than possible": (["--crop", "64", "--resize", "32"], "data.crop 64 is larger than data.resize 32"),
     "a crop of arrays": (["digits", "--crop", "8"], "data.crop"),
     "no folder": (["nowhere", "--crop", "8"], "nowhere"),
-    "no imagenet": (["imagenet", "--root", "here"], "there is no folder here/imagenet with train/ and val/"),
+    "no imagenet": (["imagenet", "--root", "here"], "there is no folder here/imagenet"),
 }
 
 

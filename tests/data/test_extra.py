@@ -34,7 +34,6 @@ def test_the_fields_names_and_ours_are_read(tmp_path: Path, keys: tuple[str, str
     images = load(tmp_path, **dict(zip(keys, (X, Y[:, None]), strict=True)), other=np.zeros(3))
     assert torch.equal(images.x, torch.from_numpy(X.transpose(0, 3, 1, 2)))
     assert images.y.tolist() == Y.tolist()
-    assert not images.mapped
 
 
 def test_soft_labels_are_rows_that_sum_to_one(tmp_path: Path) -> None:
@@ -48,7 +47,6 @@ def test_many_images_are_mapped_and_never_whole_in_memory(tmp_path: Path, monkey
     monkeypatch.setattr("rattle.data.npz.IN_MEMORY", X.nbytes - 1)
     monkeypatch.setattr("rattle.data.npz.to_uint8", None)  # nothing is read as a whole
     images = load(tmp_path, image=X, label=Y)
-    assert images.mapped
     assert torch.equal(images[torch.tensor([3, 3, 7])].x, torch.from_numpy(X.transpose(0, 3, 1, 2))[[3, 3, 7]])
 
 

@@ -88,7 +88,7 @@ def test_each_epoch_shows_other_parts_and_what_is_announced_is_what_is_asked_for
         images = in_epoch(state, state.data.train, batches)
         parts = [part for batch in batches for part in batch.chunk(2)]
         seen[epoch] = torch.cat([augmented(state, images, part)[0] for part in parts])
-        assert not images.storage.asked  # everything that was announced was asked for
+        assert not images.x.asked  # everything that was announced was asked for
         plain = in_epoch(state, state.data.train, [])
         assert torch.equal(torch.cat([augmented(state, plain, part)[0] for part in parts]), seen[epoch])
     assert not torch.equal(seen[0], seen[1])

@@ -179,7 +179,7 @@ def check_settings(recipe: Recipe, *, new: bool) -> None:
     from rattle.runs.distributed import check_device
 
     check_device(recipe.device)
-    recipe.data.find()
+    recipe.data.check()
     check_model(recipe.model)
     if new:
         recipe.refuse_idle()

@@ -18,60 +18,49 @@ VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held ou
 TEST_SHARE = 5  # a dataset without a test part gives one image in five to it
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Images:
-    """Images x [n, C, H, W], uint8 or float in [0, 1], and labels y int64 [n]: in memory, on a device or mapped.
+    """Images x [n, C, H, W], uint8 or float in [0, 1], and labels y int64 [n], or probabilities [n, C] of extra images.
 
-    `images[index]` is a batch in memory; of mapped images it reads that batch alone. `x` of a mapped subset copies the
-    whole subset into memory. `x` of images that are decoded on the fly are their `Pictures`, and mapped is True.
+    `images[index]` is a batch in memory. x may be mapped from a file, which is then read batch by batch, or `Pictures`,
+    which are decoded on the fly.
     """
 
-    __slots__ = ("mapped", "rows", "storage", "y")
+    x: Any  # a tensor, or Pictures
+    y: Tensor
 
-    def __init__(self, x: Any, y: Tensor, *, rows: Tensor | None = None, mapped: bool = False) -> None:
-        """x: a tensor, or Pictures. y: a label for each. rows: take only these rows of x. mapped: x is on disk."""
-        self.storage, self.y, self.rows, self.mapped = x, y, rows, mapped
-        if x.dtype != torch.uint8 and not x.is_floating_point():
-            raise RattleError(f"images must be uint8 or floating point in [0, 1], got {x.dtype}")
-        n = len(x) if rows is None else len(rows)
-        if len(y) != n:
-            raise RattleError(f"{n} images have {len(y)} labels")
-
-    @property
-    def x(self) -> Tensor:
-        return self.storage if self.rows is None else self.storage[self.rows]
+    def __post_init__(self) -> None:
+        if self.x.dtype != torch.uint8 and not self.x.is_floating_point():
+            raise RattleError(f"images must be uint8 or floating point in [0, 1], got {self.x.dtype}")
+        if len(self.y) != len(self.x):
+            raise RattleError(f"{len(self.x)} images have {len(self.y)} labels")
 
     @property
     def decoded(self) -> bool:
         """Whether these are pictures that are decoded on the fly."""
-        return not isinstance(self.storage, Tensor)
+        return not isinstance(self.x, Tensor)
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size((len(self.y), *self.storage.shape[1:]))
+        return self.x.shape
 
     @property
     def nbytes(self) -> int:
-        return self.shape.numel() * self.storage.element_size()
+        return self.shape.numel() * self.x.element_size()
 
     def __len__(self) -> int:
         return len(self.y)
 
     def __repr__(self) -> str:
-        return f"Images({list(self.shape)}, {'mapped' if self.mapped else self.storage.device})"
+        return f"Images({list(self.shape)}, {self.x.device})"
 
     def __getitem__(self, index: Tensor) -> Images:
         """The images of an index or mask, in memory."""
-        index = index.to(self.y.device)
-        rows = index if self.rows is None else self.rows[index]
-        return Images(self.storage[rows.to(self.storage.device)], self.y[index])
+        return Images(self.x[index.to(self.x.device)], self.y[index.to(self.y.device)])
 
     def subset(self, index: Tensor) -> Images:
-        """The images of an index; mapped images stay mapped, encoded ones encoded."""
-        if not self.mapped:
-            return self[index]
-        if self.decoded:
-            return Images(self.storage.take(index), self.y[index], mapped=True)
-        return Images(self.storage, self.y[index], rows=index if self.rows is None else self.rows[index], mapped=True)
+        """The images of an index, in memory; encoded ones stay encoded."""
+        return Images(self.x.take(index), self.y[index]) if self.decoded else self[index]
 
     def to(self, device: torch.device | str) -> Images:
         return Images(self.x.to(device), self.y.to(device))
@@ -81,7 +70,7 @@ class Images:
         COMPARED images, evenly spread."""
         found = hashlib.sha256(repr(self.shape).encode() + self.y.cpu().contiguous().numpy().tobytes())
         if self.decoded:
-            found.update(self.storage.digest().encode())
+            found.update(self.x.digest().encode())
         elif len(self):
             rows = torch.linspace(0, len(self) - 1, min(len(self), COMPARED)).long()
             found.update(self[rows].x.cpu().contiguous().numpy().tobytes())
@@ -89,7 +78,7 @@ class Images:
 
     def cropped(self, seed: int, area: float, asked: Iterable[Tensor]) -> Images:
         """Random crops of images that are decoded on the fly, see `Pictures.cropped`."""
-        return Images(self.storage.cropped(seed, area, asked), self.y, mapped=True)
+        return Images(self.x.cropped(seed, area, asked), self.y)
 
 
 def to_device(values: Tensor, device: torch.device | str) -> Tensor:
@@ -104,8 +93,8 @@ def on_device(images: Images, device: torch.device | str, limit_bytes: int = 2 *
 
     Those that are decoded on the fly stay as they are: every epoch shows other parts of them.
     """
-    there = torch.device(device) == images.storage.device and not images.mapped
-    return images if images.decoded or there or images.nbytes > limit_bytes else images.to(device)
+    stays = images.decoded or torch.device(device) == images.x.device or images.nbytes > limit_bytes
+    return images if stays else images.to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +153,7 @@ def check_part(part: Images, name: str, classes: int) -> None:
     low, high = int(part.y.min()), int(part.y.max())
     if low < 0 or high >= classes:
         raise RattleError(f"{name}: labels run from {low} to {high}, but there are {classes} classes")
-    if part.storage.is_floating_point():  # here and not in every step: to look makes the host wait for a GPU
+    if part.x.is_floating_point():  # here and not in every step: to look makes the host wait for a GPU
         least, most = float(part.x.min()), float(part.x.max())
         if not (least >= 0 and most <= 1):  # also true for NaN
             raise RattleError(f"{name}: images must lie in [0, 1], got [{least:.4g}, {most:.4g}]")

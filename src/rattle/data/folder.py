@@ -34,7 +34,7 @@ def decoded_folder(path: Path, seed: int, *, crop: int, resize: int | None, work
         names, labels = list_pictures(part, classes)
         encoded = np.array([os.fsencode(name) for name in names])
         files = PictureFiles(part, encoded, crop, resize or round(RESIZE * crop))
-        return Images(Pictures(files, workers), torch.tensor(labels), mapped=True)
+        return Images(Pictures(files, workers), torch.tensor(labels))
 
     return read_parts(path, seed, load)
 

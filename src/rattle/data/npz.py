@@ -17,6 +17,7 @@ from rattle.data.files import check_size, readable
 from rattle.errors import RattleError
 
 ARRAY_LIMIT = 64 * 2**30  # bytes of one unpacked array of images
+DENSEST = 100  # bytes that a byte of a larger array may unpack to; photographs come to 2, grey drawings to 10
 MOST_CLASSES = 100_000  # more are a mistake, and would take much memory
 IN_MEMORY = 2**28  # bytes; a larger array of bytes that is not compressed is mapped: every rank would hold a copy
 BLOCK = 4096  # images that are converted at a time
@@ -49,7 +50,8 @@ def open_arrays(path: Path) -> Iterator[NpzFile]:
     # zipfile and numpy raise many kinds of errors, and numpy leaves a damaged file open.
     with readable(path, Exception), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         for info in arrays.zip.infolist():
-            check_size(info.file_size, f"{path}: {info.filename.removesuffix('.npy')}", ARRAY_LIMIT)
+            limit = min(ARRAY_LIMIT, max(IN_MEMORY, DENSEST * info.compress_size))
+            check_size(info.file_size, f"{path}: {info.filename.removesuffix('.npy')}", limit)
         yield arrays
 
 
@@ -97,7 +99,7 @@ def load_images(arrays: NpzFile, key: str, y: Tensor, path: Path) -> Images:
         stored = stored.transpose(0, 3, 1, 2)
     if mapped and stored.dtype == np.uint8:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # that the array is not writable
-            return Images(torch.from_numpy(stored), y, mapped=True)
+            return Images(torch.from_numpy(stored), y)
     x = np.empty(stored.shape, np.uint8)
     for start in range(0, len(x), BLOCK):
         x[start : start + BLOCK] = to_uint8(stored[start : start + BLOCK], where)
@@ -110,9 +112,8 @@ def map_array(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
         file.seek(info.header_offset + 26)
         name, extra = struct.unpack("<HH", file.read(4))
         file.seek(name + extra, 1)
-        major, _ = np.lib.format.read_magic(file)
-        read_header = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read_header(file)
+        np.lib.format.read_magic(file)
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
 
 

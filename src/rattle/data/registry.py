@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -77,62 +76,57 @@ class Data:
 
     def source(self) -> Dataset:
         """The dataset as its source returns it, nothing held out."""
-        return self.find()()
+        self.check()
+        seed, side, path = self.split_seed, self.resize, Path(self.name).expanduser()
+        if self.crop or self.name in DECODED:
+            from rattle.data.folder import decoded_folder
 
-    def find(self) -> Callable[[], Dataset]:
-        """What reads the dataset; raises RattleError if the name is none."""
+            crop = self.crop or DECODED[self.name]
+            return decoded_folder(self.picture_folder(), seed, crop=crop, resize=side, workers=self.workers)
+        if self.name.startswith("hub:"):
+            from rattle.data.hub import hub
+
+            return hub(self.name.removeprefix("hub:"), seed, side)
+        if self.name in SOURCES:
+            data = SOURCES[self.name](data_root(self.root))
+        elif path.is_dir():
+            from rattle.data.folder import folder
+
+            return folder(path, seed, side)
+        else:
+            from rattle.data.npz import npz
+
+            data = npz(path, seed)
+        if side is None:
+            return data
+        from rattle.data.resize import scale
+
+        return scale(data, side)
+
+    def check(self) -> None:
+        """Raise RattleError if the name is no dataset's, and no file or folder that is there."""
         if self.name.partition(":")[0] == "memory":  # the name that `fit` gives to images handed to it
             raise RattleError(
                 "the images were given in Python and are not stored: name others, or give them again, "
                 "rattle.fit(..., data=(x, y)) to train, rattle.evaluate(rattle.load(RUN, model=...), x, y, ...) to test"
             )
-        root, path = data_root(self.root), Path(self.name).expanduser()
-        if self.crop or self.name in DECODED:
-            return self.find_decoded(root, path)
-        check_source(self.name)
-        if self.name.startswith("hub:"):
-            from rattle.data.hub import hub
+        if not self.crop:
+            check_source(self.name)
+        if (self.crop or self.name in DECODED) and not self.picture_folder().is_dir():
+            raise RattleError(
+                f"{self.name}: there is no folder {self.picture_folder()} of pictures to decode (data.crop); "
+                "name it with --data.name, or the folder of datasets with --data.root or RATTLE_DATA"
+            )
 
-            return partial(hub, self.name.removeprefix("hub:"), self.split_seed, self.resize)
-        if self.name in SOURCES:
-            return self.scaled(lambda: SOURCES[self.name](root))
-        if path.is_dir():
-            from rattle.data.folder import folder
-
-            return partial(folder, path, self.split_seed, self.resize)
-        from rattle.data.npz import npz
-
-        return self.scaled(partial(npz, path, self.split_seed))
-
-    def find_decoded(self, root: Path, path: Path) -> Callable[[], Dataset]:
-        """What reads a dataset that is decoded on the fly."""
-        from rattle.data.folder import decoded_folder
-
-        if self.name in DECODED:
-            path = root / self.name
-            if not path.is_dir():
-                where = "name the folder above it with --data.root or RATTLE_DATA, or it with --data.name"
-                raise RattleError(f"{self.name}: there is no folder {path} with train/ and val/; {where}")
-        elif self.name in SOURCES or not path.is_dir():
-            raise RattleError(f"data.crop is for a folder of pictures, which {self.name} is not")
-
-        side = self.crop or DECODED[self.name]
-        return partial(decoded_folder, path, self.split_seed, crop=side, resize=self.resize, workers=self.workers)
+    def picture_folder(self) -> Path:
+        """The folder of pictures that are decoded on the fly."""
+        return data_root(self.root) / self.name if self.name in DECODED else Path(self.name).expanduser()
 
     def other(self, name: str) -> Data:
         """Other images of the size that these have; pictures in a folder are decoded as these are."""
         if self.crop and not (name in DECODED or Path(name).is_dir()):
             return Data(name=name, root=self.root, resize=self.crop)
         return Data(name=name, root=self.root, resize=self.resize, crop=self.crop, workers=self.workers)
-
-    def scaled(self, read: Callable[[], Dataset]) -> Callable[[], Dataset]:
-        """`read`, its images scaled where the settings ask for it."""
-        side = self.resize
-        if side is None:
-            return read
-        from rattle.data.resize import scale
-
-        return lambda: scale(read(), side)
 
 
 def batches(n: int, batch_size: int, *, seed: int, epoch: int, drop_last: bool = True) -> Iterator[Tensor]:

@@ -17,6 +17,6 @@ def scale(data: Dataset, side: int) -> Dataset:
 
 def scale_images(images: Images, side: int) -> Images:
     x = torch.empty((len(images), images.shape[1], side, side), dtype=torch.uint8)
-    for i, image in enumerate(images.storage if images.rows is None else images.x):
+    for i, image in enumerate(images.x):
         x[i] = torch.from_numpy(resized(image.numpy(), side))
     return Images(x, images.y)
