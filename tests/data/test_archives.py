@@ -9,7 +9,6 @@ import pickle
 import struct
 import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from rattle.data import files
 from rattle.data.cifar import CIFAR10, CIFAR100, Layout
+from rattle.data.files import md5
 from rattle.data.pickles import load_pickle
 from rattle.data.registry import Data
 from rattle.data.sources import URLS, Remote
 from rattle.errors import RattleError
+
+Official = Callable[..., None]  # (name, *paths)
 
 
 def cifar_files(layout: Layout, classes: int, protocol: int = 2) -> dict[str, bytes]:
@@ -46,17 +47,30 @@ def write_tar(root: Path, layout: Layout, files: dict[str, bytes]) -> Path:
     path = root / layout.archive
     with tarfile.open(path, "w:gz") as archive:
         for name, raw in files.items():
-            info = tarfile.TarInfo(name if "/" in name else f"{layout.folder}/{name}")
+            info = tarfile.TarInfo(f"{layout.folder}/{name}")
             info.size = len(raw)
             archive.addfile(info, io.BytesIO(raw))
     return path
 
 
+@pytest.fixture
+def official(monkeypatch: pytest.MonkeyPatch) -> Official:
+    """Lets the checksums of generated files count as those of a dataset."""
+
+    def add(name: str, *paths: Path) -> None:
+        remotes = [Remote(f"https://example.org/{path.name}", path.stat().st_size, md5(path)) for path in paths]
+        monkeypatch.setitem(URLS, name, tuple(remotes))
+
+    return add
+
+
 @pytest.mark.parametrize(("layout", "classes"), [(CIFAR10, 10), (CIFAR100, 20)], ids=["cifar10", "cifar100"])
-def test_the_archive_and_the_folder_give_the_same_images(tmp_path: Path, layout: Layout, classes: int) -> None:
+def test_the_archive_and_the_folder_give_the_same_images(
+    tmp_path: Path, layout: Layout, classes: int, official: Official
+) -> None:
     files = cifar_files(layout, classes)
     (tmp_path / "tar").mkdir()
-    write_tar(tmp_path / "tar", layout, files)
+    official(layout.name, write_tar(tmp_path / "tar", layout, files))
     write_folder(tmp_path / "folder", layout, files)
     packed, unpacked = (
         Data(name=layout.name, root=str(tmp_path / kind), val_size=0).load() for kind in ("tar", "folder")
@@ -68,6 +82,15 @@ def test_the_archive_and_the_folder_give_the_same_images(tmp_path: Path, layout:
     assert packed.train.x[:classes].numpy().reshape(classes, -1).tobytes() == first.tobytes()
     assert packed.test.y.tolist() == list(range(classes))
     assert sorted(p.name for p in (tmp_path / "tar").iterdir()) == [layout.archive]  # nothing was unpacked
+
+
+def test_an_archive_without_the_official_checksum_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
+    monkeypatch.setattr(tarfile, "open", None)
+    with pytest.raises(RattleError, match=r"cifar-10-python\.tar\.gz .* its MD5 is .*rattle data get cifar10"):
+        Data(name="cifar10", root=str(tmp_path)).load()
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
@@ -89,15 +112,16 @@ class Evil:
         return self.call, self.arguments
 
 
-@pytest.mark.parametrize("kind", ["folder", "archive"])
-def test_a_pickle_that_tries_to_execute_code_cannot(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("write", [write_folder, write_tar])
+def test_a_pickle_that_tries_to_execute_code_cannot(tmp_path: Path, official: Official, write: Callable) -> None:
     trace = tmp_path / "it-ran"
     poison = pickle.dumps({b"data": Evil(os.system, f"touch {trace}"), b"labels": []}, 2)
     pickle.loads(poison)  # the ordinary reader would have run it
     assert trace.exists()
     trace.unlink()
-    write = write_folder if kind == "folder" else write_tar
-    write(tmp_path, CIFAR10, {**cifar_files(CIFAR10, 10), "data_batch_2": poison})
+    path = write(tmp_path, CIFAR10, {**cifar_files(CIFAR10, 10), "data_batch_2": poison})
+    if path.is_file():
+        official("cifar10", path)
     with pytest.raises(RattleError, match=r"data_batch_2 is refused: its pickle asks for \w+\.system"):
         Data(name="cifar10", root=str(tmp_path)).load()
     assert not trace.exists()
@@ -119,57 +143,6 @@ def test_no_other_name_passes_the_unpickler(value: object) -> None:
         load_pickle(pickle.dumps({"data": value}, 4), "batch")
 
 
-def test_member_names_cannot_leave_the_archive(tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir()
-    files = cifar_files(CIFAR10, 10)
-    write_tar(tmp_path / "root", CIFAR10, {"../escaped": b"x", "/tmp/rattle-escaped": b"x", **files})
-    Data(name="cifar10", root=str(tmp_path / "root")).load()
-    assert not (tmp_path / "escaped").exists()
-    assert not Path("/tmp/rattle-escaped").exists()
-    assert [p.name for p in (tmp_path / "root").iterdir()] == [CIFAR10.archive]
-
-
-def test_a_link_in_the_archive_is_not_followed(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / CIFAR10.archive, "w:gz") as archive:
-        link = tarfile.TarInfo(f"{CIFAR10.folder}/data_batch_1")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
-        archive.addfile(link)
-    with pytest.raises(RattleError, match="lacks data_batch_1"):
-        Data(name="cifar10", root=str(tmp_path)).load()
-
-
-@pytest.mark.parametrize(("kind", "size"), [(tarfile.REGTYPE, 2**40), (tarfile.XHDTYPE, 2**32)])
-def test_an_absurdly_large_member_or_header_is_refused_before_it_is_read(
-    tmp_path: Path, kind: bytes, size: int
-) -> None:
-    info = tarfile.TarInfo(f"{CIFAR10.folder}/data_batch_1")
-    info.type, info.size = kind, size
-    with gzip.open(tmp_path / CIFAR10.archive, "wb") as file:
-        file.write(info.tobuf())
-    with pytest.raises(RattleError, match="more than the 1,073,741,824 allowed"):
-        Data(name="cifar10", root=str(tmp_path)).load()
-
-
-@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.999])
-def test_a_truncated_archive_is_refused(tmp_path: Path, fraction: float) -> None:
-    path = write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
-    path.write_bytes(path.read_bytes()[: int(fraction * path.stat().st_size)])
-    with pytest.raises(RattleError, match="truncated or damaged"):
-        Data(name="cifar10", root=str(tmp_path)).load()
-
-
-def test_an_archive_of_the_official_size_must_have_the_official_checksum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
-    official = Remote(f"https://example.org/{path.name}", path.stat().st_size, files.md5(path))
-    monkeypatch.setitem(URLS, "cifar10", (official,))
-    assert len(Data(name="cifar10", root=str(tmp_path)).load().test) == 10
-    monkeypatch.setitem(URLS, "cifar10", (replace(official, md5="0" * 32),))
-    with pytest.raises(RattleError, match="its MD5 is"):
-        Data(name="cifar10", root=str(tmp_path)).load()
-
-
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "svhn", "mnist", "fashion-mnist"])
 def test_missing_files_say_what_was_looked_for_where_and_how_to_get_it(tmp_path: Path, name: str) -> None:
     with pytest.raises(RattleError) as caught:
@@ -187,18 +160,16 @@ def test_the_root_comes_from_the_environment_when_it_is_not_given(
 
 
 @pytest.fixture
-def svhn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+def svhn(tmp_path: Path, official: Official) -> np.ndarray:
     """SVHN's two files with twelve images, whose checksums count as official; returns X [32, 32, 3, 12]."""
     from scipy.io import savemat
 
     x = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 12), dtype=np.uint8)
     y = np.array([10, *range(1, 12)], dtype=np.uint8)[:, None].clip(1, 10)
-    official = []
-    for part in ("train", "test"):
-        path = tmp_path / f"{part}_32x32.mat"
+    paths = [tmp_path / f"{part}_32x32.mat" for part in ("train", "test")]
+    for path in paths:
         savemat(path, {"X": x, "y": y}, do_compression=True)
-        official.append(Remote(f"https://example.org/{path.name}", path.stat().st_size, files.md5(path)))
-    monkeypatch.setitem(URLS, "svhn", tuple(official))
+    official("svhn", *paths)
     return x
 
 
@@ -208,30 +179,37 @@ def test_svhn_calls_its_label_ten_zero(tmp_path: Path, svhn: np.ndarray) -> None
     assert (data.test.x[5].numpy() == svhn[..., 5].transpose(2, 0, 1)).all()
 
 
-@pytest.mark.parametrize("size", [-40, None])
 def test_a_mat_file_without_a_known_checksum_never_reaches_the_parser(
-    tmp_path: Path, svhn: np.ndarray, size: int | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, svhn: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "train_32x32.mat"
-    path.write_bytes(path.read_bytes()[:size][::-1])
+    path.write_bytes(path.read_bytes()[:-40])
     monkeypatch.setattr("scipy.io.loadmat", None)
     with pytest.raises(RattleError, match=r"train_32x32\.mat .*rattle data get svhn"):
         Data(name="svhn", root=str(tmp_path)).load()
 
 
-def write_idx(folder: Path, x: np.ndarray, y: np.ndarray, *, zipped: bool) -> None:
+def write_idx(folder: Path, x: np.ndarray) -> None:
+    """The images and their numbers as labels, for training and test."""
     folder.mkdir(parents=True, exist_ok=True)
     for part in ("train", "t10k"):
-        for stem, a in ((f"{part}-images-idx3-ubyte", x), (f"{part}-labels-idx1-ubyte", y)):
+        for kind, a in (("images-idx3", x), ("labels-idx1", np.arange(len(x), dtype=np.uint8))):
             raw = struct.pack(f">{1 + a.ndim}I", 0x0800 + a.ndim, *a.shape) + a.tobytes()
-            (folder / (stem + ".gz" * zipped)).write_bytes(gzip.compress(raw) if zipped else raw)
+            (folder / f"{part}-{kind}-ubyte").write_bytes(raw)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize(("name", "where"), [("mnist", "mnist"), ("fashion-mnist", "FashionMNIST/raw")])
-def test_idx_files_are_read_zipped_or_not(tmp_path: Path, name: str, where: str, zipped: bool) -> None:
+def test_idx_files_are_read_zipped_or_not(
+    tmp_path: Path, official: Official, name: str, where: str, zipped: bool
+) -> None:
     x = np.random.default_rng(0).integers(0, 256, (10, 28, 28), dtype=np.uint8)
-    write_idx(tmp_path / where, x, np.arange(10, dtype=np.uint8), zipped=zipped)
+    write_idx(tmp_path / where, x)
+    if zipped:
+        for path in (tmp_path / where).iterdir():
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+        official(name, *(tmp_path / where).iterdir())
     data = Data(name=name, root=str(tmp_path), val_size=0).load()
     assert data.train.x.equal(torch.from_numpy(x[:, None]))
     assert data.train.y.tolist() == list(range(10))
@@ -239,47 +217,39 @@ def test_idx_files_are_read_zipped_or_not(tmp_path: Path, name: str, where: str,
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    "spoil",
     [
-        (lambda raw: raw[:-1], "ends after 7839 of 7840 bytes"),
-        (lambda raw: raw[:7], "ends in its header"),
-        (lambda raw: raw + b"x", "has more than"),
-        (lambda raw: b"\x00\x00\x0d\x03" + raw[4:], "is not an idx file"),
-        (lambda raw: raw[:4] + b"\xff" * 12 + raw[16:], "bytes, more than the"),
+        lambda raw: raw[:-1],
+        lambda raw: raw[:7],
+        lambda raw: raw + b"x",
+        lambda raw: b"\x00\x00\x0d\x03" + raw[4:],
+        lambda raw: raw[:4] + b"\xff" * 12 + raw[16:],
     ],
     ids=["truncated", "no header", "too long", "other type", "absurd size"],
 )
-def test_a_broken_idx_file_is_refused(tmp_path: Path, spoil: Callable[[bytes], bytes], words: str) -> None:
-    x = np.zeros((10, 28, 28), dtype=np.uint8)
-    write_idx(tmp_path / "mnist", x, np.arange(10, dtype=np.uint8), zipped=False)
+def test_a_broken_idx_file_is_refused(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    write_idx(tmp_path / "mnist", np.zeros((10, 28, 28), dtype=np.uint8))
     path = tmp_path / "mnist" / "train-images-idx3-ubyte"
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(RattleError, match=words):
+    with pytest.raises(RattleError, match="train-images-idx3-ubyte is truncated or damaged"):
         Data(name="mnist", root=str(tmp_path)).load()
 
 
-@pytest.mark.parametrize("kind", ["pickle", "archive", "idx"])
-def test_random_damage_is_refused_or_harmless(tmp_path: Path, kind: str) -> None:
+def test_random_damage_is_refused_or_harmless(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    if kind == "idx":
-        write_idx(tmp_path / "mnist", np.zeros((9, 8, 8), np.uint8), np.arange(9, dtype=np.uint8), zipped=True)
-        name, path = "mnist", tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
-    elif kind == "archive":
-        name, path = "cifar10", write_tar(tmp_path, CIFAR10, cifar_files(CIFAR10, 2))
-    else:
-        write_folder(tmp_path, CIFAR10, cifar_files(CIFAR10, 2))
-        name, path = "cifar10", tmp_path / CIFAR10.folder / "test_batch"
+    write_folder(tmp_path, CIFAR10, cifar_files(CIFAR10, 2))
+    path = tmp_path / CIFAR10.folder / "test_batch"
     whole, sentences = path.read_bytes(), []
-    for _ in range(30):
+    for _ in range(60):
         raw = bytearray(whole)
-        for position in draw.integers(0, min(len(raw), 300), 4):
+        for position in draw.integers(0, 300, 4):
             raw[position] = draw.integers(256)
         path.write_bytes(raw)
         try:
-            Data(name=name, root=str(tmp_path)).load()
+            Data(name="cifar10", root=str(tmp_path)).load()
         except RattleError as error:
             sentences.append(str(error))
-    assert len(sentences) > 10
+    assert len(sentences) > 20
     assert not any("\n" in sentence for sentence in sentences)
 
 
@@ -289,5 +259,5 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_at_once(tmp_path: Path, name: 
         write_folder(tmp_path, CIFAR10, cifar_files(CIFAR10, 10))
         (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(RattleError, match=r"is not a file|lacks data_batch_2"):
+    with pytest.raises(RattleError, match=r"its MD5 is none|lacks data_batch_2"):
         Data(name="cifar10", root=str(tmp_path)).load()

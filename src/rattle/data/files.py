@@ -18,7 +18,7 @@ def data_root(root: str | Path | None = None) -> Path:
 
 
 def find(name: str, root: Path, files: Sequence[str], folders: Sequence[str] = ()) -> Path:
-    """The first existing path among `files` of dataset `name`; one of an official name and size must have its checksum.
+    """The first existing path among `files` of dataset `name`; a file that has the name of an official one must be it.
 
     files: alternative names, any of which will do. folders: where to look under root; root/name and root by default.
     """
@@ -26,10 +26,14 @@ def find(name: str, root: Path, files: Sequence[str], folders: Sequence[str] = (
     for path in (folder / file for folder in searched for file in files):
         if not path.exists():
             continue
-        official = [r.md5 for r in URLS.get(name, ()) if (r.file, r.size) == (path.name, path.stat().st_size)]
-        if official and path.is_file() and (found := md5(path)) not in official:
-            advice = f"delete it and run `rattle data get {name}` again"
-            raise RattleError(f"{path} is damaged: its MD5 is {found}, not {official[0]}; {advice}")
+        official = [remote.md5 for remote in URLS.get(name, ()) if remote.file == path.name]
+        if official:
+            found = md5(path) if path.is_file() else "none"  # to read a pipe would wait for ever
+            if found not in official:
+                raise RattleError(
+                    f"{path} is not the official file, or damaged: its MD5 is {found}, not {official[0]}; delete it "
+                    f"and run `rattle data get {name}`, or save your own images as .npz"
+                )
         return path
     download = f"download it with `rattle data get {name} --root {root}`, or " if name in URLS else ""
     raise RattleError(
