@@ -18,7 +18,7 @@ NAME_HELP = f"{', '.join(list_datasets())}; `show` also takes FILE.npz, a FOLDER
 
 @dataclass(frozen=True)
 class Options:
-    """`get` downloads a dataset from its official URL; an interrupted download resumes, a wrong checksum is refused.
+    """`get` downloads a dataset from its official URL; a wrong checksum is refused.
     `show` prints shapes and class balance and saves a contact sheet."""
 
     action: Annotated[Literal["get", "show"], tyro.conf.Positional]
