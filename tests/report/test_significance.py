@@ -32,9 +32,9 @@ def test_with_a_baseline_each_other_row_is_compared_with_it_alone_and_the_adjust
 
 def test_a_difference_that_holds_alone_is_not_bold_in_a_table_of_many_tests() -> None:
     rows = {"a": {"pgd20": made.sample(0.40)}, "b": {"pgd20": made.sample(0.46)}}  # 6 of 6: mid-p 0.016
-    assert [row[0].best for row in compare(rows).rows.values()] == [False, True]
+    assert [row["pgd20"].best for row in compare(rows).rows.values()] == [False, True]
     more = {name: by | {f"pgd{i}": made.sample(0.3) for i in range(3)} for name, by in rows.items()}
-    assert not any(cell.best for row in compare(more).rows.values() for cell in row)
+    assert not any(cell.best for row in compare(more).rows.values() for cell in row.values())
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,8 +47,7 @@ def test_what_a_table_prints_bold_is_better_in_every_comparison_of_fewer_pairs(c
     table = compare(samples)
     for baseline in (None, "row 0"):
         for test in paired_tests(samples, baseline)[0]:
-            column = table.columns.index(test.attack)
-            bold = [name for name in (test.first, test.second) if table.rows[name][column].best]
+            bold = [name for name in (test.first, test.second) if table.rows[name][test.attack].best]
             assert not bold or (test.better is not None and test.better[0] == bold[0])
 
 

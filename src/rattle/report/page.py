@@ -18,13 +18,16 @@ from rattle import __version__
 from rattle.report import compare, figures, sections
 from rattle.report.compare import PublishedRows
 from rattle.report.naming import duration, number, p_value, significant, title_of
-from rattle.report.palette import style_of_runs
+from rattle.report.palette import run_colours
 from rattle.report.run_data import RunData, baseline_first, load_runs, results_folder
-from rattle.report.tables import NOTE
+from rattle.report.sweeps import find_sweep
+from rattle.report.tables import NOTE, accuracy, sorted_attacks
+from rattle.report.tables import compare as compare_rows
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.paths import Run
 
 FILTERS = {"number": number, "significant": significant, "p_value": p_value, "duration": duration, "attack": title_of}
+MOST_IN_LEGEND = 8  # with more runs a key stands below the figures
 
 
 def asset(name: str) -> str:
@@ -40,18 +43,20 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def for_script(value: Any) -> str:
-    """JSON that no content can end the script element of; a number that is not finite becomes a gap."""
-    plain = json.dumps(gaps(value), allow_nan=False, separators=(",", ":"))
+    """JSON that no content can end the script element of."""
+    plain = json.dumps(shortened(value), allow_nan=False, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def gaps(value: Any) -> Any:
-    """The same data with null where a number is not finite, which only damaged files and losses that overflow have."""
+def shortened(value: Any) -> Any:
+    """The same data with numbers of five figures, more than a screen shows, and null for those that are not finite."""
     if isinstance(value, dict):
-        return {key: gaps(each) for key, each in value.items()}
+        return {key: shortened(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [gaps(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return [shortened(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value
 
 
 def script_hash(script: str) -> str:
@@ -67,43 +72,51 @@ def shared(values: Sequence[str]) -> str | None:
 
 def context(runs: Sequence[RunData], published: PublishedRows, baseline: RunData | None = None) -> Plain:
     """Everything the template needs; `baseline` is the run that the others are compared with, if one was named."""
-    specs: list[Plain] = []
+    specs: list[figures.Spec] = []  # of the figures, in the order in which the template asks for them
 
-    def add_figure(spec: Plain, alt: str) -> Plain:
+    def add_figure(spec: figures.Spec) -> int:
         specs.append(spec)
-        return {"number": len(specs) - 1, "alt": alt, "gl": bool(spec.get("gl"))}
+        return len(specs) - 1
 
     trained = [run for run in runs if not run.external]  # of the others there are results alone
-    detailed = sections.detailed(trained)
-    seeds, crowded = sections.seeds(runs), len(runs) > compare.ALL_PAIRS
-    found = {
-        "runs": list(runs),
+    groups = compare.group_by_method(runs)
+    evaluated = any(run.results for run in runs)
+    several = evaluated and any(len(members) > 1 for members in groups.values())
+    crowded = len(runs) > compare.ALL_PAIRS
+    tested = evaluated and not (crowded and several)  # every pair, to mark the best
+    samples = {run.label: compare.columns_of(run) for run in runs}
+    attack = compare.robust_attack(runs)
+    return {
+        "runs": runs,
         "trained": trained,
-        "detailed": detailed,
-        "variants": compare.group_by_method(runs),
+        "detailed": sections.detailed(trained),
+        "variants": groups,
         "crowded": crowded,
-        "many": figures.many(runs),
-        "run_style": style_of_runs([run.variant for run in runs]),
+        "many": len(runs) > MOST_IN_LEGEND,
+        "colours": run_colours([run.variant for run in runs]),
         "title": " beside ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
         "method": shared([run.method for run in runs]),
         "data": shared([run.data for run in runs]),
         "model": shared([run.model for run in runs]),
         "threat": shared([run.threat for run in runs]),
-        "headline": sections.headline(runs, tested=not (crowded and seeds)),
-        "sweep": sections.sweep(runs, add_figure),
-        "training": sections.training(runs, add_figure),
-        "trade_off": sections.scatter(runs, add_figure, published),
-        "epsilons": sections.epsilons(runs, add_figure),
-        "examples": [sections.examples(run) for run in detailed],
-        "classes": [sections.by_class(run, add_figure) for run in detailed],
-        "landscape": sections.landscape(runs, add_figure),
+        "samples": samples,
+        "columns": sorted_attacks(["clean", "autoattack", *(name for found in samples.values() for name in found)]),
+        "best": compare_rows(samples) if tested else None,
+        "seeds": compare.over_seeds(runs) if several else None,
+        "comparison": sections.comparison(runs, baseline, several=several),
+        "sweep": find_sweep(runs),
         "cost": [sections.cost(run) for run in trained],
-        "differences": sections.differences(trained),
-        "seeds": seeds,
+        "robust_attack": attack,
+        "published": compare.published_points(runs, attack, published) if attack else [],
         "table_note": NOTE,
-        "comparison": sections.comparison(runs, baseline, several=bool(seeds)),
+        "accuracy": accuracy,
+        "compare": compare,
+        "figures": figures,
+        "sections": sections,
+        "add_figure": add_figure,
+        "figures_json": lambda: for_script(specs),
+        **scripts(),
     }
-    return found | scripts() | {"figures_json": for_script(specs)}
 
 
 def scripts() -> Plain:

@@ -1,4 +1,4 @@
-"""Colours of runs that do not repeat, in both themes: a hue for each variant, and a lightness for each of its seeds."""
+"""Colours of runs that do not repeat, in both themes."""
 
 import colorsys
 from collections.abc import Sequence
@@ -11,10 +11,24 @@ FEW = (  # chosen by hand, light and dark, for a page of few runs
     ("#a8862a", "#d9b958"),
     ("#5d6b78", "#a3b0bf"),
 )
-LIGHTNESS = ((0.22, 0.36), (0.62, 0.82))  # of light and dark: 3:1 or more against the page
+LIGHTNESS = ((0.22, 0.36), (0.62, 0.82))  # of the first and last seed, light and dark: 3:1 or more against the page
 SATURATION = 0.65
-FIRST_HUE = 0.6  # of the wheel: blue, as on a page of few runs
-SOFT = ("2e", "3a")  # opacity of bands and bars behind others, light and dark
+BLUE, TURN = 0.6, 0.618034  # of the wheel: the first hue, and the way to the next, which keeps any number of them apart
+
+
+def run_colours(variants: Sequence[str]) -> list[tuple[str, str]]:
+    """A colour in the light and in the dark theme for each run: a hue for each variant, seeds from dark to light."""
+    if len(variants) <= len(FEW):
+        return list(FEW[: len(variants)])
+    if len(set(variants)) == 1:  # seeds alone: each its own hue
+        variants = [str(i) for i in range(len(variants))]
+    names = list(dict.fromkeys(variants))
+    found = []
+    for i, variant in enumerate(variants):
+        hue, place = BLUE + TURN * names.index(variant), variants[:i].count(variant) / variants.count(variant)
+        light, dark = (to_hex(hue, low + place * (high - low)) for low, high in LIGHTNESS)
+        found.append((light, dark))
+    return found
 
 
 def to_hex(hue: float, lightness: float) -> str:
@@ -25,31 +39,3 @@ def to_hex(hue: float, lightness: float) -> str:
     """
     rgb = colorsys.hls_to_rgb(hue % 1, lightness, SATURATION)
     return "#" + "".join(f"{round(255 * value):02x}" for value in rgb)
-
-
-def run_colours(variants: Sequence[str]) -> list[tuple[str, str]]:
-    """A colour in the light and in the dark theme for each run, from its variant's name."""
-    if len(variants) <= len(FEW):
-        return list(FEW[: len(variants)])
-    if len(set(variants)) == 1:  # seeds alone: each its own hue
-        variants = [str(i) for i in range(len(variants))]
-    hues = {variant: i for i, variant in enumerate(dict.fromkeys(variants))}
-    found = []
-    for i, variant in enumerate(variants):
-        place, members = variants[:i].count(variant), variants.count(variant)
-        # seeds go from dark to light; a variant of one run alternates with its neighbours on the wheel
-        share = place / (members - 1) if members > 1 else hues[variant] % 3 / 2
-        hue = FIRST_HUE + hues[variant] / len(hues)
-        light, dark = (to_hex(hue, low + share * (high - low)) for low, high in LIGHTNESS)
-        found.append((light, dark))
-    return found
-
-
-def style_of_runs(variants: Sequence[str]) -> str:
-    """The style sheet's colours of runs: `--run-0`, the translucent `--soft-0` and the class `run-0`, and so on."""
-    themes = []
-    for theme, (selector, soft) in enumerate(zip((":root", ':root[data-theme="dark"]'), SOFT, strict=True)):
-        colours = [pair[theme] for pair in run_colours(variants)]
-        names = "".join(f"--run-{i}: {each}; --soft-{i}: {each}{soft}; " for i, each in enumerate(colours))
-        themes.append(f"{selector} {{ {names}}}")
-    return "\n".join([*themes, *(f".run-{i} {{ background: var(--run-{i}); }}" for i in range(len(variants)))])

@@ -1,7 +1,6 @@
 """Accuracies with their intervals, and tables of methods over seeds."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -14,7 +13,7 @@ from rattle.stats import summarise, wilson
 
 Format = Literal["markdown", "latex", "csv"]
 
-ORDER = {"pgd20": 0, "cw20": 1, "autoattack": 3}  # of the usual columns; others stand at 2
+ORDER = {"clean": 0, "pgd20": 1, "cw20": 2, "autoattack": 4, "best-known": 5}  # of the usual columns; others: 3
 NOTE = (
     "Accuracy in %, mean ± standard deviation over seeds where there are several. "
     "Bold: highest of its column, and significantly so against every other row "
@@ -22,14 +21,14 @@ NOTE = (
 )
 
 
-def sorted_attacks(names: Sequence[str]) -> list[str]:
-    """The usual attacks first and AutoAttack last, the others between them by name."""
-    return sorted(names, key=lambda name: (ORDER.get(name, 2), name))
-
-
 BOUND = (
     "Best known: of AutoAttack's images those that no attack here broke, where another broke more than AutoAttack did."
 )
+
+
+def sorted_attacks(names: Iterable[str]) -> list[str]:
+    """Clean and the usual attacks first and AutoAttack last, the others between them by name; each once."""
+    return sorted(set(names), key=lambda name: (ORDER.get(name, 3), name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,60 +64,58 @@ def accuracy_row(name: str, result: Evaluation) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One method's accuracy in one column: mean and deviation over n seeds, None where nothing was measured."""
+    """One method's accuracy in one column: mean and deviation over n seeds."""
 
-    mean: float | None = None
-    deviation: float = math.nan  # NaN with one seed
-    n: int = 0
-    images: int = 0  # test images, of each seed
-    best: bool = False  # highest of its column, and significantly so against every other row
+    mean: float
+    deviation: float  # NaN with one seed
+    n: int
+    images: int  # test images, of each seed
+    best: bool  # highest of its column, and significantly so against every other row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Methods by columns."""
 
-    columns: tuple[str, ...]  # "clean" and the attacks
-    rows: Mapping[str, tuple[Cell, ...]]
-    refused: tuple[str, ...] = ()  # sentences: which rows are not comparable, and why
+    columns: Sequence[str]  # "clean" and the attacks
+    rows: Mapping[str, Mapping[str, Cell]]  # method -> column -> what was measured
+    refused: Sequence[str]  # sentences: which rows are not comparable, and why
 
     @property
     def images(self) -> int | None:
         """How many test images every cell was measured on; None if they differ."""
-        numbers = {cell.images for row in self.rows.values() for cell in row if cell.mean is not None}
+        numbers = {cell.images for row in self.rows.values() for cell in row.values()}
         return numbers.pop() if len(numbers) == 1 else None
 
 
 def compare(samples: Samples) -> Comparison:
-    """{method: {column: what was measured}} as cells; columns in the order of their first appearance, clean first."""
-    columns = list(dict.fromkeys(column for by_column in samples.values() for column in by_column))
-    columns.sort(key=lambda column: column != "clean")
+    """{method: {column: what was measured}} as cells."""
+    columns = sorted_attacks(column for by_column in samples.values() for column in by_column)
     if not columns:
         raise RattleError("none of these runs has been evaluated; `rattle evaluate RUN` does it")
-    rows: dict[str, tuple[Cell, ...]] = dict.fromkeys(samples, ())
+    rows: dict[str, dict[str, Cell]] = {method: {} for method in samples}
     tests, refused = paired_tests(samples)
     better = {(test.attack, *test.better) for test in tests if test.better}
     for column in columns:
         found = {method: summarise(by[column].accuracies) for method, by in samples.items() if column in by}
         best = max(found, key=lambda method: found[method].mean)
         wins = len(found) > 1 and all((column, best, other) in better for other in found if other != best)
-        for method in rows:
-            numbers = asdict(found[method]) | {"images": samples[method][column].n} if method in found else {}
-            rows[method] += (Cell(**numbers, best=wins and method == best),)
-    return Comparison(columns=tuple(columns), rows=rows, refused=tuple(refused))
+        for method, summary in found.items():
+            images = samples[method][column].n
+            rows[method][column] = Cell(**asdict(summary), images=images, best=wins and method == best)
+    return Comparison(columns=columns, rows=rows, refused=refused)
 
 
 def write_table(comparison: Comparison, form: Format) -> str:
     """The table as text to paste, in one of three formats."""
     if form == "csv":
         return csv_text(comparison)
-    missing = {"markdown": "-", "latex": "--"}[form]
     columns = ["Method", "Seeds", *map(title_of, comparison.columns)]
     each = comparison.images is None  # then every cell says its own
-    rows = [
-        [method, str(max(cell.n for cell in row)), *(cell_text(cell, missing, with_n=each) for cell in row)]
-        for method, row in comparison.rows.items()
-    ]
+    rows = []
+    for method, row in comparison.rows.items():
+        cells = [cell_text(row.get(column), with_n=each) for column in comparison.columns]
+        rows.append([method, seeds_of(row), *cells])
     n = "n: test images; tests use those that both rows have." if each else f"n = {comparison.images:,} test images."
     notes = [NOTE, n, *([BOUND] if "best-known" in comparison.columns else [])]
     if form == "latex":
@@ -126,13 +123,17 @@ def write_table(comparison: Comparison, form: Format) -> str:
     return f"{markdown_table(columns, rows, left=1)}\n{' '.join(notes)}\n"
 
 
-def cell_text(cell: Cell, missing: str, *, with_n: bool = False) -> str:
+def seeds_of(row: Mapping[str, Cell]) -> str:
+    return str(max((cell.n for cell in row.values()), default=0))
+
+
+def cell_text(cell: Cell | None, *, with_n: bool) -> str:
     """Percent, with the deviation over seeds when there are several; bold when it is significantly the best.
 
     with_n: also the number of images.
     """
-    if cell.mean is None:
-        return missing
+    if cell is None:
+        return "-"
     deviation = f" ± {100 * cell.deviation:.2f}" if cell.n > 1 else ""
     text = f"{100 * cell.mean:.2f}{deviation}" + (f" (n {cell.images:,})" if with_n else "")
     return Bold(text) if cell.best else text
@@ -144,9 +145,12 @@ def csv_text(comparison: Comparison) -> str:
     columns = [f"{column}_{part}" for column in comparison.columns for part in parts]
     rows = []
     for method, row in comparison.rows.items():
-        rows.append([method, str(max(cell.n for cell in row))])
-        for cell in row:
-            deviation = f"{cell.deviation:.6f}" if cell.n > 1 else ""
-            found = [f"{cell.mean or 0:.6f}", deviation, str(cell.images), str(int(cell.best))]
-            rows[-1] += [""] * len(parts) if cell.mean is None else found
+        texts = [method, seeds_of(row)]
+        for column in comparison.columns:
+            if cell := row.get(column):
+                deviation = f"{cell.deviation:.6f}" if cell.n > 1 else ""
+                texts += [f"{cell.mean:.6f}", deviation, str(cell.images), str(int(cell.best))]
+            else:
+                texts += [""] * len(parts)
+        rows.append(texts)
     return csv_table(["method", "seeds", *columns], rows)

@@ -19,73 +19,78 @@
     if (typeof value === "string") return value.startsWith("var(--") ? ink(value.slice(4, -1)) : value;
     if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(resolve);
     if (value === null || typeof value !== "object") return value;
-    return Object.fromEntries(Object.entries(value).map(([key, entry]) =>
-      [key, key === "colorscale" && scales[entry] ? scales[entry]() : resolve(entry)]));
+    return Object.fromEntries(Object.entries(value).map(([key, entry]) => [key, resolve(entry)]));
   };
 
+  // the look of each kind of trace
+  const looks = {
+    surface: ({ cmin, cmax }) => ({ colorscale: scales.loss(), showscale: false,
+      contours: { z: { show: true, start: cmin, end: cmax, size: (cmax - cmin) / 14, color: "rgba(255, 255, 255, 0.33)" } },
+      lighting: { ambient: 0.75, diffuse: 0.45, specular: 0.04, roughness: 0.9 } }),
+    scatter3d: () => ({ marker: { size: 5, color: "#ffffff", line: { color: "#222833", width: 2 } } }),
+    heatmap: () => ({ colorscale: scales.heat(), xgap: 1, ygap: 1 }),
+  };
+  const dressTrace = (trace) => ({ ...(looks[trace.type] ? looks[trace.type](trace) : {}), ...trace });
   const dressAxis = (axis) => ({
-    gridcolor: ink("--rule"), linecolor: ink("--faint"), zerolinecolor: ink("--rule"), ticks: "", ...axis,
+    automargin: true, hoverformat: ".4~g", gridcolor: ink("--rule"), linecolor: ink("--faint"), zerolinecolor: ink("--rule"), ticks: "", ...axis,
     tickfont: { size: 12, color: ink("--soft-ink") },
-    title: { ...axis.title, font: { size: 12, color: ink("--soft-ink") } },
+    title: { ...axis.title, standoff: 8, font: { size: 12, color: ink("--soft-ink") } },
   });
   const dressScene = (scene) => {
     const small = (axis) => ({
-      ...axis, gridcolor: ink("--rule"), zeroline: false, showspikes: false, backgroundcolor: ink("--raised"),
+      ...axis, nticks: 5, gridcolor: ink("--rule"), zeroline: false, showspikes: false, backgroundcolor: ink("--raised"),
       showbackground: true, tickfont: { size: 10, color: ink("--soft-ink") },
       title: { ...axis.title, font: { size: 11, color: ink("--soft-ink") } },
     });
-    return { ...scene, camera: camera || start, xaxis: small(scene.xaxis), yaxis: small(scene.yaxis),
+    return { aspectmode: "manual", aspectratio: { x: 1, y: 1, z: 0.72 }, dragmode: "turntable", camera: camera || start, xaxis: small(scene.xaxis), yaxis: small(scene.yaxis),
       zaxis: small(scene.zaxis) };
   };
   // plotly gives every entry the width of the widest once they need more than one row
   const legendRows = (spec, width) => {
-    if (spec.layout.showlegend === false) return 0;
-    const named = spec.data.filter((trace) => trace.name && trace.showlegend !== false);
+    const named = spec.data.filter((trace) => trace.name);
     const widths = named.map((trace) => 48 + 6.4 * trace.name.length), space = Math.max(width - 72, 100);
-    if (widths.reduce((all, one) => all + one, 0) <= space) return spec.rows || 1;
-    return Math.max(spec.rows || 1, Math.ceil(named.length / Math.max(1, Math.floor(space / Math.max(...widths)))));
+    if (widths.reduce((all, one) => all + one, 0) <= space) return 1;
+    return Math.ceil(named.length / Math.max(1, Math.floor(space / Math.max(...widths))));
   };
-  const dress = (spec, width) => {
+  const dress = (spec, element) => {
     const layout = {
       ...spec.layout, autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink("--ink") },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: ink("--faint"), activecolor: ink("--ink") },
-      hoverlabel: { bgcolor: ink("--paper"), bordercolor: ink("--faint"), font: { color: ink("--ink") } },
+      hoverlabel: { bgcolor: ink("--paper"), bordercolor: ink("--faint"), namelength: -1, font: { color: ink("--ink") } },
     };
-    if (layout.scene) layout.scene = dressScene(layout.scene);
-    if (layout.xaxis) layout.xaxis = dressAxis(layout.xaxis);
-    if (layout.yaxis) layout.yaxis = dressAxis(layout.yaxis);
-    if (layout.legend) {
-      const shown = layout.showlegend !== false && spec.data.some((trace) => trace.name && trace.type !== "heatmap");
-      layout.margin = { ...layout.margin, t: layout.margin.t + (shown ? 14 + 20 * legendRows(spec, width) : 22) };
-      layout.showlegend = shown;
+    if (layout.scene) {
+      return { ...layout, scene: dressScene(layout.scene), margin: { l: 0, r: 0, t: 0, b: 0 }, showlegend: false };
     }
-    return layout;
+    const shown = !("keyed" in element.dataset) && spec.data.some((trace) => trace.name);
+    return { ...layout, xaxis: dressAxis(layout.xaxis), yaxis: dressAxis(layout.yaxis), showlegend: shown,
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", xanchor: "left" },
+      margin: { l: 56, r: 16, t: shown ? 26 + 20 * legendRows(spec, element.clientWidth) : 34, b: 48 } };
   };
   // without WebGL a surface is drawn as a contour map
   const flattened = (spec) => {
     const [mesh] = spec.data;
-    const title = (axis) => ({ title: { text: axis.title.text, standoff: 8 } });
     return {
       data: [{ type: "contour", x: mesh.x, y: mesh.y, z: mesh.z, zmin: mesh.cmin, zmax: mesh.cmax,
-        colorscale: "loss", showscale: true, line: { width: 0.5 } }],
-      layout: { xaxis: title(spec.layout.scene.xaxis), yaxis: title(spec.layout.scene.yaxis),
-        margin: { l: 56, r: 16, t: 12, b: 48 } },
+        colorscale: scales.loss(), showscale: true, line: { width: 0.5 } }],
+      layout: { xaxis: { title: spec.layout.scene.xaxis.title }, yaxis: { title: spec.layout.scene.yaxis.title } },
     };
   };
 
   const visible = (element) => element.offsetParent !== null;
   const draw = (element) => {
     let spec = specs[element.dataset.figure];
-    if (spec.gl && !webgl) spec = flattened(spec);
-    const rows = spec.gl ? 0 : legendRows(spec, element.clientWidth);
+    if (spec.layout.scene && !webgl) spec = flattened(spec);
+    const solid = "scene" in spec.layout;
+    const rows = solid || "keyed" in element.dataset ? 0 : legendRows(spec, element.clientWidth);
     element.style.minHeight = rows > 3 ? `${240 + 20 * rows}px` : "";
-    const format = spec.gl ? "png" : "svg";
+    const format = solid ? "png" : "svg";
     const settings = { displaylogo: false, responsive: true, modeBarButtons: [["toImage"]],
       toImageButtonOptions: { format, filename: element.id }, scrollZoom: false };
-    const drawn = Plotly.react(element, resolve(spec.data), dress(resolve(spec), element.clientWidth), settings);
+    const data = resolve(spec.data).map(dressTrace);
+    const drawn = Plotly.react(element, data, dress(spec, element), settings);
     element.dataset.drawn = "yes";
-    if (spec.gl) {
+    if (solid) {
       drawn.then(() => {
         if (element.dataset.linked) return;
         element.dataset.linked = "yes";
@@ -120,7 +125,7 @@
       }
     }
   };
-  const start = structuredClone((specs.find((spec) => spec.gl) || { layout: { scene: {} } }).layout.scene.camera);
+  const start = { eye: { x: -1.38, y: -1.38, z: 0.84 }, center: { x: 0, y: 0, z: -0.12 } };
   const turn = (way) => {
     const now = camera || start;
     if (way === "reset") return turnAll(start);
