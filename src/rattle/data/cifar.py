@@ -78,7 +78,7 @@ def read_folder(path: Path, layout: Layout) -> dict[str, bytes]:
     for file in layout.files:
         if not (path / file).is_file():
             raise RattleError(f"{path} lacks {file}; run `rattle data get {layout.name}`")
-        check_size((path / file).stat().st_size, f"{path / file}")
+        check_size((path / file).stat().st_size, path / file)
         raw[file] = (path / file).read_bytes()
     return raw
 

@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,6 @@ class Pictures:
         self.files, self.workers = files, workers
         self.asked: deque[Tensor] = deque()  # the indices of `ahead`
         self.ahead: Iterator[Tensor] = iter(())  # batches that workers decode in advance
-        self.checksum: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -168,14 +168,13 @@ class Pictures:
         """A checksum of the names, in their order: what processes that share the work must agree on."""
         return hashlib.sha256(self.files.names.tobytes()).hexdigest()
 
+    @cached_property
     def fingerprint(self) -> Tensor:
         """A checksum of all pixels, uint8 [32]; they are decoded once for it."""
-        if self.checksum is None:
-            found = hashlib.sha256()
-            for part in self.split(256):
-                found.update(part.numpy().tobytes())
-            self.checksum = torch.tensor(list(found.digest()), dtype=torch.uint8)
-        return self.checksum
+        found = hashlib.sha256()
+        for part in self.split(256):
+            found.update(part.numpy().tobytes())
+        return torch.tensor(list(found.digest()), dtype=torch.uint8)
 
 
 def whole(batch: Tensor | RattleError) -> Tensor:

@@ -47,25 +47,25 @@ def md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def check_size(size: int, what: str, limit: int = MEMBER_LIMIT) -> None:
+def check_size(size: int, what: object, limit: int = MEMBER_LIMIT) -> None:
     """Refuse data whose unpacked size is over the limit; called before any of it is read."""
     if size > limit:
         raise RattleError(f"{what} would unpack to {size:,} bytes, more than the {limit:,} allowed; it is not read")
 
 
 @contextmanager
-def readable(path: Path, *errors: type[Exception]) -> Iterator[None]:
-    """Turn EOFError, OSError and the given errors of a parser into a RattleError that names the file.
+def readable(path: Path) -> Iterator[None]:
+    """Turn what parsers raise on a damaged file, which is every kind of exception, into a RattleError that names it.
 
     A pipe or a device, on which reading could wait for ever, is refused.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    if path.exists() and not path.is_file():
         raise RattleError(f"{path} is not a file: nothing was loaded")
     try:
         yield
     except RattleError:
         raise
-    except (EOFError, OSError, *errors) as error:
+    except Exception as error:
         reason = first_line(error).rstrip(".")
         raise RattleError(f"{path} is truncated or damaged ({reason}); nothing was loaded") from error
 

@@ -33,7 +33,7 @@ fashion_mnist = partial(idx_dataset, "fashion-mnist", "FashionMNIST", FASHION)
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """An array of unsigned bytes: magic number 0x0800 + dimensions, big-endian sizes, values."""
-    with readable(path, struct.error, ValueError), (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+    with readable(path), (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
         raw = bytearray(file.read(MEMBER_LIMIT))
         magic, *shape = struct.unpack_from(f">{1 + dimensions}I", raw)
         if magic != 0x0800 + dimensions:

@@ -47,8 +47,7 @@ def npz(path: Path, seed: int) -> Dataset:
 @contextmanager
 def open_arrays(path: Path) -> Iterator[NpzFile]:
     """The arrays of a file, to be read while it is open; arrays of Python objects, which need pickle, are refused."""
-    # zipfile and numpy raise many kinds of errors, and numpy leaves a damaged file open.
-    with readable(path, Exception), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+    with readable(path), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         for info in arrays.zip.infolist():
             limit = min(ARRAY_LIMIT, max(IN_MEMORY, DENSEST * info.compress_size))
             check_size(info.file_size, f"{path}: {info.filename.removesuffix('.npy')}", limit)

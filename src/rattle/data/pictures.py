@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rattle.data.files import check_size
+from rattle.data.files import readable
 from rattle.errors import RattleError
 
 if TYPE_CHECKING:
@@ -20,29 +18,18 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG")
 GREY, COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")  # Pillow's modes of 8 bits
-MOST_BYTES = 2**26  # of one encoded picture; a photograph of 50 million pixels has 20 to 30 MB
-# What Pillow raises on a damaged file.
-DAMAGED = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, struct.error, MemoryError)
 
 
 @contextmanager
 def open_picture(file: Path) -> Iterator[Image]:
-    """The picture with only its header read; decoding errors in the body become a RattleError that names the file."""
+    """The picture with only its header read, which must not claim more pixels than Pillow's limit.
+
+    What is wrong with the file becomes a RattleError that names it, also while it is decoded in the body.
+    """
     from PIL import Image
 
-    bomb = Image.DecompressionBombWarning
-    if not file.is_file():  # a pipe would wait for ever
-        raise RattleError(f"{file} is not a file")
-    check_size(file.stat().st_size, str(file), MOST_BYTES)
-    try:
-        with warnings.catch_warnings(action="error", category=bomb), Image.open(file, formats=FORMATS) as picture:
-            yield picture
-    except RattleError:
-        raise
-    except (bomb, Image.DecompressionBombError) as error:
-        raise RattleError(f"{file} has more than {Image.MAX_IMAGE_PIXELS:,} pixels; it is not read") from error
-    except DAMAGED as error:
-        raise RattleError(f"{file} is not a whole PNG or JPEG picture") from error
+    with readable(file), Image.open(file, formats=FORMATS) as picture:
+        yield picture
 
 
 def check_mode(picture: Image, where: object) -> None:
@@ -107,10 +94,3 @@ def scaled_part(picture: Image, box: tuple[float, float, float, float], side: in
     box = (left * x, upper * y, min(right * x, picture.width), min(lower * y, picture.height))
     found = picture.convert("RGB").resize((side, side), Image.Resampling.BILINEAR, box=box)
     return np.ascontiguousarray(np.asarray(found).transpose(2, 0, 1))
-
-
-def resized(x: np.ndarray, side: int) -> np.ndarray:
-    """uint8 [C, H, W] to [C, side, side], each channel as `to_array` would scale its picture."""
-    from PIL import Image
-
-    return np.concatenate([to_array(Image.fromarray(channel), 1, side) for channel in x])

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images
-from rattle.data.pictures import resized
 
 
 def scale(data: Dataset, side: int) -> Dataset:
@@ -16,7 +16,11 @@ def scale(data: Dataset, side: int) -> Dataset:
 
 
 def scale_images(images: Images, side: int) -> Images:
-    x = torch.empty((len(images), images.shape[1], side, side), dtype=torch.uint8)
-    for i, image in enumerate(images.x):
-        x[i] = torch.from_numpy(resized(image.numpy(), side))
-    return Images(x, images.y)
+    """Each channel by Pillow, which gives the same bytes for a picture of several channels."""
+    from PIL import Image
+
+    n, channels = images.shape[:2]
+    scaled = np.empty((n * channels, side, side), np.uint8)
+    for i, channel in enumerate(images.x.flatten(0, 1).numpy()):
+        scaled[i] = np.asarray(Image.fromarray(channel).resize((side, side), Image.Resampling.BILINEAR))
+    return Images(torch.from_numpy(scaled).view(n, channels, side, side), images.y)

@@ -53,7 +53,7 @@ def cache_key(
 
 
 def model_digest(model: nn.Module, x: Tensor | Pictures, y: Tensor, settings: Mapping[str, Any]) -> str:
-    x = x.fingerprint() if isinstance(x, Pictures) else x
+    x = x.fingerprint if isinstance(x, Pictures) else x
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()} | {"x": x, "y": y}
     text = json.dumps({**settings, "layers": repr(model)}, sort_keys=True, default=str)
     return digest({key: value.detach().cpu() for key, value in tensors.items()}, {"settings": text})
