@@ -131,7 +131,7 @@ def test_a_file_that_has_changed_is_warned_of_and_refused_only_where_the_weights
         assert main(["evaluate", "runs/a", "--attacks", "fgsm", "--n", "10", "--trust-code"]) == 0
     assert warnings.formatwarning(found[0].message, UserWarning, "", 0).startswith("warning: net.py has changed")
     Path("net.py").write_text(NET.format(width=9))
-    with pytest.raises(RattleError, match=r"; net.py has changed since it built the network of runs/a; "):
+    with pytest.warns(UserWarning, match="net.py has changed"), pytest.raises(RattleError, match="another network"):
         rattle.load("runs/a", trust_code=True)
 
 

@@ -134,7 +134,7 @@ def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"epoch": 2, "loss": \n[1]\n')
     page = Page(build([folder]))
-    assert "metrics.jsonl: lines 2, 3 are broken and left out" in page.text
+    assert "metrics.jsonl: broken lines are left out (2, 3)" in page.text
 
 
 def test_values_that_are_no_numbers_leave_gaps(tmp_path: Path) -> None:

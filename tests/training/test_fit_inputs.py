@@ -205,7 +205,7 @@ def test_a_module_that_moved_in_the_code_is_resumed_and_another_one_is_not(whole
         fit(tmp_path, made=made, console=Interrupting(epochs=1))
     wider = net()
     wider.conv = nn.Conv2d(1, 8, 5, padding=2)
-    with pytest.raises(RattleError, match=r"holds another network: 1 names or shapes differ .* such as conv.weight"):
+    with pytest.raises(RattleError, match=r"holds another network: .* conv.weight"):
         fit(tmp_path, wider, made=made, resume=True)
     x, y = images()
     with pytest.raises(RattleError, match="was trained on other images than those given now"):

@@ -17,7 +17,6 @@ from rattle.report.run_data import RunData
 from rattle.report.significance import PairedTest
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
-from rattle.runs.paths import in_order
 
 NOTE = (
     "Accuracy in % and difference in points, each with its own 95 % interval; p of McNemar's test on the same images, "
@@ -37,7 +36,7 @@ class Options:
 def main(args: list[str]) -> None:
     options = parse(Options, args, "compare")
     check_exists(*options.models)
-    folders = [*([options.baseline] if options.baseline else []), *in_order(options.models)]
+    folders = [*([options.baseline] if options.baseline else []), *options.models]
     given = {Path(folder).resolve(): folder for folder in folders}  # the baseline may be named twice
     if len(given) < 2:
         raise RattleError("name two different folders or more: rattle compare runs/a plain.pt-results")

@@ -10,7 +10,6 @@ from rattle.report.compare import over_seeds
 from rattle.report.run_data import RunData, load_runs
 from rattle.report.tables import Format, write_table
 from rattle.runs.io import write_atomically
-from rattle.runs.paths import in_order
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def read_models(folders: Sequence[Path | str]) -> list[RunData]:
 def main(args: list[str]) -> None:
     options = parse(Options, args, "table")
     check_exists(*options.runs)
-    table = over_seeds(read_models(in_order(options.runs)))
+    table = over_seeds(read_models(options.runs))
     for sentence in table.refused:
         say(f"not compared: {sentence}", stderr=True)
     text = write_table(table, options.format)

@@ -64,11 +64,6 @@ def list_models() -> list[str]:
     return list(BUILDERS)
 
 
-def is_built_in(name: str) -> bool:
-    """Whether the named network is one of this package's own."""
-    return name in BUILDERS.built_in or (name not in BUILDERS and name.startswith("wrn"))
-
-
 def check_model(name: str) -> None:
     """Raise RattleError for a name that is no model's; what a user's own names is found when it is built."""
     if not is_own(name) and name not in BUILDERS and not re.fullmatch(WIDE, name):

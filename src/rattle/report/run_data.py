@@ -15,7 +15,7 @@ from rattle.recipes.reading import parse_yaml, read_text, tidy
 from rattle.report.naming import method_of, settings_text, threat_text, unique_labels, varied
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
-from rattle.runs.paths import Run, in_order, is_published, slugify
+from rattle.runs.paths import Run, is_published, slugify
 
 T = TypeVar("T")
 MANY = 4  # with more runs than this a page is about what differs: a baseline, and names without what all share
@@ -138,10 +138,10 @@ def names_of(runs: Sequence[RunData]) -> list[tuple[str, str]]:
 
 
 def baseline_first(folders: Sequence[Path | str], baseline: Path | str | None) -> list[Path | str]:
-    """The baseline, whether it is among the folders or not, then the others, see `in_order`."""
+    """The baseline, whether it is among the folders or not, then the others."""
     if not baseline:
-        return in_order(folders)
-    return [baseline, *in_order([each for each in folders if Path(each).resolve() != Path(baseline).resolve()])]
+        return list(folders)
+    return [baseline, *[each for each in folders if Path(each).resolve() != Path(baseline).resolve()]]
 
 
 def results_folder(name: Path | str) -> Path:

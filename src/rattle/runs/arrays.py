@@ -23,9 +23,18 @@ AXES = {
         "adversarial_predicted": "n",
         "index": "m",
         "x": "mchw",
-    }
-    | {"x_adv": "mchw", "clean_confidence": "m", "adversarial_label": "m", "adversarial_confidence": "m"}
-    | {"epsilons": "E", "robust": "En"},
+        "x_adv": "mchw",
+        "clean_confidence": "m",
+        "adversarial_label": "m",
+        "adversarial_confidence": "m",
+        "epsilons": "E",
+        "robust": "En",
+        "attack": "*",
+        "norm": "*",
+        "epsilon": "",
+        "step": "",
+        "overrides": "*",
+    },
     "InputPlane": {"a": "A", "b": "B", "gradient": "n...", "rademacher": "n..."},
     "InputSurface": {"a": "A", "b": "B", "loss": "nAB", "correct": "nAB", "x": "nchw", "y": "n"},
     "WeightSurface": {"a": "A", "b": "B", "clean": "AB", "adversarial": "AB"},
@@ -43,11 +52,11 @@ class Checked:
     def __post_init__(self) -> None:
         sizes: dict[str, int] = {}
         for name, axes in AXES[type(self).__name__].items():
-            array = getattr(self, name)
+            array = np.asarray(getattr(self, name))
             kinds = "U" if axes.endswith("*") else "fiub"
             letters = axes.rstrip("*").removesuffix("...")
-            right = isinstance(array, np.ndarray) and array.dtype.kind in kinds and array.ndim >= len(letters)
-            if not right or (array.ndim > len(letters) and "..." not in axes):
+            fits = array.ndim == len(letters) or ("..." in axes and array.ndim > len(letters))
+            if not fits or array.dtype.kind not in kinds:
                 raise RattleError(f"{name} has a shape or type that no {type(self).__name__} has")
             for letter, size in zip(letters, array.shape, strict=False):
                 if sizes.setdefault(letter, size) != size or size == 0:

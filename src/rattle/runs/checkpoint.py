@@ -126,8 +126,12 @@ def check_images(classes: Any, shape: Any) -> tuple[tuple[str, ...], tuple[int, 
 
 def optimizer_tensors(part: str, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """An optimizer's buffers by part, the name of their parameter, and their own."""
-    state = {name: optimizer.state[p] for name, p in model.named_parameters()}
-    return {f"{part}.{n}.{k}": v for n, each in state.items() for k, v in each.items() if isinstance(v, Tensor)}
+    found = {}
+    for name, p in model.named_parameters():
+        for buffer, value in optimizer.state[p].items():
+            if isinstance(value, Tensor):
+                found[f"{part}.{name}.{buffer}"] = value
+    return found
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -84,10 +84,9 @@ def mean_over_ranks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not active() or not tensors:
         return dict(tensors)
     flat = sum_over_ranks(torch.cat([t.reshape(-1) for t in tensors.values()])) / world_size()
-    means, first = {}, 0
-    for name, t in tensors.items():
-        means[name] = flat[first : first + t.numel()].view(t.shape)
-        first += t.numel()
+    means = {}
+    for (name, t), part in zip(tensors.items(), flat.split([t.numel() for t in tensors.values()]), strict=True):
+        means[name] = part.view(t.shape)
     return means
 
 
@@ -114,19 +113,9 @@ def any_rank(flag: int) -> int:
 
 def on_main(action: Callable[[], object]) -> None:
     """Run an action on the main rank while the others wait; a RattleError that it raises is raised on every rank."""
-    if not active():
-        action()
-        return
-    refusal: list[str | None] = [None]
-    own: RattleError | None = None
-    if is_main():
-        try:
+    with raise_on_all_ranks():
+        if is_main():
             action()
-        except RattleError as mistake:
-            own, refusal = mistake, [str(mistake)]
-    dist.broadcast_object_list(refusal, src=0)
-    if refusal[0] is not None:
-        raise told(own or RattleError(refusal[0]))
 
 
 def gather(value: T) -> list[T]:

@@ -6,9 +6,9 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, get_type_hints
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -137,8 +137,7 @@ def read_jsonl(path: Path, notes: list[str], *, key: str = "epoch") -> list[Plai
         elif line.strip():
             broken.append(str(number))
     if broken:
-        which = f"line {broken[0]} is" if len(broken) == 1 else f"lines {', '.join(broken[:5])} are"
-        notes.append(f"{path.name}: {which} broken and left out")
+        notes.append(f"{path.name}: broken lines are left out ({', '.join(broken[:5])})")
     return [found[number] for number in sorted(found)]
 
 
@@ -156,29 +155,23 @@ def load_arrays(kind: type[T], path: str | Path) -> T:
     found = str(stored.get("kind", "something else"))
     if found != kind.__name__:
         raise RattleError(f"{path} holds {found}, not {kind.__name__}")
-    hints = {name: hint for name, hint in get_type_hints(kind).items() if name in stored}
-    values = {name: plain(stored[name], hint, path) for name, hint in hints.items()}
-    lacking = [f.name for f in fields(kind) if f.name not in values and f.default is f.default_factory is MISSING]  # type: ignore[arg-type]
-    if lacking:
-        raise RattleError(f"{path} lacks {lacking[0]!r}: it was written by another version")
-    return kind(**values)
-
-
-def plain(array: np.ndarray, hint: Any, path: Path | str) -> Any:
-    """The number or text that an array of no axes holds, where the hint asks for one; else the array."""
-    if hint not in (int, float, str):
-        return array
-    found = array.item() if array.ndim == 0 else None
-    if not isinstance(found, (int, float) if hint is float else hint) or isinstance(found, bool):
-        raise RattleError(f"{path} holds something else than a {hint.__name__}")
-    return found
+    values = {}
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name in stored:
+            array = stored[field.name]
+            values[field.name] = array.item() if array.ndim == 0 else array
+    try:
+        return kind(**values)
+    except TypeError as reason:
+        raise RattleError(f"{path} was written by another version: {reason}") from reason
 
 
 def read_arrays(path: Path, what: str = "an .npz file of arrays") -> dict[str, np.ndarray]:
     """Every array of an .npz file; raises RattleError if the file is not `what`. Nothing in it can run."""
     try:
         with zipfile.ZipFile(path) as archive:
-            size, packed = (sum(getattr(m, of) for m in archive.infolist()) for of in ("file_size", "compress_size"))
+            size = sum(member.file_size for member in archive.infolist())
+            packed = sum(member.compress_size for member in archive.infolist())
         if size > MOST_UNPACKED * max(packed, 2**20):
             raise RattleError(f"{path} would unpack to {size:,} bytes: it is not {what}")
         with np.load(path, allow_pickle=False) as file:

@@ -5,20 +5,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError, first_line
-from rattle.models.registry import create_model, is_built_in
+from rattle.models.registry import create_model
 from rattle.models.user import refuse_code
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import Checkpoint, read
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import Plain
 from rattle.runs.paths import CONFIG, WEIGHTS, Run, is_published, slugify
-from rattle.runs.source import own_source
+from rattle.runs.source import check_source
 from rattle.settings import check_type
 
 
@@ -77,13 +76,9 @@ def check_tensors(saved: Checkpoint, where: str) -> None:
     """Refuse a published model whose weights are not its network's, before that takes any memory; timm's are built."""
     try:
         with torch.device("cpu" if saved.recipe.model.startswith("timm:") else "meta"):
-            wanted = {key: tuple(value.shape) for key, value in fresh_model(saved).state_dict().items()}
-    except RattleError as reason:  # what building raises is one
-        raise RattleError(f"{where}: its network cannot be built: {first_line(reason)}") from reason
-    found = {key: tuple(value.shape) for key, value in saved.part("model").items()}
-    if wanted != found:
-        odd = min(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
-        raise RattleError(f"{where}: its weights are not those of its network {saved.recipe.model}: {odd} differs")
+            refuse_other_weights(fresh_model(saved), saved.part("model"))
+    except RattleError as reason:
+        raise RattleError(f"{where}: {first_line(reason)}") from reason
 
 
 def load(
@@ -129,23 +124,18 @@ def build_model(
             f"the network ({recipe.model}) was given in Python and is not stored: give it again, rattle.load(RUN, "
             "model=module) to measure it with rattle.evaluate, rattle.fit(..., model=module, data=...) to train it"
         )
-    settings = {"classes": classes, "channels": channels, "width": recipe.width, "activation": recipe.activation}
-    settings |= {"normalise": statistics, "pretrained": pretrained}
-    if is_built_in(recipe.model):
-        refuse_huge(recipe.model, settings)
-    return create_model(recipe.model, **settings)
-
-
-def refuse_huge(name: str, settings: Mapping[str, Any]) -> None:
-    """Refuse a network of ours that does not fit into this machine's memory, before any of it is allocated."""
-    if not hasattr(os, "sysconf"):  # Windows
-        return
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        size = sum(value.nbytes for value in create_model(name, **settings).state_dict().values())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if size > memory:
-        made = f"{name} of width {settings['width']} and {settings['classes']} classes"
-        raise RattleError(f"{made} has {size / 1e9:,.0f} GB of weights, this machine {memory / 1e9:,.0f} GB of memory")
+    try:
+        return create_model(
+            recipe.model,
+            classes=classes,
+            channels=channels,
+            width=recipe.width,
+            activation=recipe.activation,
+            normalise=statistics,
+            pretrained=pretrained,
+        )
+    except RuntimeError as reason:  # more weights than memory
+        raise RattleError(f"the network {recipe.model} cannot be built: {first_line(reason)}") from reason
 
 
 def fresh_model(saved: Checkpoint) -> nn.Module:
@@ -168,23 +158,31 @@ def load_model(
 ) -> nn.Module:
     """The network of a checkpoint with its weights, in evaluation mode; averaged, model, device: as for `load`."""
     found = None if device is None else choose_device(device)
-    with own_source(run_of(saved.path) if model is None else None, saved.recipe):
-        model = fresh_model(saved) if model is None else model
-        count = saved.tensors.get("average.n_averaged", torch.zeros(()))
-        began = averaged and count.numel() == 1 and not count.is_complex() and bool(count > 0)
-        fill(model, saved.part("average.module" if began else "model"), saved.path)
+    if model is None:
+        check_source(run_of(saved.path), saved.recipe)
+        model = fresh_model(saved)
+    count = saved.tensors.get("average.n_averaged", torch.zeros(()))
+    began = averaged and count.numel() == 1 and not count.is_complex() and bool(count > 0)
+    fill(model, saved.part("average.module" if began else "model"), saved.path)
     return model.eval() if found is None else model.eval().to(found)
 
 
 def fill(model: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     """Put the weights of a checkpoint file into a model; one that they do not fit is refused and stays as it was."""
-    own = model.state_dict()
-    shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (own, weights)]
-    differing = [name for name in {**own, **weights} if shapes[0].get(name) != shapes[1].get(name)]
-    if differing:
-        mine, saved = (str(shape.get(differing[0], "missing")) for shape in shapes)
-        raise RattleError(
-            f"{path} holds another network: {len(differing)} names or shapes differ from the module's, "
-            f"such as {differing[0]} ({saved} there, {mine} in the module)"
-        )
+    try:
+        refuse_other_weights(model, weights)
+    except RattleError as reason:
+        raise RattleError(f"{path} holds another network: {reason}") from reason
     model.load_state_dict(weights)
+
+
+def refuse_other_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Refuse weights whose names or shapes are not the network's."""
+    own = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    given = {name: tuple(value.shape) for name, value in weights.items()}
+    for name in [*own, *given]:
+        if own.get(name) != given.get(name):
+            there, here = given.get(name, "missing"), own.get(name, "missing")
+            raise RattleError(
+                f"the weights are not those of the network: {name} is {there} there, {here} in the network"
+            )

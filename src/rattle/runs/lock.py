@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
     Without either, a folder that holds a run is refused, as is a folder that holds anything else. A new run that raises
     RattleError before it has saved anything leaves nothing behind.
     """
-    new, made = not run.exists(), [folder for folder in (run.folder, *run.folder.parents) if not folder.exists()]
+    new, made = not run.exists(), not run.folder.exists()
     distributed.on_main(lambda: check_folder(run, resume=resume, overwrite=overwrite))
     with ExitStack() as lock:
         try:
@@ -140,8 +140,7 @@ def changes(before: Recipe, recipe: Recipe, *, but: str = "") -> str:
     """The settings in which two recipes differ besides the epochs and `but`, as text; empty if there are none."""
     old, new = flatten(to_plain(before)), flatten(to_plain(recipe))
     changed = [name for name in old | new if old.get(name) != new.get(name) and name not in ("epochs", but)]
-    more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
-    return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in changed[:5]) + more
+    return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in changed)
 
 
 def foreign(path: Path) -> bool:
@@ -150,14 +149,14 @@ def foreign(path: Path) -> bool:
     return not unfinished and path.name not in (LOCK, owner_file(Run.lock).name, Run.log.name)
 
 
-def remove(run: Run, made: Sequence[Path]) -> None:
-    """Remove a run that did not come to train anything, and the folders that were made for it, innermost first."""
+def remove(run: Run, made: bool) -> None:
+    """Remove a run that did not come to train anything, and its folder if it was made for it."""
     clear(run)
     run.lock.unlink(missing_ok=True)
     owner_file(run.lock).unlink(missing_ok=True)
-    with suppress(OSError):  # another process has put something else there
-        for folder in made:
-            folder.rmdir()
+    if made:
+        with suppress(OSError):  # another process has put something else there
+            run.folder.rmdir()
 
 
 def record_line(path: Path, line: Mapping[str, Any]) -> None:

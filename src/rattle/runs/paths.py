@@ -11,7 +11,6 @@ results/               NAME.json, an evaluation each (evaluation/results.py), an
 
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,25 +86,6 @@ class Run:
 def epoch_name(epoch: int) -> str:
     """The name of the checkpoint that a schedule saves after an epoch."""
     return f"epoch-{epoch:03d}"
-
-
-def in_order(folders: Sequence[Path | str]) -> list[Path | str]:
-    """Folders as a shell sorts them (a-1, a-10, a-2) in the order of their numbers; any other order was
-    chosen and stays.
-
-    >>> in_order(["a-1", "a-10", "a-2"]), in_order(["b", "a"]), in_order(["0.05", "0.1"])
-    (['a-1', 'a-2', 'a-10'], ['b', 'a'], ['0.05', '0.1'])
-    """
-    names = [str(folder) for folder in folders]
-    if sorted(names) != names and sorted(names, key=str.casefold) != names:
-        return list(folders)
-
-    def key(folder: Path | str) -> list[str | float]:
-        parts: list[str | float] = list(re.split(r"([0-9]+(?:\.[0-9]+)?)", str(folder).casefold()))
-        parts[1::2] = map(float, parts[1::2])  # every second part is a number, compared with its like
-        return parts
-
-    return sorted(folders, key=key)
 
 
 def is_published(path: Path | str) -> bool:

@@ -10,12 +10,10 @@ import platform
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rattle.errors import RattleError, first_line
+from rattle.errors import RattleError
 from rattle.models.user import source_file
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
@@ -33,35 +31,17 @@ def keep_source(run: Run, recipe: Recipe) -> dict[str, Any]:
     return {"source": {"file": str(path), "sha256": sha256(kept)}}
 
 
-@contextmanager
-def own_source(run: Run | None, recipe: Recipe) -> Iterator[None]:
-    """Build the network of a run in the body; run: None where there is nothing to compare with.
-
-    A file that is gone is refused. One that has changed is warned of, or named where the body fails.
-    """
-    changed = difference(run, recipe) if run else None
-    try:
-        yield
-    except (RattleError, RuntimeError) as reason:
-        if changed is None:
-            raise
-        raise RattleError(f"{first_line(reason).rstrip(':')}; {changed}") from reason
-    if changed is not None:
-        warnings.warn(changed, stacklevel=4)
-
-
-def difference(run: Run, recipe: Recipe) -> str | None:
-    """What has become of the user's file since the run began; None if it is the same or no copy was kept."""
+def check_source(run: Run | None, recipe: Recipe) -> None:
+    """Refuse to build the network of a run whose file is gone, and warn where the file has changed since."""
     path = source_file(recipe.model)
-    kept = run.source / path.name if path else None
-    if path is None or kept is None or not kept.is_file():
-        return None
+    kept = run.source / path.name if run and path else None
+    if run is None or path is None or kept is None or not kept.is_file():
+        return
     advice = f"the run keeps its text: read {kept}, then copy it back"
     if not path.is_file():
         raise RattleError(f"{path}, which builds the network of {run.folder}, is not in {Path.cwd()}; {advice}")
-    if sha256(path) == sha256(kept):
-        return None
-    return f"{path} has changed since it built the network of {run.folder}; {advice}"
+    if sha256(path) != sha256(kept):
+        warnings.warn(f"{path} has changed since it built the network of {run.folder}; {advice}", stacklevel=3)
 
 
 def sha256(path: Path) -> str:

@@ -19,7 +19,7 @@ from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
-from rattle.runs.source import own_source
+from rattle.runs.source import check_source
 from rattle.training.state import TrainState, init_state
 from rattle.training.teachers import code_of
 from rattle.weights import eval_mode
@@ -56,8 +56,8 @@ def first_state(
     """The state of a run before its first step; arguments as for `fit`."""
     recipe, images = take(recipe, model, data, classes)
     recipe = as_begun(recipe, run) if resume and run.exists() else recipe.refuse_idle()
-    with own_source(run if resume else None, recipe):
-        return init_state(recipe, images, model, trust_code=trust_code)
+    check_source(run if resume else None, recipe)
+    return init_state(recipe, images, model, trust_code=trust_code)
 
 
 def take(
