@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ Array = Tensor | np.ndarray
 Given = Array | Dataset | DataLoader  # images: with their labels, if they are no array
 
 CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
+ONE_AT_A_TIME: WeakSet[nn.Module] = WeakSet()  # models that were found to take single images only
 CHANNELS_LAST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what each model was found to accept
 
 
@@ -77,6 +78,7 @@ def check_batch(
         return x, y
     if not x.is_floating_point():
         raise RattleError(f"images must be floating point in [0, 1], got {x.dtype}; divide uint8 images by 255")
+    x = at_least_float32(x)  # a step of an attack is too small for half precision
     if box and not skip_values(x):
         low, high = (float(value) for value in torch.aminmax(x))
         if not (low >= 0 and high <= 1):  # also true for NaN
@@ -105,11 +107,6 @@ class NotTaken(RattleError, RuntimeError):
 
 def not_taken(model: nn.Module, x: Tensor, reason: Exception) -> NotTaken:
     """Why the model raised on these images."""
-    for p in model.parameters():
-        if p.is_floating_point():
-            if p.dtype != x.dtype and "type" in str(reason):
-                return NotTaken(f"the images are {x.dtype}, the model's weights {p.dtype}; convert one of them")
-            break
     sentence = f"the model does not take images of shape {list(x.shape[1:])}: {first_line(reason).rstrip('.')}"
     size = input_size(model)
     if size is not None and x.shape[2:] != (size, size):
@@ -132,27 +129,68 @@ def input_size(model: nn.Module) -> int | None:
     return None
 
 
+def weights_type(model: nn.Module, default: torch.dtype) -> torch.dtype:
+    """The type of a model's weights, in which it takes images; `default` if it has none."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), default)
+
+
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's logits [n, C], in float32 under autocast too; NotTaken if it raises on these images."""
+    """The model's logits [n, C], in the images' type and float32 at least; NotTaken if it raises on these images.
+
+    A model of half or double precision gets the images in the type of its weights.
+    """
+    if model in ONE_AT_A_TIME:
+        return torch.cat([call(model, image) for image in x.split(1)])
     try:
-        return at_least_float32(logits_in(model(x)))
+        return call(model, x)
+    except NotTaken:
+        if len(x) < 2:
+            raise
+    call(model, x[:1])  # raises again if the number of images was not the reason
+    ONE_AT_A_TIME.add(model)
+    log.warning("the model takes one image at a time, so attacks run slower: export it with a batch of any size")
+    return logits_of(model, x)
+
+
+def call(model: nn.Module, x: Tensor) -> Tensor:
+    """The logits of one forward pass; NotTaken if the model raises, or returns another number of rows."""
+    try:
+        logits = logits_in(model(x.to(weights_type(model, x.dtype))))
     except RattleError:
         raise
     except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as reason:
         if is_out_of_memory(reason):
             raise
         raise not_taken(model, x, reason) from reason
+    if len(logits) != len(x):
+        raise NotTaken(f"the model returned {len(logits)} rows of logits for {len(x)} images")
+    return logits.to(torch.promote_types(x.dtype, torch.float32))
 
 
-class NotANumber(RattleError):
-    """The model returned NaN logits."""
+class NotFinite(RattleError):
+    """The model returned logits that are NaN or infinite."""
 
 
 def finite(logits: Tensor) -> Tensor:
-    """The logits; NotANumber if one is NaN, because comparisons with NaN are always false."""
-    if bool(logits.isnan().any()):
-        raise NotANumber("the model returned NaN logits; no attack can tell from them if an image is misclassified")
+    """The logits; NotFinite if one is NaN or infinite: neither has an order or a gradient that an attack could use."""
+    if not bool(logits.isfinite().all()):
+        kind = "NaN" if bool(logits.isnan().any()) else "infinite"
+        raise NotFinite(
+            f"the model returned {kind} logits, from which no attack can tell whether an image is misclassified: scale "
+            "down outputs that overflow, and mask classes by a finite number such as -1e4"
+        )
     return logits
+
+
+class NoGradient(RattleError):
+    """The model's output does not depend on its input in a way that autograd sees."""
+
+
+def input_gradient(loss: Tensor, x: Tensor, *, keep_graph: bool = False) -> Tensor:
+    """d loss / d x, zero where x has no part in the loss; NoGradient if autograd recorded nothing."""
+    if not loss.requires_grad:
+        raise NoGradient("the model's output has no gradient: only square and rays can attack it")
+    return torch.autograd.grad(loss, x, retain_graph=keep_graph, allow_unused=True, materialize_grads=True)[0]
 
 
 @torch.no_grad()

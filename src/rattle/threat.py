@@ -6,10 +6,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
 from rattle.settings import NonNegative, check_settings
 
 Norm = Literal["linf", "l2", "l1"]
+LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1e4, "l1": 1e8}  # no image in [0, 1] is farther away
 SPARSE = 0.01  # the share of coordinates that one l_1 step moves (Tramer and Boneh 2019)
 
 
@@ -58,6 +60,11 @@ class Threat:
 
     def __post_init__(self) -> None:
         check_settings(self, "threat")
+        if self.epsilon >= LARGEST[self.norm]:
+            raise RattleError(
+                f"threat.epsilon {self.epsilon:g} is no {self.norm} radius for images in [0, 1]: it must be below "
+                f"{LARGEST[self.norm]:g}; 8 of 255 levels are 8/255"
+            )
 
     def project(self, x_adv: Tensor, x: Tensor, radius: float | Tensor | None = None) -> Tensor:
         """The nearest point of the ball around x, then of [0, 1] (Algorithm 1); for l_1 of both at once.

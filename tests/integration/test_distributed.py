@@ -20,7 +20,7 @@ from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
 from rattle.forward import Outputs
-from rattle.inputs import NotANumber
+from rattle.inputs import NotFinite
 from rattle.objectives import AT, Mart, S2OTrades, Taylor, Trades
 from rattle.objectives.fat_trades import FATTrades
 from rattle.objectives.hat import HAT
@@ -284,7 +284,7 @@ def test_an_evaluation_that_one_rank_refuses_stops_all_of_them(tmp_path: Path) -
     x, y = torch.rand(40, 1, 8, 8), torch.zeros(40, dtype=torch.long)
 
     def action() -> int:
-        with distributed.process_group(), pytest.raises(NotANumber, match="the model returned NaN logits"):
+        with distributed.process_group(), pytest.raises(NotFinite, match="the model returned NaN logits"):
             evaluation.evaluate(NanOnOneRank(0), x, y, "fgsm", batch_size=20)
         return 0
 

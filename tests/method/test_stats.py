@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rattle.errors import RattleError
+from rattle.evaluation.evaluate import LOOK_EVERY
 from rattle.evaluation.samples import Sample, difference, two_sided_p
 from rattle.stats import (
     LEVEL_OF_LOOKS,
@@ -232,3 +233,10 @@ def test_looking_after_every_batch_keeps_the_coverage_of_a_sequential_evaluation
     found = [coverage_of_a_sequential_evaluation(p, within, 50) for p in (0.03, 0.1, 0.25, 0.4, 0.5, 0.8, 0.95)]
     assert min(covered for covered, _ in found) >= 0.95
     assert max(images for _, images in found) < 1.25 * (1.96 / within) ** 2 / 4  # what half would need, known before
+
+
+@pytest.mark.parametrize("accuracy", [0.005, 0.995])
+def test_looks_250_images_apart_keep_the_coverage_at_the_ends(accuracy: float) -> None:
+    """Looks after every image covered 91 to 93 %; an evaluation looks after every 250, whatever its batches."""
+    assert LOOK_EVERY == 250
+    assert coverage_of_a_sequential_evaluation(accuracy, 0.03, LOOK_EVERY)[0] >= 0.95

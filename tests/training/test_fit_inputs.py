@@ -223,7 +223,7 @@ def bad_modules() -> dict[str, tuple[Any, str]]:
         "one logit": (Last(lambda z: z[:, :1]), "one logit"),
         "dict": (Last(lambda z: {"scores": z}), "the model must return logits [n, C]"),
         "nan": (Last(lambda z: z * float("nan")), "NaN"),
-        "double": (net().double(), "the images are torch.float32, the model's weights torch.float64"),
+        "double": (net().double(), "the model's weights are torch.float64, training takes torch.float32"),
         "other size": (nn.Sequential(nn.Flatten(), nn.Linear(9, 3)), "does not take images of shape [1, 8, 8]"),
         "few classes": (net(classes=2), "labels run from 0 to 2, but there are 2 classes"),
         "frozen": (frozen, "no parameter of the module requires a gradient"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rattle import losses
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
-from rattle.inputs import check_batch
+from rattle.inputs import check_batch, input_gradient
 from rattle.randomness import ImageStreams, Randomness
 from rattle.settings import Count, Share, check_settings
 from rattle.threat import Threat
@@ -123,8 +123,7 @@ class APGD:
         leaf = x_adv.detach().requires_grad_()
         logits = model.logits(leaf)
         loss = self.sample_losses(logits, rows.y, rows.target)
-        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
-        return logits.detach(), loss.detach(), gradient
+        return logits.detach(), loss.detach(), input_gradient(loss.sum(), leaf)
 
     def sample_losses(self, logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
         """The loss of each row, [r]."""

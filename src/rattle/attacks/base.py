@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from rattle.errors import RattleError
 from rattle.inputs import check_model
 from rattle.randomness import Randomness
 from rattle.threat import Threat
@@ -33,6 +34,11 @@ class Attack(Protocol):
 def attack_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients for weights, and gradients enabled whatever the caller's mode."""
     trained = [p for p in check_model(model).parameters() if p.requires_grad]
+    if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
+        raise RattleError(
+            "the model was built under torch.inference_mode, and autograd refuses such weights: build it outside, or "
+            "attack copy.deepcopy(model)"
+        )
     with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
         for p in trained:
             p.requires_grad_(False)

@@ -3,7 +3,7 @@
 They are those of the reference AutoAttack package (Croce and Hein 2020) and of Carlini et al. 2019.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -13,14 +13,26 @@ from torch import Tensor, nn
 from rattle import losses
 from rattle.attacks.apgd import APGD, FEWEST_CLASSES
 from rattle.attacks.base import attack_mode
-from rattle.inputs import accepts_channels_last, check_batch, clean_logits, logits_of
+from rattle.inputs import (
+    NoGradient,
+    accepts_channels_last,
+    check_batch,
+    clean_logits,
+    input_gradient,
+    logits_of,
+    weights_type,
+)
 
 SAMPLE = 250  # images used at most
+# The most that rounding changes logits by in batches of other sizes, as a share of their length.
+ROUNDING, HALF_ROUNDING = 1e-3, 0.05
 WEAK_TO_STRONG = ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack")  # accuracy must not rise along it
 
 
-def find_warnings(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
+def find_warnings(model: nn.Module, x: Tensor, y: Tensor, attacks: Collection[str] = ("apgd-t",)) -> list[str]:
     """All warnings that can be given before attacking, a sentence each, from the first 250 images and their labels.
+
+    attacks: the names of those that will run, components of ensembles too.
 
     >>> soft = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Softmax(1))
     >>> [warning.split(":")[0] for warning in find_warnings(soft, torch.rand(5, 1, 2, 2), torch.arange(5) % 3)]
@@ -30,20 +42,27 @@ def find_warnings(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
     with attack_mode(model):
         logits = clean_logits(model, x, y)
         found = [*in_logits(model, x, y, logits), *while_predicting(model, x), *in_gradients(model, x, y)]
-        found += few_classes(logits.shape[1])
+        if not {"apgd-t", "apgd-dlr", "fab-t"}.isdisjoint(attacks):
+            found += few_classes(logits.shape[1])
         if x.ndim == 4 and not accepts_channels_last(model, x):
             found.append("the model does not take channels-last images: use .flatten(1), not .view, for faster attacks")
         return found
 
 
 def in_logits(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Iterator[str]:
-    """Logits that differ between passes over the same images, or that have no gradient worth following."""
+    """Logits that differ between passes or batches of the same images, or that have no gradient worth following."""
     with torch.no_grad():
         outputs = [logits, *(logits_of(model, x) for _ in range(4))]
     unit = [z / (z.norm(dim=1, keepdim=True) + 1e-10) for z in outputs]
     spread = max(float((z - unit[0]).norm(dim=1).max()) for z in unit)
     if spread > 1e-4 or len({int((z.argmax(1) == y).sum()) for z in outputs}) > 1:
         yield "the model's output is random: use autoattack-rand, whose gradients are averaged over several passes"
+    else:
+        with torch.no_grad():
+            alone = logits_of(model, x[:1])[0]
+        slack = ROUNDING if weights_type(model, x.dtype).itemsize >= 4 else HALF_ROUNDING
+        if float((alone - logits[0]).norm()) > slack * float(alone.norm()):
+            yield "the output for an image depends on the others in its batch: results depend on batch_size"
     low, high = (float(v) for v in torch.aminmax(logits))
     if low >= -1e-5 and high <= 1 + 1e-5 and bool(((logits.sum(1) - 1).abs() <= 1e-5).all()):
         yield "the model returns probabilities: return the logits before the softmax, whose gradients do not vanish"
@@ -82,11 +101,11 @@ def in_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:
     counts = []
     for name, loss in {"cross-entropy": losses.ce, "margin": losses.cw}.items():
         leaf = x.detach().requires_grad_()
-        total = loss(logits_of(model, leaf), y).sum()
-        if not total.requires_grad:
-            yield "the model's output has no gradient: only square and rays can attack it"
+        try:
+            gradient = input_gradient(loss(logits_of(model, leaf), y).sum(), leaf)
+        except NoGradient as reason:
+            yield f"{reason}; of autoattack only square was run"
             return
-        (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True, materialize_grads=True)
         if zero := int((gradient.flatten(1).abs().amax(1) == 0).sum()):
             counts.append(f"{zero} of {len(x)} images for the {name}")
     if counts:

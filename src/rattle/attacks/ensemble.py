@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rattle.attacks.base import Attack, AttackExtras, class_and_fields, describe
 from rattle.attacks.rows import spawn
 from rattle.errors import RattleError
-from rattle.inputs import check_batch, is_correct
+from rattle.inputs import NoGradient, check_batch, is_correct
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.threat import Threat
 from rattle.weights import eval_mode
@@ -78,9 +78,12 @@ def run_components(
         x_adv, correct = found.x_adv.clone(), found.correct[-1].clone()
         left = correct.nonzero().squeeze(1)
         if len(left):
-            points = components[number](model, x[left], y[left], generator=spawn(draws[left], number))
-            x_adv[left] = points.to(x_adv)
-            correct[left] = still_correct(x_adv[left], x[left], y[left])
+            try:
+                points = components[number](model, x[left], y[left], generator=spawn(draws[left], number))
+                x_adv[left] = points.to(x_adv)
+                correct[left] = still_correct(x_adv[left], x[left], y[left])
+            except NoGradient:
+                pass  # leave it to the components that need none
         seconds = torch.tensor([time.perf_counter() - begun])
         found = Found(x_adv, torch.cat([found.correct, correct[None]]), torch.cat([found.seconds, seconds]))
         yield found

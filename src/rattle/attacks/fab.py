@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
-from rattle.inputs import check_batch
+from rattle.inputs import check_batch, input_gradient
 from rattle.randomness import ImageStreams, Randomness
 from rattle.settings import Bound, Count, CountOrZero, Share, check_settings
 from rattle.threat import Norm, Threat
 
+MOST_NEWTON_STEPS = 1000  # about ten are needed; a gradient that overflowed would never converge
 DUAL: dict[Norm, float] = {"linf": 1.0, "l2": 2.0, "l1": torch.inf}  # the norm that measures a plane's distance
 
 
@@ -42,14 +43,16 @@ def solve_level(size: Tensor, rate: Tensor | None, room: Tensor, amount: Tensor)
     """
     slopes = size if rate is None else size * rate
     level, free = amount / slopes.sum(1, keepdim=True).clamp_min(1e-30), torch.empty_like(room)
-    while True:
+    filled = torch.zeros_like(room)
+    for _ in range(MOST_NEWTON_STEPS):
         wanted = level if rate is None else rate * level
         filled = torch.minimum(wanted, room)
         short = amount - dot(size, filled)
         slope = dot(slopes, torch.lt(wanted, room, out=free))
         if bool(((short <= 1e-5 * amount) | (slope == 0)).all()):
-            return filled
+            break
         level = (level + short.clamp_min(0) / slope.clamp_min(1e-30)).clamp_max(1e12)
+    return filled
 
 
 def fill_greedy(size: Tensor, room: Tensor, amount: Tensor) -> Tensor:
@@ -71,7 +74,7 @@ def linear_boundaries(
         classes = (y[:, None] + torch.arange(1, logits.shape[1], device=y.device)) % logits.shape[1]
     for k, target in enumerate(classes.T):
         f = losses.cw_targeted(logits, y, target)
-        (w,) = torch.autograd.grad(f.sum(), leaf, retain_graph=k + 1 < classes.shape[1])
+        w = input_gradient(f.sum(), leaf, keep_graph=k + 1 < classes.shape[1])
         f = f.detach()[:, None]
         yield f, w, f.abs() / (w.norm(dim=1, p=DUAL[norm], keepdim=True) + 1e-12)
 
@@ -141,7 +144,7 @@ class FAB:
         if self.targets:
             leaf = live.x_adv.detach().requires_grad_()
             margin = losses.cw_targeted(model.logits(leaf), live.y, live.target)
-            return margin.detach()[:, None], torch.autograd.grad(margin.sum(), leaf)[0]
+            return margin.detach()[:, None], input_gradient(margin.sum(), leaf)
         nearest = live.x.new_full((len(live.y), 1), torch.inf)
         margin, w = torch.zeros_like(nearest), torch.zeros_like(live.x)
         for f, gradient, away in linear_boundaries(model, live.x_adv, live.y, None, self.threat.norm):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rattle import losses
 from rattle.attacks.base import attack_mode
-from rattle.inputs import check_batch, check_labels, logits_of
+from rattle.inputs import check_batch, check_labels, input_gradient, logits_of
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.settings import Count, NonNegative, check_settings
 from rattle.threat import Threat
@@ -61,7 +61,7 @@ class PGD:
             logits = logits_of(model, x_adv)
             if step == 0 and self.loss != "kl":
                 check_labels(logits, reference)
-            (gradient,) = torch.autograd.grad(self.sample_losses(logits, reference).sum(), x_adv)
+            gradient = input_gradient(self.sample_losses(logits, reference).sum(), x_adv)
             x_adv = self.threat.ascend(x_adv.detach(), gradient, self.step_size)
             x_adv = self.threat.project(x_adv, x)
         return x_adv

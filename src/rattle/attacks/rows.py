@@ -19,8 +19,9 @@ class FlatModel:
     """A model in `attack_mode`, called with flat images [n, d]: sums, packing and projections need no copies."""
 
     def __init__(self, model: nn.Module, x: Tensor) -> None:
-        self.model, self.shape = model, x.shape[1:]
-        self.channels_last = accepts_channels_last(model, x)
+        # Rows are packed as images are broken, and torch.compile would compile again for every number of them.
+        self.model, self.shape = getattr(model, "_orig_mod", model), x.shape[1:]
+        self.channels_last = accepts_channels_last(self.model, x)
         self.pixels = self.images(torch.arange(x[0].numel(), device=x.device))[0]  # index of each pixel in a row
 
     def flat(self, x: Tensor) -> Tensor:

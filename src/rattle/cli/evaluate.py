@@ -167,7 +167,7 @@ def attack_target(options: Options, changes: Changes, target: Target) -> None:
     by_epsilon = {}
     for epsilon in options.epsilons:
         by_epsilon[epsilon] = chosen_attacks(options.attacks[:1], changes, replace(threat, epsilon=epsilon))[first]
-    more = {"check_model": True, "save_adversarial": options.save_adversarial, "within": options.within}
+    more = {"save_adversarial": options.save_adversarial, "within": options.within}
     result = evaluate(target.model, images.x, images.y, attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
     if not is_main():

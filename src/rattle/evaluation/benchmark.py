@@ -47,5 +47,4 @@ def benchmark(
         x, y = (value[:n] for value in as_tensors(model, *data))
     else:
         x, y = collect(data, n)  # type: ignore[arg-type]
-    settings.setdefault("check_model", True)
     return evaluate(model, x, y, attacks, norm=norm, epsilon=epsilon, **settings)

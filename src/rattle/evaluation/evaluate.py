@@ -39,6 +39,7 @@ from rattle.weights import eval_mode
 
 LARGEST_BATCH, SMALLEST_BATCH = 250, 16
 WEIGHTS_IN_A_BATCH = 100_000_000  # on a CPU: images times weights
+LOOK_EVERY = 250  # images after which `within` is asked, whatever the batches: its coverage was computed for this
 SAMPLE = 250  # images from which a model's warnings are found
 Points = Annotated[float, Bound(above=0, below=50)]  # percentage points to either side
 
@@ -54,7 +55,6 @@ class EvalPlan:
     device: torch.device  # of the model; batches are moved there
     channels_last: bool  # the layout of the images that the model is given
     batch_size: Count
-    look_every: Count  # images after which `within` is asked: its coverage was computed for 250
     out: Path | None = None
     within: Points | None = None
     jobs: Count = 1
@@ -113,7 +113,6 @@ def make_plan(
         device=place,
         channels_last=channels_last,
         batch_size=default_batch_size(model, place) if batch_size is None else batch_size,
-        look_every=LARGEST_BATCH if batch_size is None else batch_size,
         out=None if out is None else Path(out),
         **settings,
     )
@@ -153,7 +152,7 @@ def evaluate(
     batch_size: int | None = None,  # None: 250 on a GPU, fewer on a CPU for large networks (`default_batch_size`)
     jobs: int = 1,  # processes that attack batches side by side, on a CPU; every result is that of one
     seed: int = 0,  # of the attacks' random draws
-    check_model: bool = False,  # look for what makes the numbers unreliable: Evaluation.warnings
+    check_model: bool = True,  # look for what makes the numbers unreliable: Evaluation.warnings
     save_adversarial: bool = False,  # also write the images that broke the model, as out/ATTACK-adversarial.npz
     stop: Callable[[], bool] | None = None,  # called after each batch; Interrupted is raised when it returns True
     console: Console | None = None,  # shows progress
@@ -192,7 +191,11 @@ def evaluate(
         clean = classify(plan)
         if check_model:
             x, y = plan.images(torch.arange(min(SAMPLE, len(plan.y))))
-            warnings = [*find_warnings(plan.model, x, y), *missing_normalisation(plan.model, x, y)]
+            names = list(chosen)
+            for attack in chosen.values():
+                if isinstance(attack, Ensemble):
+                    names += attack.components()
+            warnings = [*find_warnings(plan.model, x, y, names), *missing_normalisation(plan.model, x, y)]
         start = clean
         if mask is not None:
             start = clean & torch.tensor(list(mask))
@@ -299,7 +302,7 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
                 progress.end_batch(len(rows), sum(row["flags"][0]), cached=first in cached)
                 if plan.stop is not None and plan.stop():
                     raise Interrupted
-                looks = last // plan.look_every > first // plan.look_every
+                looks = last // LOOK_EVERY > first // LOOK_EVERY
                 if plan.within and looks and precise_enough(progress.robust, last, plan.within / 100):
                     n = last
                     break

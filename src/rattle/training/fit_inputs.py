@@ -12,7 +12,7 @@ from torch.utils import data as torch_data
 
 from rattle.data import Data, Dataset, Images
 from rattle.errors import RattleError, first_line
-from rattle.inputs import as_tensors, finite, logits_of, to_float
+from rattle.inputs import as_tensors, finite, logits_of, to_float, weights_type
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
 from rattle.recipes.catalog import resolve
@@ -109,7 +109,9 @@ def name_module(recipe: Recipe, model: object) -> Recipe:
 
 def count_logits(model: nn.Module, x: Tensor) -> int:
     """How many outputs a module has on the images x; refuses an output that the losses cannot be taken of."""
-    device = next(model.parameters()).device
+    device, dtype = next(model.parameters()).device, weights_type(model, x.dtype)
+    if dtype != torch.get_default_dtype():
+        raise RattleError(f"the model's weights are {dtype}, training takes {torch.get_default_dtype()}: model.float()")
     try:
         with torch.enable_grad(), eval_mode(model):
             logits = finite(logits_of(model, to_float(x, torch.contiguous_format).to(device)))

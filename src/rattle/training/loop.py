@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rattle.data import on_device
 from rattle.data.registry import batches
 from rattle.errors import RattleError
-from rattle.inputs import NotANumber, is_correct
+from rattle.inputs import NotFinite, is_correct
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import kept_epochs
@@ -267,7 +267,7 @@ def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str,
                 clean += correct.sum()
                 if request.number and not distributed.active():
                     raise Interrupted
-    except NotANumber as reason:  # weights so large that activations overflow
+    except NotFinite as reason:  # weights so large that activations overflow
         raise Diverged(state.progress.step, {"logits": float("nan")}) from reason
     clean, robust = distributed.sum_over_ranks(torch.stack([clean, robust])).tolist()
     return {"val_clean": clean / len(val), "val_robust": robust / len(val)}
