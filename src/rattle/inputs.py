@@ -4,6 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -295,18 +296,32 @@ def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, T
     if not (isinstance(data, DataLoader | IterableDataset) or sized):
         raise RattleError(f"images are tensors, arrays, a Dataset or a DataLoader, got {type(data).__name__}")
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=256, collate_fn=stack_examples)
-    images, labels, count = [], [], 0
-    for batch in loader:
-        if not isinstance(batch, list | tuple) or len(batch) != 2:
-            raise RattleError("a Dataset or DataLoader must give pairs of image and label")
-        images.append(torch.as_tensor(batch[0]))
-        labels.append(torch.as_tensor(batch[1]))
-        count += len(labels[-1])
-        if n is not None and count >= n:
-            break
-    if not images:
-        raise RattleError("there are no images to evaluate: the Dataset or DataLoader is empty")
-    return torch.cat(images)[:n], torch.cat(labels)[:n]
+    if loader.batch_size is None and loader.batch_sampler is None:
+        raise RattleError("the DataLoader has batch_size=None and gives single images: give it a batch size")
+    try:
+        batches = len(loader)  # one that never ends gives no more than it says
+    except TypeError:
+        batches = None
+    if batches is None and n is None:
+        raise RattleError("the Dataset has no length and may never end: give it a __len__, or give tensors")
+    images: list[Tensor] = []
+    labels: list[Tensor] = []
+    try:
+        for batch in islice(loader, batches):
+            if not isinstance(batch, list | tuple) or len(batch) != 2:
+                raise RattleError("a Dataset or DataLoader must give pairs of image and label")
+            images.append(torch.as_tensor(batch[0]))
+            labels.append(torch.as_tensor(batch[1]))
+            if n is not None and sum(map(len, labels)) >= n:
+                break
+        if not images:
+            raise RattleError("there are no images to evaluate: the Dataset or DataLoader is empty")
+        return torch.cat(images)[:n], torch.cat(labels)[:n]
+    except RattleError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as reason:
+        why = f"images need one shape, and labels are whole numbers ({first_line(reason)})"
+        raise RattleError(f"the Dataset or DataLoader gives no batches: {why}") from reason
 
 
 def stack_examples(examples: list[Any]) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import rattle
 from rattle.attacks import PGD, AutoAttack
@@ -88,6 +89,28 @@ def test_a_dataset_of_pictures_is_read() -> None:
 SHUFFLED, ALONE = DataLoader(PAIRS, shuffle=True), DataLoader(TensorDataset(FLOATS))
 
 
+class Endless(IterableDataset):
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        while True:
+            yield FLOATS[0], 0
+
+
+class EndlessLoader(DataLoader):
+    """Its __len__ says where an epoch ends; its iterator does not."""
+
+    def __init__(self) -> None:
+        super().__init__(PAIRS, batch_size=8)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        while True:
+            yield from DataLoader(PAIRS, batch_size=8)
+
+
+def test_an_endless_loader_ends_where_its_length_says() -> None:
+    assert evaluate(linear(), EndlessLoader(), None, "fgsm").n == N
+    assert rattle.benchmark(linear(), Endless(), attacks="fgsm", n=5).n == 5
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -102,6 +125,10 @@ SHUFFLED, ALONE = DataLoader(PAIRS, shuffle=True), DataLoader(TensorDataset(FLOA
         ({"x": PAIRS}, "give None for y"),
         ({"x": SHUFFLED, "y": None}, "the DataLoader shuffles"),
         ({"x": ALONE, "y": None}, "pairs of image and label"),
+        ({"x": Endless(), "y": None}, "may never end"),
+        ({"x": DataLoader(PAIRS, batch_size=None), "y": None}, "batch_size=None"),
+        ({"x": DataLoader([(FLOATS[0], "cat"), (FLOATS[1], "dog")]), "y": None}, "labels are whole numbers"),
+        ({"x": DataLoader([(FLOATS[0], 0), (FLOATS[1, :, :4], 1)], batch_size=2), "y": None}, "images need one shape"),
         ({"x": X[:, 0]}, r"uint8 images must have shape \[n, C, H, W\], got \[24, 8, 8\]"),
         ({"x": X.long()}, r"images must be floating point in \[0, 1\], got torch.int64"),
         ({"x": 2 * FLOATS}, r"images must lie in \[0, 1\]"),
