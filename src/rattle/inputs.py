@@ -11,7 +11,14 @@ from weakref import WeakKeyDictionary, WeakSet
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from rattle.errors import RattleError, first_line, is_out_of_memory
 from rattle.forward import at_least_float32
@@ -24,6 +31,8 @@ Given = Array | Dataset | DataLoader  # images: with their labels, if they are n
 CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
 ONE_AT_A_TIME: WeakSet[nn.Module] = WeakSet()  # models that were found to take single images only
 CHANNELS_LAST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what each model was found to accept
+
+SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 @contextmanager
@@ -290,8 +299,8 @@ def channels_first(x: Tensor) -> Tensor:
 
 def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, Tensor]:
     """The first n images and labels of a Dataset or DataLoader, in its own order; all when n is None."""
-    if isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
-        raise RattleError("the DataLoader shuffles, but results belong to images by their place: use shuffle=False")
+    if isinstance(data, DataLoader) and isinstance(data.sampler, SHUFFLING):
+        raise RattleError("the DataLoader shuffles, but images are known by their place: use shuffle=False")
     sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if not (isinstance(data, DataLoader | IterableDataset) or sized):
         raise RattleError(f"images are tensors, arrays, a Dataset or a DataLoader, got {type(data).__name__}")

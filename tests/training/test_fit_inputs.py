@@ -218,7 +218,7 @@ def test_a_module_that_moved_in_the_code_is_resumed_and_another_one_is_not(whole
 def bad_modules() -> dict[str, tuple[Any, str]]:
     frozen = net().requires_grad_(False)
     return {
-        "class": (Net, "model must be a torch.nn.Module with weights, got the class Net"),
+        "class": (Net, "model must be a torch.nn.Module with weights, got <class"),
         "probabilities": (Last(lambda z: z.softmax(1)), "the model returns probabilities: return the logits"),
         "one logit": (Last(lambda z: z[:, :1]), "one logit"),
         "dict": (Last(lambda z: {"scores": z}), "the model must return logits [n, C]"),
@@ -227,7 +227,6 @@ def bad_modules() -> dict[str, tuple[Any, str]]:
         "other size": (nn.Sequential(nn.Flatten(), nn.Linear(9, 3)), "does not take images of shape [1, 8, 8]"),
         "few classes": (net(classes=2), "labels run from 0 to 2, but there are 2 classes"),
         "frozen": (frozen, "no parameter of the module requires a gradient"),
-        "lazy": (nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), "call it on a batch before fit"),
         "detached": (Last(lambda z: z.detach()), "have no gradient"),
         "no head": (nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), "no nn.Linear"),
     }
@@ -248,7 +247,7 @@ def bad_data() -> dict[str, tuple[Any, str]]:
     pairs = TensorDataset(x, y)
     return {
         "images alone": (x, "data must be (images, labels), a Dataset or a DataLoader, got Tensor"),
-        "shuffled": (DataLoader(pairs, shuffle=True), "use shuffle=False, fit shuffles"),
+        "shuffled": (DataLoader(pairs, shuffle=True), "use shuffle=False"),
         "normalised": ((x / 255 * 4 - 2, y), "images must lie in [0, 1]"),
         "grey": ((x[:, 0], y), "[n, C, H, W]"),
         "labels": ((x, y.float()), "labels must be whole numbers"),

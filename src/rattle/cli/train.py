@@ -176,9 +176,7 @@ def refuse_unsaid(recipes: Sequence[Recipe], args: list[str]) -> None:
 def check_settings(recipe: Recipe, *, new: bool) -> None:
     """Refuse names that nothing has, and in a new run settings that do nothing."""
     from rattle.models.registry import check_model
-    from rattle.runs.distributed import check_device
 
-    check_device(recipe.device)
     recipe.data.check()
     check_model(recipe.model)
     if new:

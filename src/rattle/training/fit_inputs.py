@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils import data as torch_data
 
 from rattle.data import Data, Dataset, Images
@@ -34,7 +33,6 @@ class Loaded:
 
 Array = Tensor | np.ndarray
 Given = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data | Loaded
-SHUFFLING = (torch_data.RandomSampler, torch_data.SubsetRandomSampler, torch_data.WeightedRandomSampler)
 
 
 def named_recipe(text: str, trust_code: bool) -> Recipe:
@@ -95,12 +93,9 @@ def take(
 def name_module(recipe: Recipe, model: object) -> Recipe:
     """The recipe for a module in place of its own network, whose width and activation mean nothing to it."""
     if not isinstance(model, nn.Module):
-        what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise RattleError(f"model must be a torch.nn.Module with weights, got {what}; a name belongs into the recipe")
+        raise RattleError(f"model must be a torch.nn.Module with weights, got {model!r}; name others in the recipe")
     if recipe.normalise:
         raise RattleError("normalise is for named networks: make the normalisation the first layer of your module")
-    if any(map(is_lazy, model.parameters())):
-        raise RattleError("the module has lazy layers, whose shapes are not known yet: call it on a batch before fit")
     if not any(p.requires_grad for p in model.parameters()):
         raise RattleError("no parameter of the module requires a gradient: there is nothing to train")
     name = f"python:{type(model).__module__}.{type(model).__qualname__}"
@@ -147,8 +142,6 @@ def as_dataset(data: Any, model: nn.Module | None, classes: Sequence[str] | None
 
 def as_images(data: Any, model: nn.Module | None) -> tuple[Tensor, Tensor]:
     """Images [n, C, H, W] and labels on the CPU, of a pair of arrays, a torch Dataset or a DataLoader."""
-    if isinstance(data, torch_data.DataLoader) and isinstance(data.sampler, SHUFFLING):
-        raise RattleError("the DataLoader shuffles, and a resumed run needs the order: use shuffle=False, fit shuffles")
     if isinstance(data, torch_data.Dataset | torch_data.DataLoader):
         data = (data, None)
     if not isinstance(data, tuple | list) or len(data) != 2:

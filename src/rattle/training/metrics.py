@@ -72,7 +72,6 @@ def epoch_logger(
     kind: str, run: Run, recipe: Recipe, *, purge_step: int
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """A function that logs an epoch's metrics; events from purge_step on are hidden when a run is resumed."""
-    check_log(kind)
     if kind == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
 

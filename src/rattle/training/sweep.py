@@ -4,13 +4,11 @@ A run of a sweep is a folder with a recipe.yaml, which this machine or SLURM tra
 again is always safe.
 """
 
-import itertools
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -50,16 +48,6 @@ class Job:
             return "running"
         saved = newest(self.run, NullConsole())
         return "finished" if saved and saved.progress["epoch"] >= self.recipe.epochs else "unfinished"
-
-
-def combinations(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """The grid, the last axis running fastest.
-
-    >>> list(combinations({"eta": [1, 2], "seed": [0]}))
-    [{'eta': 1, 'seed': 0}, {'eta': 2, 'seed': 0}]
-    """
-    for values in itertools.product(*axes.values()):
-        yield dict(zip(axes, values, strict=True))
 
 
 def folder_name(point: Mapping[str, Any]) -> str:
@@ -169,7 +157,5 @@ def stop(processes: Sequence[subprocess.Popen]) -> None:
 
 def last_line(path: Path) -> str:
     """The last line of a log that is not empty."""
-    with suppress(OSError):
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return ""
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
