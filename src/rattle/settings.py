@@ -11,6 +11,7 @@ Imports no torch.
 """
 
 import math
+import os
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -133,3 +134,10 @@ def with_fields(settings: T, changes: Mapping[str, Any], where: str) -> T:
         if hints[name] in KINDS:
             check_type(f"{where}.{name}", value, hints[name])
     return replace(settings, **changes)
+
+
+def check_cores(name: str, value: int | None, *, each: int = 1) -> None:
+    """Raise RattleError for more threads or processes than `each` for every core: they would starve the machine."""
+    cores = os.cpu_count() or 1
+    if value is not None and value > each * cores:
+        raise RattleError(f"{name} {value:,} is too many for the {cores} cores of this machine: at most {each * cores}")

@@ -112,6 +112,14 @@ def test_a_run_made_longer_keeps_its_teacher(tmp_path: Path) -> None:
     assert content(teacher) == before
 
 
+def test_a_renamed_run_is_not_resumed_with_another_teacher(tmp_path: Path) -> None:
+    fit(short("hat", epochs=1), tmp_path / "run").folder.rename(tmp_path / "new")
+    with pytest.raises(RattleError, match="new-teacher-standard, which is not there"):
+        fit(short("hat"), tmp_path / "new", resume=True)
+    (tmp_path / "run-teacher-standard").rename(tmp_path / "new-teacher-standard")
+    fit(short("hat"), tmp_path / "new", resume=True)
+
+
 def test_a_teacher_of_other_settings_is_replaced_only_with_the_run(tmp_path: Path) -> None:
     run, teacher = fit(short("hat", epochs=1), tmp_path / "run"), Run(tmp_path / "run-teacher-standard")
     wider = short("hat", epochs=1, width=6)

@@ -32,7 +32,7 @@ from rattle.evaluation.verify import attack_batch, save_images
 from rattle.inputs import Array, Given, as_float, as_tensors, is_correct, takes_channels_last
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole
-from rattle.settings import Bound, Count, check_settings
+from rattle.settings import Bound, Count, check_cores, check_settings
 from rattle.stats import precise_enough
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
@@ -65,6 +65,7 @@ class EvalPlan:
 
     def __post_init__(self) -> None:
         check_settings(self, "")
+        check_cores("jobs", self.jobs, each=4)
         if self.jobs > 1 and (distributed.world_size() > 1 or self.device.type != "cpu"):
             raise RattleError(f"jobs are for one machine's cores, without torchrun and on the CPU, not {self.device}")
         if self.save_adversarial and self.out is None:

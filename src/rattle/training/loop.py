@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rattle.data import on_device
 from rattle.data.registry import batches
@@ -27,6 +28,7 @@ from rattle.runs.io import write_atomically
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import HANDLED, Console, Interrupted, NullConsole, Request, StoppedBySignal, listening
+from rattle.settings import check_cores
 from rattle.training.fit_inputs import Given, first_state, named_recipe
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
 from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
@@ -71,6 +73,7 @@ def fit(
     if console is None or not distributed.is_main():
         console = NullConsole()
     if recipe.threads:
+        check_cores("threads", recipe.threads)
         torch.set_num_threads(recipe.threads)
     run = Run(Path(out))
     # Everything that can be refused is refused before a file is written or replaced.
@@ -161,12 +164,18 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
 
 
 def check_batches(state: TrainState) -> None:
-    """Refuse settings that the device lacks, and minibatches that do not divide over the ranks."""
+    """Refuse settings that the device lacks, and minibatches that do not divide over ranks or are too small."""
     recipe, images = state.recipe, len(state.data.train)
     with numerics(recipe, state.device):
-        shard(torch.arange(min(recipe.batch_size, images)))
-        if not recipe.drop_last:
-            shard(torch.arange(images % recipe.batch_size))
+        smallest = shard(torch.arange(min(recipe.batch_size, images)))
+        if not recipe.drop_last and images % recipe.batch_size:
+            smallest = shard(torch.arange(images % recipe.batch_size))
+    alone = any(len(part) == 1 for part in smallest.chunk(recipe.accumulate))
+    if alone and any(isinstance(module, _BatchNorm) for module in state.model.modules()):
+        raise RattleError(
+            "some minibatch or micro-batch would have a single image, and BatchNorm needs two in training: set "
+            "a larger batch_size, a smaller accumulate, or drop_last"
+        )
 
 
 def epoch_order(state: TrainState, n: int) -> list[Tensor]:

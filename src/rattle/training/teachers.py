@@ -49,6 +49,11 @@ def train_teachers(
     """
     found = {}
     for name, (own, wanted) in trained_first(recipe, run).items():
+        if resume and run.checkpoint("last").exists() and not own.exists():
+            raise RattleError(
+                f"{run.folder} learned from the teacher in {own.folder}, which is not there: if the run was renamed, "
+                "rename its teacher's folder too"
+            )
         begun = resolve(str(own.folder)) if own.exists() else wanted
         wanted = replace(wanted, epochs=begun.epochs) if resume else wanted
         other = replace(begun, data=wanted.data) != wanted  # images given in Python have another name in every run
