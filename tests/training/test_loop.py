@@ -303,3 +303,15 @@ if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     with tempfile.TemporaryDirectory() as place:
         GOLDEN.write_text("[\n" + ",\n".join(json.dumps(terms) for terms in first_losses(Path(place))) + "\n]\n")
+
+
+@pytest.mark.parametrize("settings", [{"batch_size": 1}, {"batch_size": 16, "accumulate": 16}])
+def test_a_single_image_under_batchnorm_is_refused_before_the_first_step(tmp_path: Path, settings: dict) -> None:
+    with pytest.raises(RattleError, match="BatchNorm needs two"):
+        fit(tiny(**settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_more_threads_than_cores_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RattleError, match="threads 1,000,000 is too many"):
+        fit(tiny(threads=10**6), tmp_path / "run")

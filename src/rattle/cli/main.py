@@ -4,6 +4,7 @@ Only the command that is called is imported, and it imports torch after it has c
 """
 
 import difflib
+import errno
 import os
 import signal
 import sys
@@ -127,7 +128,9 @@ def run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(reason, BrokenPipeError):
             return 0
-        return fail(f"cannot write to stdout: {reason.strerror or reason}; files that were written are whole")
+        if reason.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EBADF) and reason.filename is None:
+            return fail(f"cannot write to stdout: {reason.strerror}; files that were written are whole")
+        return fail(f"the operating system refused a file, a library or the working directory: {reason}")
     return code
 
 

@@ -22,6 +22,7 @@ from rattle.runs.io import no_link, write_atomically, writing
 from rattle.runs.lock import LOCK, owner
 from rattle.runs.paths import Run, slugify
 from rattle.runs.progress import Console, NullConsole, StoppedBySignal, listening
+from rattle.settings import check_cores
 from rattle.training.saving import newest
 from rattle.training.teachers import code_of
 
@@ -96,6 +97,7 @@ def pending(jobs: Sequence[Job], console: Console) -> list[Job]:
 def check_jobs(at_once: int) -> None:
     if at_once < 1:
         raise RattleError(f"jobs must be >= 1, got {at_once}")
+    check_cores("jobs", at_once, each=4)
 
 
 def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console) -> dict[str, str]:
