@@ -37,6 +37,25 @@ def test_a_stream_that_is_closed_or_full_leaves_an_exit_code(words: str, redirec
 
 
 @pytest.mark.process
+def test_a_working_directory_that_is_gone_is_not_blamed_on_stdout(tmp_path: Path) -> None:
+    command = f"cd {tmp_path} && rmdir {tmp_path} && {sys.executable} -m rattle doctor"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert "the working directory has been deleted" in ended.stderr
+
+
+def test_a_rank_whose_neighbour_ended_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def closed(_: list[str]) -> None:
+        raise RuntimeError("[.../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:46281")
+
+    monkeypatch.setattr("rattle.cli.recipes.main", closed)
+    assert main(["recipes"]) == 2
+    assert "another rank of the job has ended" in capsys.readouterr().err
+
+
+@pytest.mark.process
 def test_a_locale_without_utf_8_shows_escapes() -> None:
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
     ended = rattle("recipes n\u00f6pe", **plain)

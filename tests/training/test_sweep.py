@@ -1,5 +1,6 @@
 """A sweep is a grid of run folders that can be started again at any time."""
 
+import errno
 import json
 import os
 import shutil
@@ -166,6 +167,16 @@ def test_a_sweep_told_to_stop_tells_its_runs_and_waits_for_them(tmp_path: Path, 
     assert child.wait(10) == 130
     assert (tmp_path / "saved").exists()
     assert not (out / "seed=1.started").exists()
+
+
+def test_a_process_that_cannot_start_is_not_blamed_on_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(sweep.subprocess, "Popen", refused)
+    jobs = plan(points(seeds=(0,)), tmp_path)
+    with pytest.raises(RattleError, match=r"cannot start another process .* fewer --jobs"):
+        run_local(pending(jobs, NullConsole()), at_once=1, out=tmp_path, console=NullConsole())
 
 
 def test_slurm_without_slurm_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,8 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return fail(f"cannot use {reason.filename}: {reason.strerror}")
     except (MemoryError, RuntimeError) as reason:
+        if "gloo" in str(reason).lower():  # its backend's words for a connection that was closed
+            return fail("another rank of the job has ended, and this one with it: start the job again with --resume")
         if not is_out_of_memory(reason):
             raise
         advice = "take a smaller --batch-size; what was saved is intact"
@@ -121,6 +123,10 @@ def run() -> int:
     if os.environ.get("WORLD_SIZE", "1") == "1":  # torchrun ends ranks itself
         signal.signal(signal.SIGTERM, stop)
     keep_memory()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # torch's libraries would end the process
+        return fail("the working directory has been deleted: change to another one")
     try:
         code = main()
         sys.stdout.flush()

@@ -138,15 +138,20 @@ def start(job: Job, slot: int, slots: int) -> subprocess.Popen:
     command = [sys.executable, "-m", "rattle", "train", str(job.folder), "--out", str(job.folder), "--resume"]
     if job.trust_code or code_of(job.recipe):
         command.append("--trust-code")
-    with writing(job.run.log), open(job.run.log, "ab", opener=no_link) as log:
-        return subprocess.Popen(
-            command,
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            env={**share, **os.environ},
-            start_new_session=True,  # Ctrl-C reaches them through `stop`, once
-        )
+    with writing(job.run.log):
+        log = open(job.run.log, "ab", opener=no_link)  # noqa: SIM115 (the process has it)
+    with log:
+        try:
+            return subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**share, **os.environ},
+                start_new_session=True,  # Ctrl-C reaches them through `stop`, once
+            )
+        except OSError as reason:
+            raise RattleError(f"cannot start another process ({reason.strerror}): take fewer --jobs") from reason
 
 
 def stop(processes: Sequence[subprocess.Popen]) -> None:
