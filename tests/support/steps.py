@@ -16,18 +16,16 @@ from rattle.weights import Noise
 def step_inputs(
     model: nn.Module, objective: Objective, attack: Any, x: Tensor, y: Tensor, context: StepContext, **more: Any
 ) -> StepInputs:
-    """The inputs of a step without noise; the context's teachers are passed on."""
+    """The inputs of a step, without noise unless `more` has it; the context's teachers are passed on."""
     head = find_head(model) if objective.needs.features else None
     return StepInputs(
         x=x,
         y=y,
         forward=PairedForward(model, objective.needs, head, teachers=context.teachers),
         attack=attack,
-        noise=Noise(sigma=0),
         objective=objective,
         context=context,
-        shared=torch.Generator(),
-        **more,
+        **{"noise": Noise(sigma=0), "shared": torch.Generator(), **more},
     )
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import sklearn.datasets  # noqa: F401 - what training imports when it first needs it costs every forked process seconds
 import torch.utils.tensorboard  # noqa: F401
 
@@ -83,6 +84,15 @@ def content(run: Run) -> dict[str, object]:
         saved = read(run.checkpoint(name))
         found[name] = saved.progress, {key: digest({key: value}, {}) for key, value in saved.tensors.items()}
     return found
+
+
+def check_resumes(recipe: Recipe, folder: Path, **stop: int) -> Run:
+    """A run stopped somewhere and resumed is the run that was never stopped, which is returned."""
+    whole = fit(recipe, folder / "whole", log="none")
+    with pytest.raises(Stop):
+        fit(recipe, folder / "parts", log="none", console=Interrupting(**stop))
+    assert content(fit(recipe, folder / "parts", log="none", resume=True)) == content(whole)
+    return whole
 
 
 class Wholes(dict[str, Run]):

@@ -24,7 +24,7 @@ from rattle.training.minibatch import augmented, with_extra
 from rattle.training.state import TrainState, init_state
 from support.precision import in_double
 from support.processes import ranks
-from support.training import Interrupting, Stop, content, tiny
+from support.training import check_resumes, tiny
 
 DRAW = np.random.default_rng(0)
 X = DRAW.integers(0, 17, (50, 8, 8, 1), dtype=np.uint8) * 15
@@ -89,11 +89,7 @@ def test_soft_labels_turn_the_originals_into_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mix", ["none", "cutmix"])
 def test_a_run_is_resumed_bit_for_bit(tmp_path: Path, mix: Any) -> None:
     recipe = recipe_with(tmp_path, SOFT, augment=Augment(pad=1, mix=mix), extra_fraction=0.5)
-    whole = fit(recipe, tmp_path / "whole", log="none")
-    with pytest.raises(Stop):
-        fit(recipe, tmp_path / "parts", log="none", console=Interrupting(steps=2))
-    assert content(fit(recipe, tmp_path / "parts", log="none", resume=True)) == content(whole)
-    assert len(whole.metrics.read_text().splitlines()) == 2
+    whole = check_resumes(recipe, tmp_path, steps=2)
     assert read(whole.checkpoint("last")).progress["step"] == 6  # an epoch has as many steps as without
 
 

@@ -17,11 +17,10 @@ from rattle.objectives.n_fgsm import NFGSM
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.threat import Threat
-from rattle.training.loop import fit
 from rattle.training.minibatch import augmented
 from rattle.training.state import init_state
 from support.inner_attacks import our_step, problem
-from support.training import Interrupting, Stop, content, tiny
+from support.training import check_resumes, tiny
 
 KINDS = ["cutmix", "mixup"]
 SMALL = PGD(threat=Threat(epsilon=0.1), steps=2, step_size=0.1)
@@ -87,10 +86,7 @@ def test_the_adversary_climbs_the_loss_to_the_mixed_label() -> None:
 def test_a_mixed_run_is_resumed_bit_for_bit(kind: str, tmp_path: Path) -> None:
     recipe = tiny("at", batch_size=40, save_minutes=0, **mixing(kind, "at"))
     recipe = replace(recipe, attack=replace(recipe.attack, steps=2), val_attack=replace(recipe.val_attack, steps=1))
-    whole = fit(recipe, tmp_path / "whole", log="none")
-    with pytest.raises(Stop):
-        fit(recipe, tmp_path / "parts", log="none", console=Interrupting(steps=3))
-    assert content(fit(recipe, tmp_path / "parts", log="none", resume=True)) == content(whole)
+    check_resumes(recipe, tmp_path, steps=3)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from rattle.data.registry import batches
 from rattle.errors import RattleError
-from rattle.forward import PairedForward
 from rattle.models import find_head
 from rattle.models.registry import create_model
 from rattle.objectives.base import StepContext
@@ -27,7 +26,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.training.loop import fit
 from rattle.training.released import convolution_noise, released_step
-from rattle.training.step import StepInputs
+from support.steps import step_inputs
 
 N, K, LR, DECAY, BETA, ALPHA = 8, 2, 0.05, 5e-4, 6.0, 0.2
 
@@ -126,17 +125,9 @@ def awp_step(model: nn.Module, optimizer: torch.optim.SGD, x: Tensor, y: Tensor,
 
 
 def library_step(recipe: Recipe, model: nn.Module, x: Tensor, y: Tensor, seed: int) -> dict[str, Tensor]:
-    given = StepInputs(
-        x=x,
-        y=y,
-        forward=PairedForward(model, recipe.objective.needs, find_head(model)),
-        attack=recipe.attack,
-        noise=recipe.noise,
-        objective=recipe.objective,
-        awp=recipe.awp,
-        context=StepContext(draws=ImageStreams(seed, torch.arange(len(x)))),
-        shared=torch.Generator().manual_seed(seed),
-    )
+    context, shared = StepContext(draws=ImageStreams(seed, torch.arange(len(x)))), torch.Generator().manual_seed(seed)
+    parts = {"noise": recipe.noise, "awp": recipe.awp, "shared": shared}
+    given = step_inputs(model, recipe.objective, recipe.attack, x, y, context, **parts)
     return released_step(given, awp_script=recipe.awp is not None, resnet=True, weight_decay=DECAY)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rattle.attacks import PGD
@@ -28,6 +27,7 @@ from rattle.training.minibatch import augmented
 from rattle.training.state import init_state
 from rattle.training.step import StepInputs, step
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
+from support.steps import step_inputs
 from support.training import tiny
 
 META = torch.device("meta")
@@ -123,18 +123,9 @@ def test_a_step_with_the_taylor_terms_looks_at_no_value(kind: type, mode: Any) -
 
 def test_a_step_on_the_cpu_still_refuses_images_outside_0_1() -> None:
     model, index = create_model("cnn", classes=CLASSES, channels=1, width=4), torch.arange(4)
-    given = StepInputs(
-        x=255 * torch.rand(4, 1, 8, 8),
-        y=index,
-        forward=PairedForward(model, AT().needs),
-        attack=PGD(),
-        noise=Noise(sigma=0),
-        objective=AT(),
-        context=StepContext(draws=ImageStreams(0, index)),
-        shared=torch.Generator(),
-    )
+    context = StepContext(draws=ImageStreams(0, index))
     with pytest.raises(RattleError, match=r"must lie in \[0, 1\]"):
-        step(given)
+        step(step_inputs(model, AT(), PGD(), 255 * torch.rand(4, 1, 8, 8), index, context))
 
 
 @pytest.mark.parametrize("value", [-0.1, 255.0, float("nan")])
@@ -158,18 +149,3 @@ def test_augmentation_and_mixing_look_at_no_value_and_copy_nothing(mix: Any) -> 
     assert x.device == y.device == META
     assert len(x) == len(y) == 8
     assert copies.found == []
-
-
-def test_a_moving_average_is_torchs() -> None:
-    model = create_model("cnn", classes=CLASSES, channels=1, width=4)
-    ours, theirs = (
-        EMA(decay=0.9).averaged(model),
-        AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True),
-    )
-    for _ in range(3):
-        model(torch.rand(4, 1, 8, 8))
-        with torch.no_grad():
-            model.head.weight.add_(0.1)
-        ours.update_parameters(model)
-        theirs.update_parameters(model)
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)

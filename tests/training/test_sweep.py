@@ -198,10 +198,6 @@ def test_what_slurm_cannot_be_asked_for_is_refused(wrong: dict[str, int]) -> Non
         Slurm(**wrong)
 
 
-def test_each_machine_has_a_rank_for_each_of_its_gpus() -> None:
-    assert [Slurm(nodes=n, gpus=g).ranks for n, g in ((1, 0), (1, 4), (2, 0), (2, 4))] == [1, 4, 2, 8]
-
-
 SIZES = ["--width", "4", "--data.train-size", "256", "--batch-size", "64", "--attack.steps", "2", "--threads", "1"]
 
 
