@@ -10,7 +10,6 @@ import pytest
 
 from rattle.errors import RattleError
 from rattle.runs.io import (
-    append_line,
     atomic_file,
     load_arrays,
     read_arrays,
@@ -75,19 +74,6 @@ def test_an_object_is_read_or_the_reason_noted(tmp_path: Path) -> None:
     found = [read_json(tmp_path / f"{name}.json", notes) for name in "abcd"]
     assert found == [{"x": 1}, None, None, None]
     assert notes == ["b.json is damaged and was left out", "c.json does not hold an object and was left out"]
-
-
-@pytest.mark.parametrize("torn", [b'{"a": 3', b"[3]\n", b'{"a": "3"}\n', b"{broken}\n"])
-def test_a_torn_line_costs_that_line_alone(torn: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    assert read_jsonl(path, [], key="a") == []
-    for number in (2, 1):
-        append_line(path, {"a": number})
-    path.write_bytes(path.read_bytes() + torn)
-    assert read_jsonl(path, [], key="a") == [{"a": 1}, {"a": 2}]
-    if torn.endswith(b"\n"):
-        append_line(path, {"a": 4})
-        assert read_jsonl(path, [], key="a") == [{"a": 1}, {"a": 2}, {"a": 4}]
 
 
 @dataclass(frozen=True)

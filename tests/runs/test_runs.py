@@ -13,23 +13,17 @@ from rattle.models.registry import create_model
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import save
-from rattle.runs.load import load, resolve_checkpoint
+from rattle.runs.load import resolve_checkpoint
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run
 from rattle.runs.source import environment
-from rattle.weights import EMA
 
 RECIPE = replace(get_recipe("digits-linf-cnn-trades"), width=2)
 
 
-def put_checkpoint(path: Path, *, scale: float = 1.0, average: bool = False) -> None:
+def put_checkpoint(path: Path) -> None:
     model = create_model("cnn", classes=10, channels=1, width=2)
-    averaged = EMA(decay=0.5).averaged(model) if average else None
-    if averaged:
-        averaged.update_parameters(model)
-    with torch.no_grad():
-        model.head.bias.fill_(scale)
-    save(path, recipe=RECIPE, classes=tuple("0123456789"), shape=(1, 8, 8), progress={}, model=model, average=averaged)
+    save(path, recipe=RECIPE, classes=tuple("0123456789"), shape=(1, 8, 8), progress={}, model=model)
 
 
 def begun(folder: Path, recipe: Recipe, **how: bool) -> Run:
@@ -137,10 +131,3 @@ def test_a_run_means_its_best_checkpoint_else_its_last(tmp_path: Path) -> None:
     assert resolve_checkpoint(run.checkpoint("last")) == run.checkpoint("last")
     with pytest.raises(RattleError, match="there is no run or checkpoint"):
         resolve_checkpoint(tmp_path / "nowhere")
-
-
-def test_load_prefers_averaged_weights_unless_told_otherwise(tmp_path: Path) -> None:
-    put_checkpoint(tmp_path / "a.safetensors", scale=7.0, average=True)
-    assert not any(m.training for m in load(tmp_path / "a.safetensors").modules())
-    assert load(tmp_path / "a.safetensors").head.bias.tolist() != [7.0] * 10
-    assert load(tmp_path / "a.safetensors", averaged=False).head.bias.tolist() == [7.0] * 10

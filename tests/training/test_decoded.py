@@ -1,9 +1,7 @@
 """Training and evaluation on pictures that are decoded on the fly: the same for every stop, worker and rank."""
 
 import json
-import os
 import shutil
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +24,8 @@ from rattle.training import loop
 from rattle.training import state as states
 from rattle.training.loop import fit
 from rattle.training.minibatch import augmented, in_epoch
+from support.double_precision import check_equal, precisely
 from support.miniature import make
-from support.precision import in_double
 from support.processes import ranks
 from support.training import content, dies_at, killed
 
@@ -145,31 +143,14 @@ def exactly(pictures: Path) -> Recipe:
 
 
 @pytest.mark.process
-def test_two_ranks_equal_one_process_and_each_decodes_its_own_pictures(pictures: Path, tmp_path: Path) -> None:
+def test_two_ranks_equal_one_process(pictures: Path, tmp_path: Path) -> None:
     def action() -> None:
-        real, rows = Pictures.cropped, []
-
-        def noting(self: Pictures, seed: int, area: float, asked: Iterable[torch.Tensor]) -> Pictures:
-            found = real(self, seed, area, asked)
-            rows.extend(int(row) for index in found.asked for row in index)
-            return found
-
-        Pictures.cropped = noting  # type: ignore[method-assign]
-        with in_double(), distributed.process_group():
-            fit(exactly(pictures), tmp_path / "two", log="none")
-        (tmp_path / f"rows{os.environ['RANK']}.json").write_text(json.dumps(rows))
+        with distributed.process_group():
+            precisely(exactly(pictures), tmp_path / "two")
 
     children = ranks(2, action, tmp_path / "logs")
     assert [child.wait() for child in children] == [0, 0], "\n".join(child.words() for child in children)
-    with in_double():
-        one = fit(exactly(pictures), tmp_path / "one", log="none")
-    left, right = (read(run.checkpoint("last")) for run in (one, Run(tmp_path / "two")))
-    assert left.progress["step"] == right.progress["step"] == 5
-    for name, value in left.tensors.items():
-        torch.testing.assert_close(value, right.tensors[name], atol=1e-5, rtol=0, msg=name)
-    decoded = [set(json.loads((tmp_path / f"rows{rank}.json").read_text())) for rank in (0, 1)]
-    assert [len(rows) for rows in decoded] == [15, 15]
-    assert not decoded[0] & decoded[1]
+    check_equal(precisely(exactly(pictures), tmp_path / "one"), Run(tmp_path / "two"))
 
 
 @pytest.mark.slow

@@ -9,21 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from rattle.data import Augment
-from rattle.data.registry import Data, batches
+from rattle.data.registry import batches
 from rattle.errors import RattleError
-from rattle.recipes.catalog import make_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.runs import distributed
 from rattle.runs.checkpoint import read
-from rattle.runs.paths import Run
 from rattle.training.loop import fit
 from rattle.training.minibatch import augmented, with_extra
 from rattle.training.state import TrainState, init_state
-from support.precision import in_double
-from support.processes import ranks
 from support.training import check_resumes, tiny
 
 DRAW = np.random.default_rng(0)
@@ -107,29 +101,3 @@ def test_a_fraction_without_images_is_refused() -> None:
     recipe = tiny("at")
     with pytest.raises(RattleError, match=r"data.extra_fraction 0.7 does nothing.*--data.extra"):
         replace(recipe, data=replace(recipe.data, extra_fraction=0.7)).refuse_idle()
-
-
-def train(folder: Path, extra: Path) -> Run:
-    data = Data(name="memory", val_size=8, augment=Augment(pad=1, flip=True), extra=str(extra))
-    recipe = make_recipe("trades", data=data, epsilon=0.05, epochs=2, batch_size=10, threads=1)
-    with in_double(), distributed.process_group():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
-        x = torch.rand(48, 1, 8, 8)
-        return fit(recipe, folder, model=model, data=(x, torch.arange(48) % 10), log="none")
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_two_ranks_draw_what_one_process_does(tmp_path: Path) -> None:
-    np.savez(tmp_path / "extra.npz", image=X, label=SOFT)
-
-    def action() -> None:
-        train(tmp_path / "two", tmp_path / "extra.npz")
-
-    children = ranks(2, action, tmp_path / "logs")
-    assert [child.wait() for child in children] == [0, 0], "\n".join(child.words() for child in children)
-    one = read(train(tmp_path / "one", tmp_path / "extra.npz").checkpoint("last")).tensors
-    two = read(Run(tmp_path / "two").checkpoint("last")).tensors
-    for name, value in one.items():
-        torch.testing.assert_close(value, two[name], atol=1e-9, rtol=0, msg=name)

@@ -139,14 +139,12 @@ def test_float_images_are_not_rounded() -> None:
     torch.testing.assert_close(found.x, torch.from_numpy(half_a_step).float(), rtol=0, atol=0)
 
 
-def test_images_are_held_out_and_changed_as_the_recipe_says(tmp_path: Path) -> None:
+def test_images_are_held_out_and_changed_as_the_recipe_says() -> None:
     made = recipe("at", epochs=1, data=Data(name="memory", val_size=9, train_size=33, augment=Augment(pad=2)))
     taken, found = take(made, None, images(), ("a", "b", "c"))
     assert (len(found.train), len(found.val or ()), len(found.test)) == (33, 9, 0)
     assert found.classes == ("a", "b", "c")
     assert taken.data.augment == Augment(pad=2)
-    run = fit(tmp_path, made=replace(made, data=replace(made.data, val_size=0)))
-    assert "val_robust" not in run.metrics.read_text()
 
 
 def test_the_names_of_classes_come_from_the_argument_or_the_dataset(tmp_path: Path) -> None:
@@ -181,9 +179,6 @@ def test_a_module_with_its_logits_in_an_object_trains_as_if_it_returned_them(mod
         module = Last(end)
         runs.append(fit(tmp_path / name, module, made=made))
     assert same(*(weights(run, "best") for run in runs))
-    assert weights(runs[0]).keys() == Last(print).state_dict().keys()
-    best = rattle.load(tmp_path / "object", model=Last(lambda z: SimpleNamespace(logits=z)))
-    assert best(images()[0][:2] / 255).logits.shape == (2, 3)  # it returns what it returned before
 
 
 def test_a_resumed_run_is_the_run_that_was_never_stopped(whole: Run, tmp_path: Path) -> None:
@@ -262,26 +257,23 @@ def test_images_that_cannot_be_trained_on_are_refused_in_a_sentence(kind: str, t
 
 
 def test_settings_that_do_nothing_to_what_was_given_are_refused(tmp_path: Path) -> None:
-    for made, sentence in (
-        (recipe(normalise=True), "make the normalisation the first layer of your module"),
-        (recipe(data=Data(name="memory", resize=4)), "data.resize does nothing to images given in Python"),
-    ):
-        with pytest.raises(RattleError, match=sentence):
-            fit(tmp_path / "run", made=made)
     x, y = images()
     parts = {"train": Images(x[9:], y[9:]), "val": Images(x[:9], y[:9]), "test": Images(x[:3], y[:3])}
     ours = Dataset(name="mine", **parts, classes=("a", "b", "c"))
     assert len(take(recipe(), net(), ours, None)[1].val or ()) == 9
-    with pytest.raises(RattleError, match=r"data.val_size does nothing: the Dataset has 9 held-out images of its own"):
-        fit(tmp_path / "run", data=ours, made=recipe(data=Data(name="memory", val_size=5)))
-    with pytest.raises(RattleError, match="classes are the names of the labels in data"):
-        rattle.fit(recipe(), tmp_path / "run", model=net(), classes=["a"])
-    with pytest.raises(RattleError, match="trades-2nd is a method: name a recipe of it"):
-        rattle.fit("trades-2nd", tmp_path / "run", model=net(), data=images())
-    with pytest.raises(RattleError, match="the images were given in Python and are not stored"):
-        rattle.fit(recipe(), tmp_path / "run", model=net())
-    with pytest.raises(RattleError, match="was given in Python and is not stored: give it again"):
-        rattle.fit(recipe(), tmp_path / "run", data=images())
+    both = {"model": net(), "data": (x, y)}
+    own_size = recipe(data=Data(name="memory", val_size=5))
+    for made, given, sentence in (
+        (recipe(normalise=True), both, "make the normalisation the first layer of your module"),
+        (recipe(data=Data(name="memory", resize=4)), both, "data.resize does nothing to images given in Python"),
+        (own_size, {"model": net(), "data": ours}, "data.val_size does nothing: the Dataset has 9 held-out images"),
+        (recipe(), {"model": net(), "classes": ["a"]}, "classes are the names of the labels in data"),
+        ("trades-2nd", both, "trades-2nd is a method: name a recipe of it"),
+        (recipe(), {"model": net()}, "the images were given in Python and are not stored"),
+        (recipe(), {"data": (x, y)}, "was given in Python and is not stored: give it again"),
+    ):
+        with pytest.raises(RattleError, match=sentence):
+            rattle.fit(made, tmp_path / "run", **given)
 
 
 def test_commands_say_what_to_do_with_a_run_of_a_module(whole: Run, capsys: pytest.CaptureFixture[str]) -> None:
