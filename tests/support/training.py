@@ -68,8 +68,6 @@ class Interrupting(NullConsole):
     @contextmanager
     def progress(self, title: str, total: int, *, done: int = 0) -> Iterator:
         def advance(steps: int = 1, **figures: float | str) -> None:
-            if steps == 0:  # figures alone
-                return
             self.losses.append({k: v for k, v in figures.items() if k not in ("epoch", "best robust")})
             if len(self.losses) == self.steps:
                 raise Stop

@@ -18,7 +18,6 @@ MEANINGS = {
     "GatedRepoError": "its owner must grant you access first; then set HF_TOKEN or log in with `hf auth login`",
     "RepositoryNotFoundError": "there is no such repository, or it is private and your token (HF_TOKEN) may not see it",
     "RevisionNotFoundError": "the repository has no such revision",
-    "RemoteEntryNotFoundError": f"it has no {CONFIG} and {WEIGHTS}: `rattle push` did not write it",
     "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, so the hub is not asked",
     "LocalEntryNotFoundError": "the hub cannot be reached, and it is not in the cache",
     "EntryNotFoundError": f"it has no {CONFIG} and {WEIGHTS}: `rattle push` did not write it",

@@ -53,6 +53,8 @@ def first_state(
 ) -> TrainState:
     """The state of a run before its first step; arguments as for `fit`."""
     recipe, images = take(recipe, model, data, classes)
+    if model is not None and len(images.train):
+        count_logits(model, images.train[torch.arange(1)].x)
     recipe = as_begun(recipe, run) if resume and run.exists() else recipe.refuse_idle()
     check_source(run if resume else None, recipe)
     return init_state(recipe, images, model, trust_code=trust_code)
@@ -69,10 +71,7 @@ def take(
     if data is None or isinstance(data, Loaded):
         if classes is not None:
             raise RattleError("classes are the names of the labels in data: give both, or neither")
-        found = recipe.data.load() if data is None else data.images
-        if model is not None:
-            count_logits(model, found.train[torch.arange(1)].x)
-        return recipe, found
+        return recipe, recipe.data.load() if data is None else data.images
     if recipe.data.resize is not None:
         raise RattleError("data.resize does nothing to images given in Python: scale them yourself")
     found = as_dataset(data, model, classes)
@@ -126,8 +125,6 @@ def as_dataset(data: Any, model: nn.Module | None, classes: Sequence[str] | None
     if isinstance(data, Dataset):
         if classes is not None:
             raise RattleError("a rattle.data.Dataset names its classes itself: leave classes out")
-        if model is not None:
-            count_logits(model, data.train[torch.arange(1)].x)
         return data
     x, y = as_images(data, model)
     outputs = int(y.max()) + 1 if model is None else count_logits(model, x[:2])

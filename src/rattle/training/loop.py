@@ -158,7 +158,6 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
                 run.timing, {"epoch": metrics["epoch"], "seconds": saved - begun, "memory_mb": peak_memory_mb()}
             )
             log_epoch(metrics)
-            advance(0, **best_figure(state))
             console.log(summary(metrics, recipe.epochs, saved - begun))
     state.model.eval()
 
@@ -309,13 +308,13 @@ def give_up(run: Run, diverged: Diverged) -> Exception:
 def figures(state: TrainState) -> dict[str, float | str]:
     """The figures beside the progress bar, the most important first: as many are shown as there is room for."""
     progress = state.progress
-    loss = sum(progress.sums.values()) / progress.batch
-    return {"epoch": f"{progress.epoch + 1}/{state.recipe.epochs}", "loss": loss, **best_figure(state)}
-
-
-def best_figure(state: TrainState) -> dict[str, str]:
-    """The robust accuracy of the best checkpoint, if held-out images chose one."""
-    return {"best robust": f"{100 * state.progress.best:.1f} %"} if state.progress.best >= 0 else {}
+    found: dict[str, float | str] = {
+        "epoch": f"{progress.epoch + 1}/{state.recipe.epochs}",
+        "loss": sum(progress.sums.values()) / progress.batch,
+    }
+    if progress.best >= 0:  # held-out images chose the best checkpoint
+        found["best robust"] = f"{100 * progress.best:.1f} %"
+    return found
 
 
 def summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
