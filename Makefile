@@ -42,7 +42,7 @@ dist: $(READY)
 test-wheel: dist
 	$(PYTHON) tests/support/installed.py dist $(WHEEL_OPTIONS)
 
-# Bad input of eight kinds, in processes with limits of time and memory; counts by kind.
+# Bad input of nine kinds, in processes with limits of time and memory; counts by kind.
 N ?= 1000
 fuzz: $(READY)
 	cd tests && OMP_NUM_THREADS=1 PYTHONPATH=. ../$(BIN)/python -m fuzz -n $(N)

@@ -39,12 +39,22 @@ def perturbed(model: nn.Module, delta: Delta) -> Iterator[None]:
                 torch._foreach_copy_(changed, copies)
 
 
+def refuse_inference_tensors(model: nn.Module) -> None:
+    """Raise RattleError for weights that autograd does not take, and that cannot be changed."""
+    if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
+        raise RattleError(
+            "the model was built under torch.inference_mode, and autograd refuses such weights: build it outside, or "
+            "take copy.deepcopy(model)"
+        )
+
+
 def weights_of(model: nn.Module, delta: Delta) -> dict[str, nn.Parameter]:
     """The model's parameters by name; refuses a delta that is not of them."""
     if not isinstance(model, nn.Module):
         raise RattleError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(delta, Mapping):
         raise RattleError(f"perturbations of weights are a dict by parameter name, got {type(delta).__name__}")
+    refuse_inference_tensors(model)
     parameters = dict(model.named_parameters())
     for name, d in delta.items():
         if name not in parameters:

@@ -77,7 +77,17 @@ if __name__ == "__main__":
     parser.add_argument("--child", nargs=2, type=int)
     parser.add_argument("kinds", nargs="*")
     options = parser.parse_args()
-    every = options.kinds or ["recipes", "checkpoints", "images", "formats", "weights", "results", "commands", "python"]
+    every = options.kinds or [
+        "recipes",
+        "checkpoints",
+        "images",
+        "formats",
+        "weights",
+        "results",
+        "moved",
+        "commands",
+        "python",
+    ]
     if options.child:
         child(every, *options.child)
     else:

@@ -240,6 +240,32 @@ VALUES += [
 VALUES += ["", "é", "\x1b[2J", "\udc80"]
 
 
+def moved(rng: random.Random) -> None:
+    """A run, or a part of it, is renamed, copied, linked or gone before a command uses it."""
+    parts = ["run", "run/recipe.yaml", "run/checkpoints", "run/checkpoints/best.safetensors", "images.npz"]
+    part, place = Path(rng.choice(parts)), Path(rng.choice(("new", "run/new", "other/run")))
+    how = rng.random()
+    if how < 0.4:
+        with contextlib.suppress(OSError):  # into itself
+            part.rename(place)
+    elif how < 0.6 and part.is_dir():
+        shutil.rmtree(part)
+    elif how < 0.8:
+        with contextlib.suppress(OSError):  # a hard link of a folder
+            os.link(part, place)
+    else:
+        place.symlink_to(part.absolute())
+    name = rng.choice(("run", str(place)))
+    ways = [
+        ["evaluate", name, *FEW],
+        ["evaluate", name, "--data", "images.npz", *FEW],
+        ["table", name],
+        ["export", name],
+    ]
+    ways += [["train", name, "--resume", "--log", "none"], ["train", name, "--out", "again", "--log", "none"]]
+    command(rng.choice(ways))
+
+
 def commands(rng: random.Random) -> None:
     """A command line of words that belong there, in an order and with values that may not."""
     name = rng.choice(sorted(WORDS))
@@ -256,7 +282,7 @@ def commands(rng: random.Random) -> None:
 
 KINDS: dict[str, Callable[[random.Random], None]] = {
     each.__name__: each
-    for each in (recipes, checkpoints, images, formats.formats, weights, results, commands, doors.python)
+    for each in (recipes, checkpoints, images, formats.formats, weights, results, moved, commands, doors.python)
 }
 
 

@@ -1,22 +1,90 @@
 """Calls of the public functions and classes with one or two arguments that are not as they should be."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import rattle
 from support.tiny_runs import digits
 from support.training import tiny
 
-NUMBERS: list[Any] = [-1, 0, 1, 3, 0.5, 10**30, float("nan"), float("inf"), "x", "0.1", None, [], True, torch.ones(2)]
+NUMBERS: list[Any] = [
+    -1,
+    0,
+    1,
+    3,
+    0.5,
+    10**6,
+    10**9,
+    10**30,
+    float("nan"),
+    float("inf"),
+    "x",
+    "0.1",
+    None,
+    [],
+    True,
+    torch.ones(2),
+]
 WORDS: list[Any] = ["", "x", "pgd3", "linf", "l2", "digits", "cnn", "../x", "a\x00b", "é", None, 3, b"x", ["cnn"]]
 
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+
+class Bends(nn.Module):
+    """A network whose logits a function changes."""
+
+    def __init__(self, change: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.change = network(), change
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.change(self.body(x))
+
+
+BENT: list[Callable[[torch.Tensor], Any]] = [
+    lambda z: z * 1e39,  # infinite
+    lambda z: z * float("nan"),
+    lambda z: z.masked_fill(torch.arange(10) == 3, -torch.inf),
+    lambda z: z.detach(),
+    lambda z: z.round(),
+    lambda z: z + torch.randn_like(z),
+    lambda z: z - z.mean(0),  # depends on the batch
+    lambda z: z[:1],
+    lambda z: z.repeat(2, 1),
+    lambda z: (z, z),
+    lambda z: {"out": z},
+    lambda z: z.long(),
+]
+
+
+def built_in_inference_mode() -> nn.Module:
+    with torch.inference_mode():
+        return network()
+
+
+class Endless(IterableDataset):
+    """Images without end, and without a length."""
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, int]]:
+        while True:
+            yield torch.zeros(1, 8, 8), 0
+
+
+def odd_loader(rng: random.Random, x: torch.Tensor, y: torch.Tensor) -> Any:
+    pairs: Any = list(zip(x, y.tolist(), strict=True))
+    text: Any = [(image, "cat") for image in x]
+    ragged: Any = [(image[:, : 4 + i], 0) for i, image in enumerate(x)]
+    made = [Endless(), pairs, text, ragged, [], x.tolist()]
+    given = rng.choice(made)
+    return rng.choice([given, DataLoader(given, batch_size=rng.choice((1, 3, None)))])
 
 
 def odd_model(rng: random.Random) -> Any:
@@ -25,6 +93,9 @@ def odd_model(rng: random.Random) -> Any:
         network().double(),
         network().to(torch.bfloat16),
         network().to("meta"),
+        Bends(rng.choice(BENT)),
+        Bends(rng.choice(BENT)),
+        built_in_inference_mode(),
         nn.Sequential(nn.Flatten(), nn.Linear(64, 1)),
         nn.Sequential(nn.Flatten(), nn.Linear(63, 10)),
         nn.Conv2d(1, 10, 3),
@@ -110,7 +181,7 @@ ODD: dict[str, Callable[[random.Random, Any], Any]] = {
     "gradients": odd_delta,
     "u": lambda rng, u: rng.choice([(), (odd_delta(rng, u[0]),), None, u[0]]),
     "data": lambda rng, d: rng.choice(
-        [(odd_images(rng, d[0]), d[1]), (d[0], odd_labels(rng, d[1])), d[:1], "gone", 3, None]
+        [(odd_images(rng, d[0]), d[1]), (d[0], odd_labels(rng, d[1])), odd_loader(rng, *d), d[:1], "gone", 3, None]
     ),
 }
 
@@ -169,7 +240,7 @@ def python(rng: random.Random) -> None:
         rattle.S2OTrades,
     ]
     chosen = rng.choice(objectives)
-    few = {"attacks": "fgsm", "epsilon": 0.1, "n": 4, "norm": "linf", "batch_size": 2, "seed": 0}
+    few = {"attacks": "fgsm", "epsilon": 0.1, "n": 4, "norm": "linf", "batch_size": 2, "seed": 0, "jobs": 1}
     recipe = tiny("at", batch_size=2, epochs=1)
     doors: list[tuple[Callable[..., Any], dict[str, Any]]] = [
         *[(lambda **given: loss(chosen, **given), batch | {"head": "1"})] * 3,
@@ -202,13 +273,17 @@ def python(rng: random.Random) -> None:
                 "model": model,
                 "x": x,
                 "y": y,
-                **{k: few[k] for k in ("attacks", "epsilon", "norm", "batch_size", "seed")},
+                **{k: few[k] for k in ("attacks", "epsilon", "norm", "batch_size", "seed", "jobs")},
             },
         ),
         (lambda model, data, **more: rattle.benchmark(model, data, **more), {"model": model, "data": (x, y), **few}),
         (
             lambda model, data: rattle.fit(recipe, "fitted", model=model, data=data),
             {"model": model, "data": tuple(part[:8] for part in digits()[:2])},
+        ),
+        (
+            lambda threads, batch_size: rattle.fit(replace(recipe, threads=threads, batch_size=batch_size), "fitted"),
+            {"threads": 1, "batch_size": 64},
         ),
         (rattle.create_model, {"name": "cnn", "classes": 10, "channels": 1, "width": 4, "activation": "relu"}),
         (rattle.get_recipe, {"name": "digits-linf-cnn-at"}),

@@ -7,7 +7,7 @@ import pytest
 from fuzz.cases import GOOD, KINDS, run_case
 
 EACH = {"recipes": 25, "checkpoints": 25, "images": 20, "formats": 25, "weights": 20, "results": 20}
-EACH |= {"commands": 25, "python": 40}
+EACH |= {"moved": 10, "commands": 25, "python": 40}
 
 
 @pytest.mark.parametrize("kind", EACH)

@@ -8,11 +8,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from rattle.errors import RattleError
 from rattle.inputs import check_model
 from rattle.randomness import Randomness
 from rattle.threat import Threat
-from rattle.weights import eval_mode
+from rattle.weights import eval_mode, refuse_inference_tensors
 
 
 class Attack(Protocol):
@@ -34,11 +33,7 @@ class Attack(Protocol):
 def attack_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no gradients for weights, and gradients enabled whatever the caller's mode."""
     trained = [p for p in check_model(model).parameters() if p.requires_grad]
-    if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
-        raise RattleError(
-            "the model was built under torch.inference_mode, and autograd refuses such weights: build it outside, or "
-            "attack copy.deepcopy(model)"
-        )
+    refuse_inference_tensors(model)
     with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
         for p in trained:
             p.requires_grad_(False)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rattle.errors import RattleError
+from rattle.settings import check_type
 
 COMPARED = 4096  # images that a checksum of a part looks at
 VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
@@ -191,7 +192,10 @@ def fair_order(y: Tensor, seed: int) -> Tensor:
 
 def check_count(n: int | None) -> None:
     """Refuse a number of images that cannot be chosen; None is all."""
-    if n is not None and n < 1:
+    if n is None:
+        return
+    check_type("the number of images", n, int)
+    if n < 1:
         raise RattleError(f"the number of images must be >= 1, got {n}")
 
 
