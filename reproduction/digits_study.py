@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from rattle.attacks.registry import get_attack
 from rattle.evaluation.evaluate import evaluate
@@ -31,6 +32,13 @@ METHODS = [f"{base}{suffix}" for base in ("trades", "trades-awp") for suffix in 
 ATTACKS = ("pgd20", "cw20")
 
 
+class ConvolutionNoise(Noise):
+    """u on the convolutions alone."""
+
+    def moves(self, weight: Tensor) -> bool:
+        return self.sigma > 0 and weight.ndim == 4
+
+
 def recipe_of(method: str, seed: int) -> Recipe:
     """A named recipe; those that end in -released take the release's loss and noise, and nothing else of it."""
     recipe = replace(get_recipe(f"digits-linf-cnn-{method.removesuffix('-released')}"), seed=seed)
@@ -40,7 +48,7 @@ def recipe_of(method: str, seed: int) -> Recipe:
     assert isinstance(objective, Trades)
     taylor = replace(objective.taylor, mode="released-targets")
     objective = ReleasedLoss(taylor=taylor, inv_lambda=objective.inv_lambda)
-    return replace(recipe, objective=objective, noise=Noise(sigma=0 if recipe.awp else 1e-4, where="convolutions"))
+    return replace(recipe, objective=objective, noise=ConvolutionNoise(sigma=0 if recipe.awp else 1e-4))
 
 
 def accuracies(method: str, seed: int, folder: Path) -> dict[str, float]:

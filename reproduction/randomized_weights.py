@@ -78,16 +78,13 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
     **{f"head {eta:g}": reading("head", eta=eta) for eta in (0.1, 0.2)},
     "head 0.2 without u": reading("head", eta=0.2, noise=NO_U),
     "head 0.2 derivative": reading("head-derivative", eta=0.2),
-    **{
-        f"exact {eta:g}": reading("exact", eta=eta, antithetic=True, noise=Noise(sigma=0.0, inner=0.0, outer=1.0))
-        for eta in (0.2, 1.0)
-    },
-    "exact 0.2 sigma 0.1": reading("exact", eta=0.2, antithetic=True, noise=Noise(sigma=0.0, inner=0.0, outer=0.1)),
+    **{f"exact {eta:g}": reading("exact-pairs", eta=eta, noise=Noise(sigma=1.0, inner=0.0)) for eta in (0.2, 1.0)},
+    "exact 0.2 sigma 0.1": reading("exact-pairs", eta=0.2, noise=Noise(sigma=0.1, inner=0.0)),
     **{f"trace filter {s:g}": reading("trace", eta=6.0, noise=outer_filters(s)) for s in (0.05, 0.1, 0.4)},
     **{f"head-noise filter {s:g}": reading("head-noise", eta=6.0, noise=outer_filters(s)) for s in (0.1, 0.2, 2)},
-    "sampled 0.01": reading("sampled", antithetic=True),
-    **{f"sampled filter {s:g}": reading("sampled", antithetic=True, noise=FILTERS[s]) for s in (0.05, 0.1, 0.2)},
-    "sampled filter 0.1 outer": reading("sampled", antithetic=True, noise=outer_filters(0.1)),
+    "sampled 0.01": reading("sampled-pairs"),
+    **{f"sampled filter {s:g}": reading("sampled-pairs", noise=FILTERS[s]) for s in (0.05, 0.1, 0.2)},
+    "sampled filter 0.1 outer": reading("sampled-pairs", noise=outer_filters(0.1)),
     **{f"mixture filter {s:g}": reading("mixture", noise=FILTERS[s]) for s in (0.1, 0.2)},
     "awp": {"base": "trades-awp", "noise": NO_U},
 }

@@ -8,7 +8,8 @@
 - Functions and files executed: code of src/rattle that a call enters in a small `fit` (two steps, no validation).
 - Files an image passes: files of src/rattle of which a function is given images, alone or inside a dataset, a batch, a
   dict or a tuple, in that `fit` and in `evaluate(model, x, y, ["pgd5"])`.
-- Settings: all that a recipe can have, whichever kinds its parts are (`rattle.recipes.schema.settings_of`).
+- Settings: those of the listed recipe that has most, and all that any recipe can have, whichever kinds its parts are
+  (`rattle.recipes.schema.settings_of`).
 """
 
 from __future__ import annotations
@@ -64,12 +65,14 @@ def modules_of_fit() -> int:
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
-def settings_in_a_recipe() -> int:
-    """All settings that a recipe can have."""
+def settings_in_a_recipe() -> tuple[int, int]:
+    """The settings of the listed recipe that has most, and all that any recipe can have."""
+    from rattle.recipes.catalog import get_recipe
+    from rattle.recipes.names import list_recipes
     from rattle.recipes.recipe import Recipe
-    from rattle.recipes.schema import settings_of
+    from rattle.recipes.schema import flatten, settings_of, to_plain
 
-    return len(settings_of(Recipe))
+    return max(len(flatten(to_plain(get_recipe(name)))) for name in list_recipes()), len(settings_of(Recipe))
 
 
 @dataclass(slots=True)
@@ -179,7 +182,9 @@ def main() -> None:
     print(f"{'files that they are in':<52} {len(fit.files):>6}")
     print(f"{'files that an image passes in fit':<52} {len(fit.image_files):>6}")
     print(f"{'files that an image passes in evaluate':<52} {len(evaluate.image_files):>6}")
-    print(f"{'settings that a recipe can have':<52} {settings_in_a_recipe():>6}")
+    most, known = settings_in_a_recipe()
+    print(f"{'settings of the listed recipe that has most':<52} {most:>6}")
+    print(f"{'settings that recipes of all methods have together':<52} {known:>6}")
 
 
 if __name__ == "__main__":

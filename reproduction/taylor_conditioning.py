@@ -37,16 +37,13 @@ READINGS: dict[str, tuple[Trades, Noise]] = {
     "`smoothing`": (reading("smoothing"), Noise(sigma=0)),
     "`head`": (reading("head"), Noise(sigma=0)),
     "`head`, second derivative": (reading("head-derivative"), Noise(sigma=0)),
-    **{
-        f"`exact`, sigma {sigma:g}": (reading("exact", antithetic=True), Noise(sigma=sigma))
-        for sigma in (1e-4, 0.01, 1.0)
-    },
+    **{f"`exact`, sigma {sigma:g}": (reading("exact-pairs"), Noise(sigma=sigma)) for sigma in (1e-4, 0.01, 1.0)},
     **{f"`trace`, sigma {sigma:g}": (reading("trace", eta=6.0), Noise(sigma=sigma)) for sigma in (1e-4, 0.01)},
     "`trace`, 0.05 of a filter": (reading("trace", eta=6.0), FILTERS),
     "`head-noise`, sigma 0.01": (reading("head-noise", eta=6.0), Noise(sigma=0.01)),
     "`head-noise`, 0.05 of a filter": (reading("head-noise", eta=6.0), FILTERS),
-    "`sampled`, sigma 0.01": (reading("sampled", antithetic=True), Noise(sigma=0.01)),
-    "`sampled`, 0.05 of a filter": (reading("sampled", antithetic=True), FILTERS),
+    "`sampled`, sigma 0.01": (reading("sampled-pairs"), Noise(sigma=0.01)),
+    "`sampled`, 0.05 of a filter": (reading("sampled-pairs"), FILTERS),
 }
 
 

@@ -36,10 +36,10 @@ READINGS: dict[str, dict[str, Any]] = {
     "smoothing": {"objective": reading("smoothing")},
     "head-noise": {"objective": reading("head-noise")},
     "exact, 1 draw": {"objective": reading("exact")},
-    "exact, 1 pair": {"objective": reading("exact", antithetic=True)},
+    "exact, 1 pair": {"objective": reading("exact-pairs")},
     "trace, 1 draw": {"objective": reading("trace")},
     "sampled, 1 draw": {"objective": reading("sampled")},
-    "sampled, 1 pair": {"objective": reading("sampled", antithetic=True)},
+    "sampled, 1 pair": {"objective": reading("sampled-pairs")},
     "sampled, 1 draw, half the loss at w": {"objective": reading("mixture")},
 }
 

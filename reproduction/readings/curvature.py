@@ -87,7 +87,7 @@ def with_variance(forward: PairedForward, outputs: Outputs, x: Tensor, x_adv: Te
     head = forward.head[0]
     (name,) = (name for name, p in forward.model.named_parameters() if head is not None and p is head.weight)
     if name not in u[0]:
-        raise RattleError(f"objective.taylor.mode head-noise needs noise on {name}: set noise.where matrices")
+        raise RattleError(f"objective.taylor.mode head-noise needs noise on {name}")
     variance = u[0][name].flatten().square()
     return replace(outputs, derivatives=((variance, variance),))
 

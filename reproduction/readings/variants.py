@@ -12,6 +12,7 @@ from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs, PairedForward
 from rattle.losses import kl_to_target
 from rattle.objectives.base import Method, StepContext
+from rattle.objectives.readings.exact import Exact
 from rattle.objectives.readings.head import Head, soft_label_term
 from rattle.objectives.readings.sampled import Sampled, with_draws
 from rattle.objectives.registry import register_method
@@ -44,10 +45,32 @@ def head_curvature(features: Tensor, logits: Tensor) -> Tensor:
         return (p * (1 - p) * features.sum(1, keepdim=True).square()).mean(0)
 
 
+class ExactPairs(Exact):
+    """`exact` with -u beside every u: the first derivative changes its sign, the second does not."""
+
+    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+        (a, b), *rest = outputs.derivatives
+        both = (torch.cat([a, -a]), torch.cat([b, -b]))
+        return super().terms(taylor, replace(outputs, derivatives=(both, *rest)), y, context)
+
+
+class SampledPairs(Sampled):
+    """`sampled` with -u beside every u."""
+
+    def needs(self, taylor: Taylor) -> ForwardSpec:
+        return ForwardSpec(clean=False, draw=Noise.__call__, along_u=with_pairs)
+
+
+def with_pairs(forward: PairedForward, outputs: Outputs, x: Tensor, x_adv: Tensor, u: tuple[Delta, ...]) -> Outputs:
+    """The outputs with the logits at w + u and w - u, for every draw."""
+    both: list[Delta] = []
+    for draw in u:
+        both += [draw, {name: -delta for name, delta in draw.items()}]
+    return with_draws(forward, outputs, x, x_adv, tuple(both))
+
+
 class Mixture(Sampled):
     """`sampled` with the loss at w among the draws: with one draw, half of each (m-RWP, Li et al. 2024)."""
-
-    antithetic = False
 
     def needs(self, taylor: Taylor) -> ForwardSpec:
         return ForwardSpec(draw=Noise.__call__, along_u=with_w)
@@ -56,7 +79,7 @@ class Mixture(Sampled):
 def with_w(forward: PairedForward, outputs: Outputs, x: Tensor, x_adv: Tensor, u: tuple[Delta, ...]) -> Outputs:
     """The outputs with the logits at w + u for every draw, and those at w."""
     assert outputs.logits is not None
-    drawn = with_draws(forward, outputs, x, x_adv, u, antithetic=False).sampled
+    drawn = with_draws(forward, outputs, x, x_adv, u).sampled
     return replace(outputs, sampled=(*drawn, (outputs.logits, outputs.logits_adv)))
 
 

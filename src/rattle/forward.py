@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,9 +113,10 @@ class PairedForward(nn.Module):
         head = self.head[0]
         if not self.spec.features or head is None:
             return None, at_least_float32(logits_in(self.model(x)))
-        if isinstance(self.model, HasHead) and self.model.head is head:
-            features = self.model.features(x)
-            return at_least_float32(features), at_least_float32(self.model.head(features))
+        model: Any = self.model
+        if getattr(model, "head", None) is head and hasattr(model, "features"):
+            features = model.features(x)  # the library's own networks: model(x) is head(features(x))
+            return at_least_float32(features), at_least_float32(head(features))
         inputs: list[Tensor] = []
         hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
@@ -135,15 +136,6 @@ class PairedForward(nn.Module):
         moved = {name: parameters[name] + delta for name, delta in u.items()}
         with frozen_bn_stats(self.model):
             return at_least_float32(logits_in(functional_call(self.model, moved, (x,))))
-
-
-@runtime_checkable
-class HasHead(Protocol):
-    """The library's own networks: model(x) is head(features(x)). In any other model a hook reads the head's input."""
-
-    head: nn.Module
-
-    def features(self, x: Tensor) -> Tensor: ...
 
 
 def at_least_float32(values: Tensor) -> Tensor:

@@ -101,10 +101,8 @@ class Noise:
     """u ~ N(0, sigma^2) on the weights (paper, Section 4)."""
 
     sigma: NonNegative = 0.01  # standard deviation of u: 0.01 in the paper, 1e-4 in the authors' release, 0 for none
-    where: Literal["matrices", "convolutions"] = "matrices"  # all weights with ndim > 1 | those with ndim 4
     scale: Literal["absolute", "filter"] = "absolute"  # sigma itself | sigma times the rms of each filter's weights
-    inner: NonNegative | None = None  # sigma of the inner step alone
-    outer: NonNegative | None = None  # sigma of the outer step alone, in the modes that draw u there
+    inner: NonNegative | None = None  # sigma of the inner step, if another than that of the modes that draw u again
 
     def __post_init__(self) -> None:
         check_settings(self, "noise")
@@ -115,12 +113,12 @@ class Noise:
         >>> Noise(sigma=0.01, inner=0.0).at("inner").sigma, Noise(sigma=0.01, inner=0.0).at("outer").sigma
         (0.0, 0.01)
         """
-        own = self.inner if step == "inner" else self.outer
-        return replace(self, sigma=self.sigma if own is None else own, inner=None, outer=None)
+        sigma = self.sigma if step == "outer" or self.inner is None else self.inner
+        return replace(self, sigma=sigma, inner=None)
 
     def moves(self, weight: Tensor) -> bool:
         """Whether a parameter gets noise; biases and normalisation layers never do."""
-        return self.sigma > 0 and weight.ndim >= (2 if self.where == "matrices" else 4)
+        return self.sigma > 0 and weight.ndim > 1
 
     def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """One draw of u by parameter name, on the weights' device.

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from rattle.analysis.taylor_error import remainders
 from rattle.cli.main import main
 from rattle.errors import RattleError
-from rattle.weights import Noise
 
 
 class Squares(nn.Module):
@@ -34,7 +33,7 @@ def test_the_second_order_is_exact_for_a_quadratic_model() -> None:
 
 def test_the_first_order_is_exact_for_a_linear_model() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    for row in remainders(model, torch.rand(5, 1, 2, 2), sigmas=(1e-3, 1.0), noise=Noise()):
+    for row in remainders(model, torch.rand(5, 1, 2, 2), sigmas=(1e-3, 1.0)):
         assert row.first < 1e-9
 
 

@@ -93,8 +93,6 @@ def test_noise_has_its_standard_deviation_on_every_matrix_and_nowhere_else() -> 
     model = create_model("cnn", classes=10, channels=1, width=16)
     u = Noise(sigma=0.01)(model, generator=torch.Generator().manual_seed(0))
     assert set(u) == {name for name, p in model.named_parameters() if p.ndim > 1}
-    kept = Noise(where="convolutions")(model)
-    assert set(kept) == {name for name, p in model.named_parameters() if p.ndim == 4}
     drawn = torch.cat([v.flatten() for v in u.values()])
     assert float(drawn.std()) == pytest.approx(0.01, rel=0.03)
     assert abs(float(drawn.mean())) < 0.001
@@ -146,7 +144,7 @@ def test_ema_is_the_moving_average_and_swa_the_mean() -> None:
     ("kind", "setting"),
     [
         (Noise, {"sigma": -1.0}),
-        (Noise, {"where": "biases"}),
+        (Noise, {"scale": "layer"}),
         (AWP, {"gamma": 0.0}),
         (SWA, {"start": 1.0}),
         (EMA, {"decay": 1.0}),
@@ -172,9 +170,9 @@ def test_noise_in_proportion_to_filters_is_as_long_as_sigma_times_each() -> None
 
 
 def test_the_two_steps_may_have_a_sigma_each() -> None:
-    noise = Noise(sigma=0.01, where="convolutions", outer=0.5)
-    assert noise.at("inner") == Noise(sigma=0.01, where="convolutions")
-    assert noise.at("outer") == Noise(sigma=0.5, where="convolutions")
+    noise = Noise(sigma=0.5, scale="filter", inner=0.01)
+    assert noise.at("inner") == Noise(sigma=0.01, scale="filter")
+    assert noise.at("outer") == Noise(sigma=0.5, scale="filter")
     assert Noise(inner=0.0).at("inner")(small()) == {}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import PGD
-from rattle.objectives.base import Moment
+from rattle.objectives.base import Moment, StepContext
 from rattle.objectives.fat import FAT
 from rattle.objectives.fat_trades import FATTrades
 from rattle.threat import Threat
@@ -56,10 +56,10 @@ def friendly(model: nn.Module, x: Tensor, y: Tensor, i: int, pgd: PGD, *, tau: i
 @pytest.mark.parametrize("base", BASES)
 def test_loss_gradient_and_images_are_those_of_the_twin(base: str, tau: int, classes: int) -> None:
     given, (objective, pgd) = problem(classes), BASES[base]
-    objective = replace(objective, stop=replace(objective.stop, tau=tau))
+    objective = replace(objective, tau=tau)
     twin = copy.deepcopy(given.model).eval()
     rows = range(len(given.x))
-    found = [friendly(twin, given.x, given.y, i, pgd, tau=tau, omega=objective.stop.omega) for i in rows]
+    found = [friendly(twin, given.x, given.y, i, pgd, tau=tau, omega=objective.omega) for i in rows]
     assert len({steps for _, steps in found}) > 2  # they stop at different steps
     x_adv = torch.cat([image for image, _ in found])
     twin.train()
@@ -76,5 +76,5 @@ def test_loss_gradient_and_images_are_those_of_the_twin(base: str, tau: int, cla
 )
 def test_tau_grows_at_the_published_epochs(objective: FAT, epochs: int, rises: list[int]) -> None:
     for epoch in range(epochs):
-        current = objective.at(Moment(epoch=epoch, epochs=epochs))
-        assert current.stop.tau == sum(epoch >= rise for rise in rises)
+        attack = objective.attack(PGD(), StepContext(moment=Moment(epoch=epoch, epochs=epochs)))
+        assert attack.tau == sum(epoch >= rise for rise in rises)

@@ -14,6 +14,7 @@ from torch import nn
 from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.objectives.gowal import Gowal
+from rattle.objectives.sota import Wang2023
 from rattle.recipes.catalog import get_recipe, make_recipe
 from rattle.recipes.names import list_recipes
 from rattle.recipes.recipe import SGD, Recipe
@@ -26,18 +27,18 @@ from support.training import Interrupting, Stop, content, tiny
 AVERAGE = EMA(decay=0.995, start=0.025, warmup=True)
 
 
-@pytest.mark.parametrize(("hold", "passes"), [(True, 1), (False, 2)])
-def test_running_statistics_are_those_of_the_adversarial_images_alone(hold: bool, passes: int) -> None:
+@pytest.mark.parametrize(("objective", "passes"), [(Gowal(), 1), (Wang2023(), 2)])
+def test_running_statistics_are_those_of_the_adversarial_images_alone(objective: Gowal, passes: int) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.BatchNorm2d(1, momentum=0.5), nn.Flatten(), nn.Linear(16, 3)).train()
     x, x_adv, plain = torch.rand(8, 1, 4, 4), torch.rand(8, 1, 4, 4), copy.deepcopy(model)
-    outputs = PairedForward(model, Gowal(hold_clean=hold).needs)(x, x_adv)
+    outputs = PairedForward(model, objective.needs)(x, x_adv)
     for images, logits in ((x, outputs.logits), (x_adv, outputs.logits_adv)):
         assert logits is not None
         torch.testing.assert_close(logits, plain(images))  # each normalised by its own batch
     norm = model[0]
     assert int(norm.num_batches_tracked) == passes
-    assert torch.isclose(norm.running_mean, 0.5 * x_adv.mean()).item() == hold
+    assert torch.isclose(norm.running_mean, 0.5 * x_adv.mean()).item() == (passes == 1)
 
 
 def test_the_recipe_is_what_the_authors_train() -> None:
@@ -57,7 +58,7 @@ def test_the_state_of_the_art_is_spelled_out() -> None:
     assert (recipe.model, recipe.activation, recipe.data.extra_fraction) == ("wrn28-10", "silu", 0.7)
     assert (recipe.batch_size, recipe.epochs, recipe.optimizer.lr) == (512, 400, 0.2)
     assert recipe.schedule == OneCycle(shape="cosine", peak=0.025)
-    assert recipe.objective == Gowal(inv_lambda=5.0, smoothing=0.1, hold_clean=False)
+    assert recipe.objective == Wang2023(inv_lambda=5.0, smoothing=0.1)
     assert recipe.average == AVERAGE
     assert replace(get_recipe("cifar10-linf-wrn28-10-sota"), name=recipe.name) == recipe
     assert "cifar10-linf-wrn34-10-sota-2nd" in list_recipes()

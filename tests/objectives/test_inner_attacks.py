@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from rattle.attacks import PGD, Attack
-from rattle.objectives.fat import EarlyStop, EarlyStoppedPGD
+from rattle.objectives.fat import EarlyStoppedPGD
 from rattle.objectives.gat import GuidedStep
 from rattle.objectives.n_fgsm import NoisyStep
 from rattle.threat import Threat
@@ -13,7 +13,7 @@ from support.inner_attacks import problem
 
 
 def early_stopped(threat: Threat) -> Attack:
-    return EarlyStoppedPGD(pgd=PGD(threat=threat, steps=3, step_size=0.08), stop=EarlyStop(omega=0.1))
+    return EarlyStoppedPGD(pgd=PGD(threat=threat, steps=3, step_size=0.08), omega=0.1)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

@@ -132,7 +132,6 @@ def test_taylor_terms_without_features_are_refused() -> None:
         ("order", {"order": 3}),
         ("eta", {"eta": -0.1, "order": 1}),
         ("mode", {"mode": "literal", "order": 1}),
-        ("antithetic", {"antithetic": True, "order": 2}),
         ("order 0", {"eta": 0.3}),
         ("order 0", {"mode": "exact"}),
     ],

@@ -25,7 +25,7 @@ SAMPLED = Trades(taylor=Taylor(order=2, mode="sampled", eta=0.5))
         (replace(GAT, attack=replace(GAT.attack, restarts=3)), "attack.restarts 3"),
         (replace(TRADES, epochs=3, evaluate_every=4), "evaluate_every 4"),
         (replace(TRADES, noise=Noise(sigma=0, scale="filter")), "noise.scale filter"),
-        (replace(TRADES, noise=Noise(outer=0.1)), "noise.outer 0.1"),
+        (replace(TRADES, noise=Noise(inner=0.1)), "noise.inner 0.1"),
         (replace(TRADES, objective=SAMPLED, noise=Noise()), "objective.taylor.eta 0.5"),
         (replace(TRADES, batch_norm="held", batch_norm_momentum=0.1), "batch_norm_momentum 0.1"),
         (replace(TRADES, data=replace(TRADES.data, extra_fraction=0.5)), "data.extra_fraction 0.5"),

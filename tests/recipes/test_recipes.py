@@ -17,7 +17,7 @@ from rattle.recipes.catalog import describe, get_recipe, resolve
 from rattle.recipes.names import list_recipes
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
-from rattle.recipes.schema import number
+from rattle.recipes.schema import flatten, number, to_plain
 from rattle.threat import Threat
 from rattle.weights import AWP, EMA, SWA, Noise
 
@@ -28,12 +28,11 @@ recipes = st.builds(
     name=st.text(max_size=20),
     data=st.builds(Data, name=st.text(max_size=20), augment=st.builds(Augment, flip=st.booleans())),
     width=st.none() | counts,
-    attack=st.builds(PGD, threat=st.builds(Threat, epsilon=positive), loss=st.sampled_from(["ce", "kl", "cw"])),
+    attack=st.builds(PGD, threat=st.builds(Threat, epsilon=fraction), loss=st.sampled_from(["ce", "kl", "cw"])),
     objective=st.builds(AT, taylor=taylor) | st.builds(Trades, inv_lambda=positive),
     awp=st.none() | st.builds(AWP, gamma=positive, warmup=st.integers(0, 20)),
     average=st.none() | st.builds(SWA, start=fraction) | st.builds(EMA, decay=fraction, warmup=st.booleans()),
-    optimizer=st.builds(SGD, lr=positive, momentum=fraction)
-    | st.builds(AdamW, betas=st.tuples(fraction, fraction), layer_decay=st.none() | fraction),
+    optimizer=st.builds(SGD, lr=positive, momentum=fraction) | st.builds(AdamW, layer_decay=st.none() | fraction),
     schedule=st.builds(Piecewise, drops=st.lists(fraction, max_size=3).map(tuple))
     | st.builds(Cosine, warmup=fraction)
     | st.builds(OneCycle, peak=fraction),
@@ -48,6 +47,11 @@ recipes = st.builds(
 @given(recipes)
 def test_a_recipe_survives_yaml(recipe: Recipe) -> None:
     assert Recipe.from_yaml(recipe.to_yaml()) == recipe
+
+
+def test_no_listed_recipe_has_more_than_80_settings() -> None:
+    for name in list_recipes():
+        assert len(flatten(to_plain(get_recipe(name)))) <= 80, name
 
 
 def test_yaml_says_which_kind_where_several_are_possible() -> None:
@@ -84,7 +88,6 @@ def edited(changes: dict[str, object]) -> str:
         ("objective.kind", "Trade", "did you mean 'Trades'?"),
         ("average.kind", "None", "unknown average.kind 'None'"),
         ("optimizer.kind", "Adam", "did you mean 'AdamW'?"),
-        ("optimizer.betas", [0.9, 0.99], "unknown setting 'optimizer.betas'"),
         ("schedule.drops", ["early"], "schedule.drops[0] must be a number"),
         ("objective.taylor.order", 0, "objective.taylor does nothing at order 0"),
         *[("epochs", value, "epochs must be int") for value in ("many", 2.5, True)],
@@ -104,7 +107,6 @@ def edited(changes: dict[str, object]) -> str:
         ("optimizer", {"kind": "SGD", "nesterov": True, "momentum": 0.0}, "optimizer.nesterov does nothing"),
         ("optimizer", {"kind": "SGD", "decay_norms": False, "weight_decay": 0.0}, "optimizer.decay_norms False does"),
         ("optimizer", {"kind": "AdamW", "decay_norms": True, "weight_decay": 0.0}, "optimizer.decay_norms does"),
-        ("optimizer", {"kind": "AdamW", "betas": [0.9]}, "optimizer.betas are two numbers"),
         ("schedule.warmup", 0.5, "schedule.warmup must end before the first of schedule.drops"),
         ("schedule", {"kind": "Cosine", "warmup": 1.0}, "schedule.warmup must be >= 0 and < 1"),
     ],
@@ -221,6 +223,6 @@ def test_a_recipe_file_that_is_missing_or_wrong_is_named(tmp_path) -> None:
 
 @pytest.mark.parametrize("mode", ["exact", "sampled"])
 def test_readings_that_are_taken_along_u_need_noise(mode: str) -> None:
-    with pytest.raises(RattleError, match=r"taken along u: .* noise.sigma or noise.outer"):
+    with pytest.raises(RattleError, match=r"taken along u: .* noise.sigma"):
         Recipe(objective=Trades(taylor=Taylor(order=1, mode=mode)), noise=Noise(sigma=0))
     assert Recipe(objective=Trades(taylor=Taylor(order=1, mode=mode)), noise=Noise(sigma=0.1)).noise.sigma == 0.1

@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from rattle.errors import RattleError
+from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import SGD, Recipe
-from rattle.recipes.saved import REMOVED, upgraded
+from rattle.recipes.saved import REMOVED, REMOVED_OF, upgraded
 from rattle.recipes.schema import settings_of
+from rattle.weights import Noise
 
 OLD = Path(__file__).parents[1] / "integration" / "old_runs" / "format1" / "recipe.yaml"
 
@@ -33,30 +35,58 @@ def test_a_removed_setting_is_dropped_at_its_default_and_refused_elsewhere(setti
     base = changed("awp", None)
     if setting.startswith(("awp.", "objective.")):  # in parts that the old recipe does not have
         base = get_recipe("digits-linf-cnn-trades-awp-2nd").to_yaml()
-    assert Recipe.from_yaml(changed(setting, REMOVED[setting], base)) == Recipe.from_yaml(base)
+    check_removed(setting, REMOVED[setting], base)
+
+
+def check_removed(setting: str, default: Any, base: str) -> None:
+    assert Recipe.from_yaml(changed(setting, default, base)) == Recipe.from_yaml(base)
     text = changed(setting, "another", base)
     with pytest.raises(RattleError, match=rf"^{setting} another was removed after version 0\.2"):
         Recipe.from_yaml(text)
     upgraded(yaml.safe_load(text), any_value=True)  # a published model opens
 
 
-@pytest.mark.parametrize("clean_weight", ["one", "one-minus-eta"])
-def test_the_clean_weight_of_trades_is_gone_and_that_of_mma_stays(clean_weight: str) -> None:
-    text = changed("objective.clean_weight", clean_weight)
-    if clean_weight == "one":
-        assert Recipe.from_yaml(text).method == "TRADES + 1st + 2nd, EMA"
-    else:
-        with pytest.raises(RattleError, match=r"^objective.clean_weight .* version 0\.2"):
-            Recipe.from_yaml(text)
-    assert Recipe.from_yaml(get_recipe("digits-linf-cnn-mma").to_yaml()).objective.clean_weight == 1 / 3
+def test_settings_that_one_method_had_are_its_constants() -> None:
+    found = set()
+    for name, method in METHODS.items():
+        kind = type(method.objective).__name__
+        for setting, default in REMOVED_OF.get(kind, {}).items():
+            check_removed(f"objective.{setting}", default, get_recipe(f"digits-linf-cnn-{name}").to_yaml())
+            found.add(kind)
+    assert found == set(REMOVED_OF)
 
 
-@pytest.mark.parametrize(("setting", "value"), [("noise.where", "conv-names"), ("objective.mode", "released")])
-def test_a_value_that_is_gone_is_refused(setting: str, value: str) -> None:
-    text = changed(setting, value)
-    with pytest.raises(RattleError, match=rf"{value} was removed after version 0\.2"):
+def test_where_noise_goes_follows_from_the_method() -> None:
+    for method, where in (("trades-2nd", "matrices"), ("trades-2nd-released", "convolutions")):
+        check_removed("noise.where", where, get_recipe(f"digits-linf-cnn-{method}").to_yaml())
+
+
+def test_a_mode_that_is_gone_is_refused() -> None:
+    text = changed("objective.mode", "released")
+    with pytest.raises(RattleError, match=r"released was removed after version 0\.2"):
         Recipe.from_yaml(text)
     upgraded(yaml.safe_load(text), any_value=True)
+
+
+def test_what_sota_and_fat_had_under_other_names_keeps_its_meaning() -> None:
+    sota = get_recipe("digits-linf-cnn-sota")
+    old = changed("objective.hold_clean", False, sota.to_yaml()).replace("kind: Wang2023", "kind: Gowal")
+    assert Recipe.from_yaml(old) == sota
+    fat = get_recipe("digits-linf-cnn-fat")
+    old = changed("objective.stop", {"tau": 2, "raise_at": [50 / 120, 90 / 120], "omega": 0.001}, fat.to_yaml())
+    assert Recipe.from_yaml(old) == replace(fat, objective=replace(fat.objective, tau=2))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"sigma": 0.03, "outer": None}, Noise(sigma=0.03)),
+        ({"sigma": 0.03, "outer": 1.0}, Noise(sigma=1.0, inner=0.03)),
+        ({"sigma": 0.0, "inner": 0.1, "outer": 1.0}, Noise(sigma=1.0, inner=0.1)),
+    ],
+)
+def test_the_sigma_of_the_outer_step_is_the_noises_own(old: dict[str, Any], new: Noise) -> None:
+    assert Recipe.from_yaml(changed("noise", old)).noise == new
 
 
 @pytest.mark.parametrize(

@@ -61,9 +61,9 @@ def our_step(objective: Objective, attack: PGD, given: Problem, *, moment: Momen
     model, x, y = copy.deepcopy(given.model), given.x, given.y
     when = {"moment": moment or Moment(), "classes": given.classes}
     terms = step(step_inputs(model, objective, attack, x, y, StepContext(draws=draws(len(x)), **when)))
-    context, current = StepContext(draws=draws(len(x)), **when), objective.at(when["moment"])
-    x_adv = current.attack(attack, context)(copy.deepcopy(given.model), x, y, generator=context.draws)
-    batch = current.prepare(Batch(x=x, x_adv=x_adv, y=y), context)
+    context = StepContext(draws=draws(len(x)), **when)
+    x_adv = objective.attack(attack, context)(copy.deepcopy(given.model), x, y, generator=context.draws)
+    batch = objective.prepare(Batch(x=x, x_adv=x_adv, y=y), context)
     return Stepped(float(sum(terms.values())), [p.grad for p in model.parameters()], batch)
 
 

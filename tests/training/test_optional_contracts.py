@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import pytest
 import torch
@@ -48,11 +48,8 @@ class Everything(Objective):
     def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
         return {"seen": torch.zeros(images)}
 
-    def at(self, moment: Moment) -> Self:
-        MOMENTS.append(moment)
-        return replace(self, smoothing=0.1 * moment.epoch)
-
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
+        MOMENTS.append(context.moment)
         return replace(pgd, steps=1)
 
     def prepare(self, batch: Batch, context: StepContext) -> Batch:
@@ -101,7 +98,7 @@ def test_everything_is_trained_saved_and_remembered(whole: Run, recipe: Recipe) 
     assert load(whole)(torch.rand(2, 1, 8, 8)).shape == (2, 10)
 
 
-def test_settings_follow_the_moment_of_the_run(recipe: Recipe, tmp_path: Path) -> None:
+def test_an_objective_knows_the_moment_of_the_run(recipe: Recipe, tmp_path: Path) -> None:
     MOMENTS.clear()
     fit(recipe, tmp_path / "run")
     assert [(moment.epoch, moment.step) for moment in MOMENTS] == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]

@@ -55,7 +55,6 @@ def remainders(
     x: Tensor,
     *,
     sigmas: Sequence[float] = SIGMAS,
-    noise: Noise | None = None,
     draws: int = 4,
     seed: int = 0,
     batch_statistics: bool = False,
@@ -63,12 +62,12 @@ def remainders(
 ) -> list[Remainder]:
     """The remainders on images x at each of `sigmas`, means over `draws` samples of u seeded by `seed`.
 
-    `noise` says which weights move; `batch_statistics` lets BatchNorm normalise by the batch, as in training, instead
-    of by its running statistics; `progress` is called after each sigma of each draw.
+    `batch_statistics` lets BatchNorm normalise by the batch, as in training, instead of by its running statistics;
+    `progress` is called after each sigma of each draw.
     """
     check_draws(draws, sigmas)
     model, x = copy.deepcopy(model).double(), x.double()
-    unit = Noise(sigma=1.0, where=noise.where if noise else "matrices")
+    unit = Noise(sigma=1.0)
     sums = torch.zeros(len(sigmas), 3, dtype=torch.float64, device=x.device)
     model.train(batch_statistics)
     with frozen_bn_stats(model), torch.no_grad():
@@ -113,7 +112,7 @@ def measure_checkpoint(
     images = target.images(choose_images(target.test.y, n))
     x, y = floats_for(target.model, images.x), images.y
     x_adv = recipe.attack(target.model, x, y, generator=ImageStreams(seed, torch.arange(len(y), device=y.device)))
-    settings = {"sigmas": sigmas, "noise": recipe.noise, "draws": draws, "batch_statistics": batch_statistics}
+    settings = {"sigmas": sigmas, "draws": draws, "batch_statistics": batch_statistics}
     with (console or NullConsole()).progress("fidelity", 2 * draws * len(sigmas)) as advance:
         of = partial(remainders, target.model, **settings, seed=seed, progress=advance)
         found = {"clean": of(x), "adversarial": of(x_adv)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -132,10 +132,6 @@ class Objective:
     def __call__(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
         """The terms outside of a run."""
         return self.terms(outputs, y, StepContext())
-
-    def at(self, moment: Moment) -> Self:
-        """The objective at a moment of the run, where its settings change."""
-        return self
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
         """The inner maximisation: the recipe's attack, or one made of its threat, steps and step size."""

@@ -1,7 +1,7 @@
 """Friendly adversarial training (Zhang et al. 2020): the attack on an image stops soon after it is misclassified."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,37 +10,19 @@ from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
 from rattle.inputs import check_batch, logits_of
 from rattle.objectives.at import AT
-from rattle.objectives.base import Method, Moment, StepContext
+from rattle.objectives.base import Method, StepContext
 from rattle.randomness import Randomness, streams
-from rattle.settings import Bound, CountOrZero, NonNegative, check_settings
+from rattle.settings import CountOrZero
 from rattle.threat import Threat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyStop:
-    """When the attack on an image stops: tau steps after it is misclassified, tau growing over the run."""
-
-    tau: CountOrZero = 0  # tau in the first epoch: steps that are still made at a misclassified point
-    raise_at: Annotated[tuple[float, ...], Bound(above=0, below=1)] = (
-        50 / 120,
-        90 / 120,
-    )  # of the run: tau grows by 1
-    omega: NonNegative = 0.001  # std of the Gaussian noise added at every step
-
-    def __post_init__(self) -> None:
-        check_settings(self, "objective.stop")
-
-    def at(self, moment: Moment) -> Self:
-        passed = sum(moment.fraction >= fraction for fraction in self.raise_at)
-        return replace(self, tau=self.tau + passed, raise_at=())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStoppedPGD:
-    """PGD that each image leaves `stop.tau` steps after it is misclassified; the others go on as a smaller batch."""
+    """PGD that each image leaves tau steps after it is misclassified; the others go on as a smaller batch."""
 
     pgd: PGD  # threat, steps, step size, loss and start
-    stop: EarlyStop
+    tau: int = 0  # steps that are still made at a misclassified point
+    omega: float = 0.0  # std of the Gaussian noise added at every step
 
     @property
     def threat(self) -> Threat:
@@ -54,7 +36,7 @@ class EarlyStoppedPGD:
                 reference = logits_of(model, x) if pgd.loss == "kl" else y
             x_adv = self.threat.project(pgd.start_point(x, draws), x)
             found, row = torch.empty_like(x_adv), torch.arange(len(x), device=x.device)
-            left = torch.full_like(row, self.stop.tau)
+            left = torch.full_like(row, self.tau)
             for _ in range(pgd.steps):
                 point = x_adv.detach().requires_grad_()
                 logits = logits_of(model, point)
@@ -68,8 +50,8 @@ class EarlyStoppedPGD:
                     row, x, y, reference, left = (value[live] for value in (row, x, y, reference, left))
                     point, gradient, draws = point[live], gradient[live], draws[live]
                 x_adv = self.threat.ascend(point.detach(), gradient, pgd.step_size)
-                if self.stop.omega:
-                    x_adv = x_adv + self.stop.omega * draws.normal(*x.shape[1:]).to(x.dtype)
+                if self.omega:
+                    x_adv = x_adv + self.omega * draws.normal(*x.shape[1:]).to(x.dtype)
                 x_adv = self.threat.project(x_adv, x)
             found[row] = x_adv
             return found
@@ -82,13 +64,13 @@ class FAT(AT):
     title: ClassVar[str] = "FAT"
     soft_labels: ClassVar[bool] = False  # the label tells what is misclassified
     unused: ClassVar[tuple[str, ...]] = ("restarts",)
-    stop: EarlyStop = EarlyStop()  # when the attack on an image stops
-
-    def at(self, moment: Moment) -> Self:
-        return replace(self, stop=self.stop.at(moment))
+    raise_at: ClassVar[tuple[float, ...]] = (50 / 120, 90 / 120)  # fractions of the run at which tau grows by 1
+    omega: ClassVar[float] = 0.001  # std of the Gaussian noise added at every step of the attack
+    tau: CountOrZero = 0  # in the first epoch: steps that the attack still makes at a misclassified point
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
-        return EarlyStoppedPGD(pgd=pgd, stop=self.stop)
+        passed = sum(context.moment.fraction >= fraction for fraction in self.raise_at)
+        return EarlyStoppedPGD(pgd=pgd, tau=self.tau + passed, omega=self.omega)
 
 
 METHOD = Method(

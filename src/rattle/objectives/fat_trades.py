@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from rattle.attacks import PGD
 from rattle.objectives.base import Method
-from rattle.objectives.fat import FAT, EarlyStop
+from rattle.objectives.fat import FAT
 from rattle.objectives.trades import Trades
+from rattle.settings import CountOrZero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +17,9 @@ class FATTrades(Trades):
     title: ClassVar[str] = "FAT-TRADES"
     soft_labels: ClassVar[bool] = FAT.soft_labels
     unused: ClassVar[tuple[str, ...]] = FAT.unused
-    stop: EarlyStop = EarlyStop(raise_at=(30 / 85, 50 / 85, 70 / 85), omega=0.0)  # when the attack on an image stops
-    at = FAT.at
+    raise_at: ClassVar[tuple[float, ...]] = (30 / 85, 50 / 85, 70 / 85)
+    omega: ClassVar[float] = 0.0
+    tau: CountOrZero = 0  # in the first epoch: steps that the attack still makes at a misclassified point
     attack = FAT.attack
 
 

@@ -19,8 +19,10 @@ class Gowal(Trades):
     """CE(f(x), q) + (1/lambda) KL(p(x) || p(x')) + Taylor terms: q has smoothing / C on each class, the rest on y."""
 
     title: ClassVar[str] = "TRADES (Gowal)"
+    hold_clean: ClassVar[bool] = (
+        True  # x is normalised by its batch, but BatchNorm's running statistics are those of x'
+    )
     smoothing: BelowOne = 0.0  # mass spread over all C classes, of soft labels too
-    hold_clean: bool = True  # x is normalised by its batch, but BatchNorm's running statistics are those of x'
 
     @property
     def needs(self) -> ForwardSpec:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,7 +12,9 @@ from rattle.losses import ce
 from rattle.objectives.base import Batch, Method, StepContext, Teacher
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.objectives.trades import Trades
-from rattle.settings import Bound, NonNegative
+from rattle.settings import NonNegative
+
+H = 2.0  # where the helper is on the line from x through x'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,6 @@ class HAT(TaylorObjective):
     needs_run: ClassVar[bool] = True
     beta: NonNegative = 2.5  # weight of the KL term; 3.5 with further data
     gamma: NonNegative = 0.5  # weight of the helper's term
-    h: Annotated[float, Bound(above=1)] = 2.0  # where the helper is on the line from x through x'
     teacher: Teacher = Teacher()  # the network trained without an adversary
 
     @property
@@ -43,7 +44,7 @@ class HAT(TaylorObjective):
         return {"standard": (self.teacher, "standard")}
 
     def prepare(self, batch: Batch, context: StepContext) -> Batch:
-        helper = batch.x + self.h * (batch.x_adv - batch.x)  # may leave [0, 1], as the authors' does
+        helper = batch.x + H * (batch.x_adv - batch.x)  # may leave [0, 1], as the authors' does
         return replace(batch, extra=helper)
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:

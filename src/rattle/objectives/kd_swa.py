@@ -12,7 +12,7 @@ from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Method, StepContext, Teacher
 from rattle.objectives.taylor_terms import TaylorObjective
-from rattle.settings import BelowOne, NonNegative, Positive
+from rattle.settings import NonNegative, Positive
 from rattle.weights import SWA
 
 
@@ -35,7 +35,6 @@ class KD(TaylorObjective):
     standard_weight: NonNegative = 0.1  # lambda_2, of the standard teacher
     robust_weight: NonNegative = 0.6  # lambda_3, of the robust teacher
     temperature: Positive = 2.0  # T
-    smoothing: BelowOne = 0.0  # mass spread over all classes; none in the authors' code
     standard_teacher: Teacher = Teacher()  # trained without an adversary
     robust_teacher: Teacher = Teacher()  # trained by AT
 
@@ -54,7 +53,7 @@ class KD(TaylorObjective):
             target = (outputs.taught_adv[teacher] / t).softmax(1)
             return t**2 * outputs.mean(lambda z, z_adv: ce(z_adv / t, target).mean())
 
-        hard = outputs.mean(lambda z, z_adv: F.cross_entropy(z_adv, y, label_smoothing=self.smoothing))
+        hard = outputs.mean(lambda z, z_adv: F.cross_entropy(z_adv, y))
         return {
             "zeroth": self.ce_weight * hard,
             "standard": self.standard_weight * distilled("standard"),

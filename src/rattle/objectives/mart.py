@@ -15,6 +15,8 @@ from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import NonNegative
 from rattle.weights import AWP
 
+OFFSET = 1e-4  # added to 1 - max p_k in the logarithm, as the authors do: without it the loss has no bound
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mart(TaylorObjective):
@@ -30,21 +32,21 @@ class Mart(TaylorObjective):
 
     title: ClassVar[str] = "MART"
     weight: NonNegative = 5.0  # lambda, weight of the zeroth term; 6 in the authors' WideResNet runs
-    offset: NonNegative = 1e-4  # added to 1 - max p_k in the logarithm, as the authors do; 0: the formula, unbounded
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         def zeroth(z: Tensor, z_adv: Tensor) -> Tensor:
             doubt = 1 - z.softmax(1).gather(1, y[:, None]).squeeze(1)
             return self.weight * (kl(z, z_adv) * doubt).mean()
 
-        boosted = outputs.mean(lambda z, z_adv: (ce(z_adv, y) - self.log_rest(z_adv, y)).mean())
+        boosted = outputs.mean(lambda z, z_adv: (ce(z_adv, y) - log_rest(z_adv, y)).mean())
         return {"bce": boosted, "zeroth": outputs.mean(zeroth)}
 
-    def log_rest(self, z: Tensor, y: Tensor) -> Tensor:
-        """log(1 - max_{k != y} p_k + offset), [n]; 1 - p_k itself would be 0 in floats for a sure mistake."""
-        wrong = z.detach().scatter(1, y[:, None], -math.inf).argmax(1, keepdim=True)
-        rest = z.scatter(1, wrong, -math.inf).logsumexp(1) - z.logsumexp(1)
-        return torch.logaddexp(rest, torch.full_like(rest, math.log(self.offset))) if self.offset else rest
+
+def log_rest(z: Tensor, y: Tensor) -> Tensor:
+    """log(1 - max_{k != y} p_k + OFFSET), [n]; 1 - p_k itself would be 0 in floats for a sure mistake."""
+    wrong = z.detach().scatter(1, y[:, None], -math.inf).argmax(1, keepdim=True)
+    rest = z.scatter(1, wrong, -math.inf).logsumexp(1) - z.logsumexp(1)
+    return torch.logaddexp(rest, torch.full_like(rest, math.log(OFFSET)))
 
 
 METHOD = Method(

@@ -1,13 +1,25 @@
 """The public state of the art (Wang et al. 2023): Gowal's TRADES on generated images, with smoothed labels."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from rattle.objectives import gowal
 from rattle.objectives.gowal import Gowal
+from rattle.settings import BelowOne, NonNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wang2023(Gowal):
+    """Gowal's loss with other weights; BatchNorm's running statistics are those of x and x'."""
+
+    hold_clean: ClassVar[bool] = False
+    inv_lambda: NonNegative = 5.0  # 1/lambda, weight of the zeroth term
+    smoothing: BelowOne = 0.1  # mass spread over all C classes
+
 
 METHOD = replace(
     gowal.METHOD,
-    objective=Gowal(inv_lambda=5.0, smoothing=0.1, hold_clean=False),
+    objective=Wang2023(),
     length=2.0,
     settings={
         **gowal.METHOD.settings,

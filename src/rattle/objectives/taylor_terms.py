@@ -21,20 +21,16 @@ class Taylor:
     order: Annotated[int, Bound(least=0, most=2)] = 0  # terms used: 0 (none), 1 (first), 2 (first and second)
     eta: NonNegative | None = None  # weight of the first term; the paper's when not given: 0.3 at order 1, 0.2 at 2
     mode: str = "head"  # how the terms are computed: head | smoothing | exact | sampled
-    antithetic: bool = False  # every u of the outer step comes with -u (exact, sampled)
 
     def __post_init__(self) -> None:
         check_settings(self, "objective.taylor")
         if self.order == 0:
-            if (self.eta, self.mode, self.antithetic) != (None, "head", False):
+            if (self.eta, self.mode) != (None, "head"):
                 raise RattleError("objective.taylor does nothing at order 0: set objective.taylor.order to 1 or 2")
             return
         READINGS.entry(self.mode)  # refuses a mistyped one
-        reading = self.reading
-        if self.order not in reading.orders:
+        if self.order not in self.reading.orders:
             raise RattleError(f"objective.taylor.mode {self.mode} has no terms of order {self.order}")
-        if self.antithetic and not reading.antithetic:
-            raise RattleError(f"objective.taylor.antithetic does nothing in mode {self.mode}: it draws no u")
 
     @property
     def reading(self) -> Reading:

@@ -251,7 +251,7 @@ def released(recipe: Recipe) -> Recipe:
     return replace(
         recipe,
         objective=Released(taylor=objective.taylor, inv_lambda=objective.inv_lambda),
-        noise=Noise(sigma=0 if awp else 1e-4, where="convolutions"),
+        noise=Noise(sigma=0 if awp else 1e-4),
         attack=attack,
         awp=awp,
         schedule=Piecewise(drops=tuple((round(drop * epochs) - 1) / epochs for drop in Piecewise().drops)),

@@ -16,11 +16,10 @@ from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schedules import Cosine, KeptEpochs, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
-from rattle.settings import Between, Bound, Count, NonNegative, Positive, Share, check_settings
+from rattle.settings import BelowOne, Between, Bound, Count, NonNegative, Positive, Share, check_settings
 from rattle.weights import ASAM, AWP, EMA, SAM, SWA, Noise
 
 Momentum = Annotated[float, Bound(above=0, most=1)]
-Decay = Annotated[float, Bound(least=0, below=1)]  # the share of an old value that is kept at each step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class SGD:
     """Stochastic gradient descent with momentum."""
 
     lr: Positive = 0.1  # eta_l, the peak learning rate (paper: 0.1; SVHN 0.01)
-    momentum: Decay = 0.9
+    momentum: BelowOne = 0.9
     weight_decay: NonNegative = 5e-4
     nesterov: bool = False
     decay_norms: bool = True  # weight decay also on biases and normalisation layers (all with ndim <= 1)
@@ -47,15 +46,12 @@ class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019), which transformers need."""
 
     lr: Positive = 1e-3  # the peak learning rate
-    betas: tuple[Decay, Decay] = (0.9, 0.999)  # share of the old averages of gradients and of their squares
     weight_decay: NonNegative = 0.05
     decay_norms: bool = False  # weight decay also on biases and normalisation layers (all with ndim <= 1)
     layer_decay: Between | None = None  # factor on the rate from each layer to the one before it; none when not given
 
     def __post_init__(self) -> None:
         check_settings(self, "optimizer")
-        if len(self.betas) != 2:
-            raise RattleError(f"optimizer.betas are two numbers, got {self.betas}")
         if self.decay_norms and self.weight_decay == 0:
             raise RattleError("optimizer.decay_norms does nothing without weight decay")
 
@@ -120,8 +116,8 @@ class Recipe:
         needs = self.objective.needs
         if self.noise_samples > 1 and needs.draw is None:
             raise RattleError("noise_samples > 1 does nothing without objective.taylor.mode exact or sampled")
-        if needs.draw is not None and self.noise.at("outer").sigma == 0:
-            raise RattleError("this objective.taylor.mode is taken along u: it needs noise.sigma or noise.outer > 0")
+        if needs.draw is not None and self.noise.sigma == 0:
+            raise RattleError("this objective.taylor.mode is taken along u: it needs noise.sigma > 0")
         if self.data.augment.mix != "none":
             self.check_soft_labels(f"data.augment.mix {self.data.augment.mix} makes soft labels")
         if self.data.extra is not None and self.objective.remembers_images:
@@ -142,9 +138,9 @@ class Recipe:
             raise idle("objective.taylor.eta", taylor.eta, why)
         if self.head is not None and not needs.features:
             raise idle("head", self.head, "only the Taylor terms of mode head use the network's head")
-        if noise.outer is not None and needs.draw is None:
-            raise idle("noise.outer", noise.outer, "no u enters the outer step of this recipe")
-        if noise.scale != "absolute" and noise.sigma == 0 and not noise.inner and not noise.outer:
+        if noise.inner is not None and needs.draw is None:
+            raise idle("noise.inner", noise.inner, "no u enters the outer step of this recipe: set noise.sigma")
+        if noise.scale != "absolute" and noise.sigma == 0:
             raise idle("noise.scale", noise.scale, "noise.sigma is 0")
         for name in ("loss", "start", "restarts"):  # the steps and their size follow from the dataset and -fast
             value = getattr(self.attack, name)

@@ -17,7 +17,7 @@ REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notic
     "awp.climbs": "loss",
     "awp.decay": 0.0,
     "awp.eta": 0.01,
-    "objective.search_steps": 10,
+    "objective.taylor.antithetic": False,
     "objective.taylor.mass": None,
     "objective.taylor.second_factor": 0.5,
     "objective.taylor.second_value": "squared",
@@ -25,6 +25,7 @@ REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notic
     "objective.taylor.statistics": "ca",
     "objective.taylor.temperature": 1.0,
     "on_divergence": "stop",
+    "optimizer.betas": [0.9, 0.999],
     "optimizer.eps": 1e-8,
     "schedule.first": 0.04,
     "schedule.floor": 0.0,
@@ -34,10 +35,19 @@ REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notic
     "val_attack.restarts": 1,
     "val_attack.start": "uniform",
 }
-REMOVED_VALUES = {  # setting -> values that are gone, and what a published model has in their place
-    "noise.where": (("conv-names",), "convolutions"),
-    "objective.taylor.mode": (("released", "trace", "head-noise"), "head"),
+REMOVED_OF: dict[str, dict[str, Any]] = {  # kind of objective -> its setting -> the default
+    "FAT": {"stop": {"raise_at": [50 / 120, 90 / 120], "omega": 0.001}},
+    "FATTrades": {"stop": {"raise_at": [30 / 85, 50 / 85, 70 / 85], "omega": 0.0}, "clean_weight": "one"},
+    "GATTrades": {"clean_weight": "one"},
+    "Gowal": {"hold_clean": True, "clean_weight": "one"},
+    "HAT": {"h": 2.0},
+    "KD": {"smoothing": 0.0},
+    "MMA": {"search_steps": 10},
+    "Mart": {"offset": 1e-4},
+    "Trades": {"clean_weight": "one"},
+    "Wang2023": {"hold_clean": False, "clean_weight": "one"},
 }
+REMOVED_MODES = ("released", "trace", "head-noise")  # of objective.taylor; a published model has head in their place
 TAYLOR = ("order", "eta", "mode", "second_factor")  # settings that version 0.1 had among the objective's own
 GUIDE = {"late_factor": 4.0, "late_from": 0.86, "noise": 0.5, "step": 1.0}  # of GAT in 0.2, beside its weight
 PAPER_EPOCHS = {"drops": [0.5, 0.75], "dense": 0.05, "sparse": 0.025}  # keep_checkpoints in 0.2
@@ -56,19 +66,19 @@ def upgraded(plain: Any, *, any_value: bool = False) -> Any:
         if isinstance(settings := plain.get(name), dict) and "kind" not in settings:
             plain[name] = {"kind": only, **settings}
     if isinstance(objective := plain.get("objective"), dict):
-        plain["objective"] = with_weight(with_taylor(objective), any_value=any_value)
+        plain["objective"] = with_weight(with_taylor(renamed_kind(objective)), any_value=any_value)
+    if isinstance(noise := plain.get("noise"), dict):
+        plain["noise"] = one_sigma(noise)
     if plain.get("tf32") is True and plain.get("precision", "fp32") == "fp32":
         plain["tf32"], plain["precision"] = False, "tf32"
     plain["keep_checkpoints"] = which_epochs(plain.get("keep_checkpoints"))
     for setting, default in {**REMOVED, **dependent_defaults(plain)}.items():
         drop(plain, setting, default, any_value=any_value)
-    for setting, (gone, instead) in REMOVED_VALUES.items():
-        *parents, name = setting.split(".")
-        part = part_of(plain, parents)
-        if part is not None and part.get(name) in gone and part[name] not in READINGS:
-            if not any_value:
-                raise removed(setting, part[name])
-            part[name] = instead
+    taylor = part_of(plain, ["objective", "taylor"]) or {}
+    if taylor.get("mode") in REMOVED_MODES and taylor["mode"] not in READINGS:
+        if not any_value:
+            raise removed("objective.taylor.mode", taylor["mode"])
+        taylor["mode"] = "head"
     return plain
 
 
@@ -97,14 +107,15 @@ def drop(plain: dict[str, Any], setting: str, default: Any, *, any_value: bool) 
 
 def dependent_defaults(plain: dict[str, Any]) -> dict[str, Any]:
     """Removed settings whose value now follows from another one."""
-    attack, schedule, objective = plain.get("attack"), plain.get("schedule"), plain.get("objective")
-    shape = schedule.get("shape", "linear") if isinstance(schedule, dict) else "linear"
-    trades = isinstance(objective, dict) and isinstance(objective.get("clean_weight"), str)  # MMA's is a number
-    return {
-        **({"objective.clean_weight": "one"} if trades else {}),
-        "val_attack.threat": attack.get("threat") if isinstance(attack, dict) else None,
-        "schedule.last": CYCLE_END.get(shape),
+    kind = (part_of(plain, ["objective"]) or {}).get("kind")
+    found = {
+        "noise.where": "convolutions" if kind == "Released" else "matrices",
+        "val_attack.threat": (part_of(plain, ["attack"]) or {}).get("threat"),
+        "schedule.last": CYCLE_END.get((part_of(plain, ["schedule"]) or {}).get("shape", "linear")),
     }
+    for name, default in REMOVED_OF.get(str(kind), {}).items():
+        found[f"objective.{name}"] = default
+    return found
 
 
 def which_epochs(kept: Any) -> Any:
@@ -117,6 +128,26 @@ def which_epochs(kept: Any) -> Any:
     if settings == PAPER_EPOCHS:
         return "paper"
     return "all"  # a run that kept some of its epochs opens; one that is resumed keeps the rest of them too
+
+
+def one_sigma(noise: dict[str, Any]) -> dict[str, Any]:
+    """The noise without `outer`, which set the sigma of the outer step beside that of the inner one."""
+    rest = {key: value for key, value in noise.items() if key != "outer"}
+    if noise.get("outer") is None:
+        return rest
+    if rest.get("inner") is None:
+        rest["inner"] = noise.get("sigma", 0.01)
+    return {**rest, "sigma": noise["outer"]}
+
+
+def renamed_kind(objective: dict[str, Any]) -> dict[str, Any]:
+    """An objective with a kind for the method `sota`, which shared Gowal's, and FAT's tau among its own settings."""
+    objective = dict(objective)
+    if objective.get("kind") == "Gowal" and objective.get("hold_clean") is False:
+        objective["kind"] = "Wang2023"
+    if isinstance(stop := objective.get("stop"), dict) and "tau" in stop:
+        objective["tau"] = stop.pop("tau")
+    return objective
 
 
 def with_taylor(objective: dict[str, Any]) -> dict[str, Any]:

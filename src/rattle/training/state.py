@@ -271,7 +271,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     fused = all(p.is_floating_point() for p in model.parameters())
     shared: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay, "fused": fused}
     if isinstance(settings, AdamW):
-        return torch.optim.AdamW(groups, betas=settings.betas, **shared)
+        return torch.optim.AdamW(groups, **shared)
     return torch.optim.SGD(groups, momentum=settings.momentum, nesterov=settings.nesterov, **shared)
 
 

@@ -39,7 +39,7 @@ def step(given: StepInputs) -> dict[str, Tensor]:
     """Compute the gradient of one minibatch: returns the named terms, adds their sum's gradient to every `.grad`."""
     x, y, awp, context = given.x, given.y, given.awp, given.context
     forward, model = given.forward, given.forward.model
-    objective = given.objective.at(context.moment)
+    objective = given.objective
     attack = objective.attack(given.attack, context)
 
     # Sample u ~ N(0, sigma^2) and generate the adversarial examples at w + u.

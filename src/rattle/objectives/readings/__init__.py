@@ -21,7 +21,6 @@ class Reading:
     """A way to compute the first- and second-order terms. `terms` is all that has to be written."""
 
     orders: ClassVar[tuple[int, ...]] = (1, 2)  # that it can have
-    antithetic: ClassVar[bool] = False  # every u may come with -u
     weighted: ClassVar[bool] = True  # it has terms of its own, which eta weighs
 
     def needs(self, taylor: Taylor) -> ForwardSpec:

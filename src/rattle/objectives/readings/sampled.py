@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -20,26 +19,20 @@ if TYPE_CHECKING:
 class Sampled(Reading):
     """Adds no term: `Outputs.mean` takes the logits at w + u for those at w."""
 
-    antithetic = True
     weighted = False
 
     def needs(self, taylor: Taylor) -> ForwardSpec:
-        return ForwardSpec(clean=False, draw=Noise.__call__, along_u=partial(with_draws, antithetic=taylor.antithetic))
+        return ForwardSpec(clean=False, draw=Noise.__call__, along_u=with_draws)
 
     def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         return {}
 
 
-def with_draws(
-    forward: PairedForward, outputs: Outputs, x: Tensor, x_adv: Tensor, u: tuple[Delta, ...], *, antithetic: bool
-) -> Outputs:
-    """The outputs with the logits at w + u and, if antithetic, at w - u, for every draw."""
+def with_draws(forward: PairedForward, outputs: Outputs, x: Tensor, x_adv: Tensor, u: tuple[Delta, ...]) -> Outputs:
+    """The outputs with the logits at w + u, for every draw."""
     pairs = []
     for draw in u:
         pairs.append((forward.logits_at(x, draw), forward.logits_at(x_adv, draw)))
-        if antithetic:
-            opposite = {name: -delta for name, delta in draw.items()}
-            pairs.append((forward.logits_at(x, opposite), forward.logits_at(x_adv, opposite)))
     return replace(outputs, sampled=tuple(pairs))
 
 
