@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from rattle.data.pictures import check_mode, open_picture, scaled_part
 from rattle.errors import RattleError
 from rattle.randomness import ImageStreams
+from rattle.settings import check_cores
 
 Box = tuple[float, float, float, float]  # left, upper, right, lower in pixels of the picture
 TRIES = 10  # shapes drawn for a random crop before the largest one in the middle is taken
@@ -140,6 +141,7 @@ class Pictures:
     def load(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """Batches of indices, decoded by the workers in their order."""
         workers = usual_workers() if self.workers is None else self.workers
+        check_cores("data.workers", workers, each=4)
         own = torch.Generator()  # so that the loader draws nothing from torch's global one
         lists = (index.tolist() for index in batches)
         return iter(DataLoader(self.files, batch_sampler=lists, num_workers=workers, collate_fn=as_is, generator=own))
