@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import load_digits
 
 from rattle.data import Augment, Dataset, Images, on_device
-from rattle.data.dataset import balanced_indices, hold_out
+from rattle.data.dataset import balanced_indices
 from rattle.data.digits import stored
 from rattle.data.registry import Data, batches
 from rattle.errors import RattleError
@@ -51,7 +51,7 @@ def test_a_balanced_subset_is_as_even_as_the_classes_allow(y: torch.Tensor, seed
 def test_held_out_images_and_the_rest_are_the_whole(y: torch.Tensor, seed: int) -> None:
     x = torch.arange(len(y), dtype=torch.uint8).view(-1, 1, 1, 1)
     whole = Dataset(name="w", train=Images(x, y), test=Images(x, y), classes=tuple("abcde"))
-    data = hold_out(whole, len(y) // 2, seed)
+    data = whole.split(None, len(y) // 2, seed)
     assert data.val is not None
     together = torch.cat([data.train.x, data.val.x]).flatten()
     assert together.sort().values.equal(x.flatten())

@@ -60,7 +60,7 @@ class Images:
         return Images(self.x[index.to(self.x.device)], self.y[index.to(self.y.device)])
 
     def subset(self, index: Tensor) -> Images:
-        """The images of an index, in memory; encoded ones stay encoded."""
+        """The images of an index or mask, in memory; encoded ones stay encoded."""
         return Images(self.x.take(index), self.y[index]) if self.decoded else self[index]
 
     def to(self, device: torch.device | str) -> Images:
@@ -137,7 +137,8 @@ class Dataset:
         if val_size:
             if val_size >= n:
                 raise RattleError(f"data.val_size {val_size} leaves none of the {n} training images")
-            data = hold_out(data, val_size, seed)
+            train, val = balanced_split(data.train, val_size, seed)
+            data = replace(data, train=train, val=val.to("cpu"))
         if train_size is None:
             return data
         left = len(data.train)
@@ -226,13 +227,7 @@ def balanced_split(images: Images, n: int, seed: int) -> tuple[Images, Images]:
     """All but n of the images, and the n: balanced over classes, drawn by seed; both keep their order."""
     chosen = torch.zeros(len(images), dtype=torch.bool)
     chosen[balanced_indices(images.y, n, seed)] = True
-    return images.subset((~chosen).nonzero().squeeze(1)), images.subset(chosen.nonzero().squeeze(1))
-
-
-def hold_out(data: Dataset, n: int, seed: int) -> Dataset:
-    """The dataset with n balanced training images moved to `val`, in memory."""
-    train, val = balanced_split(data.train, n, seed)
-    return replace(data, train=train, val=val.to("cpu"))
+    return images.subset(~chosen), images.subset(chosen)
 
 
 def train_test_split(name: str, images: Images, classes: tuple[str, ...], seed: int) -> Dataset:

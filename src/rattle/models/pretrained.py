@@ -5,13 +5,13 @@ WideResNet, DMWideResNet, ResNet and PreActResNet) and kuangliu/pytorch-cifar; w
 normalisation.
 """
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
@@ -19,14 +19,9 @@ from rattle.models.layers import MeanStd
 from rattle.models.weight_file import open_weights, unwrap
 from rattle.models.wide_resnet import WideResNet
 
-# Prefixes of a network's names: nn.DataParallel, torch.compile, nn.Sequential(normalise, network), ...
-PREFIX = re.compile(r"(module|model|net|_orig_mod|basic_net|attacker|backbone|0|1)\.(?=.)")
-
 # Their names and ours; applied in order, each to the result of those before it.
 RENAMES: list[tuple[str, Any]] = [
     (r"^(fc|linear|classifier|logits|output)\.", "head."),
-    (r"^(norm\.|normali[sz](er?|ation)(_layer)?\.)?(mu|mean|means|new_mean)$", "normalise.mean"),
-    (r"^(norm\.|normali[sz](er?|ation)(_layer)?\.)?(sigma|std|sd|sds|new_std)$", "normalise.std"),
     (r"^features\.", "layers."),  # VGG
     (r"\bconvShortcut\.", "shortcut."),  # WideResNet
     (r"\bshortcut\.0\.", "shortcut."),  # PreAct-ResNet
@@ -38,9 +33,10 @@ RENAMES: list[tuple[str, Any]] = [
     (r"\.batchnorm_(\d)\.", lambda m: f".bn{int(m[1]) + 1}."),
     (r"\.conv_(\d)\.", lambda m: f".conv{int(m[1]) + 1}."),
 ]
+# What a network's input normalisation is called, after any prefix.
+STATISTICS = {"mean": ("mu", "mean", "means", "new_mean"), "std": ("sigma", "std", "sd", "sds", "new_std")}
 # Saved but never used by a forward pass: TRADES' WideResNet creates a sub_block1 that it does not call.
 UNUSED = re.compile(r"^sub_block1\.|(^|\.)(n_averaged|num_batches_tracked)$")
-STATISTICS = ("normalise.mean", "normalise.std")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,6 @@ class LoadReport:
     loaded: int  # number of tensors taken from the file
     missing: tuple[str, ...] = ()  # the model's names that the file does not set: a new head, its own normalisation
     ignored: tuple[str, ...] = ()  # the file's names that no forward pass uses
-    wrapper: str = ""  # the entry of the file that holds the weights, such as "state_dict"; empty if it has none
 
 
 def load_weights(
@@ -61,15 +56,15 @@ def load_weights(
     path: a .pt, .pth or .safetensors file. fresh_head: if the file's head has another number of classes, the model
     keeps its own. entry: the entry of the file to load, such as "ema_state_dict", when it has several.
     """
-    wrapper, state = unwrap(open_weights(path), str(path), entry)
+    state = unwrap(open_weights(path), str(path), entry)
     tensors, report = adapt(state, model, fresh_head=fresh_head, where=str(path))
     model.load_state_dict(tensors, strict=False)
-    return replace(report, wrapper=wrapper)
+    return report
 
 
 def file_normalisation(path: str | Path) -> MeanStd:
     """The mean and std by which the network in the file normalises images, for `create_model`; None if it does not."""
-    return _statistics(unwrap(open_weights(path), str(path))[1])
+    return _statistics(unwrap(open_weights(path), str(path)))
 
 
 def adapt(
@@ -91,32 +86,30 @@ def adapt(
     if fresh_head:
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         head = {name for name in own if name.rpartition(".")[0] in linear[-1:]}
-    as_they_are, without_prefixes = _match(state, own), _match(state, own, _prefix(state), _prefix(own))
-    names = without_prefixes if len(without_prefixes) > len(as_they_are) else as_they_are
-
+    ours = _plain_names(own)
     tensors: dict[str, Tensor] = {}
-    ignored: list[str] = []
-    problems: dict[str, list[str]] = {"missing": [], "unexpected": [], "of another shape": [], "twice": []}
-    for theirs, tensor in state.items():
-        ours = names.get(theirs)
-        if ours is None:
-            (ignored if _is_unused(theirs) else problems["unexpected"]).append(theirs)
-        elif ours in tensors:
-            (ignored if torch.equal(tensors[ours], tensor) else problems["twice"]).append(theirs)
-        else:
-            shape = own[ours].shape
-            if _statistic(ours) and tensor.numel() == own[ours].numel():
-                tensor = tensor.reshape(shape)  # saved as [C] or [1, C, 1, 1]
-            if tensor.shape != shape:
-                if ours in head:
-                    continue
-                problems["of another shape"].append(f"{ours} {list(tensor.shape)} instead of {list(shape)}")
-            tensors[ours] = tensor
     missing: list[str] = []
-    for name in [name for name in own if name not in tensors]:
-        # Old files do not count batches, and most code normalises outside the network.
-        optional = name in head or _statistic(name) or name.endswith("num_batches_tracked")
-        (missing if optional else problems["missing"]).append(name)
+    ignored: list[str] = []
+    problems: dict[str, list[str]] = {"missing": [], "unexpected": [], "of another shape": []}
+    for plain, theirs in _plain_names(state).items():
+        name, tensor = ours.get(plain) or ours.get(_translated(plain)), state[theirs]
+        if name is None or name in tensors:
+            unused = plain in STATISTICS or UNUSED.search(plain)
+            (ignored if unused else problems["unexpected"]).append(theirs)
+            continue
+        shape = own[name].shape
+        if plain in STATISTICS and tensor.numel() == shape.numel():
+            tensor = tensor.reshape(shape)  # saved as [C] or [1, C, 1, 1]
+        if tensor.shape == shape:
+            tensors[name] = tensor
+        elif name not in head:
+            problems["of another shape"].append(f"{name} {list(tensor.shape)} instead of {list(shape)}")
+            head.add(name)  # and not missing too
+    for plain, name in ours.items():
+        if name not in tensors:
+            # Old files do not count batches, and most code normalises outside the network.
+            optional = name in head or plain in STATISTICS or name.endswith("num_batches_tracked")
+            (missing if optional else problems["missing"]).append(name)
     if any(problems.values()):
         found = "; ".join(f"{len(names)} {problem} ({_few(names)})" for problem, names in problems.items() if names)
         raise RattleError(
@@ -128,41 +121,30 @@ def adapt(
 
 def normalises(model: nn.Module) -> bool:
     """Whether the model holds a mean and a std for its images, under one of the names that are used for them."""
-    return set(STATISTICS) <= {_statistic(name) for name in model.state_dict()}
+    return STATISTICS.keys() <= _plain_names(model.state_dict()).keys()
 
 
-def _match(
-    state: Mapping[str, Tensor], own: Mapping[str, Tensor], file_prefix: str = "", model_prefix: str = ""
-) -> dict[str, str]:
-    """The model's name for each of the file's names that has one; a prefix may be left out on either side."""
-    plain = {_statistic(name) or name.removeprefix(model_prefix): name for name in own}
-    found = {}
-    for theirs in state:
-        for candidate in _candidate_names(theirs.removeprefix(file_prefix)):
-            if candidate in plain:
-                found[theirs] = plain[candidate]
-                break
-    return found
+def _plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Each name by a plain one: without what all weights begin with, such as "net.1."; "mean" and "std" of the images.
+
+    Those two have many names; where more than one could be meant, none is.
+    """
+    plain: dict[str, str] = {}
+    for kind, words in STATISTICS.items():
+        found = [name for name in names if name.rpartition(".")[2] in words]
+        if len(found) == 1:
+            plain[kind] = found[0]
+    weights = [name for name in names if name not in plain.values()]
+    parts = [name.split(".")[:-1] for name in weights if not UNUSED.search(name)]
+    prefix = "".join(f"{part}." for part in os.path.commonprefix(parts))  # noqa: RUF071 of lists, part by part
+    return plain | {name.removeprefix(prefix): name for name in weights}
 
 
-def _prefix(names: Iterable[str]) -> str:
-    """What all names of weights begin with, in whole parts: "net.1." of net.1.conv.weight and net.1.fc.weight."""
-    parts = [name.split(".")[:-1] for name in names if not _statistic(name) and not UNUSED.search(name)]
-    prefix = ""
-    for column in zip(*parts, strict=False):
-        if len(set(column)) > 1:
-            break
-        prefix += f"{column[0]}."
-    return prefix
-
-
-def _statistic(name: str) -> str:
-    """Which of STATISTICS a name means; empty if it means none."""
-    return next((ours for ours in _candidate_names(name) if ours in STATISTICS), "")
-
-
-def _is_unused(name: str) -> bool:
-    return any(UNUSED.search(each) or each.startswith("normalise.") for each in _candidate_names(name))
+def _translated(name: str) -> str:
+    """Our name for a tensor of other code."""
+    for pattern, replacement in RENAMES:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def _few(names: list[str]) -> str:
@@ -170,26 +152,12 @@ def _few(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _candidate_names(name: str) -> Iterator[str]:
-    """The name, then with each prefix removed in turn; after each of them, its translations to our names."""
-    while True:
-        yield name
-        ours = name
-        for pattern, replacement in RENAMES:
-            renamed = re.sub(pattern, replacement, ours)
-            if renamed != ours:
-                yield (ours := renamed)
-        if not PREFIX.match(name):
-            return
-        name = PREFIX.sub("", name, count=1)
-
-
 def _statistics(state: Mapping[str, Tensor]) -> MeanStd:
     """The mean and std in a state dict; None if there are none, or if they change nothing."""
-    found = {ours: state[theirs] for theirs in state for ours in _candidate_names(theirs) if ours in STATISTICS}
-    if len(found) < 2:
+    names = _plain_names(state)
+    if not STATISTICS.keys() <= names.keys():
         return None
-    mean, std = (tuple(round(float(v), 6) for v in found[name].flatten()) for name in STATISTICS)
+    mean, std = (tuple(round(float(value), 6) for value in state[names[kind]].flatten()) for kind in STATISTICS)
     return None if not any(mean) and set(std) == {1.0} else (mean, std)
 
 

@@ -72,25 +72,28 @@ def refuse_compressed(path: Path) -> None:
         raise RattleError(f"{path} would unpack to {size:,} bytes: torch.save does not compress, so it is not opened")
 
 
-def unwrap(saved: Any, where: str, entry: str | None = None) -> tuple[str, dict[str, Tensor]]:
-    """The state dict in what `open_weights` returned, and the dotted name of the entry that holds it.
+def unwrap(saved: Any, where: str, entry: str | None = None) -> dict[str, Tensor]:
+    """The state dict in what `open_weights` returned.
 
     saved: the contents. where: their file, for error messages. entry: the entry to take; the usual one by default.
     """
-    route: list[str] = []
-    while not _is_state_dict(saved):
-        entries = saved if isinstance(saved, Mapping) and len(route) < DEEPEST else {}
+    for _ in range(DEEPEST):
+        if not entry and _is_state_dict(saved):
+            return _plain_tensors(saved, where)
+        entries = saved if isinstance(saved, Mapping) else {}
         holders = [key for key, value in entries.items() if isinstance(value, Mapping)]
-        averaged = [name for name in holders if AVERAGED.search(str(name))]
-        usual = [entry] if entry and not route else [*WRAPPERS, *averaged]
-        name = next((name for name in usual if name in holders), None)
+        averaged = [key for key in holders if AVERAGED.search(str(key))]
+        usual = [entry] if entry else [*WRAPPERS, *averaged]
+        name = next((key for key in usual if key in holders), None)
         if name is None:
-            wanted = f"entry {entry!r}" if entry else "state dict"
-            raise RattleError(f"{where} has no {wanted}; its entries: {', '.join(map(str, [*entries][:5]))}")
-        route.append(name)
-        saved = saved[name]
-    if entry and not route:
-        raise RattleError(f"{where} has no entry {entry!r}: it is a bare state dict")
+            break
+        saved, entry = saved[name], None
+    wanted = f"entry {entry!r}" if entry else "state dict"
+    found = ", ".join(map(str, [*saved][:5])) if isinstance(saved, Mapping) else type(saved).__name__
+    raise RattleError(f"{where} has no {wanted}; it holds {found}")
+
+
+def _plain_tensors(saved: Mapping[Any, Any], where: str) -> dict[str, Tensor]:
     tensors = {}
     for name, value in saved.items():
         if isinstance(value, Tensor) and isinstance(name, str):
@@ -99,7 +102,7 @@ def unwrap(saved: Any, where: str, entry: str | None = None) -> tuple[str, dict[
                     f"{where}: {name} is a {value.device} {value.layout} {value.dtype} tensor, not weights"
                 )
             tensors[name] = value
-    return ".".join(route), tensors
+    return tensors
 
 
 def _is_state_dict(saved: Any) -> bool:
