@@ -1,5 +1,6 @@
 """Every test runs on one thread, from a known random state, within a limit of time; processes need a marker."""
 
+import gc
 import signal
 import sys
 import threading
@@ -34,6 +35,12 @@ sys.addaudithook(note_process)
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     STARTED.clear()
+
+
+def pytest_collection_finish() -> None:
+    """What imports and collection have made stays: spare every later garbage collection a walk through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
