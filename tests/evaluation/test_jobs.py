@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from rattle.attacks import APGD, PGD, AttackSequence, RayS
 from rattle.cli.main import main
 from rattle.errors import RattleError
+from rattle.evaluation import jobs
 from rattle.evaluation.evaluate import evaluate
 from rattle.threat import Threat
 from support.processes import until
@@ -47,24 +48,46 @@ def case(n: int = 36) -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, model(x).argmax(1)
 
 
+# The processes of this test serve the next ones, until one is killed.
 @pytest.mark.process
-def test_two_processes_give_every_bit_of_one(tmp_path: Path) -> None:
+def test_two_processes_give_every_bit_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executors, start = [], jobs.get_reusable_executor
+
+    def started(**settings: object) -> object:
+        executors.append(start(**settings))
+        return executors[-1]
+
+    monkeypatch.setattr(jobs, "get_reusable_executor", started)
     attacks = {
         "both": AttackSequence({"pgd": PGD(threat=THREAT, steps=2), "apgd": APGD(threat=THREAT, steps=10)}),
         "rays": RayS(threat=THREAT, queries=60),
     }
     model, x, y = case()
+
+    class Local(nn.Sequential):
+        """Defined by a function, so that no other process can import it."""
+
     one, two = (
-        evaluate(model, x, y, attacks, batch_size=8, out=tmp_path / str(jobs), save_adversarial=True, jobs=jobs)
-        for jobs in (1, 2)
+        evaluate(Local(model), x, y, attacks, batch_size=8, out=tmp_path / str(n), save_adversarial=True, jobs=n)
+        for n in (1, 2)
     )
+    first, second = executors  # of the two attacks
+    assert first is second
     assert 0 < one.robust_accuracy < 1
     for name, attack in one.attacks.items():
         assert (attack.flags, attack.distances) == (two.attacks[name].flags, two.attacks[name].distances)
         assert attack.parts == two.attacks[name].parts
-        files = [np.load(tmp_path / jobs / f"{name}-adversarial.npz") for jobs in "12"]
+        files = [np.load(tmp_path / n / f"{name}-adversarial.npz") for n in "12"]
         assert all(np.array_equal(files[0][key], files[1][key]) for key in files[0].files)
     assert not [path for path in (tmp_path / "2").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.process
+def test_what_cannot_be_pickled_is_refused() -> None:
+    model, x, y = case(8)
+    model.lock = Lock()  # type: ignore[assignment]
+    with pytest.raises(RattleError, match=r"cannot be sent to other processes .*lock.*; leave out jobs"):
+        evaluate(model, x, y, "fgsm", jobs=2)
 
 
 @dataclass(frozen=True)
@@ -87,7 +110,7 @@ class Failing:
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("how", "sentence"),
-    [("kill", "was killed .*SIGKILL"), ("raise", "^attacking a batch raised ValueError: no luck$")],
+    [("raise", "^attacking a batch raised ValueError: no luck$"), ("kill", "was killed .*SIGKILL")],
 )
 def test_what_goes_wrong_in_one_is_a_sentence_and_the_batches_done_are_kept(
     how: str, sentence: str, tmp_path: Path
@@ -103,20 +126,6 @@ def test_what_goes_wrong_in_one_is_a_sentence_and_the_batches_done_are_kept(
 
 
 @pytest.mark.process
-def test_what_cannot_be_pickled_is_refused_and_what_a_function_defines_is_sent() -> None:
-    model, x, y = case(8)
-
-    class Local(nn.Sequential):
-        pass
-
-    one, two = (evaluate(Local(model), x, y, "fgsm", batch_size=4, jobs=jobs) for jobs in (1, 2))
-    assert one.attacks["fgsm"].flags == two.attacks["fgsm"].flags
-    model.lock = Lock()  # type: ignore[assignment]
-    with pytest.raises(RattleError, match=r"cannot be sent to other processes .*lock.*; leave out jobs"):
-        evaluate(model, x, y, "fgsm", jobs=2)
-
-
-@pytest.mark.process
 def test_the_command_runs_a_file_of_the_users_in_every_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,9 +134,9 @@ def test_the_command_runs_a_file_of_the_users_in_every_process(
     words = ["evaluate", "--model", "net.py:build", "--random-weights", "--data", "digits", "--n", "40"]
     words += ["--batch-size", "10", "--attacks", "pgd3", "--threat.epsilon", "0.02", "--json"]
     flags = []
-    for jobs in "12":
-        assert main([*words, "--jobs", jobs, "--out", jobs]) == 0
-        flags.append(json.loads(Path(jobs, "pgd3.json").read_text())["attacks"]["pgd3"]["flags"])
+    for n in "12":
+        assert main([*words, "--jobs", n, "--out", n]) == 0
+        flags.append(json.loads(Path(n, "pgd3.json").read_text())["attacks"]["pgd3"]["flags"])
     assert flags[0] == flags[1]
 
 

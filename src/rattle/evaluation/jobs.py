@@ -40,7 +40,7 @@ def in_processes(
     """What `function` returns for the arguments of each task, in the order in which they are done.
 
     model: what the tasks attack; its classes are made known to the processes. The processes end when this generator is
-    closed before its end, and when this process is killed.
+    closed while they work, when this process is killed, and when they had nothing to do for IDLE seconds.
     """
     for name, module in list(sys.modules.items()):
         if name.startswith(USER_MODULE):
@@ -59,7 +59,6 @@ def in_processes(
         initargs=(os.getpid(), folders_of(model)),
     )
     pending: set[Future[Any]] = set()
-    complete = False
     try:
         for task in tasks:
             pending.add(executor.submit(function, *task))
@@ -67,7 +66,6 @@ def in_processes(
                 yield from finished(pending)
         while pending:
             yield from finished(pending)
-        complete = True
     except RattleError:
         raise
     except pickle.PicklingError as reason:
@@ -82,7 +80,7 @@ def in_processes(
     except Exception as reason:  # of the network's own code
         raise RattleError(f"attacking a batch raised {type(reason).__name__}: {first_line(reason)}") from reason
     finally:
-        if not complete:
+        if pending:  # nobody will take what they compute
             executor.shutdown(wait=True, kill_workers=True)
 
 
