@@ -7,7 +7,7 @@
 - Modules imported: those of rattle in `sys.modules` after `import rattle; rattle.fit`, in a fresh process.
 - Functions and files executed: code of src/rattle that a call enters in a small `fit` (two steps, no validation).
 - Files an image passes: files of src/rattle of which a function is given images, alone or inside a dataset, a batch, a
-  dict or a tuple, in that `fit` and in `evaluate(model, x, y, ["pgd5"])`.
+  dict or a tuple, in that `fit` and in `evaluate(model, x, y, ["pgd5"], check_model=False)`.
 - Settings: those of the listed recipe that has most, and all that any recipe can have, whichever kinds its parts are
   (`rattle.recipes.schema.settings_of`).
 """
@@ -154,7 +154,7 @@ def trace_evaluate() -> Trace:
 
     model, x = create_model("cnn", classes=10, channels=1).eval(), torch.rand(8, 1, SIDE, SIDE)
     y = model(x).argmax(1)
-    return traced(lambda: rattle.evaluate(model, x, y, ["pgd5"]))
+    return traced(lambda: rattle.evaluate(model, x, y, ["pgd5"], check_model=False))
 
 
 def print_size(title: str, found: Size) -> None:

@@ -21,7 +21,6 @@ from torch.utils.data import (
 )
 
 from rattle.errors import RattleError, first_line, is_out_of_memory
-from rattle.forward import at_least_float32
 from rattle.losses import logits_in, refuse_one_logit
 
 log = logging.getLogger("rattle")
@@ -88,7 +87,7 @@ def check_batch(
         return x, y
     if not x.is_floating_point():
         raise RattleError(f"images must be floating point in [0, 1], got {x.dtype}; divide uint8 images by 255")
-    x = at_least_float32(x)  # a step of an attack is too small for half precision
+    x = x.to(torch.promote_types(x.dtype, torch.float32))  # a step of an attack is too small for half precision
     if box and not skip_values(x):
         low, high = (float(value) for value in torch.aminmax(x))
         if not (low >= 0 and high <= 1):  # also true for NaN
@@ -145,10 +144,7 @@ def weights_type(model: nn.Module, default: torch.dtype) -> torch.dtype:
 
 
 def logits_of(model: nn.Module, x: Tensor) -> Tensor:
-    """The model's logits [n, C], in the images' type and float32 at least; NotTaken if it raises on these images.
-
-    A model of half or double precision gets the images in the type of its weights.
-    """
+    """The model's logits [n, C], in the images' type and float32 at least; NotTaken if it raises on these images."""
     if model in ONE_AT_A_TIME:
         return torch.cat([call(model, image) for image in x.split(1)])
     try:
@@ -163,15 +159,21 @@ def logits_of(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def call(model: nn.Module, x: Tensor) -> Tensor:
-    """The logits of one forward pass; NotTaken if the model raises, or returns another number of rows."""
+    """The logits of one forward pass; NotTaken if the model raises, or returns another number of rows.
+
+    A model of half or double precision that raises on the images gets them in the type of its weights.
+    """
     try:
-        logits = logits_in(model(x.to(weights_type(model, x.dtype))))
+        logits = logits_in(model(x))
     except RattleError:
         raise
     except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as reason:
         if is_out_of_memory(reason):
             raise
-        raise not_taken(model, x, reason) from reason
+        own = weights_type(model, x.dtype)
+        if own == x.dtype:
+            raise not_taken(model, x, reason) from reason
+        logits = call(model, x.to(own))
     if len(logits) != len(x):
         raise NotTaken(f"the model returned {len(logits)} rows of logits for {len(x)} images")
     return logits.to(torch.promote_types(x.dtype, torch.float32))

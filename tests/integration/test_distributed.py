@@ -267,7 +267,7 @@ class NanOnOneRank(nn.Sequential):
 
 
 @pytest.mark.parametrize(
-    ("after", "words"), [(3, "the loss diverged at step 5"), (0, "the model returned NaN logits; no attack can tell")]
+    ("after", "words"), [(3, "the loss diverged at step 5"), (0, "the model returned NaN logits, from which")]
 )
 def test_a_nan_on_one_rank_stops_all_of_them(tmp_path: Path, after: int, words: str) -> None:
     """After 0 steps it is met where the module is looked at first, later in validation."""
