@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from rattle.data import digits
+from rattle.runs import source
 from support.precision import in_double
 
 torch.set_num_threads(1)
@@ -49,6 +52,15 @@ def _marked(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if STARTED and not request.node.get_closest_marker("process"):
         pytest.fail(f"it starts processes ({STARTED[0]}): mark it with @pytest.mark.process")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _asked_once() -> Iterator[None]:
+    """Read the digits and ask git for the commit once: every run does both, and they take longer than its steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digits, "stored", cache(digits.stored))
+        patch.setattr(source, "commit", cache(source.commit))
+        yield
 
 
 @pytest.fixture(autouse=True)
