@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rattle.errors import RattleError, unknown
+from rattle.inputs import NARROW
 
 MeanStd = tuple[Sequence[float], Sequence[float]] | None  # mean and std of each channel; None: images as they are
 
@@ -24,19 +24,21 @@ def activate(name: str) -> nn.Module:
 
 
 class SubsampledConv1x1(nn.Conv2d):
-    """A strided 1x1 convolution that drops the skipped pixels first: the same numbers.
+    """A 1x1 convolution of the pixels that a stride keeps: the numbers of the strided one, which torch 2.13 cannot
+    differentiate by narrow weights (see `rattle.inputs.trains_channels_last`)."""
 
-    With fewer than eight channels, channels last, torch's strided kernel for AVX2 CPUs corrupts memory (2.13).
-    """
+    def __init__(self, inputs: int, outputs: int, step: int) -> None:
+        super().__init__(inputs, outputs, 1, bias=False)
+        self.step = step
 
     def forward(self, input: Tensor) -> Tensor:
-        rows, columns = self.stride
-        return F.conv2d(input[:, :, ::rows, ::columns], self.weight, self.bias)
+        return super().forward(input[:, :, :: self.step, :: self.step])
 
 
 def conv1x1(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    kind = SubsampledConv1x1 if stride > 1 and inputs < 8 else nn.Conv2d
-    return kind(inputs, outputs, 1, stride, bias=False)
+    if stride > 1 and inputs < NARROW:
+        return SubsampledConv1x1(inputs, outputs, stride)
+    return nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
@@ -70,6 +72,8 @@ class Normalise(nn.Module):
         self.mean, self.std = (nn.Buffer(torch.tensor(v, dtype=torch.float32).reshape(-1, 1, 1)) for v in (mean, std))
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.shape[-3] != len(self.mean) != 1:  # would broadcast
+            raise RattleError(f"images of {x.shape[-3]} channels, but a mean and std of {len(self.mean)}")
         return (x - self.mean) / self.std
 
 
