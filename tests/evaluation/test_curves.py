@@ -4,14 +4,14 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from rattle.attacks.registry import get_attack
-from rattle.cli.main import main
-from rattle.evaluation.evaluate import curve, evaluate
+from rattle.evaluation.curve import curve
+from rattle.evaluation.evaluate import evaluate
 from rattle.threat import Threat
+from support.command import Command
 from support.tiny_runs import digits, linear, save_run
 
 EPSILONS = (0.1, 0.0, 0.05, 0.2)
@@ -39,13 +39,12 @@ def test_a_curve_never_rises_and_begins_with_the_clean_accuracy() -> None:
     assert flags[0].sum() > flags[1].sum() > flags[2].sum() == flags[3].sum()
 
 
-def test_the_command_stores_a_curve_and_leaves_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_stores_a_curve_and_leaves_nothing_else(tmp_path: Path, command: Command) -> None:
     run = save_run(tmp_path / "run")
     words = ["evaluate", str(run), "--attacks", "pgd3", "cw2", "--n", "40", "--epsilons", "16/255", "0", "8/255"]
-    assert main(words) == 0
-    out = capsys.readouterr().out
+    out = command(*words)
     assert "pgd3 against epsilon (linf)" in out
-    assert "0.03137" in out
+    assert "8/255" in out
     files = {p.name for p in (run / "results").iterdir()}
     assert files == {"pgd3.json", "cw2.json", "pgd3-curve.json"}
     stored = json.loads((run / "results" / "pgd3-curve.json").read_text())["curve"]
@@ -55,5 +54,6 @@ def test_the_command_stores_a_curve_and_leaves_nothing_else(tmp_path: Path, caps
     assert accuracies == sorted(accuracies, reverse=True)
     plain = json.loads((run / "results" / "pgd3.json").read_text())
     assert stored["points"][0]["flags"] == plain["clean_flags"]
-    assert main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["curve"] == stored
+    result = json.loads(command(*words, "--json", "--norm", "l2", "--epsilon", "1/255"))
+    assert result["attacks"]["pgd3"]["settings"]["threat"] == {"norm": "l2", "epsilon": 1 / 255}
+    assert json.loads(command(*words, "--json"))["curve"] == stored

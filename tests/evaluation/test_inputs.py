@@ -201,10 +201,9 @@ def test_the_result_files_are_there_when_evaluate_returns(tmp_path: Path) -> Non
     assert "tensor" in json.loads((out / "odd.json").read_text())["attacks"]["odd"]["settings"]["direction"]
 
 
-def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_without_a_folder_nothing_is_written(here: Path) -> None:
     evaluate(linear(), X[:4], Y[:4], AutoAttack(threat=THREAT, version="rand"))
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
 def test_a_checksum_is_that_of_an_image_s_bytes_in_any_form_and_no_two_are_equal() -> None:

@@ -126,10 +126,7 @@ def test_what_goes_wrong_in_one_is_a_sentence_and_the_batches_done_are_kept(
 
 
 @pytest.mark.process
-def test_the_command_runs_a_file_of_the_users_in_every_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_runs_a_file_of_the_users_in_every_process(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     Path("net.py").write_text(NETWORK)
     words = ["evaluate", "--model", "net.py:build", "--random-weights", "--data", "digits", "--n", "40"]
     words += ["--batch-size", "10", "--attacks", "pgd3", "--threat.epsilon", "0.02", "--json"]

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from rattle.attacks import PGD, AttackSequence
 from rattle.evaluation.evaluate import evaluate
-from rattle.runs.progress import Interrupted, NullConsole
+from rattle.runs.progress import Interrupted, NullConsole, RichConsole
 from rattle.threat import Threat
 
 
@@ -73,3 +74,15 @@ def test_batches_of_an_earlier_call_are_done_when_the_bar_begins(tmp_path: Path)
     assert console.begun == [("both", 50, 40)]
     assert sum(console.steps) == 10
     assert len(console.lines) == 2
+
+
+def test_python_shows_progress_unless_it_is_told_to_be_quiet(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RichConsole.__init__, "__kwdefaults__", {"seconds": 0.0})
+    model, x, y = torch.nn.Flatten(), torch.rand(8, 1, 2, 2), torch.arange(8) % 4
+    loader = DataLoader(TensorDataset(x, y), batch_size=4)
+    result = evaluate(model, loader, attacks="fgsm", batch_size=4)
+    assert capsys.readouterr().err.splitlines()[0].startswith("fgsm: 4/8  robust")
+    assert evaluate(model, loader, attacks="fgsm", quiet=True).clean == result.clean
+    assert capsys.readouterr().err == ""

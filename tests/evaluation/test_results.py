@@ -5,14 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from rattle.cli.main import main
+from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import (
     AttackResult,
     Evaluation,
     StoredResult,
     load_results,
-    protocol_differences,
     save_results,
 )
+from rattle.report.significance import protocol_differences
+from support.tiny_runs import digits, linear
 
 SETTINGS = {"kind": "PGD", "threat": {"norm": "linf", "epsilon": 0.1}}
 
@@ -86,3 +89,28 @@ def test_an_attack_that_is_not_known_or_has_other_parts_is_another_protocol() ->
     assert "threat.epsilon (none; 0.1)" in protocol_differences(unknown, stored())
     one, two = ({part: {"kind": "PGD"} for part in parts} for parts in ("a", "ab"))
     assert protocol_differences(stored(components=one), stored(components=two)) == ["components.b.kind (none; PGD)"]
+
+
+def test_the_worst_class_stands_beside_the_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, x, y = digits()
+    result = evaluate(linear(), x, y, "fgsm", epsilon=0.05, out=tmp_path / "results")
+    shares = []
+    for label in range(10):
+        flags = [flag for flag, own in zip(result.clean, y.tolist(), strict=True) if own == label]
+        shares.append(sum(flags) / len(flags))
+    worst = f"{100 * min(shares):.1f}"
+    assert f"worst class: clean {worst} % of " in str(result)
+    assert main(["table", str(tmp_path)]) == 0
+    assert f"Worst class, %: {tmp_path.name}: Clean {worst}, FGSM " in capsys.readouterr().out
+    assert evaluate(linear(), x[:30], y[:30], "fgsm", epsilon=0.05).worst_classes() == ""  # a few images of each
+
+
+def test_a_result_is_short_in_a_console_and_a_table_in_a_notebook() -> None:
+    attack = AttackResult(settings={}, flags=[True, False] * 500, seconds=1.0)
+    result = Evaluation(clean=[True] * 1000, attacks={"pgd<20": attack}, warnings=("a & b",))
+    assert repr(attack) == "AttackResult(50.0 % robust, n 1000)"
+    assert repr(result) == "Evaluation(clean 100.0 %, pgd<20 50.0 %, n 1000)"
+    html = result._repr_html_()
+    assert html.count("<tr>") == 4
+    assert [cell in html for cell in (">pgd&lt;20<", ">50.0<", ">[46.9, 53.1]<", ">1000<")] == [True] * 4
+    assert "a &amp; b" in html

@@ -14,6 +14,7 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import load_results
 from rattle.stats import LEVEL_OF_LOOKS, wilson
 from rattle.threat import Threat
+from support.command import Command
 from support.tiny_runs import digits, linear, save_files, save_run
 
 SORTED = torch.arange(4).repeat_interleave(torch.tensor([100, 50, 30, 20]))  # class by class, of unequal sizes
@@ -52,12 +53,11 @@ def test_an_image_has_the_same_flag_in_every_sample_that_holds_it() -> None:
     assert 0 < sum(flags[0]) < 40
 
 
-def test_a_file_sorted_by_class_is_sampled_fairly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_files(tmp_path)
+def test_a_file_sorted_by_class_is_sampled_fairly(here: Path) -> None:
+    save_files(here)
     _, _, x, y = digits()
     by_class = y.argsort(stable=True)
-    np.savez(tmp_path / "sorted.npz", x_test=x[by_class].squeeze(1).numpy(), y_test=y[by_class].numpy())
-    monkeypatch.chdir(tmp_path)
+    np.savez(here / "sorted.npz", x_test=x[by_class].squeeze(1).numpy(), y_test=y[by_class].numpy())
     words = ["evaluate", "--model", "net.py:Net", "--weights", "w.pt", "--data", "sorted.npz", "--attacks", "fgsm"]
     assert main([*words, "--n", "20"]) == 0
     saved = json.loads(Path("w.pt-results/fgsm.json").read_text())
@@ -88,13 +88,10 @@ def test_an_attack_ends_once_its_accuracy_is_known_precisely_enough(tmp_path: Pa
         assert len(json.loads((tmp_path / f"{name}.json").read_text())["index"]) == n
 
 
-def test_a_precision_is_asked_for_on_the_command_line_and_in_python(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_precision_is_asked_for_on_the_command_line_and_in_python(tmp_path: Path, command: Command) -> None:
     run = save_run(tmp_path / "run")
     words = ["--attacks", "fgsm", "pgd5", "--threat.epsilon", "0.2", "--within", "5", "--batch-size", "25"]
-    assert main(["evaluate", str(run), *words]) == 0
-    out = capsys.readouterr().out
+    out = command("evaluate", str(run), *words)
     result = rattle.benchmark(rattle.load(run), "digits", attacks="fgsm", epsilon=0.2, within=5, batch_size=25)
     saved = json.loads((run / "results" / "fgsm.json").read_text())
     assert (saved["within"], saved["attacks"]["fgsm"]["flags"]) == (5, result.attacks["fgsm"].flags)
@@ -103,8 +100,7 @@ def test_a_precision_is_asked_for_on_the_command_line_and_in_python(
     assert out.rstrip().rpartition("\n")[2].startswith("caveats: a stronger attack")
 
 
-def test_the_first_images_are_no_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_images_are_no_sample(tmp_path: Path, command: Command) -> None:
     run = save_run(tmp_path / "run")
     for words in (["--first"], ["--first", "--n", "20", "--within", "5"]):
-        assert main(["evaluate", str(run), *words]) == 2
-        assert "--first goes with --n, and not with --within" in capsys.readouterr().err
+        assert "--first goes with --n, and not with --within" in command.refused("evaluate", str(run), *words)

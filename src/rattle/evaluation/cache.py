@@ -37,15 +37,18 @@ def cache_key(
     batch_size: int,
     mask: Sequence[bool] = (),
     index: Sequence[int] = (),
+    draws: Sequence[int | None] = (),
 ) -> str:
     """A checksum of all that the flags depend on: layers, weights, images, labels, the attack and these settings.
 
     `mask` says which images are attacked, if not all that are correct; `index` is their numbers in the dataset, from
-    which random draws follow. Weights of an attack's own models count too.
+    which random draws follow; `draws` those of a random model. Weights of an attack's own models count too.
     """
     settings = {"attack": describe(attack), "seed": seed, "batch_size": batch_size, "start": list(map(int, mask))}
     if list(index) != list(range(len(index))):
         settings["index"] = list(index)
+    if any(draws):
+        settings["draws"] = list(draws)
     if isinstance(attack, AttackExtras) and attack.models():
         weights = [model_digest(other, x[:0], y[:0], {}) for other in attack.models().values()]
         settings["surrogate"] = weights[0] if len(weights) == 1 else weights

@@ -18,20 +18,21 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, describe
-from rattle.attacks.diagnostics import find_warnings, post_checks
+from rattle.attacks.diagnostics import find_warnings, is_random, post_checks
 from rattle.attacks.ensemble import Ensemble
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
+from rattle.evaluation.draws import Measured, attack_random, draws_of, join_draws, measure_all
 from rattle.evaluation.inputs import Attacks, as_attacks, as_threat, image_checksums
 from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.progress import AttackProgress
-from rattle.evaluation.results import AttackResult, Evaluation, save_curve, save_results
+from rattle.evaluation.results import AttackResult, Evaluation, save_results
 from rattle.evaluation.verify import attack_batch, save_images
 from rattle.inputs import Array, Given, as_float, as_tensors, is_correct, takes_channels_last
 from rattle.runs import distributed
-from rattle.runs.progress import Console, Interrupted, NullConsole
+from rattle.runs.progress import Console, Interrupted, NullConsole, RichConsole
 from rattle.settings import Bound, Count, check_cores, check_settings
 from rattle.stats import precise_enough
 from rattle.threat import Norm, Threat
@@ -41,6 +42,8 @@ LARGEST_BATCH, SMALLEST_BATCH = 250, 16
 WEIGHTS_IN_A_BATCH = 100_000_000  # on a CPU: images times weights
 LOOK_EVERY = 250  # images after which `within` is asked, whatever the batches: its coverage was computed for this
 SAMPLE = 250  # images from which a model's warnings are found
+EOT = 16  # draws of a random model that attacks average over
+DRAWS = 32  # fresh ones that a rate is measured by
 Points = Annotated[float, Bound(above=0, below=50)]  # percentage points to either side
 
 
@@ -60,6 +63,8 @@ class EvalPlan:
     jobs: Count = 1
     seed: int = 0
     save_adversarial: bool = False
+    draws: Annotated[int, Bound(least=8)] | None = None  # None: the model is not random
+    eot: Count | None = None
     stop: Callable[[], bool] | None = None
     console: Console | None = None
 
@@ -138,8 +143,11 @@ def evaluate(
     model: nn.Module,  # returns logits [n, C]
     x: Given
     | Pictures,  # uint8 or floats in [0, 1], [n, C, H, W] or [n, H, W, C]: tensor, array, Dataset or DataLoader
-    y: Array | None,  # their classes, whole numbers, [n]; None for a Dataset or DataLoader
-    attacks: Attacks,  # a name such as "pgd20", an attack, a list of these, or a dict of name to attack
+    y: Array | None = None,  # their classes, whole numbers, [n]; a Dataset or DataLoader has its own
+    attacks: Attacks = (
+        "pgd20",
+        "cw20",
+    ),  # a name such as "pgd20", an attack, a list of these, or a dict of name to attack
     *,
     threat: Threat | None = None,  # of attacks given by name, linf 8/255 if None; attack objects have their own
     norm: Norm | None = None,  # the threat in two words: norm="l2", epsilon=0.5
@@ -153,15 +161,20 @@ def evaluate(
     batch_size: int | None = None,  # None: 250 on a GPU, fewer on a CPU for large networks (`default_batch_size`)
     jobs: int = 1,  # processes that attack batches side by side, on a CPU; every result is that of one
     seed: int = 0,  # of the attacks' random draws
+    draws: int | None = None,  # measure by so many draws a rate; None: 32 if the model is seen to answer at random
+    eot: int | None = None,  # of a random model: draws that attacks average over, 16 if None
     check_model: bool = True,  # look for what makes the numbers unreliable: Evaluation.warnings
     save_adversarial: bool = False,  # also write the images that broke the model, as out/ATTACK-adversarial.npz
     stop: Callable[[], bool] | None = None,  # called after each batch; Interrupted is raised when it returns True
-    console: Console | None = None,  # shows progress
+    console: Console | None = None,  # shows progress in another way than by a bar or lines on stderr
+    quiet: bool = False,  # show no progress
 ) -> Evaluation:
     """Attack images; with a folder `out`, write out/ATTACK.json for each attack.
 
     After an interruption the same call resumes after the last batch, and the last component of an ensemble on a batch,
     that was done: hidden files in `out` hold these.
+
+    Of a model that answers at random, flags are rates: shares of fresh draws in which an image is classified correctly.
 
     >>> model, x, y = torch.nn.Flatten(), torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
     >>> result = evaluate(model, x, y, ["fgsm", "pgd20"], threat=Threat(epsilon=0.1))
@@ -181,15 +194,29 @@ def evaluate(
         jobs=jobs,
         seed=seed,
         save_adversarial=save_adversarial,
+        draws=draws,
+        eot=eot,
         stop=stop,
-        console=console,
+        console=NullConsole() if quiet or not distributed.is_main() else console or RichConsole(),
     )
     if mask is not None and len(mask) != len(plan.y):
         raise RattleError(f"{len(plan.y)} images but a mask of {len(mask)}")
 
     warnings: list[str] = []
     with eval_mode(plan.model):
-        clean = classify(plan)
+        if draws is None and check_model and answers_at_random(plan):
+            plan = replace(plan, draws=DRAWS)
+        if plan.draws is None:
+            measured, clean = None, classify(plan)
+            if eot is not None:
+                raise RattleError(
+                    "eot averages over draws, and the model was not seen to answer at random: leave it out"
+                )
+        else:
+            if mask is not None or save_adversarial:
+                raise RattleError("a random model has rates, not flags: leave out mask and save_adversarial")
+            plan = replace(plan, eot=eot or EOT)
+            measured, clean = measure_all(plan), torch.ones(len(plan.y), dtype=torch.bool)
         if check_model:
             x, y = plan.images(torch.arange(min(SAMPLE, len(plan.y))))
             names = list(chosen)
@@ -202,12 +229,14 @@ def evaluate(
             start = clean & torch.tensor(list(mask))
         results = {}
         for name, attack in chosen.items():
-            results[name] = run_attack(plan, name, attack, start)
+            results[name] = run_attack(plan, name, attack, start, measured)
 
     first = torch.equal(plan.index, torch.arange(len(plan.index)))
     result = Evaluation(
-        clean=clean.tolist(),
+        clean=clean.tolist() if measured is None else measured.rate.tolist(),
+        draws=None if measured is None else draws_of(plan, measured),
         attacks=results,
+        labels=plan.y.tolist(),
         index=None if first else plan.index.tolist(),
         images=None if plan.out is None else image_checksums(plan.x, plan.y),
         metadata=metadata or {},
@@ -220,43 +249,6 @@ def evaluate(
     if plan.out is not None:
         finish(partial(save_results, result, plan.out), plan.out, chosen)
     return result
-
-
-def curve(
-    model: nn.Module,
-    x: Given | Pictures,
-    y: Array | None,
-    attacks: Mapping[float, Attack],  # the attack at each epsilon; at 0 the clean images count and it is not run
-    *,
-    name: str = "attack",  # of the attack, and so of the file
-    metadata: Mapping[str, Any] | None = None,
-    **settings: Any,  # out, index, batch_size, jobs, seed, stop, console
-) -> dict[float, list[bool]]:
-    """Flags at each epsilon, never rising: an image broken at one epsilon counts as broken at every larger one.
-
-    With a folder `out` it writes out/NAME-curve.json. Parameters that are not explained here are those of `evaluate`.
-
-    >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
-    >>> x, y = torch.rand(8, 1, 2, 2), torch.randint(3, (8,))
-    >>> from rattle.attacks.registry import get_attack
-    >>> flags = curve(model, x, y, {e: get_attack("pgd5", Threat(epsilon=e)) for e in (0, 0.1, 0.2)})
-    >>> sum(flags[0.2]) <= sum(flags[0.1]) <= sum(flags[0])
-    True
-    """
-    if not attacks:
-        return {}
-    plan = make_plan(model, x, y, **settings)
-    names = {epsilon: f"{name}-{epsilon:.9g}" for epsilon in sorted(attacks)}
-    points: dict[float, list[bool]] = {}
-    with eval_mode(plan.model):
-        robust = classify(plan)
-        for epsilon, each in names.items():
-            if epsilon:
-                robust = torch.tensor(run_attack(plan, each, attacks[epsilon], robust).flags)
-            points[epsilon] = robust.tolist()
-    if plan.out is not None:
-        finish(partial(save_curve, name, points, metadata or {}, plan.out), plan.out, names.values())
-    return points
 
 
 def finish(save: Callable[[], None], folder: Path, names: Iterable[str]) -> None:
@@ -280,11 +272,28 @@ def classify(plan: EvalPlan) -> Tensor:
     return distributed.sum_over_ranks(clean.int()).bool().cpu()
 
 
-def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> AttackResult:
-    """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again."""
+def answers_at_random(plan: EvalPlan) -> bool:
+    """Whether the model is seen to draw, on images from everywhere in the data."""
+    n = len(plan.y)
+    rows = torch.linspace(0, n - 1, min(n, SAMPLE)).long()
+    return any(distributed.gather(is_random(plan.model, plan.images(rows)[0])))
+
+
+def run_attack(
+    plan: EvalPlan, name: str, attack: Attack, start: Tensor, measured: Measured | None = None
+) -> AttackResult:
+    """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again.
+
+    measured: of a random model, the clean images.
+    """
     cache = None
     if plan.out is not None:
-        settings = {"seed": plan.seed, "batch_size": plan.batch_size, "mask": start.tolist()}
+        settings = {
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
+            "mask": start.tolist(),
+            "draws": (plan.draws, plan.eot),
+        }
         key = cache_key(plan.model, plan.x, plan.y, attack, index=plan.index.tolist(), **settings)
         cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
     components = list(attack.components()) if isinstance(attack, Ensemble) else []
@@ -296,7 +305,7 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
     done = sum(len(rows) for rows in plan.batches() if int(rows[0]) in cached)
     with distributed.raise_on_all_ranks(), console.progress(name, total, done=done) as advance:
         progress = AttackProgress(console, advance, components)
-        with closing(attack_batches(plan, attack, start, cache, progress)) as batches:
+        with closing(attack_batches(plan, attack, start, cache, progress, measured)) as batches:
             for rows, row in batches:
                 first, last = int(rows[0]), int(rows[-1]) + 1
                 found[first] = row
@@ -310,13 +319,14 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
 
     for other in distributed.gather(found):
         found |= other
-    flags = torch.zeros(1 + len(components), n, dtype=torch.bool)
+    kind = torch.bool if measured is None else torch.float64
+    flags = torch.zeros(1 + len(components), n, dtype=kind)
     distances = torch.zeros(n)
     seconds = torch.zeros(1 + len(components), dtype=torch.float64)
     for first, row in found.items():
         rows = torch.arange(first, min(first + plan.batch_size, n))
         live = rows[start[rows]]
-        flags[:, live] = torch.tensor(row["flags"]).bool()
+        flags[:, live] = torch.tensor(row["flags"], dtype=kind)
         distances[live] = torch.tensor(row["distances"])
         seconds[0] += row["seconds"]
         if row["part_seconds"]:
@@ -329,35 +339,45 @@ def run_attack(plan: EvalPlan, name: str, attack: Attack, start: Tensor) -> Atta
         seconds=float(seconds[0]),
         parts={part: flags[1 + i].tolist() for i, part in enumerate(components)},
         part_seconds=dict(zip(components, seconds[1:].tolist(), strict=True)),
-        distances=distances.tolist() if isinstance(attack, DistanceAttack) else [],
+        distances=distances.tolist() if isinstance(attack, DistanceAttack) and measured is None else [],
+        draws=None if measured is None else join_draws(plan, found, n),
     )
     progress.finish(result)
     return result
 
 
 def attack_batches(
-    plan: EvalPlan, attack: Attack, start: Tensor, cache: ResultCache | None, progress: AttackProgress
+    plan: EvalPlan,
+    attack: Attack,
+    start: Tensor,
+    cache: ResultCache | None,
+    progress: AttackProgress,
+    measured: Measured | None,
 ) -> Generator[tuple[Tensor, dict[str, Any]], None, None]:
     """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
     done = dict(cache.done) if cache else {}
     missing = [rows for rows in plan.batches() if int(rows[0]) not in done]
 
     def tasks() -> Iterator[tuple[Any, ...]]:
-        """The arguments of `attack_batch` for each missing batch."""
+        """The arguments of `attack_batch`, or of `attack_random`, for each missing batch."""
         for rows in missing:
             live = rows[start[rows]]
             index = plan.index[live].to(plan.device)
             state = cache.state_file(int(rows[0])) if cache else None
-            yield int(rows[0]), plan.model, attack, *plan.images(live), plan.seed, index, state
+            task = int(rows[0]), plan.model, attack, *plan.images(live), plan.seed, index
+            if measured is None:
+                yield *task, state
+            else:
+                yield *task, measured[rows.to(plan.device)], plan.draws, plan.eot
 
     def one_by_one() -> Generator[tuple[int, dict[str, Any], Tensor], None, None]:
         for rows, task in zip(missing, tasks(), strict=True):
             progress.begin_batch(len(rows))
-            yield attack_batch(*task, progress=progress)
+            yield attack_batch(*task, progress=progress) if measured is None else attack_random(*task)
 
     found = one_by_one()
     if plan.jobs > 1:
-        found = in_processes(plan.jobs, plan.model, attack_batch, tasks())
+        found = in_processes(plan.jobs, plan.model, attack_batch if measured is None else attack_random, tasks())
     with closing(found):
         for rows in plan.batches():
             while int(rows[0]) not in done:

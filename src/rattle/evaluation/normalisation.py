@@ -42,7 +42,7 @@ def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[st
         yield (
             f"{plain:.1%} of the first {n} images are classified correctly, but {found[best]:.1%} when they are "
             f"normalised as for {best}: was the model trained so? Then give --mean {mean} --std {std} (in Python "
-            "nn.Sequential(rattle.models.Normalise(mean, std), model))"
+            "nn.Sequential(rattle.Normalise(mean, std), model))"
         )
 
 

@@ -4,46 +4,76 @@ Robust accuracy is the mean of an attack's flags; the worst case over attacks is
 """
 
 import json
-import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
 from rattle.recipes.reading import parse_json, tidy
-from rattle.recipes.schema import flatten
 from rattle.runs.io import Plain, read_json, write_atomically
 from rattle.runs.paths import Run
-from rattle.stats import wilson
+from rattle.stats import mean_interval
 
 MODEL_KEYS = ("name", "checkpoint", "recipe")  # of a result file: what the model is called, its weights, its recipe
-IDENTITY = ("kind", "norm", "epsilon")  # settings without which it is not known what an attack was
+FEWEST = 10  # images of a class from which on its accuracy is shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """How the rates of a random model were measured, and what else its draws showed, image by image."""
+
+    count: int  # K, fresh ones for a rate; a quarter where the pilot's were all of one mind
+    eot: int  # that attacks averaged over
+    error: float  # standard error of the mean rate by the draws, which images may share
+    pilot: list[float]  # rates by other draws, by which points are chosen
+    majority: list[bool]  # correct by the vote of the fresh draws
+    passes: float = 0.0  # of the model through an attack, for each image
+
+    def to_plain(self) -> Plain:
+        vote = sum(self.majority) / len(self.majority)
+        return asdict(self) | {"majority_accuracy": vote, "majority": list(map(int, self.majority))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class AttackResult:
     """What one attack did to n images."""
 
     settings: dict[str, Any]  # of the attack, with its class as `kind`
-    flags: list[bool]  # correct before and after the attack, image by image
+    flags: list[bool] | list[float]  # correct before and after the attack, image by image; rates of a random model
     seconds: float
-    parts: dict[str, list[bool]] = field(default_factory=dict)  # of an ensemble: flags after this part
+    parts: dict[str, list[bool] | list[float]] = field(default_factory=dict)  # of an ensemble: flags after this part
     part_seconds: dict[str, float] = field(default_factory=dict)  # of an ensemble: what each part took
     distances: list[float] = field(default_factory=list)  # of an attack that measures them: to the nearest point found
+    draws: Draws | None = None  # of a random model
 
     @property
     def accuracy(self) -> float:
         return sum(self.flags) / len(self.flags)
 
     @property
+    def error(self) -> float:
+        """Standard error by the draws; 0 if there are none."""
+        return self.draws.error if self.draws else 0.0
+
+    @property
     def mean_distance(self) -> float:
         """The average decision boundary distance (ADBD)."""
         return sum(self.distances) / len(self.distances)
 
+    def __repr__(self) -> str:
+        return f"AttackResult({100 * self.accuracy:.1f} % robust, n {len(self.flags)})"
+
     def to_plain(self) -> Plain:
-        plain = {"settings": self.settings, "n": len(self.flags), "seconds": self.seconds, **robust(self.flags)}
+        plain = {
+            "settings": self.settings,
+            "n": len(self.flags),
+            "seconds": self.seconds,
+            **robust(self.flags, self.error),
+        }
         if self.parts:
             plain["parts"] = {
                 name: robust(flags) | {"seconds": self.part_seconds.get(name, 0.0)}
@@ -51,18 +81,22 @@ class AttackResult:
             }
         if self.distances:
             plain |= {"adbd": self.mean_distance, "distances": self.distances}
+        if self.draws:
+            plain["draws"] = self.draws.to_plain()
         return plain
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Evaluation:
     """What every attack did to the same images."""
 
-    clean: list[bool]  # correct without an attack, image by image
+    clean: list[bool] | list[float]  # correct without an attack, image by image; rates of a random model
     attacks: dict[str, AttackResult]  # each of all images, or of as many of the first as `within` asked for
+    labels: list[int] | None = None  # the images' classes
     index: list[int] | None = None  # the images' numbers in their dataset; None: the first n of it
     images: list[str] | None = None  # their checksums, by which results are paired; None where no file is written
     warnings: tuple[str, ...] = ()  # what may make these numbers unreliable
+    draws: Draws | None = None  # of a random model, on the clean images
     metadata: Mapping[str, Any] = field(default_factory=dict)  # what else the result files say: checkpoint, data, ...
 
     @property
@@ -74,13 +108,34 @@ class Evaluation:
         return sum(self.clean) / self.n
 
     @property
-    def worst_case(self) -> list[bool]:
-        """Correct under every attack; of the images that every attack was run on."""
+    def worst_case(self) -> list[bool] | list[float]:
+        """Correct under every attack, of the images that every attack was run on.
+
+        Of a random model the rate at the point whose pilot rate is lowest.
+        """
+        if self.draws:
+            known = [(self.draws.pilot, self.clean)]
+            known += [(a.draws.pilot, a.flags) for a in self.attacks.values() if a.draws]
+            rates = []
+            for i in range(min(len(flags) for _, flags in known)):
+                lowest = min(known, key=lambda each: each[0][i])
+                rates.append(lowest[1][i])
+            return rates
         return [all(flags) for flags in zip(self.clean, *(a.flags for a in self.attacks.values()), strict=False)]
 
     @property
     def robust_accuracy(self) -> float:
         return sum(self.worst_case) / len(self.worst_case)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the clean accuracy by the draws; 0 if there are none."""
+        return self.draws.error if self.draws else 0.0
+
+    @property
+    def worst_error(self) -> float:
+        """The same of the robust accuracy: no more than that of the attack whose draws differ most."""
+        return max([self.error, *(attack.error for attack in self.attacks.values())])
 
     def alone(self, name: str) -> "Evaluation":
         """One attack and the images it was run on."""
@@ -90,18 +145,31 @@ class Evaluation:
             self,
             clean=self.clean[:n],
             attacks={name: attack},
+            labels=self.labels and self.labels[:n],
             index=self.index and self.index[:n],
             images=self.images and self.images[:n],
         )
 
     def records(self) -> list[Plain]:
         """A flat row for the clean images, each attack and each part of an ensemble, for a table or a data frame."""
-        rows = [record("clean", self.clean, 0.0)]
+        rows = [record("clean", self.clean, 0.0, self.error)]
         for name, attack in self.attacks.items():
-            rows.append(record(name, attack.flags, attack.seconds))
+            rows.append(record(name, attack.flags, attack.seconds, attack.error))
             for part, flags in attack.parts.items():
-                rows.append(record(f"{name}: {part}", flags, attack.part_seconds.get(part, 0.0)))
+                rows.append(record(f"{name}: {part}", flags, attack.part_seconds.get(part, 0.0), attack.error))
         return rows
+
+    def __repr__(self) -> str:
+        shares = [f"{row['attack']} {100 * row['accuracy']:.1f} %" for row in self.records()]
+        return f"Evaluation({', '.join(shares)}, n {self.n})"
+
+    def _repr_html_(self) -> str:
+        """The table of `__str__` for a notebook."""
+        rows = []
+        for line in str(self).splitlines():
+            cells = re.split(" {2,}", line)  # one in a warning
+            rows.append("".join(f'<td colspan="{6 - len(cells)}">{escape(cell)}</td>' for cell in cells))
+        return f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table>"
 
     def __str__(self) -> str:
         """A small table: accuracy in percent with its 95 % interval, n, and seconds; then the warnings."""
@@ -115,19 +183,34 @@ class Evaluation:
                 f"{row['attack']:{width}}  {100 * row['accuracy']:11.1f}  {interval:>13}  {row['n']:{digits}}  "
                 f"{row['seconds']:7.1f}"
             )
+        if worst := self.worst_classes():
+            lines.append(worst)
         return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
+
+    def worst_classes(self, names: Sequence[str] = ()) -> str:
+        """The class that does worst, without and under each attack, in a line; empty where classes have few images."""
+        found = []
+        for name, flags in {"clean": self.clean, **{name: a.flags for name, a in self.attacks.items()}}.items():
+            if worst := worst_class(flags, self.labels or ()):
+                label, accuracy, n = worst
+                found.append(f"{name} {100 * accuracy:.1f} % of {n} ({names[label] if names else label})")
+        return f"worst class: {', '.join(found)}" if found else ""
 
     def to_plain(self) -> Plain:
         """What a result file holds and `--json` prints: `robust` is the worst case over the attacks."""
         plain = {
             **self.metadata,
             "n": self.n,
-            **share("clean", self.clean),
-            **share("robust", self.worst_case),
+            **share("clean", self.clean, self.error),
+            **share("robust", self.worst_case, self.worst_error),
             "seconds": sum(a.seconds for a in self.attacks.values()),
             "attacks": {name: a.to_plain() for name, a in self.attacks.items()},
-            "clean_flags": list(map(int, self.clean)),
+            "clean_flags": numbers(self.clean),
         }
+        if self.labels is not None:
+            plain["labels"] = self.labels
+        if self.draws:
+            plain["draws"] = self.draws.to_plain()
         if self.index is not None:
             plain["index"] = self.index
         if self.images is not None:
@@ -135,21 +218,42 @@ class Evaluation:
         return plain | {"advice": list(self.warnings)}
 
 
-def record(name: str, flags: Sequence[bool], seconds: float) -> Plain:
-    interval = wilson(sum(flags), len(flags))
+def worst_class(flags: Sequence[float], labels: Sequence[int]) -> tuple[int, float, int] | None:
+    """Label, accuracy and size of the class that does worst; None if there is one class, or one with few images.
+
+    >>> worst_class([1] * 15 + [0] * 5, [0] * 10 + [1] * 10)
+    (1, 0.5, 10)
+    """
+    sizes = Counter(labels[: len(flags)])
+    correct = dict.fromkeys(sizes, 0.0)
+    for flag, label in zip(flags, labels, strict=False):
+        correct[label] += flag
+    if len(sizes) < 2 or min(sizes.values()) < FEWEST:
+        return None
+    worst = min(sizes, key=lambda label: correct[label] / sizes[label])
+    return worst, correct[worst] / sizes[worst], sizes[worst]
+
+
+def record(name: str, flags: Sequence[float], seconds: float, error: float) -> Plain:
+    interval = mean_interval(flags, error)
     accuracy = {"accuracy": sum(flags) / len(flags), "low": interval.low, "high": interval.high}
     return {"attack": name, "n": len(flags), **accuracy, "seconds": seconds}
 
 
-def share(name: str, flags: Sequence[float]) -> Plain:
-    """An accuracy and its Wilson 95 % interval, as two entries whose keys begin with `name`."""
-    interval = wilson(int(sum(flags)), len(flags))
+def share(name: str, flags: Sequence[float], error: float = 0.0) -> Plain:
+    """An accuracy and its 95 % interval, as two entries whose keys begin with `name`; error: by draws."""
+    interval = mean_interval(flags, error)
     return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": [interval.low, interval.high]}
 
 
-def robust(flags: Sequence[bool]) -> Plain:
-    """Robust accuracy, its interval, and a flag an image."""
-    return share("robust", flags) | {"flags": list(map(int, flags))}
+def robust(flags: Sequence[float], error: float = 0.0) -> Plain:
+    """Robust accuracy, its interval, and a flag or rate an image."""
+    return share("robust", flags, error) | {"flags": numbers(flags)}
+
+
+def numbers(flags: Sequence[float]) -> list[float]:
+    """Flags as 0 and 1, rates as they are."""
+    return [flag if isinstance(flag, float) else int(flag) for flag in flags]
 
 
 def check_name(name: str) -> str:
@@ -183,12 +287,15 @@ class StoredResult:
 
     attack: str
     settings: Plain
-    flags: tuple[int, ...]
-    clean: tuple[int, ...]  # as many
+    flags: tuple[float, ...]  # 0 or 1; rates of a random model
+    clean: tuple[float, ...]  # as many
     data: str  # the images' source; "" in files that do not say
     index: tuple[int, ...] = ()  # the images' numbers in it
     images: tuple[str, ...] = ()  # their checksums; none in files of earlier versions
+    labels: tuple[int, ...] = ()  # their classes; none in files of earlier versions
     model: Mapping[str, str] = field(default_factory=dict)  # what the file says of it, of MODEL_KEYS
+    error: float = 0.0  # standard error of the mean of `flags` by the draws of a random model
+    clean_error: float = 0.0
 
     @property
     def protocol(self) -> str:
@@ -228,53 +335,33 @@ def load_results(folder: Path) -> tuple[dict[str, StoredResult], list[str]]:
 def stored_result(plain: Plain, name: str) -> StoredResult:
     """One attack of a result file; if that is damaged, one of the errors that `load_results` catches."""
     entry = plain["attacks"][name]
+    random, number = "draws" in plain, float if "draws" in plain else int
     found = StoredResult(
         attack=name,
         settings=dict(tidy(entry.get("settings") or {})),
-        flags=tuple(map(int, entry["flags"])),
-        clean=tuple(map(int, plain["clean_flags"])),
+        flags=tuple(map(number, entry["flags"])),
+        clean=tuple(map(number, plain["clean_flags"])),
         data=str(plain.get("data") or ""),
         index=tuple(map(int, plain.get("index", range(len(entry["flags"]))))),  # version 0.1 always took the first n
         images=tuple(map(str, plain.get("images") or ())),
+        labels=tuple(map(int, plain.get("labels") or ())),
         model={key: str(plain[key]) for key in MODEL_KEYS if plain.get(key)},
+        error=float(entry["draws"]["error"]) if random else 0.0,
+        clean_error=float(plain["draws"]["error"]) if random else 0.0,
     )
     n = len(found.flags)
-    if n == 0 or len(found.clean) != n or len(found.index) != n or len(found.images) not in (0, n):
+    if (
+        n == 0
+        or len(found.clean) != n
+        or len(found.index) != n
+        or len(found.images) not in (0, n)
+        or len(found.labels) not in (0, n)
+    ):
         raise ValueError(name)
-    if not {*found.flags, *found.clean} <= {0, 1}:
+    values = {*found.flags, *found.clean}
+    if not (all(0 <= value <= 1 for value in values) if random else values <= {0, 1}):
         raise ValueError(name)
     return found
-
-
-def protocol_differences(one: str, other: str) -> list[str]:
-    """In what two protocols of `StoredResult` differ, each as "name (one; other)"; nothing if results are comparable.
-
-    A setting that one of them lacks, as another version wrote it, does not count, unless it says which attack or threat
-    this is.
-    """
-    if one == other:
-        return []
-    ours, theirs = flatten(json.loads(one)), flatten(json.loads(other))
-    found = []
-    for key in ours | theirs:
-        shared = key in ours and key in theirs
-        first, second = ours.get(key), theirs.get(key)
-        if (shared or key.rpartition(".")[2] in IDENTITY) and not equal_settings(first, second):
-            found.append(f"{key} ({setting_text(first)}; {setting_text(second)})")
-    return found
-
-
-def equal_settings(a: Any, b: Any) -> bool:
-    """Numbers up to the rounding of their text."""
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return a == b
-
-
-def setting_text(value: Any) -> str:
-    if value is None:
-        return "none"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def read_result(path: Path, name: str, key: str) -> Plain | None:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from rattle.evaluation.results import worst_class
 from rattle.stats import Interval, error_of_images, mcnemar, normal, seeds_interval, student, t_interval, welch, wilson
 
 
@@ -15,11 +16,18 @@ class Sample:
     flags: tuple[tuple[float, ...], ...]  # [seeds][images]; distances, where the attack measures those
     protocol: str = ""  # how they were attacked; only equal ones are compared
     images: tuple[str, ...] = ()  # a checksum of each image, by which samples are paired
+    labels: tuple[int, ...] = ()  # the class of each image
     places: tuple[str, ...] = ()  # dataset and number of each image, where one of two samples has no checksums
 
     @property
     def accuracies(self) -> list[float]:
         return [sum(flags) / len(flags) for flags in self.flags]
+
+    @property
+    def worst_class(self) -> float | None:
+        """Accuracy of each seed's worst class, mean over seeds; None where classes have few images."""
+        found = [worst_class(flags, self.labels) for flags in self.flags]
+        return math.fsum(worst[1] for worst in found if worst) / len(found) if all(found) else None
 
     @property
     def n(self) -> int:
@@ -30,7 +38,8 @@ class Sample:
         """The same of these images alone."""
         flags = tuple(tuple(each[i] for i in rows) for each in self.flags)
         images, places = (tuple(each[i] for i in rows) if each else () for each in (self.images, self.places))
-        return replace(self, flags=flags, images=images, places=places)
+        labels = tuple(self.labels[i] for i in rows) if self.labels else ()
+        return replace(self, flags=flags, images=images, places=places, labels=labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

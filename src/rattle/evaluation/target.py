@@ -14,7 +14,6 @@ from rattle.errors import RattleError
 from rattle.evaluation.network import Network, untrained
 from rattle.inputs import as_float
 from rattle.models import check_width, load_weights
-from rattle.models.layers import MeanStd
 from rattle.models.pretrained import file_normalisation, normalises
 from rattle.models.registry import create_model
 from rattle.models.timm import parse_spec
@@ -86,25 +85,32 @@ def target_from_checkpoint(
     )
 
 
-def build_network(network: Network, classes: int, channels: int) -> nn.Module:
+def create(network: Network, classes: int, channels: int) -> nn.Module:
+    """The network before its file of weights is loaded, its normalisation in front."""
+    return create_model(
+        network.model,
+        classes=classes,
+        channels=channels,
+        width=network.width,
+        activation=network.activation,
+        normalise=(network.mean, network.std) if network.mean else None,
+        pretrained=not network.weights,
+    )
+
+
+def with_normalisation(network: Network, classes: int, channels: int) -> Network:
+    """The network with the mean and std that its file of weights holds, unless it has them."""
     if network.mean and network.model.startswith("timm:") and parse_spec(network.model)[1].get("pretrained"):
         raise RattleError("a pretrained model of timm normalises as its config says: leave out --mean and --std")
+    stored = None if network.mean or not network.weights else file_normalisation(network.weights)
+    if stored is None or normalises(create(network, classes, channels)):
+        return network
+    return replace(network, mean=tuple(stored[0]), std=tuple(stored[1]))
 
-    def create(normalise: MeanStd) -> nn.Module:
-        return create_model(
-            network.model,
-            classes=classes,
-            channels=channels,
-            width=network.width,
-            activation=network.activation,
-            normalise=normalise,
-            pretrained=not network.weights,
-        )
 
-    model = create((network.mean, network.std) if network.mean else None)
+def build_network(network: Network, classes: int, channels: int) -> nn.Module:
+    model = create(with_normalisation(network, classes, channels), classes, channels)
     if network.weights:
-        if not normalises(model) and (stored := file_normalisation(network.weights)):
-            model = create(stored)
         load_weights(network.weights, model)
     return model.eval()
 
