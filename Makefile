@@ -92,7 +92,7 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 $(EXTRAS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hub,slurm,wandb,onnx,timm]"
+	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hub,slurm,wandb,onnx,timm,lightning]"
 	@touch $@
 
 $(DOCS): $(READY)

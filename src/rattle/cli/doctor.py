@@ -11,6 +11,7 @@ EXTRAS = {
     "slurm": "submitit",
     "wandb": "wandb",
     "timm": "timm",
+    "lightning": "lightning",
     "onnx": "onnx",
     "dev": "pyautoattack",
 }

@@ -129,7 +129,7 @@ class AutoAttack:
         seed = self.seed or 0
         if self.seed is None and state_path is None:
             seed = int(time.time())
-        robust = evaluate(self.model, x, y, {}, batch_size=bs, check_model=False).clean
+        robust = evaluate(self.model, x, y, {}, batch_size=bs, check_model=False, quiet=True).clean
         self.log(f"initial accuracy: {sum(robust) / len(robust):.2%}")
         x_adv, begun = x.clone(), time.time()
         folder = tempfile.TemporaryDirectory() if state_path is None else nullcontext(str(state_path))
@@ -172,7 +172,7 @@ def attacked(
     done = read_result(folder / f"{name}.json", name, key)
     if done is None:
         more = {"save_adversarial": True, "check_model": False, "metadata": {"mark": key}}
-        evaluate(model, x, y, {name: attack}, out=folder, **more, **settings)
+        evaluate(model, x, y, {name: attack}, out=folder, quiet=True, **more, **settings)
         done = read_result(folder / f"{name}.json", name, key)
     assert done is not None, "evaluate has just written it"
     return [bool(flag) for flag in done["attacks"][name]["flags"]], load_images(folder / f"{name}-adversarial.npz")
