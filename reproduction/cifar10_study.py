@@ -120,7 +120,7 @@ def accuracies_and_flatness(model: torch.nn.Module, test: Images, store: Path) -
     weak = evaluate(model, test.x, test.y, WEAK, out=store)
     flags = {"clean": weak.clean} | {name: attack.flags for name, attack in weak.attacks.items()}
     attacks, left = {"autoattack": AutoAttack(threat=threat)}, weak.worst_case[:AUTOATTACK_IMAGES]
-    strong = evaluate(model, few.x, few.y, attacks, mask=left, out=store, batch_size=AUTOATTACK_IMAGES)
+    strong = evaluate(model, few.x, few.y, attacks, mask=list(map(bool, left)), out=store, batch_size=AUTOATTACK_IMAGES)
     flags["autoattack"] = strong.attacks["autoattack"].flags
     flat = flatness(model, to_float(few.x[:FLAT_IMAGES]), few.y[:FLAT_IMAGES], threat=threat, iterations=30)
     return {
@@ -129,7 +129,7 @@ def accuracies_and_flatness(model: torch.nn.Module, test: Images, store: Path) -
         "input_curvature": flat["input_eigenvalue"],
         "weight_curvature": flat["weight_eigenvalue"],
         "noise_rise": flat["noise_rise"],
-        "flags": {name: np.packbits(each).tobytes().hex() for name, each in flags.items()},
+        "flags": {name: np.packbits(np.array(each, bool)).tobytes().hex() for name, each in flags.items()},
     }
 
 

@@ -45,8 +45,8 @@ def commands(name: str, out: Path) -> list[str]:
     ]
 
 
-def bits(flags: tuple[int, ...]) -> str:
-    return "".join(map(str, flags))
+def bits(flags: tuple[float, ...]) -> str:
+    return "".join(str(int(flag)) for flag in flags)
 
 
 def make(name: str, out: Path) -> Plain:

@@ -132,13 +132,12 @@ def accuracies(model: torch.nn.Module, test: Images, store: Path) -> dict[str, A
     weak = evaluate(model, few.x, few.y, WEAK, out=store)
     flags = {"clean": weak.clean} | {name: attack.flags for name, attack in weak.attacks.items()}
     attack = AutoAttack(threat=Threat(epsilon=8 / 255))
-    strong = evaluate(
-        model, few.x, few.y, {"autoattack": attack}, mask=weak.worst_case, out=store, batch_size=TEST_IMAGES
-    )
+    left = list(map(bool, weak.worst_case))
+    strong = evaluate(model, few.x, few.y, {"autoattack": attack}, mask=left, out=store, batch_size=TEST_IMAGES)
     flags["autoattack"] = strong.attacks["autoattack"].flags
     return {
         **{name: 100 * sum(each) / len(each) for name, each in flags.items()},
-        "flags": {name: np.packbits(each).tobytes().hex() for name, each in flags.items()},
+        "flags": {name: np.packbits(np.array(each, bool)).tobytes().hex() for name, each in flags.items()},
     }
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ WAIT = 30  # seconds until another look at what other processes have finished
 class SmallLossAT(AT):
     """AT whose adversarial images of small loss are judged at w + u, the others at w (after RWP, Yu et al. 2022)."""
 
-    title: ClassVar[str] = "AT, u on small losses"
+    title = "AT, u on small losses"
     most: float = 1.7  # largest cross-entropy at w that counts as small; the paper's for CIFAR-10
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
@@ -132,7 +132,7 @@ def train(recipe: Recipe, folder: Path) -> Run:
     return fit(recipe, folder, resume=(folder / "recipe.yaml").exists(), log="none")
 
 
-def packed(flags: Sequence[bool]) -> str:
+def packed(flags: Sequence[float]) -> str:
     """One bit for each image, as base64."""
     return base64.b64encode(np.packbits(np.array(flags, bool)).tobytes()).decode()
 
@@ -151,7 +151,7 @@ def attacked(model: nn.Module, images: Images, store: Path | None = None) -> dic
     flags = {"clean": weak.clean} | {name: attack.flags for name, attack in weak.attacks.items()}
     few = min(AUTOATTACK_IMAGES, len(images.y))
     attack = {"autoattack": AutoAttack(threat=Threat(epsilon=8 / 255))}
-    left = weak.worst_case[:few]
+    left = list(map(bool, weak.worst_case[:few]))
     strong = evaluate(model, images.x[:few], images.y[:few], attack, mask=left, out=store, batch_size=few)
     flags["autoattack"] = strong.attacks["autoattack"].flags
     found: dict[str, Any] = {name: 100 * sum(each) / len(each) for name, each in flags.items()}

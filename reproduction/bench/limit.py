@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rattle.objectives.mma import SEARCH_STEPS
 from rattle.recipes.recipe import Recipe
 from rattle.weights import eval_mode
 from reproduction.bench.measure import Rounds, timed
@@ -54,10 +55,24 @@ def unavoidable_passes(recipe: Recipe) -> Passes:
     objective, needs, times = recipe.objective, recipe.objective.needs, 2 if recipe.awp else 1
     along = sum(how == "cotrained" and teacher.weights is None for teacher, how in objective.teachers.values())
     taught = len(needs.taught_clean) + len(needs.taught_adv)
-    inner, by_input = objective.inner_passes(recipe.attack)
+    inner, by_input = inner_passes(recipe)
     outer = times * (1 + needs.clean + needs.extra)
     passes = Passes(forward=inner + outer + times * taught, by_input=by_input, full=outer + times * along)
     return Passes(*(recipe.replays * count for count in passes))
+
+
+def inner_passes(recipe: Recipe) -> tuple[int, int]:
+    """Forward and backward passes of the inner attack, at most."""
+    steps, kind = recipe.attack.steps, type(recipe.objective).__name__
+    own = {
+        "Standard": (0, 0),
+        "Free": (0, 0),  # the gradient by the images is a part of the outer backward pass
+        "GAT": (2, 1),  # with the guide's forward, which every second step has
+        "GATTrades": (2, 1),
+        "NFGSM": (1, 1),
+        "MMA": (1 + steps + SEARCH_STEPS, steps),
+    }
+    return own.get(kind, (steps + (recipe.attack.loss == "kl"), steps))
 
 
 class ConvolutionRecorder(TorchDispatchMode):

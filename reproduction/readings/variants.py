@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -101,7 +100,7 @@ class ReleasedTargets(Head):
 class ReleasedLoss(Trades):
     """TRADES with the clean term weighted by 1 - eta, as in the authors' release."""
 
-    title: ClassVar[str] = "TRADES, the release's loss"
+    title = "TRADES, the release's loss"
 
     def clean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return (1 - self.taylor.weight) * Trades.clean_loss(self, logits, y)

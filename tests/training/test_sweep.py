@@ -82,16 +82,13 @@ def test_a_folder_that_holds_another_run_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--objective.et", "0.1"], ["--epochs", "3", "many"], ["--epochs", "0", "1"]])
-def test_a_setting_that_cannot_be_is_refused_before_anything_runs(
-    tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_setting_that_cannot_be_is_refused_before_anything_runs(here: Path, words: list[str]) -> None:
     try:
         code = cli.main(["sweep", RECIPE, *words])
     except SystemExit as end:
         code = end.code
     assert code == 2
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
 def jobs(folder: Path, *names: str, epochs: int = 1) -> list[Job]:

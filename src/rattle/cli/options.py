@@ -34,6 +34,26 @@ def fractions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
     )
 
 
+@FRACTIONS.primitive_rule
+def normalisation(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """--normalise by the training images, or --normalise MEANS STDS."""
+    if info.type != bool | tuple[float, ...]:
+        return None
+
+    def read(words: list[str]) -> bool | tuple[float, ...]:
+        if words in ([], ["True"], ["False"]):
+            return words != ["False"]
+        return tuple(map(number, words))
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="[True | False | MEANS STDS]",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, bool | tuple),
+        str_from_instance=lambda value: [f"{each:.6g}" for each in value] if isinstance(value, tuple) else [str(value)],
+    )
+
+
 def parse(options: type[T], args: list[str], command: str, *, default: T | None = None) -> T:
     """The options of a command; a mistyped one names the nearest and exits with code 2."""
     config: list[Any] = [tyro.conf.AvoidSubcommands]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
@@ -112,25 +112,33 @@ def grid(recipe: Recipe, text: str, given: list[tuple[str, list[str]]], seeds: t
     for values in itertools.product(*choices.values()):  # the last option runs fastest
         arguments, label = [], {}
         for name, words in zip(choices, values, strict=True):
-            arguments += switch(name, words)
+            arguments += switch(recipe, name, words)
             if len(choices[name]) > 1 or (seeds and name == "--seed"):
                 label[name.removeprefix("--")] = " ".join(words)
         points.append((label, with_options(recipe, arguments, f"sweep {text}")[1]))
     return points
 
 
-def switch(name: str, words: list[str]) -> list[str]:
-    """An option with its values; true and false become --name and --no-name."""
+def switch(recipe: Recipe, name: str, words: list[str]) -> list[str]:
+    """An option with its values; true and false of a switch become --name and --no-name."""
     value = words[0].lower() if len(words) == 1 else ""
-    if value == "false":
-        front, dot, last = name.removeprefix("--").rpartition(".")
-        return [f"--{front}{dot}no-{last}"]
-    return [name] if value == "true" else [name, *words]
+    if value not in ("true", "false"):
+        return [name, *words]
+    front, dot, last = name.removeprefix("--").rpartition(".")
+    owner = at_path(recipe, front)
+    if get_type_hints(type(owner)).get(last.replace("-", "_")) is not bool:
+        return [name, value.capitalize()]  # a switch or something else
+    return [name] if value == "true" else [f"--{front}{dot}no-{last}"]
 
 
 def is_list(recipe: Recipe, name: str) -> bool:
     """Whether a setting holds a tuple."""
+    return isinstance(at_path(recipe, name.removeprefix("--")), (tuple, list))
+
+
+def at_path(recipe: Recipe, name: str) -> Any:
+    """The setting called a.b.c; the recipe itself if the name is empty; None if there is none."""
     value: Any = recipe
-    for part in name.removeprefix("--").replace("-", "_").split("."):
+    for part in name.replace("-", "_").split(".") if name else ():
         value = getattr(value, part, None)
-    return isinstance(value, (tuple, list))
+    return value
