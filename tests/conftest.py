@@ -15,6 +15,7 @@ import torch
 
 from rattle.data import digits
 from rattle.runs import source
+from support.command import Command
 from support.precision import in_double
 
 torch.set_num_threads(1)
@@ -91,3 +92,16 @@ def _limited(request: pytest.FixtureRequest) -> Iterator[None]:
 def double() -> Iterator[None]:
     with in_double():
         yield
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command of the user's; see `Command`."""
+    return Command(capsys)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the test's own, which it works in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

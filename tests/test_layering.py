@@ -13,7 +13,7 @@ import pytest
 import rattle
 
 SOURCE = Path(rattle.__file__).parent
-METHOD = "errors settings registry threat losses taylor weights forward inputs randomness stats"
+METHOD = "errors settings registry threat losses taylor weights forward inputs randomness randomized stats"
 # A room imports only from rooms on lines above its own, and from itself.
 ORDER = [
     "method",

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rattle.errors import RattleError as RattleError
     from rattle.evaluation.benchmark import benchmark as benchmark
     from rattle.evaluation.evaluate import evaluate as evaluate
+    from rattle.integrations.loop import RobustAccuracy as RobustAccuracy
+    from rattle.integrations.loop import RobustLoss as RobustLoss
+    from rattle.models.layers import Normalise as Normalise
     from rattle.models.registry import create_model as create_model
     from rattle.models.registry import list_models as list_models
     from rattle.models.registry import register_model as register_model
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from rattle.runs.load import load as load
     from rattle.runs.zoo import list_zoo as list_zoo
     from rattle.threat import Threat as Threat
+    from rattle.training.harden import harden as harden
     from rattle.training.loop import fit as fit
     from rattle.weights import ASAM as ASAM
     from rattle.weights import AWP as AWP
@@ -54,6 +58,8 @@ ROOMS = {
     "errors": ["RattleError"],
     "evaluation.benchmark": ["benchmark"],
     "evaluation.evaluate": ["evaluate"],
+    "integrations.loop": ["RobustAccuracy", "RobustLoss"],
+    "models.layers": ["Normalise"],
     "models.registry": ["create_model", "list_models", "register_model"],
     "objectives": [
         "ALP",
@@ -75,6 +81,7 @@ ROOMS = {
     "runs.load": ["load"],
     "runs.zoo": ["list_zoo"],
     "threat": ["Threat"],
+    "training.harden": ["harden"],
     "training.loop": ["fit"],
     "weights": ["ASAM", "AWP", "EMA", "SAM", "SWA", "Noise", "perturbed"],
 }

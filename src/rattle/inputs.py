@@ -31,6 +31,7 @@ CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
 ONE_AT_A_TIME: WeakSet[nn.Module] = WeakSet()  # models that were found to take single images only
 CHANNELS_LAST: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()  # what each model was found to accept
 
+NARROW = 16  # input channels: fewer do not fill a register of AVX-512
 SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -219,10 +220,23 @@ def is_correct(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return clean_logits(model, x, y).argmax(1) == y
 
 
+def trains_channels_last(model: nn.Module) -> bool:
+    """Whether torch can differentiate by the model's weights at channels-last images.
+
+    The weight gradient of a strided 1x1 convolution of fewer than 16 channels corrupts memory (decision 31).
+    """
+    for layer in model.modules():
+        if not isinstance(layer, nn.Conv2d):
+            continue
+        if layer.kernel_size == (1, 1) and max(layer.stride) > 1 and layer.in_channels // layer.groups < NARROW:
+            return False
+    return True
+
+
 @torch.no_grad()
 def accepts_channels_last(model: nn.Module, x: Tensor) -> bool:
     """Whether the model runs on channels-last images like x; tried once per model, with one warning if it does not."""
-    if x.ndim != 4:
+    if x.ndim != 4 or not trains_channels_last(model):
         return False
     if model not in CHANNELS_LAST:
         try:

@@ -105,6 +105,9 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     if value is None and NoneType in options:
         return
     kinds = [kind for kind in options if kind is not NoneType]
+    if all(map(is_dataclass, kinds)) and not isinstance(value, tuple(kinds)):
+        names = " or ".join(f"{kind.__module__}.{kind.__name__}" for kind in kinds)
+        raise RattleError(f"{name} must be {names}, got {type(value).__name__}")
     if len(kinds) != 1:
         return
     (kind,) = kinds
@@ -130,6 +133,10 @@ def with_fields(settings: T, changes: Mapping[str, Any], where: str) -> T:
     hints, names = types_of(type(settings)), [field.name for field in fields(settings)]
     for name, value in changes.items():
         if name not in names:
+            for part in names:
+                if hasattr(getattr(settings, part), name):
+                    kind = type(getattr(settings, part)).__name__
+                    raise RattleError(f"{where} has no setting {name!r}, its {part} has: {part}={kind}({name}=...)")
             raise unknown(f"setting of {where}", name, names)
         if hints[name] in KINDS:
             check_type(f"{where}.{name}", value, hints[name])

@@ -55,7 +55,7 @@ class McNemar:
         return Interval(max(-1.0, centre - half), min(1.0, centre + half))
 
 
-def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
+def wilson(successes: float, n: float, level: float = LEVEL) -> Interval:
     """Wilson's score interval of a proportion (Wilson 1927): stays inside [0, 1], also at 0 and n successes.
 
     >>> interval = wilson(8, 10)
@@ -72,7 +72,24 @@ def wilson(successes: int, n: int, level: float = LEVEL) -> Interval:
     return Interval(0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
 
 
-def precise_enough(successes: int, n: int, within: float) -> bool:
+def mean_interval(values: Sequence[float], error: float = 0.0) -> Interval:
+    """95 % interval of the mean of n values in [0, 1]: for flags Wilson's.
+
+    For rates over draws it is Wilson's of as many flags as have their standard error, from the images and from `error`,
+    the part of the draws that images share.
+
+    >>> mean_interval([1, 0, 1, 1]) == wilson(3, 4)
+    True
+    """
+    n, mean = len(values), sum(values) / len(values)
+    if mean in (0, 1) or (error == 0 and set(values) <= {0, 1}):
+        return wilson(round(sum(values)), n)
+    variance = float(np.var(values)) / max(1, n - 1) + error**2
+    effective = max(1.0, mean * (1 - mean) / max(variance, 1e-12))
+    return wilson(mean * effective, effective)
+
+
+def precise_enough(successes: float, n: int, within: float) -> bool:
     """Whether to stop drawing images: the accuracy is known to `within`, a fraction of 1, to either side.
 
     A fixed-width sequential interval (Chow and Robbins 1965; for proportions Frey 2010): Wilson's, at a level raised

@@ -7,7 +7,7 @@ bit, also after an exception: from copies, because adding and then subtracting r
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -154,7 +154,7 @@ class AWP:
     d is the gradient of the full loss, taken on the model itself with frozen statistics: no proxy copy is needed.
     """
 
-    holds_statistics: ClassVar[bool] = False  # BatchNorm's running statistics are those of w + v
+    holds_statistics = False  # BatchNorm's running statistics are those of w + v
     gamma: Positive = 0.005  # ||v|| over ||w||; 0.005 on TRADES, 0.01 on AT
     warmup: CountOrZero = 10  # epochs before it starts; 10 on TRADES, 0 on AT
 
@@ -179,7 +179,7 @@ class AWP:
 class SAM:
     """Sharpness-aware minimisation (Foret et al. 2021, eq. 2): v = rho d / ||d||, ||d|| over all weights."""
 
-    holds_statistics: ClassVar[bool] = True  # they are those of w: the pass at w + v moves none
+    holds_statistics = True  # they are those of w: the pass at w + v moves none
     rho: Positive = 0.05  # the length of v
     warmup: CountOrZero = 0  # epochs before it starts
 
@@ -204,7 +204,7 @@ ASAM_ETA = 0.01  # added to |w|: a weight that is zero moves too (Kwon et al. 20
 class ASAM:
     """Adaptive SAM (Kwon et al. 2021, eq. 9): v = rho T^2 d / ||T d||, T = |w| + eta; 1 for biases, as the authors."""
 
-    holds_statistics: ClassVar[bool] = True
+    holds_statistics = True
     rho: Positive = 0.5  # the length of v / T; 1 in the authors' CIFAR-100 runs
     warmup: CountOrZero = 0  # epochs before it starts
     gradients = SAM.gradients

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from rattle.analysis.loss_gap import kept_checkpoints, losses_of, over_training, split_of
 from rattle.attacks import PGD
-from rattle.cli.main import main
 from rattle.data import Images
 from rattle.runs.paths import Run
 from rattle.threat import Threat
 from rattle.training.loop import fit
 from rattle.weights import Noise
+from support.command import Command
 from support.tiny_runs import RECIPE, save_run
 
 ATTACK = PGD(threat=Threat(epsilon=0.1), steps=2, step_size=0.05, loss="ce", start="none")
@@ -78,29 +78,25 @@ def test_over_training_the_excess_of_a_loss_is_test_less_training() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_measures_every_kept_checkpoint_of_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_measures_every_kept_checkpoint_of_runs(tmp_path: Path, command: Command) -> None:
     recipe = replace(RECIPE, epochs=4, batch_size=32, keep_checkpoints="all")
     recipe = replace(recipe, data=replace(recipe.data, train_size=64), attack=replace(recipe.attack, steps=1))
     names = [str(fit(replace(recipe, seed=seed), tmp_path / f"run-{seed}").folder) for seed in (0, 1)]
-    assert main(["gap", *names, "--n", "20", "--draws", "2", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(command("gap", *names, "--n", "20", "--draws", "2", "--json"))
     assert list(printed) == ["run-0", "run-1"]
     for name, label in zip(names, printed, strict=True):
         assert printed[label] == json.loads(Run(Path(name)).loss_gap.read_text())
         assert [moment["epoch"] for moment in printed[label]["checkpoints"]] == [1, 2, 3, 4]
         assert Run(Path(name)).loss_gap.with_suffix(".png").stat().st_size > 1000
     assert printed["run-0"]["checkpoints"] != printed["run-1"]["checkpoints"]
-    assert main(["gap", names[0], "--n", "20"]) == 0
-    assert "over test images the rank correlation of the KL with the loss gap is" in capsys.readouterr().out
+    said = command("gap", names[0], "--n", "20")
+    assert "over test images the rank correlation of the KL with the loss gap is" in said
 
 
-def test_a_run_that_kept_no_epochs_or_too_few_images_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_kept_no_epochs_or_too_few_images_is_refused(tmp_path: Path, command: Command) -> None:
     run = save_run(tmp_path / "run")
     for words, fact in (([], "--keep-checkpoints"), (["--n", "3"], "n must be >= 4")):
-        assert main(["gap", str(run), *words]) == 2
-        assert fact in capsys.readouterr().err
+        assert fact in command.refused("gap", str(run), *words)
 
 
 def test_epochs_are_in_their_own_order(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_gallery_is_the_same_each_time_and_comes_back_from_its_file(
 def test_settings_that_differ_from_the_named_recipe_are_listed_but_the_seed_is_not() -> None:
     recipe = get_recipe("digits-linf-cnn-trades")
     assert overrides(replace(recipe, seed=5)) == ""
-    assert overrides(replace(recipe, width=8)) == "width 8 (16)"
+    assert overrides(replace(recipe, width=8)) == "width 16 -> 8"
     assert overrides(replace(recipe, name="mine", width=8)) == ""
 
 
@@ -214,10 +214,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("channels", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_network_that_flattens_by_view_is_analysed_beside_one_that_does_not(
-    channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_network_that_flattens_by_view_is_analysed_beside_one_that_does_not(channels: int, here: Path) -> None:
     Path("view.py").write_text(VIEW)
     x, y = np.random.default_rng(0).integers(0, 256, (60, 8, 8, channels), dtype=np.uint8), np.arange(60) % 3
     np.savez("my.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])

@@ -10,11 +10,11 @@ from torch import nn
 from rattle.attacks import PGD
 from rattle.attacks.registry import get_attack
 from rattle.attacks.transfer import Transfer
-from rattle.cli.main import main
 from rattle.evaluation.evaluate import evaluate
 from rattle.runs import checkpoint
 from rattle.runs.progress import Interrupted
 from rattle.threat import Threat
+from support.command import Command
 from support.tiny_runs import RECIPE, digits, linear, save_run, small_cnn
 
 THREAT = Threat(epsilon=0.1)
@@ -58,11 +58,10 @@ def test_an_evaluation_with_another_surrogate_starts_afresh(tmp_path: Path) -> N
     assert evaluate(linear(), x[:60], y[:60], attacks[1], out=tmp_path).attacks["t"].flags == whole[1] != whole[0]
 
 
-def test_the_command_says_what_it_was_made_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_it_was_made_on(tmp_path: Path, command: Command) -> None:
     target, other = save_run(tmp_path / "a"), save_run(tmp_path / "b", seed=1)
     words = ["--attacks", "pgd3", "cw3", "--n", "40", "--threat.epsilon", "0.1"]
-    assert main(["transfer", "--from", str(other), "--to", str(target), *words]) == 0
-    out = capsys.readouterr().out
+    out = command("transfer", "--from", str(other), "--to", str(target), *words)
     assert "transfer-pgd3" in out
     assert f"made on {RECIPE.name}" in out
     assert {p.name for p in (target / "results").iterdir()} == {"transfer-pgd3.json", "transfer-cw3.json"}
@@ -72,20 +71,18 @@ def test_the_command_says_what_it_was_made_on(tmp_path: Path, capsys: pytest.Cap
     settings = stored["attacks"]["transfer-pgd3"]["settings"]
     assert settings["kind"] == "Transfer"
     assert settings["attack"]["steps"] == 3
-    assert main(["transfer", "--from", str(target), "--to", str(target), *words, "--json"]) == 0
-    itself = json.loads(capsys.readouterr().out)["attacks"]["transfer-pgd3"]
-    assert main(["evaluate", str(target), *words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["attacks"]["pgd3"]["flags"] == itself["flags"]
+    said = command("transfer", "--from", str(target), "--to", str(target), *words, "--json")
+    itself = json.loads(said)["attacks"]["transfer-pgd3"]
+    assert json.loads(command("evaluate", str(target), *words, "--json"))["attacks"]["pgd3"]["flags"] == itself["flags"]
     assert itself["robust_accuracy"] < stored["attacks"]["transfer-pgd3"]["robust_accuracy"]
 
 
-def test_models_of_other_images_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_of_other_images_are_refused(tmp_path: Path, command: Command) -> None:
     run = save_run(tmp_path / "run")
     model = small_cnn()
     classes = tuple("abcdefghij")
     path = tmp_path / "other.safetensors"
     checkpoint.save(path, recipe=RECIPE, classes=classes, shape=(1, 8, 8), progress={}, model=model)
-    assert main(["transfer", "--from", str(path), "--to", str(run)]) == 2
-    assert "were not trained on the same kind of images and classes" in capsys.readouterr().err
-    assert main(["transfer", "--from", "nowhere", "--to", str(run)]) == 2
-    assert "nowhere" in capsys.readouterr().err
+    said = command.refused("transfer", "--from", str(path), "--to", str(run))
+    assert "were not trained on the same kind of images and classes" in said
+    assert "nowhere" in command.refused("transfer", "--from", "nowhere", "--to", str(run))

@@ -86,11 +86,10 @@ def test_a_run_is_refused_resumed_and_trained_again_from_its_yaml(run: Path, tmp
     ],
 )
 def test_a_wrong_setting_is_one_sentence_and_leaves_nothing_behind(
-    options: str, words: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: str, words: str, command: Command, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert words in command.refused("train", RECIPE, *options.split())
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
 @pytest.mark.parametrize("options", ["--n 0", "--batch-size 0", "--threat.epsilon -1", "--first", "--jobs 0"])

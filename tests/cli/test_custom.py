@@ -60,7 +60,7 @@ def test_own_images_and_network_are_trained_under_a_name_of_their_own(capsys: py
     assert rows["images"].startswith("90 of 3x8x8 from my.npz, 4 classes; Augment(")
     assert rows["held"].startswith("out 10 images")
     assert rows["network"] == "my_net.py:build, 1,140 parameters"
-    assert rows["method"] == "TRADES + 1st + 2nd against linf 0.03137"
+    assert rows["method"] == "TRADES + 1st + 2nd against linf 8/255"
     assert rows["epochs"].startswith("1, each 5 steps of 16 images")
     assert main(["evaluate", NAME, "--attacks", "fgsm", "--n", "10", "--trust-code"]) == 0
 
@@ -69,6 +69,9 @@ def test_built_in_names_give_the_named_recipe(capsys: pytest.CaptureFixture[str]
     words = ["--width", "4", "--data.train-size", "64", *QUICK]
     assert main(["train", "custom", "--data.name", "digits", "--model=cnn", "--method", "at-awp", *words]) == 0
     assert main(["train", "digits-linf-cnn-at-awp", *words, "--out", "named"]) == 0
+    assert "awp " not in capsys.readouterr().err
+    assert main(["train", "digits-linf-cnn-trades-awp", *words, "--awp.warmup", "1", "--epochs", "2"]) == 0
+    assert "AWP in the last 1 of 2 epochs" in capsys.readouterr().err
     assert recipe_of("runs/digits-linf-cnn-at-awp-seed0") == recipe_of("named")
     assert recipe_of("named").attack.threat == get_recipe("digits-linf-cnn-at-awp").attack.threat
 
@@ -128,8 +131,9 @@ def test_the_help_of_custom_needs_no_images(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit) as stop:
         main(["train", "custom", "--help"])
     assert stop.value.code == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert all(option in said for option in ("--optimizer.lr", "--method", "--norm", "--epsilon"))
+    assert "over the training images (default: 100)" in said
 
 
 def test_the_page_about_training_runs_as_it_stands() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rattle.cli.main import main
+from support.command import Command
 from support.tiny_runs import save_run
 
 
@@ -44,15 +45,22 @@ def test_a_working_directory_that_is_gone_is_not_blamed_on_stdout(tmp_path: Path
     assert "the working directory has been deleted" in ended.stderr
 
 
-def test_a_rank_whose_neighbour_ended_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.process
+def test_a_library_that_torch_cannot_load_is_not_blamed_on_stdout(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text('raise OSError("libgomp.so.1: cannot open shared object file")\n')
+    ended = rattle("doctor", PYTHONPATH=f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    assert ended.returncode == 2
+    assert "libgomp.so.1" in ended.stderr
+    assert "stdout" not in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_rank_whose_neighbour_ended_says_so(monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     def closed(_: list[str]) -> None:
         raise RuntimeError("[.../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:46281")
 
     monkeypatch.setattr("rattle.cli.recipes.main", closed)
-    assert main(["recipes"]) == 2
-    assert "another rank of the job has ended" in capsys.readouterr().err
+    assert "another rank of the job has ended" in command.refused("recipes")
 
 
 @pytest.mark.process
@@ -63,30 +71,22 @@ def test_a_locale_without_utf_8_shows_escapes() -> None:
     assert "no recipe's name contains" in ended.stderr
 
 
-def test_a_folder_whose_name_is_not_utf_8_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_whose_name_is_not_utf_8_is_refused_before_anything_is_written(here: Path, command: Command) -> None:
     few = ["--width", "4", "--epochs", "1", "--data.train-size", "20"]
-    assert main(["train", "digits-linf-cnn-at", *few, "--out", "r\udcff"]) == 2
-    assert "is no name in UTF-8" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-    save_run(tmp_path / "run").rename(tmp_path / "r\udcff")  # somebody else's
+    assert "is no name in UTF-8" in command.refused("train", "digits-linf-cnn-at", *few, "--out", "r\udcff")
+    assert list(here.iterdir()) == []
+    save_run(here / "run").rename(here / "r\udcff")  # somebody else's
     assert main(["evaluate", "r\udcff", "--attacks", "fgsm", "--n", "4"]) == 2
     assert main(["report", "r\udcff", "--no-compute"]) == 0
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="everything is readable to root")
-def test_a_recipe_that_may_not_be_read_is_refused_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_that_may_not_be_read_is_refused_in_a_sentence(tmp_path: Path, command: Command) -> None:
     (tmp_path / "recipe.yaml").write_text("epochs: 3")
     (tmp_path / "recipe.yaml").chmod(0)
-    assert main(["train", str(tmp_path / "recipe.yaml")]) == 2
-    assert "Permission denied" in capsys.readouterr().err
+    assert "Permission denied" in command.refused("train", str(tmp_path / "recipe.yaml"))
 
 
-def test_a_recipe_that_is_a_folder_is_refused_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_that_is_a_folder_is_refused_in_a_sentence(tmp_path: Path, command: Command) -> None:
     (tmp_path / "recipe.yaml").mkdir()
-    assert main(["train", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert command.refused("train", str(tmp_path)).count("\n") == 1

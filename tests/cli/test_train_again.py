@@ -152,9 +152,8 @@ def test_a_refused_training_replaces_no_run(
 
 
 def test_the_head_is_the_layer_that_gives_the_logits_wherever_it_is_defined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("two.py").write_text(TWO)
     words = ["train", DIGITS, *QUICK, "--epochs", "1", "--model"]
     assert main([*words, "two.py:Two", "--out", "a"]) == 0

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from rattle.cli.main import main
 from rattle.data import Augment, Data, on_device, pictures
 from rattle.data.decode import RATIO, crop_draws, random_crop
 from rattle.errors import RattleError
+from support.command import Command
 from support.miniature import encoded, make, picture
 
 CLASSES, SIDE = 4, 24
@@ -186,14 +186,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_the_command_refuses_in_one_sentence(
-    what: str, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_command_refuses_in_one_sentence(what: str, folders: Path, here: Path, command: Command) -> None:
     args, words = REFUSED[what]
     args = args if not args[0].startswith("-") else [str(folders), *args]
-    assert main(["data", "show", *args]) == 2
-    said = capsys.readouterr().err
+    said = command.refused("data", "show", *args)
     assert words in said
     assert len(said.strip().splitlines()) == 1
 

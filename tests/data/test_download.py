@@ -92,14 +92,6 @@ def test_a_wrong_checksum_is_refused_and_what_was_there_stays(tmp_path: Path, se
     assert [p.name for p in (tmp_path / "toy").iterdir()] == ["set.bin"]
 
 
-def test_a_missing_file_on_the_server_is_an_error(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(URLS, "toy", (server.remote("missing"),))
-    with pytest.raises(RattleError, match="404: Not Found"):
-        get("toy", tmp_path)
-
-
 def test_being_offline_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:  # bound and not listening: nobody answers there
         taken.bind(("127.0.0.1", 0))

@@ -220,22 +220,19 @@ def test_a_signal_to_one_rank_stops_all_of_them_with_everything_saved(tmp_path: 
         (["--out", "thesis"], "thesis is not empty and holds no run"),  # found by the first rank alone
     ],
 )
-def test_a_mistake_on_several_ranks_is_one_sentence_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: list[str], words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "thesis.tex").write_text("years of work")
+def test_a_mistake_on_several_ranks_is_one_sentence_of_the_first(here: Path, mistake: list[str], words: str) -> None:
+    (here / "thesis").mkdir()
+    (here / "thesis" / "thesis.tex").write_text("years of work")
 
     def action() -> int:
         return cli.main(["train", "digits-linf-cnn-trades-2nd", "--out", "run", *SIZES, *mistake])
 
-    children = ranks(2, action, tmp_path / "logs")
+    children = ranks(2, action, here / "logs")
     assert [child.wait() for child in children] == [2, 2], children[0].words()
     assert words in children[0].words()
     assert children[0].words().count("\n") == 1
     assert children[1].words() == ""
-    assert not (tmp_path / "run").exists()
+    assert not (here / "run").exists()
 
 
 def test_ranks_with_different_images_are_refused(tmp_path: Path) -> None:

@@ -39,11 +39,10 @@ def test_a_name_in_a_table_a_log_and_an_error_is_shown_escaped(capsys: pytest.Ca
 
 @pytest.mark.parametrize("words", [["table"], ["compare"], ["report", "--no-compute", "--out", "p.html"]])
 def test_no_command_that_reads_runs_prints_what_a_terminal_obeys(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     for folder, right in (("a", 0.2), ("b", 0.9)):
-        run = Run(whole(tmp_path / folder, right=right, name=TITLE + folder, data={"name": TITLE}))
+        run = Run(whole(here / folder, right=right, name=TITLE + folder, data={"name": TITLE}))
         last = {"epoch": 4, TITLE: 1.0, "val_robust": 0.5}
         run.metrics.write_text(run.metrics.read_text() + json.dumps(last) + "\n" + TITLE)
         result = json.loads((run.results / "pgd20.json").read_text())
@@ -57,11 +56,8 @@ def test_no_command_that_reads_runs_prints_what_a_terminal_obeys(
     assert not obeyed(said.out + said.err)
 
 
-def test_a_run_with_such_a_name_is_evaluated_and_shown_escaped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_run(tmp_path / "run", recipe=replace(RECIPE, name=TITLE))
+def test_a_run_with_such_a_name_is_evaluated_and_shown_escaped(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_run(here / "run", recipe=replace(RECIPE, name=TITLE))
     assert main(["evaluate", "run", "--attacks", "fgsm", "--n", "5"]) == 0
     said = capsys.readouterr()
     assert "\\x1b]0;owned" in said.out
@@ -108,10 +104,9 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path, outside: Path) ->
 
 @pytest.mark.parametrize("name", ["results", "checkpoints", "events", "lock", "metrics.jsonl"])
 def test_training_and_evaluation_stop_at_a_link_that_leads_out(
-    name: str, tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, here: Path, outside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    run, folder = Run(save_run(tmp_path / "run")), tmp_path / "elsewhere"
+    run, folder = Run(save_run(here / "run")), here / "elsewhere"
     folder.mkdir()
     path = run.folder / name
     if name == "checkpoints":
@@ -128,11 +123,8 @@ def test_training_and_evaluation_stop_at_a_link_that_leads_out(
     assert sorted(folder.rglob("*")) == before
 
 
-def test_replacing_a_run_removes_its_links_and_not_what_they_lead_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run, kept = Run(save_run(tmp_path / "run")), tmp_path / "elsewhere" / "kept"
+def test_replacing_a_run_removes_its_links_and_not_what_they_lead_to(here: Path) -> None:
+    run, kept = Run(save_run(here / "run")), here / "elsewhere" / "kept"
     kept.parent.mkdir()
     kept.write_text("precious")
     run.results.symlink_to(kept.parent)
@@ -142,18 +134,17 @@ def test_replacing_a_run_removes_its_links_and_not_what_they_lead_to(
     assert not run.results.exists()
 
 
-def test_nothing_is_writable_by_everybody_without_a_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_nothing_is_writable_by_everybody_without_a_umask(here: Path) -> None:
     before = os.umask(0)
     try:
         few = ["--batch-size", "192", "--attack.steps", "1", "--val-attack.steps", "1", "--data.train-size", "192"]
         assert main(["train", "digits-linf-cnn-trades", "--width", "4", "--epochs", "1", *few, "--out", "run"]) == 0
         assert main(["evaluate", "run", "--attacks", "fgsm", "--n", "5"]) == 0
         os.umask(0)
-        write_atomically(tmp_path / "library", b"")
-        append_line(tmp_path / "lines", {})
+        write_atomically(here / "library", b"")
+        append_line(here / "lines", {})
     finally:
         os.umask(before)
-    written = list(tmp_path.rglob("*"))
+    written = list(here.rglob("*"))
     assert len(written) > 10
     assert not [path for path in written if path.stat().st_mode & stat.S_IWOTH]

@@ -16,6 +16,7 @@ from rattle.evaluation.target import target_from_checkpoint
 from rattle.publish.folder import write_folder
 from rattle.runs import checkpoint
 from rattle.runs.paths import Run
+from support.command import Command
 from support.tiny_runs import RECIPE, save_run, small_cnn
 
 CANARY = '''"""A network."""
@@ -77,10 +78,9 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_no_command_runs_what_it_opens(door: str, planted: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_runs_what_it_opens(door: str, planted: Path, command: Command) -> None:
     before = sorted(planted.rglob("*"))
-    assert main(DOORS[door]) == 2
-    said = capsys.readouterr().err
+    said = command.refused(*DOORS[door])
     assert "nets/evil.py" in said
     assert door == "push" or "--trust-code" in said
     assert sorted(planted.rglob("*")) == before
@@ -108,13 +108,12 @@ def test_what_reads_no_weights_runs_nothing(planted: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("name", [*NAMES[1:], "os:abort", "http.server:test", "package.module:no.such", "evil.py"])
-def test_every_form_of_code_is_held_to_the_rule(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    plant(tmp_path, name)
+def test_every_form_of_code_is_held_to_the_rule(name: str, here: Path) -> None:
+    plant(here, name)
     for opened in (lambda: rattle.load("run"), lambda: rattle.fit("run", "new")):
         with pytest.raises(RattleError, match=r"^run.* names code to run as its model: .*--trust-code"):
             opened()
-    assert not (tmp_path / "executed").exists()
+    assert not (here / "executed").exists()
 
 
 def test_the_user_s_word_runs_it(planted: Path) -> None:

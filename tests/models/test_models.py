@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from rattle.errors import RattleError
+from rattle.inputs import trains_channels_last
 from rattle.models import check_width, find_head
 from rattle.models.layers import conv1x1
 from rattle.models.registry import BUILDERS, create_model
@@ -181,9 +182,8 @@ def test_a_file_s_class_with_other_keywords_builds_too_and_imports_its_neighbour
     assert (model.in_features, model.out_features, model.bias) == (8, 6, None)
 
 
-def test_a_module_s_function_builds_the_user_s_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "def build(classes): return nn.Linear(2, classes)", "my_own_networks.py")
-    monkeypatch.chdir(tmp_path)
+def test_a_module_s_function_builds_the_user_s_model(here: Path) -> None:
+    write(here, "def build(classes): return nn.Linear(2, classes)", "my_own_networks.py")
     for spec in ("my_own_networks:build", "./my_own_networks.py:build"):
         assert create_model(spec, classes=6).out_features == 6
     with pytest.raises(RattleError, match="'width'"):
@@ -214,10 +214,9 @@ def test_normalisation_goes_in_front_of_a_user_s_model(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_in_the_user_s_model_is_an_error_that_names_the_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, spec: str, words: str
+    here: Path, text: str, spec: str, words: str
 ) -> None:
-    write(tmp_path, text)
-    monkeypatch.chdir(tmp_path)
+    write(here, text)
     with pytest.raises(RattleError, match=words):
         create_model(f"./{spec}" if spec.endswith(".py:build") else spec, classes=3)
 
@@ -227,23 +226,50 @@ def test_a_mistake_in_the_user_s_model_is_an_error_that_names_the_line(
 def test_a_subsampled_convolution_equals_a_strided_one(size: int) -> None:
     narrow, x = conv1x1(4, 6, 2), torch.rand(3, 4, size, size)
     torch.testing.assert_close(narrow(x), nn.functional.conv2d(x, narrow.weight, stride=2), rtol=0, atol=1e-15)
-    assert type(conv1x1(8, 6, 2)) is nn.Conv2d
+    assert type(conv1x1(16, 6, 2)) is nn.Conv2d
+
+
+def backward_in_a_child(model: str, channels: int, **env: str) -> int:
+    """The return code of a process that differentiates a model by its weights at channels-last images, three times."""
+    code = f"""
+        import torch
+        from torch.nn import Conv2d
+        from rattle.models import create_model
+        model = {model}.to(memory_format=torch.channels_last)
+        x = torch.rand(4, {channels}, 64, 64).to(memory_format=torch.channels_last)
+        for _ in range(3):
+            model(x).sum().backward()
+    """
+    settings = {**os.environ, "MALLOC_CHECK_": "3", "OMP_NUM_THREADS": "1", **env}
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=settings, capture_output=True).returncode
 
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_a_narrow_network_survives_its_backward_pass_with_avx2_kernels() -> None:
-    code = """
-        import torch
-        from rattle.models import create_model
-        model = create_model("preact18", classes=10, width=4).to(memory_format=torch.channels_last)
-        x = torch.rand(64, 3, 32, 32).to(memory_format=torch.channels_last)
-        for _ in range(3):
-            model(x).sum().backward()
-    """
-    settings = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "MALLOC_CHECK_": "3", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=settings, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("isa", ["AVX2", "DEFAULT"])
+@pytest.mark.parametrize("width", [4, 8, 12])
+def test_a_narrow_network_survives_its_backward_pass(width: int, isa: str) -> None:
+    model = f"create_model('preact18', classes=10, width={width})"
+    assert backward_in_a_child(model, 3, ONEDNN_MAX_CPU_ISA=isa) == 0
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layer", "survives"),
+    [
+        ((8, 16, 1, 2), False),
+        ((15, 16, 1, 2), False),
+        ((16, 16, 1, 2), True),
+        ((8, 16, 1, 1), True),
+        ((8, 16, 3, 2), True),
+    ],
+)
+def test_the_rule_on_channels_last_is_what_torch_survives(layer: tuple[int, ...], survives: bool) -> None:
+    assert trains_channels_last(nn.Conv2d(*layer)) == survives
+    if survives or torch.backends.cpu.get_cpu_capability() == "AVX512":  # AVX2 survives eight channels and more
+        done = backward_in_a_child(f"Conv2d{(*layer, 0, 1, 1, False)}", layer[0])
+        assert (done == 0) == survives, "torch is mended: trains_channels_last and SubsampledConv1x1 can go"
 
 
 def test_timm_is_named_when_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

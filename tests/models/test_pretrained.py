@@ -266,13 +266,3 @@ def test_any_prefix_of_the_file_is_left_out() -> None:
         adapt({name: value for name, value in state.items() if not name.endswith("2.bias")}, source)
     with pytest.raises(RattleError, match="5 unexpected"):
         adapt(state | {"whatever.other.weight": X}, source)
-
-
-def test_a_wrapper_s_statistics_are_not_lost_on_a_bare_network() -> None:
-    wrapped = Wrapped(trained("cnn"))
-    with pytest.raises(RattleError, match=r"normalises its images and this model does not; build it with normalise="):
-        adapt(wrapped.state_dict(), nn.Sequential(wrapped.net))
-    behind = nn.Sequential(Normalise((0.0,) * 3, (1.0,) * 3), trained("cnn"))
-    tensors, _ = adapt(wrapped.state_dict(), behind)
-    behind.load_state_dict(tensors)
-    assert torch.equal(behind(X), wrapped(X))

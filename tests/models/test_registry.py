@@ -49,6 +49,8 @@ def test_a_registered_model_is_trained_evaluated_and_exported_by_name(tmp_path: 
 def test_a_registered_model_without_normalisation_gets_it_in_front() -> None:
     model = create_model("mean-linear", classes=4, normalise=HALF)
     assert isinstance(model[0], Normalise)
+    with pytest.raises(RattleError, match="images of 1 channels, but a mean and std of 3"):
+        Normalise((0.5,) * 3, (0.5,) * 3)(torch.rand(2, 1, 4, 4))
     with pytest.raises(RattleError, match="mean-linear has no keyword 'activation'"):
         create_model("mean-linear", classes=4, activation="silu")
 

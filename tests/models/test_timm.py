@@ -12,7 +12,7 @@ from torch import nn
 
 from rattle.errors import RattleError
 from rattle.inputs import input_size
-from rattle.models import create_model, find_head, load_weights
+from rattle.models import create_model, find_head
 from rattle.models.head import check_width
 from rattle.models.layers import Normalise
 from rattle.models.timm import parse_spec
@@ -80,16 +80,6 @@ def test_a_run_of_a_pretrained_model_is_loaded_without_fetching_it_again(tmp_pat
     assert CALLS == [{}]
     x = torch.rand(2, 1, 8, 8)
     assert loaded(x).equal(model(x))
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_the_plain_weights_of_a_model_open_behind_its_normalisation(tmp_path: Path) -> None:
-    plain = Net(3, 3)
-    torch.save(plain.state_dict(), tmp_path / "w.pt")
-    model = create_model("timm:net,pretrained", classes=3)
-    assert load_weights(tmp_path / "w.pt", model).loaded == 2
-    x = torch.rand(2, 3, 8, 8)
-    assert model(x).equal(plain(model[0](x)))
 
 
 @pytest.mark.usefixtures("stand_in")

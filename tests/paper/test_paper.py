@@ -33,6 +33,7 @@ from rattle.paper.writer import WRITERS, printed_table
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.paths import Run
 from rattle.stats import Interval
+from support.command import Command
 from support.tiny_runs import digits
 
 LEAST = replace(
@@ -304,10 +305,7 @@ def test_the_plan_names_every_run_once_and_starts_nothing(tmp_path: Path, capsys
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_needs_no_data_and_gives_the_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_plan_needs_no_data_and_gives_the_cost(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     full = ["paper", "3", "--data-root", "nowhere"]
     assert cli.main([*full, "--plan"]) == 0
     [hours] = re.findall(r"about ([\d,]+) GPU-hours on one A100", capsys.readouterr().err)
@@ -316,7 +314,7 @@ def test_a_plan_needs_no_data_and_gives_the_cost(
     assert "--yes" in capsys.readouterr().err
     assert cli.main([*full, "--yes"]) == 2
     assert "nowhere" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
 def test_an_a100_takes_for_the_papers_network_what_table_6_says() -> None:
@@ -373,15 +371,11 @@ def test_figures_2_and_3_are_drawn_for_a_tables_runs(out: Path, capsys: pytest.C
         ),
     ],
 )
-def test_a_bad_option_is_refused_in_one_sentence(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["paper", *words]) == 2
-    said = capsys.readouterr().err
+def test_a_bad_option_is_refused_in_one_sentence(words: list[str], sentence: str, here: Path, command: Command) -> None:
+    said = command.refused("paper", *words)
     assert sentence in said
     assert said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
 def test_a_folder_of_another_recipe_or_version_is_refused(

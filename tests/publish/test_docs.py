@@ -41,9 +41,8 @@ def test_the_examples_in_python_run(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert re.search(r"^pgd20 +7\d\.\d +\[.*\] +500 ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_folders.epochs(save_run(tmp_path / "runs" / "a"))
+def test_the_commands_run(here: Path) -> None:
+    run_folders.epochs(save_run(here / "runs" / "a"))
     assert {shlex.split(command)[1] for command in COMMANDS} == {
         "recipes",
         "evaluate",
@@ -66,11 +65,8 @@ def test_the_table_of_the_zoo_is_what_was_recorded() -> None:
         assert row == " | ".join([f"{threat['norm']} {threat['epsilon']}", *texts])
 
 
-def test_the_lines_for_robustbench_give_its_names_and_the_whole_test_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_run(tmp_path / "runs" / "a")
+def test_the_lines_for_robustbench_give_its_names_and_the_whole_test_set(here: Path) -> None:
+    save_run(here / "runs" / "a")
     train, evaluate = re.findall(r"^rattle (.*)$", ROBUSTBENCH, re.MULTILINE)
     assert train.startswith("train ")
     faster = shlex.split(evaluate.replace("autoattack", "fgsm"))

@@ -18,6 +18,7 @@ import rattle
 from rattle.cli.main import main
 from rattle.data.registry import Data
 from support import run_folders
+from support.command import Command
 from support.tiny_runs import RECIPE, save_run, small_cnn
 
 
@@ -45,12 +46,11 @@ def test_a_published_folder_loads_bit_for_bit(folder: Path) -> None:
 
 
 def test_a_published_folder_is_evaluated_tabulated_and_published_again(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, command: Command
 ) -> None:
     words = ["--attacks", "fgsm", "--n", "20", "--out", str(tmp_path / "results")]
     assert main(["evaluate", str(folder), *words]) == 0
-    assert main(["table", str(folder)]) == 0
-    assert "| 95.00 | 60.00 | 50.00 |" in capsys.readouterr().out
+    assert "| 95.00 | 60.00 | 50.00 |" in command("table", str(folder))
     assert main(["push", str(folder), "me/again", "--to", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert (tmp_path / "again" / "results" / "pgd20.json").is_file()
@@ -110,7 +110,7 @@ def test_results_of_another_checkpoint_are_left_out_and_older_ones_pointed_out(
     assert "| PGD-20 |" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
 
 
-def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, command: Command) -> None:
     own = save_run(tmp_path / "own", recipe=replace(RECIPE, model="net.py:build"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
@@ -120,13 +120,11 @@ def test_mistakes_are_one_sentence(run: Path, tmp_path: Path, capsys: pytest.Cap
         ((str(tmp_path / "no"), "me/x", "--to", str(tmp_path / "new")), str(tmp_path / "no")),
         ((str(own), "me/x", "--to", str(tmp_path / "new")), "net.py:build"),
     ):
-        assert main(["push", *words]) == 2
-        assert expected in capsys.readouterr().err
+        assert expected in command.refused("push", *words)
     assert not (tmp_path / "new").exists()
 
 
-def test_without_the_package_push_and_load_say_what_to_install(run: Path, monkeypatch, capsys) -> None:
+def test_without_the_package_push_and_load_say_what_to_install(run: Path, monkeypatch, command: Command) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # an import of it fails, as where it is not installed
     for words in (["push", str(run), "me/x"], ["evaluate", "hf:me/x"]):
-        assert main(words) == 2
-        assert "needs the package huggingface_hub: pip install 'rattle-robust[hub]'" in capsys.readouterr().err
+        assert "needs the package huggingface_hub: pip install 'rattle-robust[hub]'" in command.refused(*words)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import rattle
 from rattle.data.registry import Data
@@ -28,6 +29,13 @@ def test_images_that_nobody_knows_get_the_settings_of_cifar10(method: str) -> No
     made, published = make_recipe(method, data=data, model="preact18"), get_recipe(f"cifar10-linf-preact18-{method}")
     data = replace(data, val_size=0) if method.endswith("released") else data  # the release holds no images out
     assert made == replace(published, data=data, name=f"my-linf-preact18-{method}")
+
+
+def test_an_optimizer_of_torch_and_a_setting_of_a_part_are_refused_with_what_is_meant() -> None:
+    with pytest.raises(RattleError, match=r"optimizer must be rattle.recipes.recipe.SGD or .*AdamW, got Adam"):
+        make_recipe("trades", optimizer=torch.optim.Adam([torch.zeros(1, requires_grad=True)]))
+    with pytest.raises(RattleError, match=r"no setting 'lr', its optimizer has: optimizer=SGD\(lr="):
+        make_recipe("trades", lr=0.01)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from rattle.recipes.catalog import get_recipe, resolve
 from rattle.recipes.reading import DEEPEST, LARGEST_TEXT, parse_json
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import read_json, read_jsonl
+from support.command import Command
 
 LAUGHS = "a0: &a0 [x, x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
 BAD_YAML = {
@@ -45,12 +46,9 @@ def _at_once() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("sentence", BAD_YAML)
-def test_a_recipe_beyond_the_limits_is_refused_in_a_sentence(
-    sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recipe_beyond_the_limits_is_refused_in_a_sentence(sentence: str, tmp_path: Path, command: Command) -> None:
     (tmp_path / "recipe.yaml").write_text(BAD_YAML[sentence])
-    assert main(["train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run")]) == 2
-    said = capsys.readouterr().err
+    said = command.refused("train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run"))
     assert sentence in said or "is too long to be read" in said
     assert said.count("\n") == 1
     assert not (tmp_path / "run").exists()

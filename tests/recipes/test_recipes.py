@@ -198,7 +198,7 @@ def test_imagenet_recipes_have_the_settings_of_large_images_whatever_the_method(
 
 def test_a_recipe_is_described_in_one_line() -> None:
     line = describe("cifar10-l2-preact18-at-awp-1st")
-    assert line == "AT-AWP + 1st (Madry et al. 2018, Wu et al. 2020); l2 0.502, 200 epochs"
+    assert line == "AT-AWP + 1st (Madry et al. 2018, Wu et al. 2020); l2 128/255, 200 epochs"
 
 
 def test_a_recipe_comes_from_a_name_a_file_or_a_run_folder(tmp_path) -> None:

@@ -105,11 +105,3 @@ def test_pre_commit_uses_the_tools_of_the_tests() -> None:
     assert found
     for package, version in found:
         assert pins("constraints.txt")[package.lower()] == version
-
-
-def test_a_form_for_issues_asks_for_what_is_needed() -> None:
-    for name in files(".github/ISSUE_TEMPLATE/*.yml"):
-        form = read_yaml(name)
-        if not name.endswith("config.yml"):
-            assert {"name", "description", "body"} <= set(form)
-            assert any(part.get("validations", {}).get("required") for part in form["body"]), name

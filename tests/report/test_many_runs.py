@@ -16,10 +16,11 @@ from rattle.report import build
 from rattle.report.compare import compare_runs, group_by_method
 from rattle.report.figures import by_setting
 from rattle.report.palette import run_colours
-from rattle.report.run_data import baseline_first, load_runs
+from rattle.report.run_data import load_runs
 from rattle.report.sections import detailed
 from rattle.report.sweeps import find_sweep
 from support import run_folders as made
+from support.command import Command
 from support.pages import Page
 
 ETAS = (0.1, 0.2, 0.3, 0.4)
@@ -80,16 +81,13 @@ def test_a_named_baseline_is_compared_with_each_other_run_alone(tmp_path: Path) 
     assert {(test.first, test.second) for test in tests} == {(last, other) for other in others}
 
 
-def test_the_command_takes_a_baseline_and_refuses_one_that_is_no_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_takes_a_baseline_and_refuses_one_that_is_no_run(tmp_path: Path, command: Command) -> None:
     folders = grid(tmp_path, ("Trades",), 1)
     out = tmp_path / "page.html"
     words = ["report", *map(str, folders), "--no-compute", "--out", str(out), "--baseline"]
     assert main([*words, str(folders[2])]) in (0, None)
     assert "baseline" in Page(out).text
-    assert main([*words, str(tmp_path / "nowhere")]) == 2
-    assert "there is no run folder" in capsys.readouterr().err
+    assert "there is no run folder" in command.refused(*words, str(tmp_path / "nowhere"))
 
 
 def test_many_runs_are_compared_over_seeds_first(page24: Page) -> None:
@@ -177,8 +175,3 @@ def test_details_are_of_the_first_of_each_setting(runs24: list[Path]) -> None:
     runs = load_runs(runs24)
     assert [run.seed for run in detailed(runs, 8)] == [0] * 8
     assert detailed(runs, 9) == sorted([*detailed(runs, 8), runs[1]], key=lambda run: run.index)
-
-
-def test_the_baseline_comes_first_and_the_others_in_their_order(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("a", "b", "c")]
-    assert baseline_first(folders, folders[1]) == [folders[1], folders[0], folders[2]]

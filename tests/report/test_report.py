@@ -201,7 +201,7 @@ def test_the_surfaces_of_a_panel_share_one_loss_scale(two: Page) -> None:
 
 def test_the_papers_points_come_with_the_recipe_they_belong_to(tmp_path: Path) -> None:
     folder = made.whole(tmp_path / "a", name="cifar10-linf-preact18-trades-2nd")
-    made.gallery(folder, overrides="epochs 3 (200)")
+    made.gallery(folder, overrides="epochs 200 -> 3")
     points = published_points(load_runs([folder]), "pgd20", paper.published)
     assert points
     assert all(point.paper and point.label.startswith("paper, Table") for point in points)

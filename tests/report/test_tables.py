@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from rattle.cli import main as cli
-from rattle.cli.console import print_table
 from rattle.errors import RattleError
 from rattle.report.compare import over_seeds
 from rattle.report.run_data import load_runs
 from rattle.report.tables import compare, write_table
-from rattle.report.writers import Bold, latex_table, markdown_table
 from support import run_folders as made
+from support.command import Command
 
 
 def test_a_row_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
@@ -60,35 +59,14 @@ def test_names_are_escaped_in_every_format() -> None:
     assert rows[2][0] == "'=1+1"
 
 
-def test_the_command_prints_or_writes_and_refuses_runs_without_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_or_writes_and_refuses_runs_without_results(tmp_path: Path, command: Command) -> None:
     run = str(made.whole(tmp_path / "a"))
-    assert cli.main(["table", run, "--format", "csv"]) == 0
-    assert capsys.readouterr().out.startswith("method,seeds,clean_mean")
+    assert command("table", run, "--format", "csv").startswith("method,seeds,clean_mean")
     assert cli.main(["table", run, "--format", "latex", "--out", str(tmp_path / "t.tex")]) == 0
     assert (tmp_path / "t.tex").read_text().endswith("\\end{tabular}\n")
-    assert cli.main(["table", str(made.recipe(tmp_path / "bare"))]) == 2
-    assert "none of these runs has been evaluated" in capsys.readouterr().err
+    assert "none of these runs has been evaluated" in command.refused("table", str(made.recipe(tmp_path / "bare")))
     with pytest.raises(RattleError):
         compare({})
-
-
-def test_a_printed_table_never_cuts_a_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    wide = "x" * 150
-    print_table(["name", "value"], [[wide, "50.0 [45.0, 55.0]"], ["[red]", "1"]], title="[title]")
-    out = capsys.readouterr().out
-    assert wide in out
-    assert "50.0 [45.0, 55.0]" in out
-    assert "[red]" in out
-    assert "[title]" in out
-
-
-def test_a_latex_comment_stays_on_its_line_and_bold_text_is_escaped() -> None:
-    text = latex_table(["a"], [[Bold("5 %")]], left=0, comments=["one\ntwo"])
-    assert text.startswith("% one two\n\\begin{tabular}{r}")
-    assert r"\textbf{5 \%} \\" in text
-    assert markdown_table(["a", "b"], [["x", Bold("1")]], left=1) == "| a | b |\n| --- | ---: |\n| x | **1** |\n"
 
 
 @pytest.mark.process

@@ -84,12 +84,6 @@ def test_a_single_altered_byte_is_noticed(saved: Path, place: int) -> None:
     assert "damaged" in refused(saved)
 
 
-def test_a_pickle_is_refused_and_not_opened(tmp_path: Path) -> None:
-    path = tmp_path / "model.pt"
-    torch.save(nn.Linear(2, 2).state_dict(), path)
-    assert "is not a checkpoint, or is damaged" in refused(path)
-
-
 @pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"format": "1"}])
 def test_other_programs_weights_are_told_apart(tmp_path: Path, metadata: dict | None) -> None:
     path = tmp_path / "other.safetensors"

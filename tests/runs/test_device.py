@@ -58,9 +58,8 @@ def test_evaluations_refuse_it_in_python(call: object) -> None:
     ids=lambda command: command[0],
 )
 def test_every_command_refuses_it_in_a_sentence(
-    command: list[str], run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    command: list[str], run: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     args = [run if word == "RUN" else word for word in command]
     assert cli.main([*args, "--device", ABSENT]) == 2
     said = "".join(capfd.readouterr())

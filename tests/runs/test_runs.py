@@ -43,7 +43,7 @@ def test_a_run_begins_in_a_new_or_empty_folder(tmp_path: Path) -> None:
 def test_a_folder_that_holds_a_run_is_refused_resumed_or_replaced(tmp_path: Path) -> None:
     run = begun(tmp_path, RECIPE)
     record_line(run.metrics, {"epoch": 1})
-    with pytest.raises(RattleError, match="holds a run already: --resume continues it, --overwrite replaces it"):
+    with pytest.raises(RattleError, match=r"holds a run already: --resume .in Python resume=True. continues it"):
         begun(tmp_path, RECIPE)
     assert run.metrics.exists()
     begun(tmp_path, RECIPE, resume=True)

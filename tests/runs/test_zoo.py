@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,9 @@ import rattle
 from rattle.cli.main import main
 from rattle.evaluation.evaluate import evaluate
 from rattle.runs.zoo import FOLDER, entry, list_zoo
+from support.command import Command
 from support.tiny_runs import digits
 
-ROOT = Path(__file__).parents[2]
 PROMISED = {f"digits-linf-cnn-{method}" for method in ("at", "trades", "trades-2nd", "trades-awp-2nd", "plain")}
 
 
@@ -51,26 +49,17 @@ def test_the_records_are_those_of_robust_models_and_of_a_plain_one() -> None:
         assert entry(name)["commands"][0].startswith("rattle train digits-")
 
 
-def test_the_weights_and_the_records_are_packed_into_a_wheel() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["rattle"]
-    files = [f"runs/zoo/{path.name}" for path in FOLDER.iterdir() if path.suffix in (".safetensors", ".json")]
-    assert len(files) == len(list_zoo()) + 1
-    assert all(any(fnmatch(file, pattern) for pattern in patterns) for file in files)
-
-
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(rattle.RattleError, match="did you mean 'digits-linf-cnn-trades-2nd'"):
         rattle.load("zoo:digits-linf-cnn-trades-2d")
 
 
-def test_the_command_line_lists_evaluates_and_exports_them(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["recipes", "--zoo", "l2"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+def test_the_command_line_lists_evaluates_and_exports_them(here: Path, command: Command) -> None:
+    (line,) = command("recipes", "--zoo", "l2").splitlines()
     assert line.startswith("zoo:digits-l2-cnn-trades-2nd  clean 9")
     assert main(["recipes", "--zoo", "imagenet"]) == 2
     assert main(["evaluate", "zoo:digits-linf-cnn-at", "--attacks", "fgsm", "--n", "20"]) == 0
-    assert (tmp_path / "zoo_digits-linf-cnn-at" / "results" / "fgsm.json").is_file()
+    assert (here / "zoo_digits-linf-cnn-at" / "results" / "fgsm.json").is_file()
     for words in ([], [], ["--out", "a.safetensors"]):  # the second time replaces the first one's file
         assert main(["export", "zoo:digits-linf-cnn-at", *words]) == 0
-    assert (tmp_path / "zoo_digits-linf-cnn-at" / "model.safetensors").is_file()
+    assert (here / "zoo_digits-linf-cnn-at" / "model.safetensors").is_file()

@@ -1,6 +1,7 @@
 """Real processes for tests: forked, so that they start at once, and killed like any other."""
 
 import ctypes
+import faulthandler
 import os
 import resource
 import signal
@@ -30,12 +31,15 @@ class Child(ForkProcess):
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        faulthandler.register(signal.SIGUSR1, file=file)
         sys.exit(self.action() or 0)
 
     def wait(self, seconds: float = 120) -> int:
         """The exit code; minus the signal's number if one killed it."""
         self.join(seconds)
         if self.exitcode is None:
+            self.send(signal.SIGUSR1)  # it writes where each of its threads is
+            self.join(5)
             self.kill()
             raise TimeoutError(f"process {self.pid} did not end; its output:\n{self.words()}")
         return self.exitcode

@@ -112,13 +112,12 @@ def test_a_run_is_evaluated_the_same_in_bounded_memory(
 
 @pytest.mark.process
 def test_a_network_without_a_run_is_evaluated_on_the_centres(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pictures: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     command = ["evaluate", "--model", "cnn-slim", "--random-weights", "--data", str(pictures)]
     assert cli.main([*command, "--crop", "24", "--attacks", "fgsm", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["n"] == 16
-    assert (tmp_path / "cnn-slim-results" / "fgsm.json").is_file()
+    assert (here / "cnn-slim-results" / "fgsm.json").is_file()
     assert cli.main([*command, "--crop", "24", "--resize", "16"]) == 2
     assert "data.crop 24 is larger than data.resize 16" in capsys.readouterr().err
 
@@ -159,7 +158,7 @@ def test_a_picture_that_one_rank_cannot_decode_stops_both(tmp_path: Path) -> Non
     make(tmp_path / "set", train=8, val=2, side=20, classes=4)
     (tmp_path / "set" / "train" / "class-03" / "00007.jpg").write_bytes(b"\xff\xd8 no picture")
     words = ["--data.name", str(tmp_path / "set"), "--out", str(tmp_path / "run"), "--data.val-size", "0"]
-    args = ["train", "imagenet-linf-cnn-slim-at", *SMALL, *words, "--no-normalise", "--log", "none"]
+    args = ["train", "imagenet-linf-cnn-slim-at", *SMALL, *words, "--normalise", "False", "--log", "none"]
     children = ranks(2, lambda: cli.main(args), tmp_path / "logs")
     assert [child.wait(60) for child in children] == [2, 2]
     assert "00007.jpg" in "".join(child.words() for child in children)

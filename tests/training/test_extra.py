@@ -88,7 +88,7 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path: Path, mix: Any) -> None:
 
 
 def test_a_method_that_cannot_learn_from_them_refuses(tmp_path: Path) -> None:
-    with pytest.raises(RattleError, match=r"^MMA remembers every training image, and extra ones come and go: no data"):
+    with pytest.raises(RattleError, match=r"^MMA remembers every training image once an epoch: no data"):
         recipe_with(tmp_path, method="mma")
     for method, name in {"mart": "MART", "trades-2nd": r"TRADES \+ 1st \+ 2nd"}.items():
         state_of(recipe_with(tmp_path, method=method))  # whole labels are welcome

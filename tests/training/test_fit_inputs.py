@@ -18,12 +18,15 @@ import rattle
 from rattle.cli.main import main
 from rattle.data import Augment, Data, Dataset, Images
 from rattle.errors import RattleError
+from rattle.models import create_model
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
-from rattle.training.fit_inputs import take
+from rattle.training.fit_inputs import count_logits, take
+from rattle.training.loop import epoch_order
+from rattle.training.state import init_state
 from rattle.weights import EMA
-from support.training import Interrupting, Stop, content
+from support.training import Interrupting, Listening, Stop, content
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +89,13 @@ def weights(run: Run, name: str = "last") -> dict[str, Tensor]:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_narrow_network_trains_on_images_of_64_pixels(tmp_path: Path) -> None:
+    x, y = images(6, channels=3)
+    made = recipe("trades", model="preact18", width=8, epochs=1)
+    run = fit(tmp_path, create_model("preact18", classes=3, width=8), (x.repeat(1, 1, 8, 8), y), made)
+    assert all(weight.isfinite().all() for weight in weights(run).values())
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +215,18 @@ def test_a_module_that_moved_in_the_code_is_resumed_and_another_one_is_not(whole
     assert content(fit(tmp_path, moved, made=made, resume=True)) == content(whole)
 
 
+def test_the_held_out_part_follows_images_that_are_not_the_recipes_own() -> None:
+    _, found = take(rattle.get_recipe("digits-linf-cnn-trades"), None, images(), None)
+    assert found.val is not None
+    assert (len(found.train), len(found.val)) == (54, 6)
+
+
+def test_log_probabilities_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    count_logits(Last(lambda z: z.log_softmax(1)), images()[0][:2])
+    count_logits(Last(lambda z: z - 100), images()[0][:2])
+    assert ["log-softmax" in record.message for record in caplog.records] == [True]
+
+
 def bad_modules() -> dict[str, tuple[Any, str]]:
     frozen = net().requires_grad_(False)
     return {
@@ -214,7 +236,7 @@ def bad_modules() -> dict[str, tuple[Any, str]]:
         "dict": (Last(lambda z: {"scores": z}), "the model must return logits [n, C]"),
         "nan": (Last(lambda z: z * float("nan")), "NaN"),
         "double": (net().double(), "the model's weights are torch.float64, training takes torch.float32"),
-        "other size": (nn.Sequential(nn.Flatten(), nn.Linear(9, 3)), "does not take images of shape [1, 8, 8]"),
+        "other size": (nn.Sequential(nn.Flatten(), nn.Linear(9, 3)), "does not take images of shape [1, 8, 8]: mat1"),
         "few classes": (net(classes=2), "labels run from 0 to 2, but there are 2 classes"),
         "frozen": (frozen, "no parameter of the module requires a gradient"),
         "detached": (Last(lambda z: z.detach()), "have no gradient"),
@@ -299,9 +321,20 @@ def test_the_example_runs_and_learns(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "pgd20" in capsys.readouterr().out
 
 
-def test_the_lines_of_the_guide_run_as_they_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_lines_of_the_guide_run_as_they_stand(here: Path) -> None:
     text = (ROOT / "docs" / "guides" / "own-model.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(block, "own-model.md", "exec"), {"rattle": rattle})
-    assert (tmp_path / "runs" / "mine" / "results" / "pgd20.json").exists()
+    assert (here / "runs" / "mine" / "results" / "pgd20.json").exists()
+
+
+def test_imbalanced_classes_are_said_and_drawn_equally_often(tmp_path: Path) -> None:
+    x, y = images(90)
+    kept = torch.cat([(y == 0).nonzero()[:, 0], (y != 0).nonzero()[:12, 0]])
+    console = Listening()
+    data = Data(name="memory", val_size=0, balanced=True, augment=Augment(pad=0, flip=False))
+    fit(tmp_path / "run", data=(x[kept], y[kept]), made=recipe("trades", epochs=1, data=data), console=console)
+    assert "classes are imbalanced: 6 images of 1, 30 of 0" in console.lines
+    _, found = take(recipe("trades", data=data), net(), (x[kept], y[kept]), None)
+    order = epoch_order(init_state(recipe("trades", data=data), found, net()), len(kept))
+    assert y[kept][torch.cat(order)].bincount().min() >= 8  # two minibatches of 16 of the 42 images

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import rattle
 from rattle.cli.main import main
 from rattle.errors import RattleError
-from rattle.models import Normalise
+from rattle.models import Normalise, create_model
 from rattle.recipes.recipe import Recipe
 from rattle.training.state import init_state
+from support.command import Command
 from support.tiny_runs import RECIPE, digits, save_run, small_cnn
 
 TINY = [
@@ -80,14 +82,42 @@ def test_normalisation_and_silu_survive_saving_and_loading(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("extra", [[], ["--normalise"]])
-def test_a_network_of_ones_own_is_trained_and_loaded(
-    extra: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mynet.py").write_text(NET)
-    monkeypatch.chdir(tmp_path)
+def test_a_network_of_ones_own_is_trained_and_loaded(extra: list[str], here: Path, command: Command) -> None:
+    (here / "mynet.py").write_text(NET)
     assert main(["train", DIGITS, "--model", "mynet.py:build", *TINY, *extra, "--out", "run"]) == 0
     model = rattle.load("run", trust_code=True)
     assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
     assert main(["evaluate", "run", "--attacks", "fgsm", "--n", "10", "--trust-code"]) == 0
-    assert main(["train", DIGITS, "--model", "mynet.py:build", "--width", "3", *TINY, "--out", "b"]) == 2
-    assert "mynet.py:build has no keyword 'width', which the recipe sets" in capsys.readouterr().err
+    said = command.refused("train", DIGITS, "--model", "mynet.py:build", "--width", "3", *TINY, "--out", "b")
+    assert "mynet.py:build has no keyword 'width', which the recipe sets" in said
+
+
+def test_the_start_is_measured_and_a_missing_normalisation_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y, _, _ = digits()
+    Path("net.py").write_text(NET)
+    torch.manual_seed(0)
+    net = create_model("net.py:build", classes=10, channels=1)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(30):
+        optimizer.zero_grad()
+        F.cross_entropy(net((x / 255 - 0.5) / 0.05), y).backward()  # outside the network
+        optimizer.step()
+    torch.save(net.state_dict(), "w.pt")
+    words = ["train", "digits-linf-cnn-trades", "--model", "net.py:build", "--init", "w.pt", *TINY, "--log", "none"]
+    words += ["--data.val-size", "200"]
+    assert main([*words, "--out", "bare"]) == 0
+    printed = capsys.readouterr().err
+    assert start(printed) < 70
+    assert "normalised as for" in printed
+    assert main([*words, "--out", "run", "--mean", "0.5", "--std", "0.05"]) == 0
+    assert start(capsys.readouterr().err) > 80
+    assert rattle.Recipe.from_yaml(Path("run/recipe.yaml").read_text()).normalise == (0.5, 0.05)
+    assert main([*words, "--out", "other", "--mean", "0.5"]) == 2
+
+
+def start(printed: str) -> float:
+    """The clean accuracy in the line about the start of a run."""
+    return float(printed.partition("starts from ")[2].partition("%")[0])

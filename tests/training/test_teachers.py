@@ -97,7 +97,9 @@ def test_a_signal_while_the_teacher_trains_names_the_run_to_resume(tmp_path: Pat
             if line.startswith("epoch"):
                 signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(StoppedBySignal, match=rf"everything is saved in {tmp_path}/run$"):
+    with pytest.raises(
+        StoppedBySignal, match=rf"everything is saved in {tmp_path}/run: `rattle train {tmp_path}/run --resume`"
+    ):
         fit(short("hat"), tmp_path / "run", console=Signalling())
     assert recipe_of(Run(tmp_path / "run")).method == "HAT"  # so that `rattle train RUN --resume` knows what to do
     assert read(Run(tmp_path / "run-teacher-standard").checkpoint("last")).progress["epoch"] == 1

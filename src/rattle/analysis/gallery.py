@@ -12,12 +12,12 @@ from rattle.attacks import Attack
 from rattle.attacks.registry import get_attack
 from rattle.data import Images
 from rattle.errors import RattleError
-from rattle.evaluation.evaluate import curve
+from rattle.evaluation.curve import curve
 from rattle.inputs import as_float, floats_for, logits_of, takes_channels_last
 from rattle.randomness import ImageStreams
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import flatten, to_plain
+from rattle.recipes.schema import changes
 from rattle.runs.arrays import GROUPS, Gallery
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.distributed import choose_device
@@ -44,22 +44,12 @@ def overrides(recipe: Recipe) -> str:
     """How a recipe differs from the catalog's of the same name, in words; empty if it does not or there is none.
 
     >>> overrides(replace(get_recipe("digits-linf-cnn-at"), epochs=3))
-    'epochs 3 (30)'
+    'epochs 30 -> 3'
     """
     try:
-        published = flatten(to_plain(get_recipe(recipe.name)))
+        return changes(get_recipe(recipe.name), recipe, but=NOT_SETTINGS)
     except RattleError:
         return ""
-    ours = flatten(to_plain(recipe))
-    names = [name for name in {**published, **ours} if name not in NOT_SETTINGS]
-    changed = [name for name in names if ours.get(name) != published.get(name)]
-    return ", ".join(f"{name} {as_text(ours.get(name))} ({as_text(published.get(name))})" for name in changed)
-
-
-def as_text(value: Any) -> str:
-    if value is None:
-        return "default"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @torch.no_grad()

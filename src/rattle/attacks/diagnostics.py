@@ -20,12 +20,15 @@ from rattle.inputs import (
     clean_logits,
     input_gradient,
     logits_of,
+    trains_channels_last,
     weights_type,
 )
 
 SAMPLE = 250  # images used at most
 # The most that rounding changes logits by in batches of other sizes, as a share of their length.
 ROUNDING, HALF_ROUNDING = 1e-3, 0.05
+PASSES = 5  # that are compared to see whether a model answers at random
+REPEATED, HALF_REPEATED = 1e-4, 1e-2  # the same of one batch passed again, where a GPU adds in another order
 WEAK_TO_STRONG = ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack")  # accuracy must not rise along it
 
 
@@ -41,22 +44,41 @@ def find_warnings(model: nn.Module, x: Tensor, y: Tensor, attacks: Collection[st
     x, y = check_batch(x[:SAMPLE], y[:SAMPLE])
     with attack_mode(model):
         logits = clean_logits(model, x, y)
-        found = [*in_logits(model, x, y, logits), *while_predicting(model, x), *in_gradients(model, x, y)]
+        found = [*in_logits(model, x, logits), *while_predicting(model, x), *in_gradients(model, x, y)]
         if not {"apgd-t", "apgd-dlr", "fab-t"}.isdisjoint(attacks):
             found += few_classes(logits.shape[1])
-        if x.ndim == 4 and not accepts_channels_last(model, x):
+        if x.ndim == 4 and trains_channels_last(model) and not accepts_channels_last(model, x):
             found.append("the model does not take channels-last images: use .flatten(1), not .view, for faster attacks")
         return found
 
 
-def in_logits(model: nn.Module, x: Tensor, y: Tensor, logits: Tensor) -> Iterator[str]:
+@torch.no_grad()
+def is_random(model: nn.Module, x: Tensor) -> bool:
+    """Whether passes of the same batch differ by more than rounding, on any of the images.
+
+    >>> is_random(nn.Flatten(), torch.rand(2, 1, 2, 2)), is_random(nn.Dropout(), torch.rand(2, 4))
+    (False, True)
+    """
+    slack = REPEATED if weights_type(model, x.dtype).itemsize >= 4 else HALF_REPEATED
+    first = None
+    for _ in range(PASSES):
+        logits = logits_of(model, x)
+        centred = logits - logits.mean(1, keepdim=True)  # an offset of all classes changes no answer
+        unit = centred / (centred.norm(dim=1, keepdim=True) + 1e-10)
+        if first is None:
+            first = unit
+        elif float((unit - first).norm(dim=1).max()) > slack:
+            return True
+    return False
+
+
+def in_logits(model: nn.Module, x: Tensor, logits: Tensor) -> Iterator[str]:
     """Logits that differ between passes or batches of the same images, or that have no gradient worth following."""
-    with torch.no_grad():
-        outputs = [logits, *(logits_of(model, x) for _ in range(4))]
-    unit = [z / (z.norm(dim=1, keepdim=True) + 1e-10) for z in outputs]
-    spread = max(float((z - unit[0]).norm(dim=1).max()) for z in unit)
-    if spread > 1e-4 or len({int((z.argmax(1) == y).sum()) for z in outputs}) > 1:
-        yield "the model's output is random: use autoattack-rand, whose gradients are averaged over several passes"
+    if is_random(model, x):
+        yield (
+            "the model answers at random: `evaluate` measures its expected accuracy over fresh draws, by attacks that "
+            "average over draws; other numbers count lucky draws as robust or unlucky ones as broken"
+        )
     else:
         with torch.no_grad():
             alone = logits_of(model, x[:1])[0]

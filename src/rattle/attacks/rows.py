@@ -1,7 +1,7 @@
 """Rows of images under attack: a model of flat images; targets side by side, packed as images are broken."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from rattle.attacks.base import Attack, attack_mode
 from rattle.inputs import accepts_channels_last, clean_logits, finite, logits_of
+from rattle.randomized import Expected
 from rattle.randomness import GOLDEN, ImageStreams, Randomness, mix, signed, streams
 
 FEWEST_ROWS = 64  # of images up to CIFAR's size in a pass: fewer do not fill it
@@ -48,6 +49,7 @@ class TargetRows:
     x: Tensor  # clean images, [r, d]
     y: Tensor  # labels, [r]
     target: Tensor  # class aimed at, [r]; the label itself in untargeted attacks
+    to_the_end: bool = field(default=False, kw_only=True)  # of a random model: wrong more often than not is not enough
 
     def select(self, rows: Tensor) -> None:
         """Keep only these rows (a mask or indices) of every variable and of the random streams."""
@@ -64,7 +66,7 @@ class RunResult:
 
     def pack_broken(self, rows: TargetRows, points: Tensor, broken: Tensor) -> None:
         """Record the points of broken rows, then drop all rows of their images: one broken target is enough."""
-        if bool(broken.any()):
+        if bool(broken.any()) and not rows.to_the_end:
             self.x_adv[rows.row[broken]], self.score[rows.row[broken]] = points[broken], torch.inf
             rows.select(~torch.isin(rows.image, rows.image[broken]))
 
@@ -135,7 +137,8 @@ def best_of_runs(
         if flat.shape[1] <= SMALL:
             most_rows = max(most_rows, FEWEST_ROWS)
         best = RunResult(flat)
-        correct = (logits.argmax(1) == y).nonzero().squeeze(1)
+        random = isinstance(model, Expected)
+        correct = ((logits.argmax(1) == y) | random).nonzero().squeeze(1)
         for group in correct.split(max(1, most_rows // count)):
             for restart in range(attack.restarts):
                 left = group[best.score[group] < torch.inf]
@@ -145,7 +148,7 @@ def best_of_runs(
                     classes[left] = choose(flat_model, flat[left], logits[left], y[left])
                 number = torch.arange(len(left) * count, device=x.device)
                 image = left.repeat_interleave(count)
-                rows = TargetRows(number, image, flat[image], y[image], classes[left].flatten())
+                rows = TargetRows(number, image, flat[image], y[image], classes[left].flatten(), to_the_end=random)
                 own_draws = spawn(draws[image], number % count + restart * count)
                 best.keep_better(left, attack.run(flat_model, rows, own_draws, restart))
         return flat_model.images(best.x_adv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ Every other setting is an option as in any recipe: --epochs 50 --optimizer.lr 0.
 METHOD = "trades-2nd"
 OWN = ("data.name", "model", "method", "norm", "epsilon")
 SMALL = 64  # pixels; up to that side 8/255 and 128/255 are what colour images are usually defended against
-FEWEST_STEPS, SMALLEST_BATCH = 20, 16  # an epoch of few images has smaller batches
 USUAL = {
     "linf": "usual are 8/255 for colour images of 32 pixels, 4/255 for photographs of 224, 0.3 for MNIST",
     "l2": "usual are 128/255 for colour images of 32 pixels, 3 for photographs of 224, 2 for MNIST",
@@ -65,10 +63,10 @@ def recipe_of(args: list[str]) -> tuple[Recipe, list[str]]:
     norm = given.get("norm", "linf")
     if norm not in ("linf", "l2"):
         raise RattleError(f"--norm must be linf or l2, got {norm!r}")
-    settings: dict[str, Any] = {"model": given.get("model", "cnn"), "norm": norm}
+    settings: dict[str, Any] = {"model": given.get("model", "MODEL"), "norm": norm}
     if "epsilon" in given:
         settings["epsilon"] = epsilon_of(given["epsilon"], norm)
-    name, method = given.get("data.name", "digits"), given.get("method", METHOD)
+    name, method = given.get("data.name", "DATA"), given.get("method", METHOD)
     if name in SETTINGS:
         return make_recipe(method, data=SETTINGS[name].data, **settings), rest
     recipe = make_recipe(method, data=Data(name=name, augment=NO_AUGMENT), **settings)
@@ -77,7 +75,7 @@ def recipe_of(args: list[str]) -> tuple[Recipe, list[str]]:
 
 def fit_to_images(recipe: Recipe, args: list[str]) -> tuple[Recipe, Loaded | None]:
     """The recipe with what its images decide and the arguments do not; the images, if they had to be read for it."""
-    from rattle.recipes.catalog import SETTINGS
+    from rattle.recipes.catalog import SETTINGS, batch_size
     from rattle.training.fit_inputs import Loaded
 
     if recipe.data.name in SETTINGS:
@@ -86,7 +84,7 @@ def fit_to_images(recipe: Recipe, args: list[str]) -> tuple[Recipe, Loaded | Non
     if not is_given(args, "epsilon"):
         check_usual(images, recipe.attack.threat.norm)
     if not is_given(args, "batch-size"):
-        recipe = replace(recipe, batch_size=batch_size(recipe, len(images.train)))
+        recipe = replace(recipe, batch_size=batch_size(len(images.train), recipe.batch_size))
     return recipe, Loaded(images)
 
 
@@ -109,9 +107,3 @@ def check_usual(data: Dataset, norm: str) -> None:
         f"say how large a perturbation to defend against: {data.name} has {size}, for which no --epsilon goes without "
         f"saying ({USUAL[norm]})"
     )
-
-
-def batch_size(recipe: Recipe, n: int) -> int:
-    """The recipe's, or less where an epoch of n images would have few steps."""
-    most = 2 ** int(math.log2(max(n / FEWEST_STEPS, SMALLEST_BATCH)))
-    return min(recipe.batch_size, most)

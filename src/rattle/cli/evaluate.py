@@ -16,7 +16,7 @@ from rattle.cli.options import RunPath, check_exists, parse, take
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.network import Network
 from rattle.models.registry import check_model
-from rattle.recipes.schema import number
+from rattle.recipes.schema import epsilon_text, number
 from rattle.report.tables import accuracy_row, percent
 from rattle.runs.progress import NullConsole
 from rattle.settings import types_of
@@ -36,8 +36,8 @@ ATTACKS_HELP = f"{', '.join(list_attacks())}; pgd and cw take any number of step
 class ThreatOptions:
     """The threat to evaluate under; what the run was trained for, else linf 8/255, when not given."""
 
-    norm: Literal["linf", "l2", "l1"] | None = None
-    epsilon: float | None = None
+    norm: Annotated[Literal["linf", "l2", "l1"] | None, tyro.conf.arg(aliases=["--norm"])] = None
+    epsilon: Annotated[float | None, tyro.conf.arg(aliases=["--epsilon"])] = None
 
     def over(self, threat: Threat) -> Threat:
         if self.norm is not None:
@@ -157,7 +157,8 @@ def target_of(options: Options) -> Target:
 def attack_target(options: Options, changes: Changes, target: Target) -> None:
     """Evaluate, then print."""
     from rattle.evaluation.caveats import caveats_of
-    from rattle.evaluation.evaluate import curve, evaluate
+    from rattle.evaluation.curve import curve
+    from rattle.evaluation.evaluate import evaluate
     from rattle.evaluation.results import curve_to_plain
     from rattle.runs.distributed import is_main
 
@@ -167,6 +168,8 @@ def attack_target(options: Options, changes: Changes, target: Target) -> None:
     by_epsilon = {}
     for epsilon in options.epsilons:
         by_epsilon[epsilon] = chosen_attacks(options.attacks[:1], changes, replace(threat, epsilon=epsilon))[first]
+    if ":" in options.path and not options.out and is_main():
+        say(f"results go to {settings['out']} (--out chooses another folder)", stderr=True)
     more = {"save_adversarial": options.save_adversarial, "within": options.within}
     result = evaluate(target.model, images.x, images.y, attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
@@ -178,8 +181,10 @@ def attack_target(options: Options, changes: Changes, target: Target) -> None:
         print(json.dumps(result.to_plain() | ({"curve": curve_to_plain(first, points)} if points else {})))
         return
     print_result(target.name, result, threat, "% [95 % interval]")
+    if worst := result.worst_classes(target.classes):
+        say(worst)
     if points:
-        rows = [[f"{epsilon:.4g}", percent(flags)] for epsilon, flags in points.items()]
+        rows = [[epsilon_text(epsilon), percent(flags)] for epsilon, flags in points.items()]
         print_table(["epsilon", "robust"], rows, title=f"{first} against epsilon ({threat.norm})")
     say(f"results are in {settings['out']}")
     say(caveats_of(result, classes=len(target.classes), test_images=len(target.test)))
@@ -246,14 +251,17 @@ def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> No
         columns, images = list(sizes), f"{result.n} images, "
     else:
         columns, images = [f"{attack} (n {n})" for attack, n in sizes.items()], ""
-    title = f"{images}{threat.norm} epsilon {threat.epsilon:.4g}, {note}"
+    title = f"{images}{threat.norm} epsilon {epsilon_text(threat.epsilon)}, {note}"
     print_table(["model", *columns], [accuracy_row(name, result)], title=title)
     if len(result.attacks) > 1:
-        say(f"under the strongest of these on each image: {percent(result.worst_case)}")
+        say(f"under the strongest of these on each image: {percent(result.worst_case, result.worst_error)}")
     for attack, found in result.attacks.items():
         if found.parts:
-            rows = [[part, percent(flags)] for part, flags in found.parts.items()]
+            rows = [[part, percent(flags, found.error)] for part, flags in found.parts.items()]
             print_table(["after", "robust"], rows, title=f"{attack}, part by part")
+        if found.draws:
+            vote = percent(found.draws.majority)
+            say(f"{attack}: expected accuracy over {found.draws.count} draws; by their majority vote {vote}")
         if found.distances:
             say(f"{attack}: ADBD {found.mean_distance:.4f} (mean {threat.norm} distance found)")
 
@@ -270,7 +278,7 @@ def check_saved(options: Options, target: Target) -> None:
     images, threat = target.test[saved.index], options.threat.over(saved.threat)
     x, y, x_adv = (t.to(target.device) for t in (images.x, images.y, saved.x_adv))
     good = verify(target.model, x, y, x_adv, threat).cpu() & (images.y == saved.y)
-    held, n, where = int(good.sum()), len(good), f"{threat.norm} {threat.epsilon:.4g}"
+    held, n, where = int(good.sum()), len(good), f"{threat.norm} {epsilon_text(threat.epsilon)}"
     if options.json:
         print(json.dumps(target.metadata | {"verified": str(path), "n": n, "held": held, "flags": good.int().tolist()}))
     else:

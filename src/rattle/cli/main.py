@@ -23,6 +23,7 @@ from rattle.runs.progress import StoppedBySignal
 COMMANDS = {
     "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
     "train": "train a recipe, or `custom` images and networks: rattle train digits-linf-cnn-trades --out runs/a",
+    "harden": "make a trained classifier robust: rattle harden --model net.py:build --weights w.pt --data FOLDER",
     "sweep": "train a grid of settings and seeds: rattle sweep RECIPE --objective.taylor.eta 0.1 0.2 --seeds 0 1",
     "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
     "transfer": "attack one model with another's adversarial examples: rattle transfer --from runs/at --to runs/a",
@@ -48,6 +49,7 @@ def usage() -> str:
         "usage: rattle COMMAND [options]\n\n"
         "Train image classifiers that resist adversarial examples, and measure how well they do.\n\n"
         f"{commands}\n\n`rattle COMMAND --help` documents a command; `rattle --version` prints the version;\n"
+        "`--plugin FILE.py`, for every command, first runs a file that registers methods, attacks, networks or data;\n"
         "`rattle --tyro-print-completion bash` (zsh, tcsh) prints a script that completes commands and options."
     )
 
@@ -70,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"  # without file and line
     os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:
-        import_module(f"rattle.cli.{command}").main(args)
+        import_module(f"rattle.cli.{command}").main(without_plugins(args))
     except RattleError as mistake:
         if not mistake.told:
             return fail(str(mistake))
@@ -96,6 +98,21 @@ def main(argv: list[str] | None = None) -> int:
         advice = "take a smaller --batch-size; what was saved is intact"
         return fail(f"out of memory ({first_line(reason)}): {advice}")
     return 0
+
+
+def without_plugins(args: list[str]) -> list[str]:
+    """Run the files of --plugin, here and in child processes; the other arguments."""
+    if "RATTLE_PLUGINS" not in os.environ and not any(word.partition("=")[0] == "--plugin" for word in args):
+        return args
+    from argparse import ArgumentParser
+
+    parser = ArgumentParser(prog="rattle", add_help=False, allow_abbrev=False)
+    parser.add_argument("--plugin", action="append", default=[])
+    found, rest = parser.parse_known_args(args)
+    from rattle.models.user import load_plugins
+
+    load_plugins(found.plugin)
+    return rest
 
 
 def print_completion(args: list[str]) -> NoReturn:

@@ -1,5 +1,6 @@
 """What a run is about to do, in a few lines: images, network, threat, length."""
 
+from rattle.recipes.schema import epsilon_text
 from rattle.training.state import TrainState
 
 NONE_HELD_OUT = "nothing: the last checkpoint counts as the best"
@@ -17,12 +18,16 @@ def overview(state: TrainState) -> str:
         images += f"; {count} of every {batch} from {recipe.data.extra} ({len(state.extra):,})"
     left = f", {recipe.epochs - done} of them left" if done else ""
     rate = f"learning rate {recipe.optimizer.lr:g}, {type(recipe.schedule).__name__}"
+    steps = recipe.steps(n)
     weights = sum(p.numel() for p in state.model.parameters())
     rows = {
         "images": images,
         "held out": f"{len(data.val):,} images, to choose the best checkpoint by" if data.val else NONE_HELD_OUT,
         "network": f"{recipe.model}, {weights:,} parameters",
-        "method": recipe.with_seed(f"{recipe.method} against {threat.norm} {threat.epsilon:.4g}"),
-        "epochs": f"{recipe.epochs}{left}, each {recipe.steps(n)} steps of {batch} images; {rate}",
+        "method": recipe.with_seed(f"{recipe.method} against {threat.norm} {epsilon_text(threat.epsilon)}"),
+        "epochs": f"{recipe.epochs}{left}, each {steps} step{'s' if steps > 1 else ''} of {batch} images; {rate}",
     }
+    if recipe.awp is not None and recipe.awp.warmup:
+        trained = recipe.epochs - recipe.awp.warmup
+        rows["awp"] = f"{type(recipe.awp).__name__} in the last {trained} of {recipe.epochs} epochs (awp.warmup)"
     return "\n".join(f"{name:<8} {row}" for name, row in rows.items())

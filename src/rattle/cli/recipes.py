@@ -33,30 +33,20 @@ class Options:
 def main(args: list[str]) -> None:
     options = parse(Options, args, "recipes")
     if options.yaml:
-        print_yaml(options.filter)
+        split_recipe(options.filter)
+        from rattle.recipes.catalog import get_recipe
+
+        say(get_recipe(options.filter).to_yaml(), end="")
     elif options.zoo:
         print_names(zoo.list_zoo(), options.filter.removeprefix("zoo:"), zoo_line, "zoo:")
     elif options.filter and is_recipe(options.filter):
-        print_recipe(options.filter)
+        from rattle.recipes.catalog import describe
+
+        say(f"{options.filter}  {describe(options.filter)}")
     elif options.filter or options.all:
         print_names(list_recipes(), options.filter, recipe_line)
     else:
         print("\n".join([*method_lines(), *name_lines()]))
-
-
-def print_yaml(name: str) -> None:
-    """A recipe as YAML."""
-    split_recipe(name)
-    from rattle.recipes.catalog import get_recipe
-
-    say(get_recipe(name).to_yaml(), end="")
-
-
-def print_recipe(name: str) -> None:
-    """A recipe in one line."""
-    from rattle.recipes.catalog import describe
-
-    say(f"{name}  {describe(name)}")
 
 
 def print_names(names: list[str], text: str, line: Callable[[str], str], prefix: str = "") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from rattle.settings import check_type
 
 COMPARED = 4096  # images that a checksum of a part looks at
 VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
+UNEVEN = 3  # times as many images in the largest class as in the smallest
 TEST_SHARE = 5  # a dataset without a test part gives one image in five to it
 
 
@@ -172,6 +173,35 @@ def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
     shuffled, rank_in_class = shuffle_classes(y, torch.Generator().manual_seed(seed))
     order = torch.argsort(rank_in_class * len(y) + shuffled.argsort())  # round-robin over classes, in shuffled order
     return order[:n].sort().values
+
+
+def balanced_draws(y: Tensor, seed: int) -> Tensor:
+    """As many indices of the labels y as there are, in random order, every class equally often: small ones again.
+
+    >>> y = torch.tensor([0] * 90 + [1] * 10)
+    >>> y[balanced_draws(y, seed=0)].bincount().tolist()
+    [50, 50]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(len(y), generator=generator)
+    by_class = shuffled[y[shuffled].argsort(stable=True)]
+    sizes = y.unique(return_counts=True)[1]
+    each = -(-len(y) // len(sizes))
+    drawn = []
+    for rows in by_class.split(sizes.tolist()):
+        drawn.append(rows.repeat(-(-each // len(rows)))[:each])
+    draws = torch.cat(drawn)
+    return draws[torch.randperm(len(draws), generator=generator)[: len(y)]]
+
+
+def imbalance(images: Images, classes: Sequence[str]) -> str:
+    """A sentence about classes of very different sizes; empty if there are none."""
+    sizes = images.y.bincount(minlength=len(classes)).tolist()
+    fewest, most = min(sizes), max(sizes)
+    if most < UNEVEN * fewest:
+        return ""
+    smallest, largest = classes[sizes.index(fewest)], classes[sizes.index(most)]
+    return f"classes are imbalanced: {fewest:,} images of {smallest}, {most:,} of {largest}"
 
 
 def fair_order(y: Tensor, seed: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rattle.data.augment import Augment
-from rattle.data.dataset import Dataset, Images
+from rattle.data.dataset import Dataset, Images, balanced_draws
 from rattle.data.files import data_root
 from rattle.data.sources import DECODED, SOURCES, check_source
 from rattle.errors import RattleError
@@ -30,6 +30,7 @@ class Data:
     root: str | None = None  # folder that holds datasets; RATTLE_DATA, or ./data, when not given
     train_size: Annotated[int, Bound(least=1)] | None = None  # train on a balanced subset; all images when not given
     val_size: CountOrZero | None = None  # training images to hold out; a tenth, at most 1000, when not given; 0: none
+    balanced: bool = False  # draw every class equally often in an epoch: images of small classes come again
     split_seed: int = 0  # draws the subset, the held-out images, and the test part of a dataset that has none
     resize: Count | None = None  # side to scale the images to, whatever their source; the shorter side with data.crop
     crop: Count | None = None  # decode a folder on the fly; side of random crops, and of centres in tests
@@ -129,14 +130,20 @@ class Data:
         return Data(name=name, root=self.root, resize=self.resize, crop=self.crop, workers=self.workers)
 
 
-def batches(n: int, batch_size: int, *, seed: int, epoch: int, drop_last: bool = True) -> Iterator[Tensor]:
+def batches(
+    n: int, batch_size: int, *, seed: int, epoch: int, drop_last: bool = True, balanced: Tensor | None = None
+) -> Iterator[Tensor]:
     """The shuffled batches of one epoch, as indices below n; the same for the same (seed, epoch).
 
-    A last batch of fewer than batch_size images is left out unless `drop_last` is False.
+    A last batch of fewer than batch_size images is left out unless `drop_last` is False. balanced: labels [n], of which
+    each is drawn equally often.
     """
     if n < 1:
         raise RattleError("there are no training images to draw batches from")
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, epoch)))
+    if balanced is None:
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(derive_seed(seed, epoch)))
+    else:
+        order = balanced_draws(balanced, derive_seed(seed, epoch))
     for index in order.split(min(batch_size, n)):
         if len(index) == min(batch_size, n) or not drop_last:
             yield index

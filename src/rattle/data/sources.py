@@ -71,6 +71,7 @@ SOURCES: Registry[Load] = Registry(
         "fashion-mnist": Entry(".idx:fashion_mnist", "28x28 clothes", "Xiao et al. 2017"),
     },
     package="rattle.data",
+    points="rattle.data",
 )
 DECODED = {"imagenet": 224}  # found under the root, decoded on the fly; the side of the crops when not given
 

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +19,7 @@ from rattle.forward import keep_logits
 from rattle.models.layers import Network, normalisation
 
 USER_MODULE = "rattle_user_"  # begins the names of modules that were files
+PLUGINS = "RATTLE_PLUGINS"  # environment variable: the files of --plugin
 CHANNELS = ("channels", "in_channels", "in_chans")
 
 
@@ -123,6 +125,21 @@ def run_file(path: Path, name: str) -> ModuleType:
     with _user_code(name, path.resolve().parent):
         found.loader.exec_module(module)
     return module
+
+
+def plugins() -> list[Path]:
+    """The files of --plugin, of this process or of the one that started it."""
+    return [Path(text) for text in os.environ.get(PLUGINS, "").split(os.pathsep) if text]
+
+
+def load_plugins(files: Iterable[str]) -> None:
+    """Run files that register methods, attacks, networks or datasets; child processes find them in the environment."""
+    paths = [*plugins(), *(Path(file).absolute() for file in files)]
+    for path in dict.fromkeys(paths):
+        if not path.is_file():
+            raise RattleError(f"there is no plug-in {path}")
+        run_file(path, str(path))
+    os.environ[PLUGINS] = os.pathsep.join(map(str, dict.fromkeys(paths)))
 
 
 def _import_module(module: str, name: str) -> ModuleType:

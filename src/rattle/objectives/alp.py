@@ -1,7 +1,6 @@
 """Adversarial logit pairing (ALP, Kannan et al. 2018): the logits at x and x' are pulled together."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,7 +25,7 @@ class ALP(TaylorObjective):
     {'clean': 0.12, 'zeroth': 1.12, 'pairing': 1.333}
     """
 
-    title: ClassVar[str] = "ALP"
+    title = "ALP"
     weight: NonNegative = 0.5  # lambda, weight of the pairing
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:

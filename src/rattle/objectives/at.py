@@ -1,7 +1,6 @@
 """Plain adversarial training (Madry et al. 2018), and the paper's terms on top of it (Table 8)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -22,9 +21,9 @@ class AT(TaylorObjective):
     {'zeroth': 0.24}
     """
 
-    title: ClassVar[str] = "AT"
-    soft_labels: ClassVar[bool] = True
-    uses_clean: ClassVar[bool] = False
+    title = "AT"
+    soft_labels = True
+    uses_clean = False
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         return {"zeroth": outputs.mean(lambda z, z_adv: ce(z_adv, y).mean())}

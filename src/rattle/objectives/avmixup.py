@@ -1,7 +1,7 @@
 """Adversarial vertex mixup (Lee et al. 2020): images and soft labels between x and a point beyond x'."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ class AVMixup(Objective):
     The vertex is x_av = clip(x + gamma (x' - x)); phi(y, lambda) has mass lambda on y, the rest evenly on the others.
     """
 
-    title: ClassVar[str] = "AVMixup"
-    needs_run: ClassVar[bool] = True
+    title = "AVMixup"
+    needs_run = True
     gamma: Annotated[float, Bound(least=1)] = 2.0  # length of the vertex over that of the perturbation
     lambda1: Share = 1.0  # mass on the true class at x
     lambda2: Share = 0.1  # mass on the true class at the vertex; the published 0.1 is uniform over 10 classes

@@ -137,10 +137,6 @@ class Objective:
         """The inner maximisation: the recipe's attack, or one made of its threat, steps and step size."""
         return pgd
 
-    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
-        """Forward and backward passes of the inner attack, at most: for estimates of time."""
-        return pgd.steps + (pgd.loss == "kl"), pgd.steps
-
     def prepare(self, batch: Batch, context: StepContext) -> Batch:
         """The images of the outer minimisation: mixed, with soft labels, or with further ones."""
         return batch
@@ -164,6 +160,22 @@ class Objective:
         with it; "average": the average of the run's own weights, whose logits are missing until it begins.
         """
         return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign(Objective):
+    """An objective that is not registered here: a run of it opens and is evaluated, but is not trained."""
+
+    soft_labels: ClassVar[bool] = True  # so that no setting of its run is refused
+    needs_run: ClassVar[bool] = True
+    name: str = ""  # of its class
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        return self.name
+
+    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+        raise RattleError(f"the objective {self.name} is not known here: give the file that registers it as --plugin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """DKL, the improved KL loss (IKL-AT, Cui et al. 2023), and its generalisation (GKL): TRADES' term taken apart."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,8 +22,8 @@ class DKL(TaylorObjective):
     softmax at `temperature`, to the power `gamma`; 1/C in the first epoch. p(x) is a constant in the last term.
     """
 
-    title: ClassVar[str] = "DKL"
-    needs_run: ClassVar[bool] = True
+    title = "DKL"
+    needs_run = True
     alpha: NonNegative = 4.0  # weight of the soft cross-entropy
     beta: NonNegative = 20.0  # weight of the squared differences
     temperature: Positive = 4.0  # of the softmax in w

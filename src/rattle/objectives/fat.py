@@ -1,7 +1,6 @@
 """Friendly adversarial training (Zhang et al. 2020): the attack on an image stops soon after it is misclassified."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,11 +60,11 @@ class EarlyStoppedPGD:
 class FAT(AT):
     """CE(f(x'), y) + Taylor terms, x' of early-stopped PGD."""
 
-    title: ClassVar[str] = "FAT"
-    soft_labels: ClassVar[bool] = False  # the label tells what is misclassified
-    unused: ClassVar[tuple[str, ...]] = ("restarts",)
-    raise_at: ClassVar[tuple[float, ...]] = (50 / 120, 90 / 120)  # fractions of the run at which tau grows by 1
-    omega: ClassVar[float] = 0.001  # std of the Gaussian noise added at every step of the attack
+    title = "FAT"
+    soft_labels = False  # the label tells what is misclassified
+    unused = ("restarts",)
+    raise_at = (50 / 120, 90 / 120)  # fractions of the run at which tau grows by 1
+    omega = 0.001  # std of the Gaussian noise added at every step of the attack
     tau: CountOrZero = 0  # in the first epoch: steps that the attack still makes at a misclassified point
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:

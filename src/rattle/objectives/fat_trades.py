@@ -1,7 +1,6 @@
 """TRADES with the attack of friendly adversarial training (Zhang et al. 2020)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rattle.attacks import PGD
 from rattle.objectives.base import Method
@@ -14,11 +13,11 @@ from rattle.settings import CountOrZero
 class FATTrades(Trades):
     """CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + Taylor terms, x' of early-stopped PGD on the KL."""
 
-    title: ClassVar[str] = "FAT-TRADES"
-    soft_labels: ClassVar[bool] = FAT.soft_labels
-    unused: ClassVar[tuple[str, ...]] = FAT.unused
-    raise_at: ClassVar[tuple[float, ...]] = (30 / 85, 50 / 85, 70 / 85)
-    omega: ClassVar[float] = 0.0
+    title = "FAT-TRADES"
+    soft_labels = FAT.soft_labels
+    unused = FAT.unused
+    raise_at = (30 / 85, 50 / 85, 70 / 85)
+    omega = 0.0
     tau: CountOrZero = 0  # in the first epoch: steps that the attack still makes at a misclassified point
     attack = FAT.attack
 

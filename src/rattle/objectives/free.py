@@ -1,7 +1,6 @@
 """Free adversarial training (Shafahi et al. 2019): the backward pass of every update also moves the perturbation."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +21,13 @@ class Free(AT):
     delta belongs to the places of a minibatch: it goes on into the next replay, and into the next minibatch.
     """
 
-    title: ClassVar[str] = "Free AT"
-    unused: ClassVar[tuple[str, ...]] = ONE_STEP
+    title = "Free AT"
+    unused = ONE_STEP
     replays: Count = 8  # m, updates of the weights on each minibatch  # pyright: ignore[reportIncompatibleVariableOverride]
     step: Positive = 1.0  # length of delta's step in each of them, over epsilon
 
     def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
         return {"delta": torch.zeros(batch)}
-
-    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
-        return 0, 0  # the gradient by the images is a part of the outer backward pass
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
         delta = context.memory.tensors["delta"][context.place :]

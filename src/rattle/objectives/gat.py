@@ -1,7 +1,6 @@
 """Guided adversarial training (Sriramanan et al. 2020): one step of an attack that the clean softmax guides."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -53,9 +52,9 @@ class GuidedStep:
 class GAT(TaylorObjective):
     """CE(f(x), y) + l ||p(x) - p(x')||^2 + Taylor terms, x' of one guided step."""
 
-    title: ClassVar[str] = "GAT"
-    soft_labels: ClassVar[bool] = True
-    unused: ClassVar[tuple[str, ...]] = ONE_STEP
+    title = "GAT"
+    soft_labels = True
+    unused = ONE_STEP
     weight: NonNegative = 10.0  # l; the attack has it in every second step of the run, and 0 in the others
 
     def weight_at(self, moment: Moment) -> float:
@@ -64,9 +63,6 @@ class GAT(TaylorObjective):
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
         weight = self.weight_at(context.moment) if context.moment.step % 2 else 0.0
         return GuidedStep(threat=pgd.threat, weight=weight)
-
-    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
-        return 2, 1  # with the guide's forward, which every second step has
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         weight = self.weight_at(context.moment)

@@ -1,7 +1,6 @@
 """TRADES with the attack of guided adversarial training (Sriramanan et al. 2020)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rattle.attacks import PGD
 from rattle.objectives.base import Method
@@ -14,12 +13,11 @@ from rattle.settings import NonNegative
 class GATTrades(Trades):
     """CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + Taylor terms, x' of one guided step."""
 
-    title: ClassVar[str] = "GAT-TRADES"
-    unused: ClassVar[tuple[str, ...]] = GAT.unused
+    title = "GAT-TRADES"
+    unused = GAT.unused
     weight: NonNegative = 10.0  # l, of the guide in the attack
     weight_at = GAT.weight_at
     attack = GAT.attack
-    inner_passes = GAT.inner_passes
 
 
 METHOD = Method(

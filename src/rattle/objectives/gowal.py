@@ -1,7 +1,6 @@
 """TRADES as Gowal et al. (2020) train it: SiLU, an average of the weights, statistics of x' alone; smoothed labels."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,10 +17,8 @@ from rattle.weights import EMA
 class Gowal(Trades):
     """CE(f(x), q) + (1/lambda) KL(p(x) || p(x')) + Taylor terms: q has smoothing / C on each class, the rest on y."""
 
-    title: ClassVar[str] = "TRADES (Gowal)"
-    hold_clean: ClassVar[bool] = (
-        True  # x is normalised by its batch, but BatchNorm's running statistics are those of x'
-    )
+    title = "TRADES (Gowal)"
+    hold_clean = True  # x is normalised by its batch, but BatchNorm's running statistics are those of x'
     smoothing: BelowOne = 0.0  # mass spread over all C classes, of soft labels too
 
     @property

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -29,8 +28,8 @@ class HAT(TaylorObjective):
     {'clean': 0.127, 'zeroth': 0.0, 'helper': 1.063}
     """
 
-    title: ClassVar[str] = "HAT"
-    needs_run: ClassVar[bool] = True
+    title = "HAT"
+    needs_run = True
     beta: NonNegative = 2.5  # weight of the KL term; 3.5 with further data
     gamma: NonNegative = 0.5  # weight of the helper's term
     teacher: Teacher = Teacher()  # the network trained without an adversary

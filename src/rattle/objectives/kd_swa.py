@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -28,9 +27,9 @@ class KD(TaylorObjective):
     {'zeroth': 0.038, 'standard': 0.233, 'robust': 2.506}
     """
 
-    title: ClassVar[str] = "KD"
-    needs_run: ClassVar[bool] = True
-    uses_clean: ClassVar[bool] = False
+    title = "KD"
+    needs_run = True
+    uses_clean = False
     ce_weight: NonNegative = 0.3  # lambda_1, of the cross-entropy
     standard_weight: NonNegative = 0.1  # lambda_2, of the standard teacher
     robust_weight: NonNegative = 0.6  # lambda_3, of the robust teacher

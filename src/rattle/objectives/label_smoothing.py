@@ -1,7 +1,6 @@
 """AT with smoothed labels, as the bag of tricks for adversarial training (Pang et al. 2021) has it."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,8 +25,8 @@ class LabelSmoothing(TaylorObjective):
     {'zeroth': 0.64}
     """
 
-    title: ClassVar[str] = "AT, smoothed labels"
-    uses_clean: ClassVar[bool] = False
+    title = "AT, smoothed labels"
+    uses_clean = False
     smoothing: Between = 0.2  # mass taken from the label
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,8 +26,8 @@ class LBGAT(TaylorObjective):
     {'guided': 8.0, 'teacher': 0.127, 'zeroth': 9.139}
     """
 
-    title: ClassVar[str] = "LBGAT"
-    needs_run: ClassVar[bool] = True
+    title = "LBGAT"
+    needs_run = True
     beta: NonNegative = 6.0  # weight of the KL term, as in TRADES: 6 or 0 in the paper
     teacher: Teacher = Teacher()  # trained along; a ResNet-18 beside a WRN-34-10 in the paper
 

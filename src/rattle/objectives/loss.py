@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from rattle.errors import RattleError, is_out_of_memory
-from rattle.forward import PairedForward
+from rattle.forward import PairedForward, full_precision
 from rattle.inputs import check_batch, check_labels, check_model, images_checked, not_taken
 from rattle.losses import refuse_one_logit
 from rattle.models import find_head
@@ -59,4 +59,5 @@ def compute_loss(
     refuse_one_logit(outputs.logits_adv)
     with images_checked():  # values are checked on a CPU alone
         check_labels(outputs.logits_adv, y)
-    return total(objective(outputs, y))
+    with full_precision(x.device):
+        return total(objective(outputs, y))

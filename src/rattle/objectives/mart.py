@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,7 +29,7 @@ class Mart(TaylorObjective):
     {'bce': 0.352, 'zeroth': 0.0}
     """
 
-    title: ClassVar[str] = "MART"
+    title = "MART"
     weight: NonNegative = 5.0  # lambda, weight of the zeroth term; 6 in the authors' WideResNet runs
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:

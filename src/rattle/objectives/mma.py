@@ -1,7 +1,6 @@
 """MMA training (Ding et al. 2020): every image is moved to its own decision boundary, and the boundary moves away."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +29,10 @@ class MMA(Objective):
     its delta starts in the next epoch.
     """
 
-    title: ClassVar[str] = "MMA"
-    unused: ClassVar[tuple[str, ...]] = ("step_size", "loss", "start", "restarts")
-    needs_run: ClassVar[bool] = True
-    remembers_images: ClassVar[bool] = True
+    title = "MMA"
+    unused = ("step_size", "loss", "start", "restarts")
+    needs_run = True
+    remembers_images = True
     d_max: Positive = 4.0  # d_max over the threat's epsilon: images farther from the boundary count no more
     start: Positive = 0.16  # the least radius at which an image's search starts, over the threat's epsilon
     clean_weight: BelowOne = 1 / 3  # weight of the cross-entropy at x
@@ -55,9 +54,6 @@ class MMA(Objective):
             d_max=self.d_max * epsilon,
             memory=context.memory,
         )
-
-    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
-        return 1 + pgd.steps + SEARCH_STEPS, pgd.steps
 
     def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         assert outputs.logits is not None, "needs() asks for the logits at x"

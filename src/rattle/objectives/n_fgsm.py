@@ -1,7 +1,6 @@
 """N-FGSM (de Jorge et al. 2022): AT with one step from strong noise, which is not projected."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,16 +44,13 @@ class NoisyStep:
 class NFGSM(AT):
     """CE(f(x'), y) + Taylor terms, x' of one noisy step."""
 
-    title: ClassVar[str] = "N-FGSM"
-    unused: ClassVar[tuple[str, ...]] = ONE_STEP
+    title = "N-FGSM"
+    unused = ONE_STEP
     noise: NonNegative = 2.0  # k, radius of the uniform noise, over epsilon
     step: Positive = 1.0  # alpha, length of the step, over epsilon
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
         return NoisyStep(threat=pgd.threat, noise=self.noise, step=self.step)
-
-    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
-        return 1, 1
 
 
 METHOD = Method(

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,9 +22,9 @@ class ReBAT(TaylorObjective):
     Until the recipe's `average` begins (its `start`), it is AT.
     """
 
-    title: ClassVar[str] = "ReBAT"
-    needs_run: ClassVar[bool] = True
-    uses_clean: ClassVar[bool] = False
+    title = "ReBAT"
+    needs_run = True
+    uses_clean = False
     weight: NonNegative = 1.0  # of the divergence from the average (the paper's lambda, beta in the authors' code)
 
     @property

@@ -109,8 +109,9 @@ def variants_of(name: str) -> tuple[str, ...]:
 
 
 def objective_kinds() -> list[type[Objective]]:
-    """The classes of all registered objectives and of the authors' release, each once."""
+    """The classes of all registered objectives of the authors' release, and of those unknown, each once."""
+    from rattle.objectives.base import Foreign
     from rattle.objectives.trades import Released
 
     kinds = [type(method.objective) for method in METHODS.values()]
-    return list(dict.fromkeys([*kinds, Released]))
+    return list(dict.fromkeys([*kinds, Released, Foreign]))

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +27,8 @@ class RSLAD(Objective):
     {'zeroth': 1.269, 'clean': 0.0}
     """
 
-    title: ClassVar[str] = "RSLAD"
-    needs_run: ClassVar[bool] = True
+    title = "RSLAD"
+    needs_run = True
     alpha: Share = 5 / 6  # weight of x' against x
     teacher: Teacher = Teacher()  # trained by TRADES; a WRN-34-10 in the paper
 

@@ -1,7 +1,6 @@
 """AT with second-order statistics of weights (S2O, Jin et al. 2022): soft labels from how logits vary together."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -48,7 +47,7 @@ class S2OAT(TaylorObjective):
     {'zeroth': 0.432, 'statistics': 0.007}
     """
 
-    title: ClassVar[str] = "AT-S2O"
+    title = "AT-S2O"
     share: Between = 0.1  # weight of the soft labels; the labels have the rest
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:

@@ -1,7 +1,6 @@
 """TRADES with second-order statistics of weights (S2O, Jin et al. 2022)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from rattle.weights import AWP
 class S2OTrades(TaylorObjective):
     """(1 - share) CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + share second_order(z, z', y) + Taylor terms."""
 
-    title: ClassVar[str] = "TRADES-S2O"
+    title = "TRADES-S2O"
     inv_lambda: NonNegative = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
     share: Between = 0.3  # weight of the soft labels; the labels have the rest
 

@@ -1,7 +1,6 @@
 """The public state of the art (Wang et al. 2023): Gowal's TRADES on generated images, with smoothed labels."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from rattle.objectives import gowal
 from rattle.objectives.gowal import Gowal
@@ -12,7 +11,7 @@ from rattle.settings import BelowOne, NonNegative
 class Wang2023(Gowal):
     """Gowal's loss with other weights; BatchNorm's running statistics are those of x and x'."""
 
-    hold_clean: ClassVar[bool] = False
+    hold_clean = False
     inv_lambda: NonNegative = 5.0  # 1/lambda, weight of the zeroth term
     smoothing: BelowOne = 0.1  # mass spread over all C classes
 

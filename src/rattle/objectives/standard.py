@@ -1,7 +1,6 @@
 """Standard training: no adversary. A baseline, and the teacher that some methods need."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -17,9 +16,9 @@ from rattle.threat import Threat
 class Standard(Objective):
     """CE(f(x), y)."""
 
-    title: ClassVar[str] = "Standard"
-    soft_labels: ClassVar[bool] = True
-    unused: ClassVar[tuple[str, ...]] = ONE_STEP
+    title = "Standard"
+    soft_labels = True
+    unused = ONE_STEP
 
     @property
     def needs(self) -> ForwardSpec:
@@ -27,9 +26,6 @@ class Standard(Objective):
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
         return NoAttack(threat=pgd.threat)
-
-    def inner_passes(self, pgd: PGD) -> tuple[int, int]:
-        return 0, 0
 
     def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         return {"clean": ce(outputs.logits_adv, y).mean()}

@@ -1,7 +1,6 @@
 """TRADES (Zhang et al. 2019), and the paper's extension of it (Algorithm 1): TRADES itself without Taylor terms."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,8 +24,8 @@ class Trades(TaylorObjective):
     {'clean': 0.24, 'zeroth': 8.166}
     """
 
-    title: ClassVar[str] = "TRADES"
-    soft_labels: ClassVar[bool] = True
+    title = "TRADES"
+    soft_labels = True
     inv_lambda: NonNegative = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
@@ -43,7 +42,7 @@ class Trades(TaylorObjective):
 class Released(Trades):
     """TRADES + 1st + 2nd of the authors' release (-released), whose terms only training/released.py computes."""
 
-    needs_run: ClassVar[bool] = True
+    needs_run = True
     taylor: Taylor = Taylor(order=2)
 
     def __post_init__(self) -> None:

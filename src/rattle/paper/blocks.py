@@ -15,7 +15,8 @@ from rattle.paper.protocols import Protocol
 from rattle.paper.rows import ARCHITECTURES, DATASETS, Cell, Row, parts_of
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
-from rattle.report.naming import epsilon_text, p_value, title_of
+from rattle.recipes.schema import epsilon_text
+from rattle.report.naming import p_value, title_of
 from rattle.stats import LEVEL
 
 Kind = Literal["ours", "detail", "paper"]  # detail: an interval, a difference or counts, below a line of ours

@@ -11,7 +11,7 @@ from rattle.report.naming import method_of, threat_text, title_of
 from rattle.report.tables import percent, sorted_attacks
 from rattle.report.writers import escape_markdown, markdown_table
 from rattle.runs.io import Plain
-from rattle.stats import wilson
+from rattle.stats import mean_interval
 
 # The hub's names of the datasets that have one.
 HUB_DATASETS = {
@@ -65,8 +65,10 @@ def results_text(name: str, results: Mapping[str, StoredResult]) -> str:
     for attack in sorted_attacks(list(results)):
         found = results[attack]
         if not rows or found.clean != results[rows[-1][0]].clean:  # attacks on other images have another clean accuracy
-            rows.append([attack, "Clean", percent(list(map(bool, found.clean))), str(len(found.clean)), found.data, ""])
-        accuracy = percent(list(map(bool, found.flags)))
+            rows.append(
+                [attack, "Clean", percent(found.clean, found.clean_error), str(len(found.clean)), found.data, ""]
+            )
+        accuracy = percent(found.flags, found.error)
         rows.append([attack, title_of(attack), accuracy, str(len(found.flags)), found.data, settings_text(found)])
     columns = ["Attack", "Accuracy, % [95 % interval]", "n", "Images", "Settings"]
     table = markdown_table(columns, [row[1:] for row in rows], left=1)
@@ -133,8 +135,10 @@ def front_matter(name: str, config: Plain, results: Mapping[str, StoredResult], 
 def measured(dataset: str, results: Mapping[str, StoredResult]) -> dict[str, Any]:
     """The accuracies of a model-index, as fractions."""
     ordered = [results[attack] for attack in sorted_attacks(list(results))]
-    clean = [metric("clean accuracy", ordered[-1].clean)]  # of AutoAttack's images when there is one
-    robust = [metric(f"robust accuracy, {title_of(found.attack)}", found.flags) for found in ordered]
+    clean = [
+        metric("clean accuracy", ordered[-1].clean, ordered[-1].clean_error)
+    ]  # of AutoAttack's images when there is one
+    robust = [metric(f"robust accuracy, {title_of(found.attack)}", found.flags, found.error) for found in ordered]
     return {
         "task": {"type": "image-classification", "name": "Image classification under attack"},
         "dataset": {"type": dataset, "name": ordered[-1].data or dataset, "split": "test"},
@@ -142,7 +146,7 @@ def measured(dataset: str, results: Mapping[str, StoredResult]) -> dict[str, Any
     }
 
 
-def metric(name: str, flags: Sequence[int]) -> dict[str, Any]:
-    interval = wilson(sum(flags), len(flags))
+def metric(name: str, flags: Sequence[float], error: float) -> dict[str, Any]:
+    interval = mean_interval(flags, error)
     args = {"n": len(flags), "low": round(interval.low, 4), "high": round(interval.high, 4)}
     return {"type": "accuracy", "name": name, "value": round(sum(flags) / len(flags), 4), "args": args}

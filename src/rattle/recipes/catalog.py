@@ -1,5 +1,6 @@
 """Named recipes; names.py says how their names are built."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from rattle.recipes.names import ORDERS, TIMM, check_recipe, split_method, split
 from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
-from rattle.recipes.schema import from_plain, to_plain
+from rattle.recipes.schema import epsilon_text, from_plain, to_plain
 from rattle.settings import check_type, with_fields
 from rattle.threat import Norm, Threat
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
@@ -44,6 +45,7 @@ class Setting:
 
 PAPER_THREATS: dict[Norm, tuple[float, float]] = {"linf": (8 / 255, 2 / 255), "l2": (128 / 255, 15 / 255)}
 
+FEWEST_STEPS, SMALLEST_BATCH = 20, 16  # an epoch of few images has smaller batches
 NO_AUGMENT = Augment(pad=0, flip=False)
 MEMORY = Data(name="memory", augment=NO_AUGMENT)  # images given to `fit`: nobody knows if they may be mirrored
 
@@ -160,6 +162,15 @@ def make_recipe(
     return with_fields(recipe, changes, "a recipe")
 
 
+def batch_size(n: int, usual: int = 128) -> int:
+    """The usual batch size, or less where an epoch of n images would have few steps.
+
+    >>> batch_size(50_000), batch_size(1_000)
+    (128, 32)
+    """
+    return min(usual, 2 ** int(math.log2(max(n / FEWEST_STEPS, SMALLEST_BATCH))))
+
+
 def threat_of(setting: Setting, norm: Norm, epsilon: float | None, step_size: float | None) -> dict[str, Any]:
     """Threat and step size of an attack; what is not given is the setting's, the step in proportion to epsilon."""
     check_type("norm", norm, str)
@@ -266,7 +277,7 @@ def describe(name: str) -> str:
     recipe, method = get_recipe(name), split_recipe(name)[3]
     threat, paper = recipe.attack.threat, METHODS.entry(split_method(method)[0]).paper
     papers = f"{paper}, {PAPERS[type(recipe.awp)]}" if recipe.awp else paper
-    return f"{recipe.method} ({papers}); {threat.norm} {threat.epsilon:.4g}, {recipe.epochs} epochs"
+    return f"{recipe.method} ({papers}); {threat.norm} {epsilon_text(threat.epsilon)}, {recipe.epochs} epochs"
 
 
 def resolve(text: str) -> Recipe:

@@ -76,7 +76,9 @@ class Recipe:
     model: str = "cnn"  # the network's name
     width: Count | None = None  # channels of its first stage; the published width when not given
     activation: Literal["relu", "silu"] = "relu"  # of a network of the library's
-    normalise: bool = False  # subtract the training images' mean and divide by their std, inside the model
+    normalise: bool | tuple[float, ...] = (
+        False  # inside the model, by the training images' means and stds | by these, means first
+    )
     init: str | None = None  # weights, a checkpoint or a run to start from; a head for other classes is left fresh
     head: str | None = None  # name of the linear head; the linear layer whose output are the logits when not given
     attack: PGD = field(default_factory=PGD)  # the inner maximisation
@@ -113,6 +115,10 @@ class Recipe:
             raise RattleError(
                 f"{self.objective.title} learns from the average of the run's own weights: set --average.kind EMA"
             )
+        if isinstance(self.normalise, tuple):
+            half = len(self.normalise) // 2
+            if len(self.normalise) != 2 * half or not all(std > 0 for std in self.normalise[half:]):
+                raise RattleError(f"normalise takes a mean and then a std > 0 for each channel, got {self.normalise}")
         needs = self.objective.needs
         if self.noise_samples > 1 and needs.draw is None:
             raise RattleError("noise_samples > 1 does nothing without objective.taylor.mode exact or sampled")
@@ -120,9 +126,9 @@ class Recipe:
             raise RattleError("this objective.taylor.mode is taken along u: it needs noise.sigma > 0")
         if self.data.augment.mix != "none":
             self.check_soft_labels(f"data.augment.mix {self.data.augment.mix} makes soft labels")
-        if self.data.extra is not None and self.objective.remembers_images:
+        if (self.data.extra is not None or self.data.balanced) and self.objective.remembers_images:
             raise RattleError(
-                f"{self.method} remembers every training image, and extra ones come and go: no data.extra"
+                f"{self.method} remembers every training image once an epoch: no data.extra and no data.balanced"
             )
 
     def refuse_idle(self) -> Recipe:
@@ -201,10 +207,12 @@ class Recipe:
         return yaml.safe_dump({"name": plain.pop("name"), "method": self.method, **plain}, sort_keys=False)
 
     @staticmethod
-    def from_yaml(text: str) -> Recipe:
-        from rattle.recipes.saved import upgraded
+    def from_yaml(text: str, *, to_open: bool = False) -> Recipe:
+        """to_open: for a model that is not trained further, whose objective may be unknown here."""
+        from rattle.recipes.saved import openable, upgraded
 
-        return from_plain(Recipe, upgraded(parse_yaml(text)))
+        plain = upgraded(parse_yaml(text))
+        return from_plain(Recipe, openable(plain) if to_open else plain)
 
 
 def learns_from_average(objective: Objective) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rattle.errors import RattleError
 from rattle.objectives.readings import READINGS
+from rattle.objectives.registry import objective_kinds
 from rattle.recipes.schedules import CYCLE_END
 
 RENAMED = {"keep": "keep_checkpoints", "draws": "noise_samples"}
@@ -80,6 +81,14 @@ def upgraded(plain: Any, *, any_value: bool = False) -> Any:
             raise removed("objective.taylor.mode", taylor["mode"])
         taylor["mode"] = "head"
     return plain
+
+
+def openable(plain: Any) -> Any:
+    """A recipe in the present form for a model that is opened, not trained: its objective may be unknown here."""
+    objective = plain.get("objective") if isinstance(plain, dict) else None
+    if not isinstance(objective, dict) or objective.get("kind") in {kind.__name__ for kind in objective_kinds()}:
+        return plain
+    return {**plain, "objective": {"kind": "Foreign", "name": str(objective.get("kind"))}, "noise_samples": 1}
 
 
 def part_of(plain: dict[str, Any], parents: list[str]) -> dict[str, Any] | None:

@@ -49,6 +49,18 @@ def flatten(plain: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def changes(before: Any, after: Any, *, but: Sequence[str] = ()) -> str:
+    """The settings in which two dataclasses differ, except those of the dotted names `but`; empty if there are none.
+
+    >>> from rattle.weights import SAM
+    >>> changes(SAM(rho=0.05), SAM(rho=0.1, warmup=5), but=["warmup"])
+    'rho 0.05 -> 0.1'
+    """
+    old, new = flatten(to_plain(before)), flatten(to_plain(after))
+    changed = [name for name in old | new if old.get(name) != new.get(name) and name not in but]
+    return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in changed)
+
+
 def settings_of(kind: type, prefix: str = "") -> list[str]:
     """The dotted names of all settings that a dataclass can have, whichever kinds its parts are.
 
@@ -105,6 +117,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     members = alternatives(hint)
     if value is None and type(None) in members:
         return None
+    if isinstance(value, bool) and bool in members:
+        return value
     if kinds := dataclass_members(hint):
         return from_plain(*choose(kinds, value, where, named=has_kinds(hint)), where)
     for member in members:
@@ -135,6 +149,17 @@ def number(value: int | str, where: str = "value") -> float:
         raise RattleError(f"{where} must be a number such as 0.03 or 8/255, got {value!r}") from None
 
 
+def epsilon_text(epsilon: float) -> str:
+    """A radius the way it is usually written: in 255ths where that is a whole number, except for multiples of 0.2.
+
+    >>> epsilon_text(8 / 255), epsilon_text(0.2)
+    ('8/255', '0.2')
+    """
+    pixels = round(epsilon * 255)
+    whole = abs(epsilon * 255 - pixels) < 1e-6
+    return f"{pixels}/255" if whole and pixels % 51 else f"{epsilon:.4g}"
+
+
 def choose(kinds: list[type], value: Any, where: str, *, named: bool) -> tuple[type, Any]:
     """Which of several dataclasses a dict describes, and the dict without its `kind`."""
     if not named or not isinstance(value, dict):
@@ -142,5 +167,6 @@ def choose(kinds: list[type], value: Any, where: str, *, named: bool) -> tuple[t
     by_name = {kind.__name__: kind for kind in kinds}
     name = value.get("kind")
     if not isinstance(name, str) or name not in by_name:
-        raise unknown(f"{where}.kind", str(name), by_name)
+        error = unknown(f"{where}.kind", str(name), by_name)
+        raise RattleError(f"{error}; --plugin FILE.py registers your own") if where == "objective" else error
     return by_name[name], {key: entry for key, entry in value.items() if key != "kind"}

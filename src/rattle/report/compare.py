@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rattle.evaluation.results import StoredResult, protocol_differences
+from rattle.evaluation.results import StoredResult
 from rattle.evaluation.samples import Sample, on_shared_images
 from rattle.report.run_data import MANY, RunData
-from rattle.report.significance import PairedTest, paired_tests
+from rattle.report.significance import PairedTest, paired_tests, protocol_differences
 from rattle.report.tables import Accuracy, Comparison, accuracy, compare, sorted_attacks
 
 ALL_PAIRS = MANY  # up to this many runs every pair is compared; beyond it each with the first
@@ -30,7 +30,7 @@ def columns_of(run: RunData) -> dict[str, Sample]:
 
 
 def sample_of(run: RunData, result: StoredResult) -> Sample:
-    which = {"images": result.images, "places": result.places}
+    which = {"images": result.images, "places": result.places, "labels": result.labels}
     return Sample(seeds=(run.seed,), flags=(result.flags,), protocol=result.protocol, **which)
 
 

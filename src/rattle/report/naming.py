@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rattle.recipes.schema import flatten
+from rattle.recipes.schema import epsilon_text, flatten
 
 ORDERS = {1: " + 1st", 2: " + 1st + 2nd"}
 NORMS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082"}
@@ -120,17 +120,6 @@ def threat_of(recipe: dict[str, Any]) -> tuple[str, float] | None:
 def threat_text(recipe: dict[str, Any]) -> str:
     threat = threat_of(recipe)
     return f"{NORMS.get(threat[0], threat[0])}, epsilon {epsilon_text(threat[1])}" if threat else "unknown threat"
-
-
-def epsilon_text(epsilon: float) -> str:
-    """A radius the way it is usually written: in 255ths where that is a whole number, except for multiples of 0.2.
-
-    >>> epsilon_text(8 / 255), epsilon_text(0.2)
-    ('8/255', '0.2')
-    """
-    pixels = round(epsilon * 255)
-    whole = abs(epsilon * 255 - pixels) < 1e-6
-    return f"{pixels}/255" if whole and pixels % 51 else f"{epsilon:.4g}"
 
 
 def number(value: float | None, decimals: int = 1, missing: str = "not recorded") -> str:

@@ -3,9 +3,9 @@
 import statistics
 from collections.abc import Sequence
 
-from rattle.recipes.schema import flatten
+from rattle.recipes.schema import epsilon_text, flatten
 from rattle.report import compare, figures, thumbnails
-from rattle.report.naming import epsilon_text, threat_of, title_of
+from rattle.report.naming import threat_of, title_of
 from rattle.report.run_data import RunData, finite
 from rattle.report.significance import PairedTest
 from rattle.runs.arrays import GROUPS

@@ -4,16 +4,21 @@ both have, under the same attack and on the images that both have, and Holm's ad
 Fewer tests never raise an adjusted p, so what a table calls best is never equal where fewer of its pairs are shown.
 """
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
-from rattle.evaluation.results import protocol_differences
 from rattle.evaluation.samples import Sample, on_shared_images, two_sided_p
+from rattle.recipes.schema import flatten
 from rattle.report.naming import p_value, title_of
 from rattle.stats import LEVEL, McNemar, holm, mcnemar, summarise
 
 Samples = Mapping[str, Mapping[str, Sample]]  # {row: {column: what was measured}}
+
+IDENTITY = ("kind", "norm", "epsilon")  # settings without which it is not known what an attack was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,3 +96,34 @@ def paired_tests(samples: Samples, baseline: str | None = None) -> tuple[list[Pa
     adjusted = holm([test["p"] for test in found])
     sentences = [f"{a} and {b} ({', '.join(titles)}): {reason}" for (a, b, reason), titles in refused.items()]
     return [PairedTest(**test, p_adjusted=p) for test, p in zip(found, adjusted, strict=True)], sentences
+
+
+def protocol_differences(one: str, other: str) -> list[str]:
+    """In what two protocols of `StoredResult` differ, each as "name (one; other)"; nothing if results are comparable.
+
+    A setting that one of them lacks, as another version wrote it, does not count, unless it says which attack or threat
+    this is.
+    """
+    if one == other:
+        return []
+    ours, theirs = flatten(json.loads(one)), flatten(json.loads(other))
+    found = []
+    for key in ours | theirs:
+        shared = key in ours and key in theirs
+        first, second = ours.get(key), theirs.get(key)
+        if (shared or key.rpartition(".")[2] in IDENTITY) and not equal_settings(first, second):
+            found.append(f"{key} ({setting_text(first)}; {setting_text(second)})")
+    return found
+
+
+def equal_settings(a: Any, b: Any) -> bool:
+    """Numbers up to the rounding of their text."""
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return math.isclose(a, b, rel_tol=1e-9)
+    return a == b
+
+
+def setting_text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

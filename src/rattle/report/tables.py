@@ -9,7 +9,7 @@ from rattle.evaluation.results import Evaluation
 from rattle.report.naming import title_of
 from rattle.report.significance import Samples, paired_tests
 from rattle.report.writers import Bold, csv_table, latex_table, markdown_table
-from rattle.stats import summarise, wilson
+from rattle.stats import mean_interval, summarise
 
 Format = Literal["markdown", "latex", "csv"]
 
@@ -33,33 +33,33 @@ def sorted_attacks(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """A share of n images in %, with its Wilson 95 % interval."""
+    """A share of n images in %, or a mean of their rates, with its 95 % interval."""
 
     value: float
     low: float
     high: float
 
 
-def accuracy(flags: Sequence[float]) -> Accuracy:
-    """The share of images whose flag is set."""
-    correct = int(sum(flags))
-    interval = wilson(correct, len(flags))
-    return Accuracy(100 * correct / len(flags), 100 * interval.low, 100 * interval.high)
+def accuracy(flags: Sequence[float], error: float = 0.0) -> Accuracy:
+    """The share of images whose flag is set, or the mean of their rates; error: by the draws of a random model."""
+    interval = mean_interval(flags, error)
+    return Accuracy(100 * sum(flags) / len(flags), 100 * interval.low, 100 * interval.high)
 
 
-def percent(flags: Sequence[float]) -> str:
+def percent(flags: Sequence[float], error: float = 0.0) -> str:
     """An accuracy and its interval as text.
 
     >>> percent([True] * 8 + [False] * 2)
     '80.0 [49.0, 94.3]'
     """
-    found = accuracy(flags)
+    found = accuracy(flags, error)
     return f"{found.value:.1f} [{found.low:.1f}, {found.high:.1f}]"
 
 
 def accuracy_row(name: str, result: Evaluation) -> list[str]:
     """A name, the clean accuracy and that under each attack."""
-    return [name, percent(result.clean), *(percent(attack.flags) for attack in result.attacks.values())]
+    attacks = (percent(attack.flags, attack.error) for attack in result.attacks.values())
+    return [name, percent(result.clean, result.error), *attacks]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,7 @@ class Cell:
     n: int
     images: int  # test images, of each seed
     best: bool  # highest of its column, and significantly so against every other row
+    worst: float | None = None  # accuracy of the worst class, mean over seeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +102,9 @@ def compare(samples: Samples) -> Comparison:
         best = max(found, key=lambda method: found[method].mean)
         wins = len(found) > 1 and all((column, best, other) in better for other in found if other != best)
         for method, summary in found.items():
-            images = samples[method][column].n
-            rows[method][column] = Cell(**asdict(summary), images=images, best=wins and method == best)
+            sample = samples[method][column]
+            best_here = wins and method == best
+            rows[method][column] = Cell(**asdict(summary), images=sample.n, best=best_here, worst=sample.worst_class)
     return Comparison(columns=columns, rows=rows, refused=refused)
 
 
@@ -117,10 +119,20 @@ def write_table(comparison: Comparison, form: Format) -> str:
         cells = [cell_text(row.get(column), with_n=each) for column in comparison.columns]
         rows.append([method, seeds_of(row), *cells])
     n = "n: test images; tests use those that both rows have." if each else f"n = {comparison.images:,} test images."
-    notes = [NOTE, n, *([BOUND] if "best-known" in comparison.columns else [])]
+    notes = [NOTE, n, *([BOUND] if "best-known" in comparison.columns else []), *worst_classes(comparison)]
     if form == "latex":
         return latex_table(columns, rows, left=1, comments=[note.replace("±", "+-") for note in notes])
     return f"{markdown_table(columns, rows, left=1)}\n{' '.join(notes)}\n"
+
+
+def worst_classes(comparison: Comparison) -> list[str]:
+    """A sentence about each row's worst class, where classes have enough images."""
+    found = []
+    for method, row in comparison.rows.items():
+        cells = [f"{title_of(column)} {100 * cell.worst:.1f}" for column, cell in row.items() if cell.worst is not None]
+        if cells:
+            found.append(f"{method}: {', '.join(cells)}")
+    return [f"Worst class, %: {'; '.join(found)}."] if found else []
 
 
 def seeds_of(row: Mapping[str, Cell]) -> str:

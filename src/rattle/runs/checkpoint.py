@@ -110,7 +110,7 @@ def read(path: Path) -> Checkpoint:
         names, sizes = check_images(classes, shape)
         if not isinstance(progress, dict):
             raise RattleError(f"progress must be an object, got {progress!r}")
-        return Checkpoint(path, Recipe.from_yaml(texts["recipe"]), names, sizes, progress, tensors)
+        return Checkpoint(path, Recipe.from_yaml(texts["recipe"], to_open=True), names, sizes, progress, tensors)
     except RattleError as reason:
         raise Damaged(f"{path} does not hold what a checkpoint does: {reason}") from reason
 

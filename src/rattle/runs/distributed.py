@@ -1,6 +1,7 @@
 """Ranks, devices and collectives over torch.distributed; without a process group, everything is the one rank's own."""
 
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
@@ -67,8 +68,20 @@ def process_group() -> Iterator[None]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=own, world_size=ranks)
     try:
         yield
+    except BaseException as error:
+        release_frames(error)
+        raise
     finally:
         dist.destroy_process_group()
+
+
+def release_frames(error: BaseException) -> None:
+    """Clear the local variables that an error's traceback keeps alive: gloo can hang for ever when a model inside
+    DistributedDataParallel is freed after the process group was destroyed."""
+    reason: BaseException | None = error
+    while reason is not None:
+        traceback.clear_frames(reason.__traceback__)
+        reason = reason.__cause__ or reason.__context__
 
 
 def mean_over_ranks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import flatten, to_plain
+from rattle.recipes.schema import changes
 from rattle.runs import distributed
 from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
 from rattle.runs.paths import Run
@@ -105,7 +105,9 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
 def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
     """Refuse a folder that may not be written as is asked."""
     if resume and overwrite:
-        raise RattleError("--resume continues a run and --overwrite replaces it: choose one")
+        raise RattleError(
+            "--resume continues a run and --overwrite replaces it: choose one (in Python resume=True or overwrite=True)"
+        )
     if run.folder.exists() and not run.folder.is_dir():
         raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
     if str(run.folder).encode("utf-8", "replace").decode() != str(run.folder):
@@ -118,13 +120,15 @@ def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
 def refuse_held(run: Run, resume: bool, overwrite: bool) -> None:
     """Refuse a folder that holds a run unless something is to be done with it."""
     if run.exists() and not (resume or overwrite):
-        raise Held(f"{run.folder} holds a run already: --resume continues it, --overwrite replaces it")
+        raise Held(
+            f"{run.folder} holds a run already: --resume (in Python resume=True) continues it, --overwrite replaces it"
+        )
 
 
 def check_resumable(run: Run, recipe: Recipe) -> None:
     """Refuse to resume with other settings than the run has; more epochs are recorded in the run's history."""
     before = resolve(str(run.folder))
-    changed = changes(before, recipe)
+    changed = changes(before, recipe, but=("epochs",))
     if changed:
         command = f"`rattle train {run.folder} --resume`"
         raise RattleError(f"{run.folder} holds a run of another recipe ({changed}): {command} resumes its own")
@@ -134,13 +138,6 @@ def check_resumable(run: Run, recipe: Recipe) -> None:
     if recipe.epochs > before.epochs:
         then = read_json(run.environment, [])  # the file is about to be replaced
         append_line(run.history, {"epochs_before": before.epochs, "epochs": recipe.epochs, "environment_before": then})
-
-
-def changes(before: Recipe, recipe: Recipe, *, but: str = "") -> str:
-    """The settings in which two recipes differ besides the epochs and `but`, as text; empty if there are none."""
-    old, new = flatten(to_plain(before)), flatten(to_plain(recipe))
-    changed = [name for name in old | new if old.get(name) != new.get(name) and name not in ("epochs", but)]
-    return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in changed)
 
 
 def foreign(path: Path) -> bool:

@@ -4,11 +4,15 @@ SIGTERM and SIGINT let the step finish, save and stop; a second Ctrl-C stops at 
 """
 
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Protocol
+
+from rattle.runs.paths import printable
 
 
 class Interrupted(Exception):
@@ -36,7 +40,7 @@ class Console(Protocol):
 
 
 class NullConsole:
-    """Shows nothing: the default when rattle is used as a library."""
+    """Shows nothing."""
 
     def log(self, line: str) -> None:
         pass
@@ -46,6 +50,82 @@ class NullConsole:
 
     def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
         return nullcontext(lambda steps=1, **figures: None)
+
+
+class RichConsole:
+    """Bars when stderr is a terminal or a notebook, else a line every `seconds`."""
+
+    def __init__(self, *, seconds: float = 10.0) -> None:
+        from rich.console import Console as Rich
+
+        self.rich, self.seconds = Rich(stderr=True), seconds
+        self.live = self.rich.is_terminal or self.rich.is_jupyter
+
+    def log(self, line: str) -> None:
+        if self.live:
+            self.rich.print(printable(line), highlight=False, markup=False)
+        else:
+            print(printable(line), file=sys.stderr, flush=True)
+
+    def begin(self, state: Any) -> None:
+        """Nothing; `rattle train` describes the run here."""
+
+    def progress(self, title: str, total: int, *, done: int = 0):
+        return self.bar(title, total, done) if self.live else self.lines(title, total, done)
+
+    @contextmanager
+    def bar(self, title: str, total: int, done: int) -> Iterator[Advance]:
+        """A bar with steps, time left and figures; title and figures are cut where the terminal is narrow."""
+        from rich.markup import escape
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(table_column=Column(min_width=2 * len(str(total)) + 1)),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(min_width=5)),
+            TextColumn("{task.fields[figures]}", markup=False),
+        )
+        shown: dict[str, float | str] = {}
+        with Progress(*columns, console=self.rich, refresh_per_second=4) as progress:
+            task = progress.add_task(escape(printable(title)), total=total, completed=done, figures="")
+
+            def advance(steps: int = 1, **figures: float | str) -> None:
+                shown.update(figures)
+                progress.update(task, advance=steps, figures=written(shown))
+
+            yield advance
+
+    @contextmanager
+    def lines(self, title: str, total: int, done: int) -> Iterator[Advance]:
+        """A line every few seconds, with the time left by the steps that this process did."""
+        begun = said = time.monotonic()
+        at, shown = done, {}
+
+        def advance(steps: int = 1, **figures: float | str) -> None:
+            nonlocal at, said
+            at += steps
+            shown.update(figures)
+            now = time.monotonic()
+            if now - said >= self.seconds:
+                said = now
+                left = (now - begun) / max(at - done, 1) * (total - at)
+                self.log(f"{title}: {at}/{total}  {written(shown)}  {left:.0f} s left")
+
+        yield advance
+
+
+def written(figures: Mapping[str, float | str]) -> str:
+    """Each figure with its name.
+
+    >>> written({"loss": 1.23456, "best": "3"})
+    'loss 1.235  best 3'
+    """
+    texts = []
+    for name, value in figures.items():
+        texts.append(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}")
+    return "  ".join(texts)
 
 
 class ProgressOnly(NullConsole):
@@ -65,9 +145,14 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, *([SLURM_WARNING] if SLURM_WARNING els
 class StoppedBySignal(Exception):
     """Work was saved and stopped because of a signal; `code` is the exit code that says which."""
 
-    def __init__(self, number: int, where: str) -> None:
+    def __init__(self, number: int, where: str, how: str = "") -> None:
         self.number, self.code = number, 128 + number
-        super().__init__(f"stopped by {signal.Signals(number).name}; everything is saved in {where}")
+        how = how or f"`rattle train {where} --resume`, in Python fit(..., resume=True), continues it"
+        super().__init__(f"stopped by {signal.Signals(number).name}; everything is saved in {where}: {how}")
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows."""
+        return [str(self)]
 
 
 class Request:

@@ -1,4 +1,4 @@
-"""What a run ran on: versions and hardware, and the user's file that builds its network.
+"""What a run ran on: versions and hardware, and the user's files: that builds its network, and plug-ins.
 
 The text of the file is kept in the run, and a file that is gone or changed is noticed.
 The copy is for people to read, and never runs.
@@ -14,21 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
-from rattle.models.user import source_file
+from rattle.models.user import plugins, source_file
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
 from rattle.runs.paths import Run
 
 
 def keep_source(run: Run, recipe: Recipe) -> dict[str, Any]:
-    """Keep the text of the recipe's FILE.py in a run that begins; what environment.json says of it."""
+    """Keep the text of the recipe's FILE.py and of plug-ins in a run that begins; what environment.json says of it."""
+    about: dict[str, Any] = {}
     path = source_file(recipe.model)
-    if path is None or not path.is_file():
-        return {}
+    if path is not None and path.is_file():
+        about["source"] = keep(run, path)
+    if plugins():
+        about["plugins"] = [keep(run, path) for path in plugins()]
+    return about
+
+
+def keep(run: Run, path: Path) -> dict[str, str]:
+    """Keep the text of a file in the run."""
     kept = run.source / path.name
     if not kept.exists():
         write_atomically(kept, path.read_bytes())
-    return {"source": {"file": str(path), "sha256": sha256(kept)}}
+    return {"file": str(path), "sha256": sha256(kept)}
 
 
 def check_source(run: Run | None, recipe: Recipe) -> None:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.utils import data as torch_data
 
 from rattle.data import Data, Dataset, Images
-from rattle.errors import RattleError, first_line
-from rattle.inputs import as_tensors, finite, logits_of, to_float, weights_type
+from rattle.data.dataset import choose_images
+from rattle.errors import RattleError
+from rattle.inputs import as_tensors, finite, is_correct, log, logits_of, to_float, weights_type
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
-from rattle.recipes.catalog import resolve
+from rattle.recipes.catalog import SETTINGS, resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
@@ -22,6 +23,8 @@ from rattle.runs.source import check_source
 from rattle.training.state import TrainState, init_state
 from rattle.training.teachers import code_of
 from rattle.weights import eval_mode
+
+START_SAMPLE = 250  # images that the weights which a run starts from are tried on
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,23 @@ def first_state(
     return init_state(recipe, images, model, trust_code=trust_code)
 
 
+def start_note(state: TrainState) -> str:
+    """The clean accuracy of the weights that a run starts from, and a hint where it is near chance."""
+    from rattle.evaluation.caveats import NEAR_CHANCE
+    from rattle.evaluation.normalisation import missing_normalisation
+
+    images = state.data.val or state.data.train
+    sample = images[choose_images(images.y, START_SAMPLE)].to(state.device)
+    x = state.floats(sample.x)
+    with eval_mode(state.model):
+        accuracy = float(is_correct(state.model, x, sample.y).double().mean())
+        hints = list(missing_normalisation(state.model, x, sample.y))
+    line = f"starts from {accuracy:.1%} clean accuracy on {len(x)} images"
+    if accuracy < NEAR_CHANCE / len(state.data.classes):
+        line += ", near chance: fresh weights, or not the labels or the normalisation of their training?"
+    return "; ".join([line, *hints])
+
+
 def take(
     recipe: Recipe, model: nn.Module | None, data: Given | None, classes: Sequence[str] | None
 ) -> tuple[Recipe, Dataset]:
@@ -75,6 +95,9 @@ def take(
     if recipe.data.resize is not None:
         raise RattleError("data.resize does nothing to images given in Python: scale them yourself")
     found = as_dataset(data, model, classes)
+    usual = SETTINGS.get(recipe.data.name)
+    if usual and recipe.data.val_size == usual.data.val_size:  # chosen for the dataset that the recipe names
+        recipe = replace(recipe, data=replace(recipe.data, val_size=None))
     if found.val is not None and recipe.data.val_size not in (None, len(found.val)):
         raise RattleError(f"data.val_size does nothing: the Dataset has {len(found.val)} held-out images of its own")
     if found.train.decoded:
@@ -106,17 +129,15 @@ def count_logits(model: nn.Module, x: Tensor) -> int:
     device, dtype = next(model.parameters()).device, weights_type(model, x.dtype)
     if dtype != torch.get_default_dtype():
         raise RattleError(f"the model's weights are {dtype}, training takes {torch.get_default_dtype()}: model.float()")
-    try:
-        with torch.enable_grad(), eval_mode(model):
-            logits = finite(logits_of(model, to_float(x, torch.contiguous_format).to(device)))
-    except RuntimeError as error:
-        reason = first_line(error)
-        raise RattleError(f"the model does not take images of shape {list(x.shape[1:])}: {reason}") from error
+    with torch.enable_grad(), eval_mode(model):
+        logits = finite(logits_of(model, to_float(x, torch.contiguous_format).to(device)))
     if not logits.requires_grad:
         raise RattleError("the model cannot be trained: its logits have no gradient by its weights")
     refuse_one_logit(logits)
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-5):
         raise RattleError("the model returns probabilities: return the logits before the softmax, the losses have one")
+    if bool((logits <= 0).all()) and torch.allclose(logits.logsumexp(1), torch.zeros_like(logits[:, 0]), atol=1e-5):
+        log.warning("the model returns log-probabilities: leave out its log-softmax, the losses have one")
     return logits.shape[1]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rattle.data import on_device
+from rattle.data.dataset import imbalance
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.inputs import NotFinite, is_correct
@@ -27,9 +28,18 @@ from rattle.runs import distributed
 from rattle.runs.io import write_atomically
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name
-from rattle.runs.progress import HANDLED, Console, Interrupted, NullConsole, Request, StoppedBySignal, listening
+from rattle.runs.progress import (
+    HANDLED,
+    Console,
+    Interrupted,
+    NullConsole,
+    Request,
+    RichConsole,
+    StoppedBySignal,
+    listening,
+)
 from rattle.settings import check_cores
-from rattle.training.fit_inputs import Given, first_state, named_recipe
+from rattle.training.fit_inputs import Given, first_state, named_recipe, start_note
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
 from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
@@ -52,6 +62,7 @@ def fit(
     overwrite: bool = False,
     log: LogTarget = "tensorboard",
     console: Console | None = None,
+    quiet: bool = False,
     trust_code: bool = False,
 ) -> Run:
     """Train a recipe into a run folder; `rattle.load(out)` then opens its best model.
@@ -61,7 +72,8 @@ def fit(
     `rattle.load(out, model=module)` puts the best ones into it. data: images other than the recipe's, as (x, y), a
     torch Dataset, or a DataLoader that does not shuffle: uint8 or float in [0, 1], [n, C, H, W] or [n, H, W, C]; some
     are held out as `recipe.data` says. classes: the labels' names. resume: continue the run, also with more epochs;
-    overwrite: replace it. log: where else metrics go. console: shows progress. trust_code: run code that a file names.
+    overwrite: replace it. log: where else metrics go. console: shows progress in
+    another way; quiet: show none. trust_code: run code that a file names.
 
     >>> import dataclasses, tempfile, rattle
     >>> recipe = dataclasses.replace(rattle.get_recipe("digits-linf-cnn-trades"), epochs=1, width=4)
@@ -70,8 +82,9 @@ def fit(
     """
     if isinstance(recipe, str):
         recipe = named_recipe(recipe, trust_code)
-    if console is None or not distributed.is_main():
+    if quiet or not distributed.is_main():
         console = NullConsole()
+    console = console or RichConsole()
     if recipe.threads:
         check_cores("threads", recipe.threads)
         torch.set_num_threads(recipe.threads)
@@ -89,6 +102,11 @@ def fit(
         if resume:
             restore(state, run, console)
         console.begin(state)
+        if note := imbalance(state.data.train, state.data.classes):
+            advice = "" if state.recipe.data.balanced else "; data.balanced draws them equally often"
+            console.log(note + advice)
+        if not resume and (model is not None or state.recipe.init) and distributed.is_main():
+            console.log(start_note(state))
         try:
             train(state, run, log, console)
         except Diverged as diverged:
@@ -182,8 +200,11 @@ def epoch_order(state: TrainState, n: int) -> list[Tensor]:
     recipe, progress = state.recipe, state.progress
     seed = derive_seed(recipe.seed, ORDER)
     extra = recipe.data.extra_count(min(recipe.batch_size, n))
+    labels = state.data.train.y.cpu() if recipe.data.balanced else None
     order = []
-    for index in batches(n, recipe.batch_size, seed=seed, epoch=progress.epoch, drop_last=recipe.drop_last):
+    for index in batches(
+        n, recipe.batch_size, seed=seed, epoch=progress.epoch, drop_last=recipe.drop_last, balanced=labels
+    ):
         order += [shard(with_extra(index, n, extra))] * recipe.replays
     return order[progress.batch :]
 

@@ -6,10 +6,10 @@ from dataclasses import asdict
 import torch
 
 from rattle.errors import RattleError, first_line
-from rattle.recipes.schema import from_plain
+from rattle.recipes.schema import changes, from_plain
 from rattle.runs import checkpoint, distributed
 from rattle.runs.load import fill
-from rattle.runs.lock import changes, truncate
+from rattle.runs.lock import truncate
 from rattle.runs.paths import Run
 from rattle.runs.progress import Console
 from rattle.training.metrics import Diverged
@@ -51,7 +51,7 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     if saved is None:
         truncate(run.metrics, 0)
         return
-    if changed := changes(saved.recipe, state.recipe, but="model"):  # `fill` compares the model's weights
+    if changed := changes(saved.recipe, state.recipe, but=("epochs", "model")):  # `fill` compares the model's weights
         raise RattleError(f"{saved.path} is of another recipe ({changed}): put the checkpoint of this run there")
     try:
         numbers = {name: value for name, value in saved.progress.items() if name not in REMOVED}

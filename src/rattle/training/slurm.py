@@ -44,15 +44,20 @@ class SlurmTask:
 
     def __init__(self, job: Job, slurm: Slurm, make_console: Callable[[], Console]) -> None:
         self.folder, self.trust_code = str(job.folder.absolute()), job.trust_code
+        from rattle.models.user import plugins
+
+        self.plugins = list(map(str, plugins()))
         self.ranks, self.requeue, self.make_console = slurm.ranks, slurm.requeue, make_console
 
     def __call__(self) -> str:
         from submitit.helpers import TorchDistributedEnvironment
 
+        from rattle.models.user import load_plugins
         from rattle.recipes.catalog import resolve
         from rattle.runs import distributed
         from rattle.training.loop import fit
 
+        load_plugins(self.plugins)
         if self.ranks > 1:
             TorchDistributedEnvironment().export()
         try:

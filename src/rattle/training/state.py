@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from rattle.data import Dataset, Images
 from rattle.errors import RattleError
-from rattle.inputs import to_float
+from rattle.inputs import to_float, trains_channels_last
 from rattle.models.head import check_width, find_head
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import AdamW, Recipe
@@ -250,11 +250,15 @@ def choose_layout(model: nn.Module, name: str) -> torch.memory_format:
     """Channels last, which is faster, for networks of the library and of timm; others may flatten by `.view`, which
     such images refuse."""
     takes = type(model).__module__.startswith("rattle.models.") or name.startswith("timm:")
-    return torch.channels_last if takes else torch.contiguous_format
+    return torch.channels_last if takes and trains_channels_last(model) else torch.contiguous_format
 
 
 def statistics(recipe: Recipe, data: Dataset) -> tuple[list[float], list[float]] | None:
-    """Mean and std of each channel over the training images, when the recipe normalises."""
+    """Mean and std of each channel by which the recipe normalises: its own, or those of the training images."""
+    if isinstance(recipe.normalise, tuple):
+        if len(recipe.normalise) != 2 * data.channels:
+            raise RattleError(f"give a mean and a std for each of the {data.channels} channels of {data.name}")
+        return list(recipe.normalise[: data.channels]), list(recipe.normalise[data.channels :])
     if not recipe.normalise:
         return None
     first = torch.arange(min(len(data.train), 10_000, MOST_PIXELS // data.train.shape[1:].numel()))

@@ -124,7 +124,7 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
                     console.log(f"{job.folder.name}: {'finished' if code == 0 else f'ended with exit code {code}'}")
                     advance(1, failed=len(failed))
                 if request.number:
-                    raise StoppedBySignal(request.number, str(out))
+                    raise StoppedBySignal(request.number, str(out), "the same command again continues it")
         finally:
             stop([process for _, process in running.values()])
     return failed
