@@ -7,6 +7,7 @@ from rattle.registry import lazy_names
 __version__ = "0.2.0"  # the one place; pyproject.toml reads it
 
 if TYPE_CHECKING:
+    from rattle.analysis.trace import frontier as frontier
     from rattle.attacks import PGD as PGD
     from rattle.attacks.registry import get_attack as get_attack
     from rattle.attacks.registry import list_attacks as list_attacks
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from rattle.weights import perturbed as perturbed
 
 ROOMS = {
+    "analysis.trace": ["frontier"],
     "attacks": ["PGD"],
     "attacks.registry": ["get_attack", "list_attacks", "register_attack"],
     "data.sources": ["list_datasets", "register_source"],

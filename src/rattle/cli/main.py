@@ -25,6 +25,7 @@ COMMANDS = {
     "train": "train a recipe, or `custom` images and networks: rattle train digits-linf-cnn-trades --out runs/a",
     "harden": "make a trained classifier robust: rattle harden --model net.py:build --weights w.pt --data FOLDER",
     "sweep": "train a grid of settings and seeds: rattle sweep RECIPE --objective.taylor.eta 0.1 0.2 --seeds 0 1",
+    "frontier": "methods at equal clean accuracy, over their trade-off: rattle frontier RECIPE RECIPE --seeds 0 1 2",
     "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
     "transfer": "attack one model with another's adversarial examples: rattle transfer --from runs/at --to runs/a",
     "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",

@@ -26,6 +26,7 @@ class ALP(TaylorObjective):
     """
 
     title = "ALP"
+    trade_off = "objective.weight"
     weight: NonNegative = 0.5  # lambda, weight of the pairing
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:

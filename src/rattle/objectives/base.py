@@ -113,6 +113,7 @@ class Objective:
     title: ClassVar[str] = ""  # what tables call the method
     soft_labels: ClassVar[bool] = False  # takes rows of probabilities [n, C] for y: images may be mixed
     unused: ClassVar[tuple[str, ...]] = ()  # settings of the recipe's attack that it has no use for
+    trade_off: ClassVar[str] = "attack.threat.epsilon"  # the setting that trades clean for robust accuracy
     replays: ClassVar[int] = 1  # optimizer steps on each minibatch
     needs_run: ClassVar[bool] = False  # its terms need teachers, a state, or images that it prepares
     remembers_images: ClassVar[bool] = False  # its state has a row for each training image

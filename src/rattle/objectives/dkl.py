@@ -23,6 +23,7 @@ class DKL(TaylorObjective):
     """
 
     title = "DKL"
+    trade_off = "objective.beta"
     needs_run = True
     alpha: NonNegative = 4.0  # weight of the soft cross-entropy
     beta: NonNegative = 20.0  # weight of the squared differences

@@ -53,6 +53,7 @@ class GAT(TaylorObjective):
     """CE(f(x), y) + l ||p(x) - p(x')||^2 + Taylor terms, x' of one guided step."""
 
     title = "GAT"
+    trade_off = "objective.weight"
     soft_labels = True
     unused = ONE_STEP
     weight: NonNegative = 10.0  # l; the attack has it in every second step of the run, and 0 in the others

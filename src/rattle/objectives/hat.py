@@ -29,6 +29,7 @@ class HAT(TaylorObjective):
     """
 
     title = "HAT"
+    trade_off = "objective.beta"
     needs_run = True
     beta: NonNegative = 2.5  # weight of the KL term; 3.5 with further data
     gamma: NonNegative = 0.5  # weight of the helper's term

@@ -27,6 +27,7 @@ class LBGAT(TaylorObjective):
     """
 
     title = "LBGAT"
+    trade_off = "objective.beta"
     needs_run = True
     beta: NonNegative = 6.0  # weight of the KL term, as in TRADES: 6 or 0 in the paper
     teacher: Teacher = Teacher()  # trained along; a ResNet-18 beside a WRN-34-10 in the paper

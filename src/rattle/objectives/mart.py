@@ -30,6 +30,7 @@ class Mart(TaylorObjective):
     """
 
     title = "MART"
+    trade_off = "objective.weight"
     weight: NonNegative = 5.0  # lambda, weight of the zeroth term; 6 in the authors' WideResNet runs
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:

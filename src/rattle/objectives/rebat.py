@@ -23,6 +23,7 @@ class ReBAT(TaylorObjective):
     """
 
     title = "ReBAT"
+    trade_off = "objective.weight"
     needs_run = True
     uses_clean = False
     weight: NonNegative = 1.0  # of the divergence from the average (the paper's lambda, beta in the authors' code)

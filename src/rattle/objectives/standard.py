@@ -17,6 +17,7 @@ class Standard(Objective):
     """CE(f(x), y)."""
 
     title = "Standard"
+    trade_off = ""
     soft_labels = True
     unused = ONE_STEP
 

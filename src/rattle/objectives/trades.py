@@ -25,6 +25,7 @@ class Trades(TaylorObjective):
     """
 
     title = "TRADES"
+    trade_off = "objective.inv_lambda"
     soft_labels = True
     inv_lambda: NonNegative = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
 

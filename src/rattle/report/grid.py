@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rattle.runs.io import Plain, read_jsonl
+from rattle.evaluation.samples import best_epoch
+from rattle.runs.io import read_jsonl
 from rattle.runs.paths import Run
 from rattle.stats import Summary, summarise
 
@@ -23,16 +24,6 @@ class Setting:
     @property
     def label(self) -> str:
         return ", ".join(f"{name} {value}" for name, value in self.values.items()) or "the recipe as it is"
-
-
-def best_epoch(metrics: Sequence[Plain]) -> tuple[float, float] | None:
-    """(clean, robust) accuracy at the epoch whose checkpoint is kept as best; None if none was evaluated."""
-    found = []
-    for line in metrics:
-        kind = "_average" if "val_robust_average" in line else ""
-        if f"val_robust{kind}" in line:
-            found.append((line[f"val_clean{kind}"], line[f"val_robust{kind}"]))
-    return max(found, key=lambda pair: pair[1], default=None)  # of equal ones the first, as training does
 
 
 def grid_settings(points: Sequence[tuple[Mapping[str, str], Path]]) -> list[Setting]:

@@ -1,0 +1,355 @@
+"""Frontiers: robust against clean accuracy over a method's trade-off setting, and methods at equal clean accuracy.
+
+At one setting of each, two methods differ in clean and in robust accuracy, and which is better cannot be said. Here
+the robust accuracy of a method is compared with that of the baseline's curve at the same clean accuracy, inside the
+range that both cover, with intervals over seeds and images. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rattle.analysis.equal_accuracy import Array, compare_at_equal
+from rattle.errors import RattleError, unknown
+from rattle.recipes.schema import epsilon_text
+from rattle.runs.io import Plain, write_atomically
+from rattle.stats import Interval, mean_interval, seeds_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+EQUAL = 0.005  # an interval inside +- this is called equal
+MISLED = ("pgd", "fgsm")  # attacks on the cross-entropy, which soft labels mislead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value of the setting: a run for each seed."""
+
+    value: float
+    runs: tuple[str, ...] = ()  # their folders
+    clean: Mapping[str, Array]  # attack -> flags of the images it was run on, before it, bool [seeds, images]
+    robust: Mapping[str, Array]  # attack -> flags after it
+    held_out: Array | None = None  # clean and robust accuracy on held-out images, [seeds, 2]
+
+    def accuracy(self, attack: str) -> tuple[float, float]:
+        """Clean and robust, the mean over seeds."""
+        return float(self.clean[attack].mean()), float(self.robust[attack].mean())
+
+    def interval(self, attack: str) -> Interval:
+        """95 % of the robust accuracy."""
+        return interval_of(self.robust[attack])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A method over its trade-off setting."""
+
+    method: str
+    setting: str  # its dotted name in a recipe
+    points: tuple[Point, ...]
+
+    def text(self, point: Point) -> str:
+        return epsilon_text(point.value) if self.setting.endswith("epsilon") else f"{point.value:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """One accuracy of a method less the baseline's where the other accuracy is equal, in fractions of 1."""
+
+    method: str
+    baseline: str
+    attack: str
+    equal: str  # "clean": robust accuracies are compared; "robust": clean accuracies
+    low: float  # the range that both curves cover
+    high: float
+    mean: float  # over that range
+    interval: Interval
+    at: tuple[tuple[float, float, Interval], ...]  # points of the method inside it: setting, difference, interval
+    seeds: int
+    images: int
+
+    @property
+    def verdict(self) -> str:
+        """above, below, equal or not distinguishable."""
+        if self.interval.low > 0:
+            return "above"
+        if self.interval.high < 0:
+            return "below"
+        if self.interval.low >= -EQUAL and self.interval.high <= EQUAL:
+            return "equal"
+        return "not distinguishable"
+
+    def to_plain(self) -> Plain:
+        at = [{"value": v, "difference": d, "interval": [i.low, i.high]} for v, d, i in self.at]
+        names = ("method", "baseline", "attack", "equal", "low", "high", "mean", "seeds", "images", "verdict")
+        plain = {name: getattr(self, name) for name in names}
+        return plain | {"interval": [self.interval.low, self.interval.high], "at": at}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The point that meets a condition on held-out images, and what it gives on test images."""
+
+    method: str
+    setting: str
+    value: str
+    run: str  # the seed that is most robust on held-out images
+    held_out: tuple[float, float]  # clean and robust accuracy there, mean over seeds
+    test: dict[str, tuple[float, Interval]]  # clean and attacks
+
+    def __str__(self) -> str:
+        rows = [
+            f"{name} {100 * accuracy:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+            for name, (accuracy, interval) in self.test.items()
+        ]
+        clean, robust = self.held_out
+        return (
+            f"{self.method} at {self.setting} {self.value}: {self.run}\n"
+            f"held-out images: clean {100 * clean:.1f} %, robust {100 * robust:.1f} %; test images: {', '.join(rows)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """Methods over their trade-off settings, attacked on the same images."""
+
+    curves: tuple[Curve, ...]
+    threat: str = ""  # what they were attacked by
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def attacks(self) -> list[str]:
+        return list(self.curves[0].points[0].robust)
+
+    @property
+    def methods(self) -> list[str]:
+        return [curve.method for curve in self.curves]
+
+    def curve(self, method: str) -> Curve:
+        for curve in self.curves:
+            if curve.method == method:
+                return curve
+        raise unknown("method of this frontier", method, self.methods)
+
+    def compare(self, baseline: str | None = None, *, equal: str = "clean") -> list[Gap]:
+        """Every other method against the baseline, the first when not given, by every attack.
+
+        equal: the accuracy that is held equal, "clean" or "robust". A pair whose curves cover no common range is
+        refused.
+        """
+        base = self.curve(baseline or self.methods[0])
+        gaps = []
+        for curve in self.curves:
+            if curve is not base:
+                gaps += [compare_curves(curve, base, attack, equal) for attack in self.attacks]
+        return gaps
+
+    def choose(self, *, clean_at_least: float | None = None, robust_at_least: float | None = None) -> Choice:
+        """The point best in one accuracy of those with at least this much of the other, in %, on held-out images."""
+        if (clean_at_least is None) == (robust_at_least is None):
+            raise RattleError("choose by clean_at_least or by robust_at_least, one of them")
+        bound, wanted = (0, 1) if clean_at_least is not None else (1, 0)
+        least = (clean_at_least if robust_at_least is None else robust_at_least) or 0.0
+        found: list[tuple[float, Curve, Point]] = []
+        most = 0.0
+        for curve in self.curves:
+            for point in curve.points:
+                if point.held_out is None:
+                    raise RattleError("the runs held out no images to choose by: set data.val_size")
+                means = point.held_out.mean(0)
+                most = max(most, float(means[bound]))
+                if 100 * means[bound] >= least:
+                    found.append((float(means[wanted]), curve, point))
+        if not found:
+            kind = ("clean", "robust")[bound]
+            raise RattleError(
+                f"no point has {least:g} % {kind} accuracy on held-out images: the most is {100 * most:.1f}"
+            )
+        _, curve, point = max(found, key=lambda each: each[0])
+        assert point.held_out is not None
+        attack = self.attacks[0]
+        test = {"clean": (point.accuracy(attack)[0], interval_of(point.clean[attack]))}
+        for name in self.attacks:
+            test[name] = (point.accuracy(name)[1], point.interval(name))
+        clean, robust = point.held_out.mean(0).tolist()
+        return Choice(
+            method=curve.method,
+            setting=curve.setting,
+            value=curve.text(point),
+            run=point.runs[int(point.held_out[:, 1].argmax())] if point.runs else "",
+            held_out=(clean, robust),
+            test=test,
+        )
+
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Columns and rows of a table: accuracies in % with 95 % intervals."""
+        rows = []
+        for curve in self.curves:
+            for point in curve.points:
+                first = self.attacks[0]
+                seeds, images = point.clean[first].shape
+                row = [curve.method, f"{curve.setting} {curve.text(point)}", str(seeds), str(images)]
+                row.append(percent_text(point.clean[first]))
+                row += [percent_text(point.robust[attack]) for attack in self.attacks]
+                rows.append(row)
+        return ["method", "setting", "seeds", "n", "clean", *self.attacks], rows
+
+    def summary(self, baseline: str | None = None) -> str:
+        """A sentence for each method against the baseline."""
+        gaps = self.compare(baseline)
+        sentences = []
+        for method in dict.fromkeys(gap.method for gap in gaps):
+            sentences.append(sentence([gap for gap in gaps if gap.method == method]))
+        return "\n".join(sentences)
+
+    def plot(self) -> Figure:
+        """A panel for each attack: clean accuracy on x, robust accuracy on y, a curve with its band for each method."""
+        from matplotlib.figure import Figure
+
+        from rattle.analysis.plots import FAINT, LINES
+
+        figure = Figure(figsize=(4.6 * len(self.attacks), 4.2), layout="constrained")
+        panels = figure.subplots(1, len(self.attacks), squeeze=False)[0]
+        for panel, attack in zip(panels, self.attacks, strict=True):
+            for number, curve in enumerate(self.curves):
+                color = LINES[number % len(LINES)]
+                points = sorted(curve.points, key=lambda point: point.accuracy(attack)[0])
+                x, y, low, high = [], [], [], []
+                for point in points:
+                    clean, robust = point.accuracy(attack)
+                    interval = point.interval(attack)
+                    x.append(100 * clean)
+                    y.append(100 * robust)
+                    low.append(100 * interval.low)
+                    high.append(100 * interval.high)
+                    panel.annotate(
+                        curve.text(point), (x[-1], y[-1]), (4, 5), textcoords="offset points", fontsize=7, color=color
+                    )
+                panel.plot(x, y, "o-", color=color, markersize=4, label=curve.method)
+                panel.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
+            seeds, images = self.curves[0].points[0].clean[attack].shape
+            panel.set_title(f"{attack}, {self.threat}, n {images}, {seeds} seed{'s' if seeds > 1 else ''}", fontsize=9)
+            panel.set_xlabel("clean accuracy, %")
+            panel.set_ylabel("robust accuracy, %")
+            panel.grid(color=FAINT, alpha=0.25)
+        panels[0].legend(frameon=False, fontsize=8)
+        return figure
+
+    def to_plain(self, baseline: str | None = None) -> Plain:
+        """What frontier.json holds: accuracies of every run, and the comparisons."""
+        curves = []
+        for curve in self.curves:
+            points = []
+            for point in curve.points:
+                attacks = {}
+                for name in self.attacks:
+                    interval = point.interval(name)
+                    attacks[name] = {
+                        "n": point.robust[name].shape[1],
+                        "clean": point.clean[name].mean(1).tolist(),
+                        "robust": point.robust[name].mean(1).tolist(),
+                        "interval": [interval.low, interval.high],
+                    }
+                held_out = None if point.held_out is None else point.held_out.tolist()
+                points.append(
+                    {"value": point.value, "runs": list(point.runs), "attacks": attacks, "held_out": held_out}
+                )
+            curves.append({"method": curve.method, "setting": curve.setting, "points": points})
+        comparisons = []
+        for equal in ("clean", "robust"):
+            try:
+                comparisons += [gap.to_plain() for gap in self.compare(baseline, equal=equal)]
+            except RattleError as reason:
+                comparisons.append({"equal": equal, "refused": str(reason)})
+        return {"threat": self.threat, "curves": curves, "notes": list(self.notes), "comparisons": comparisons}
+
+    def save(self, folder: Path | str, baseline: str | None = None) -> None:
+        """Write frontier.json, frontier.png and frontier.svg."""
+        from rattle.analysis.plots import save
+
+        folder = Path(folder)
+        write_atomically(folder / "frontier.json", json.dumps(self.to_plain(baseline), indent=1).encode())
+        save(self.plot(), folder / "frontier")
+
+
+def percent_text(flags: Array) -> str:
+    interval = interval_of(flags)
+    return f"{100 * flags.mean():.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+
+
+def interval_of(flags: Array) -> Interval:
+    """95 % of the mean of flags [seeds, images]."""
+    return seeds_interval(flags) if len(flags) > 1 else mean_interval(flags[0].tolist())
+
+
+def sentence(gaps: Sequence[Gap]) -> str:
+    """Which of two frontiers is above, by which attack; the strongest attack, the lowest on average, decides."""
+    parts = []
+    for gap in gaps:
+        points = f"{100 * gap.mean:+.1f} [{100 * gap.interval.low:+.1f}, {100 * gap.interval.high:+.1f}]"
+        parts.append(f"{gap.verdict} by {gap.attack} ({points} points)")
+    first = gaps[0]
+    text = f"at equal clean accuracy the frontier of {first.method} is {', '.join(parts)} against {first.baseline}"
+    strongest = next((gap for gap in gaps if gap.attack == "autoattack"), None)
+    for gap in gaps:
+        if strongest and gap.attack.startswith(MISLED) and gap.verdict == "above" and strongest.verdict != "above":
+            text += f"; AutoAttack does not confirm it: {gap.attack} is misled"
+            break
+    if first.seeds == 1:
+        text += "; one seed compares networks, not methods"
+    return text + f" (n {first.images}, seeds {first.seeds}, clean {100 * first.low:.1f} to {100 * first.high:.1f} %)"
+
+
+def compare_curves(curve: Curve, base: Curve, attack: str, equal: str = "clean") -> Gap:
+    """One curve against another where the clean, or the robust, accuracy is equal."""
+    if equal not in ("clean", "robust"):
+        raise RattleError(f"equal must be clean or robust, got {equal!r}")
+    for one in (curve, base):
+        if len(one.points) < 2:
+            raise RattleError(f"{one.method} has one point: a frontier needs two or more values of {one.setting}")
+    ours, theirs = stacked(curve, attack, equal), stacked(base, attack, equal)
+    _, seeds, images = ours[0].shape
+    if theirs[0].shape[1:] != (seeds, images):
+        raise RattleError(f"{curve.method} and {base.method} were not attacked on the same images with the same seeds")
+    found = compare_at_equal(*ours, *theirs)
+    if math.isnan(found.mean):
+        ranges = []
+        for one, (x, _) in ((curve, ours), (base, theirs)):
+            means = 100 * x.mean((1, 2))
+            ranges.append(f"{one.method} {means.min():.1f} to {means.max():.1f} %")
+        raise RattleError(
+            f"the frontiers cover no common range of {equal} accuracy under {attack} ({'; '.join(ranges)}): give "
+            "other values of the setting"
+        )
+    at = []
+    for point, (gap, interval) in zip(curve.points, found.at, strict=True):
+        if not math.isnan(gap):
+            at.append((point.value, gap, interval))
+    return Gap(
+        method=curve.method,
+        baseline=base.method,
+        attack=attack,
+        equal=equal,
+        low=found.low,
+        high=found.high,
+        mean=found.mean,
+        interval=found.interval,
+        at=tuple(at),
+        seeds=seeds,
+        images=images,
+    )
+
+
+def stacked(curve: Curve, attack: str, equal: str) -> tuple[Array, Array]:
+    """The accuracy held equal and the one compared, flags as floats, [points, seeds, images]."""
+    clean = np.stack([point.clean[attack] for point in curve.points]).astype(float)
+    robust = np.stack([point.robust[attack] for point in curve.points]).astype(float)
+    return (clean, robust) if equal == "clean" else (robust, clean)

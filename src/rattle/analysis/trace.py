@@ -1,0 +1,205 @@
+"""Trace a frontier: train methods over their trade-off settings, attack every run, and gather what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rattle.analysis.frontier import Curve, Frontier, Point
+from rattle.attacks.registry import get_attack
+from rattle.data.dataset import choose_images
+from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
+from rattle.evaluation.results import StoredResult, load_results
+from rattle.evaluation.samples import best_epoch
+from rattle.evaluation.target import target_from_checkpoint
+from rattle.recipes.catalog import resolve
+from rattle.recipes.recipe import Recipe
+from rattle.recipes.schema import epsilon_text, number, replace_at
+from rattle.runs.io import read_jsonl
+from rattle.runs.paths import Run, slugify
+from rattle.runs.progress import Console, NullConsole, RichConsole
+from rattle.threat import Threat
+from rattle.training.sweep import Job, folder_name, pending, run_local
+
+EPSILON = "attack.threat.epsilon"
+FACTORS = (1, 1 / 2, 3 / 2, 1 / 3, 2 / 3, 1 / 4, 2, 3 / 4, 1 / 6, 3)  # of the method's own value, in this order
+
+
+def frontier(
+    recipes: Sequence[Recipe | str] | Recipe | str,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    points: int = 5,
+    settings: Mapping[str, Sequence[float]] | None = None,
+    attacks: Sequence[str] = ("pgd20", "autoattack"),
+    n: int | None = 1000,
+    out: Path | str = "runs/frontier",
+    jobs: int = 1,
+    console: Console | None = None,
+    quiet: bool = False,
+) -> Frontier:
+    """Train each recipe over its method's trade-off setting, attack every run, and write frontier.json and a figure.
+
+    recipes: names or recipes, the baseline first; they share data and threat. points: values of the setting, of which
+    the method's own is the first. settings: other values by the setting's dotted name, for the methods that have it.
+    attacks, n: on so many test images. jobs: runs trained at once, and processes that attack. Finished runs are not
+    trained again: more seeds or points extend a frontier.
+    """
+    console = NullConsole() if quiet else console or RichConsole()
+    if isinstance(recipes, Recipe | str):
+        recipes = [recipes]
+    bases = [resolve(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
+    grid = plan(bases, seeds, points, settings or {}, Path(out))
+    left = pending([job for row in grid for job in row[2]], console)
+    refuse_failed(run_local(left, at_once=jobs, out=Path(out), console=console))
+    found = gather(grid, bases[0].attack.threat, attacks, n, jobs, console)
+    found.save(out)
+    return found
+
+
+def refuse_failed(failed: Mapping[str, str]) -> None:
+    if failed:
+        each = "; ".join(f"{name}: {words}" for name, words in failed.items())
+        raise RattleError(f"{len(failed)} runs failed, the same command again resumes them: {each}")
+
+
+Row = tuple[str, str, list[Job]]  # method, setting, a job for each value and seed
+
+
+def plan(
+    bases: Sequence[Recipe], seeds: Sequence[int], points: int, settings: Mapping[str, Sequence[float]], out: Path
+) -> list[Row]:
+    """The runs of each method; recipes that cannot be compared are refused."""
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise RattleError(f"seeds must be different numbers, one or more, got {list(seeds)}")
+    if not 2 <= points <= len(FACTORS):
+        raise RattleError(f"points must be from 2 to {len(FACTORS)}, got {points}: a frontier needs two or more")
+    names = [base.method for base in bases]
+    grid = []
+    for base in bases:
+        if (base.data, base.attack.threat) != (bases[0].data, bases[0].attack.threat):
+            raise RattleError(
+                f"{base.name} and {bases[0].name} differ in data or threat: their accuracies compare nothing"
+            )
+        method = base.method if names.count(base.method) == 1 else base.name
+        setting, values = values_of(base, points, settings)
+        jobs = []
+        for value in values:
+            for seed in seeds:
+                recipe = replace(with_value(base, setting, value), seed=seed)
+                text = epsilon_text(value) if setting == EPSILON else f"{value:g}"
+                jobs.append(Job(out / slugify(base.name) / folder_name({setting: text, "seed": seed}), recipe))
+        grid.append((method, setting, jobs))
+    if len({method for method, _, _ in grid}) < len(grid):
+        raise RattleError("two recipes have the same name: name each method once")
+    for _, _, jobs in grid:
+        for job in jobs:
+            if job.run.recipe.exists() and resolve(str(job.folder)) != job.recipe:
+                raise RattleError(f"{job.folder} holds a run of another recipe: choose another --out")
+    return grid
+
+
+def values_of(base: Recipe, points: int, settings: Mapping[str, Sequence[float]]) -> tuple[str, list[float]]:
+    """The setting of a method and its values, ascending."""
+    for name, values in settings.items():
+        if has_setting(base, name):
+            if len(set(values)) < 2:
+                raise RattleError(f"{name} has one value: a frontier needs two or more")
+            return name, sorted(set(values))
+    name = base.objective.trade_off
+    if not name:
+        raise RattleError(
+            f"{base.method} has no setting that trades clean for robust accuracy: give one with --setting"
+        )
+    own = setting_of(base, name)
+    return name, sorted(float(f"{factor * own:.4g}") for factor in FACTORS[:points])
+
+
+def setting_of(recipe: Recipe, name: str) -> float:
+    """The value of a setting by its dotted name."""
+    value = recipe
+    for part in name.split("."):
+        value = getattr(value, part)
+    return number(value, name)  # type: ignore[arg-type]
+
+
+def has_setting(recipe: Recipe, name: str) -> bool:
+    try:
+        setting_of(recipe, name)
+    except (AttributeError, RattleError, TypeError):
+        return False
+    return True
+
+
+def with_value(base: Recipe, setting: str, value: float) -> Recipe:
+    """The recipe at one point. The inner step keeps its proportion to a training epsilon."""
+    recipe = replace_at(base, setting, value)
+    if setting == EPSILON:
+        ratio = value / base.attack.threat.epsilon
+        recipe = replace_at(recipe, "attack.step_size", ratio * base.attack.step_size)
+    return recipe
+
+
+def gather(
+    grid: Sequence[Row], threat: Threat, attacks: Sequence[str], n: int | None, jobs: int, console: Console
+) -> Frontier:
+    """Attack what was not attacked yet, and read all flags; every run is attacked by the threat of the first recipe."""
+    curves = []
+    for method, setting, row in grid:
+        by_value: dict[float, list[Job]] = {}
+        for job in row:
+            by_value.setdefault(setting_of(job.recipe, setting), []).append(job)
+        points = []
+        for value, members in by_value.items():
+            results = [attacked(job.run, threat, attacks, n, jobs, console) for job in members]
+            points.append(point_of(value, members, results, attacks))
+        curves.append(Curve(method=method, setting=setting, points=tuple(points)))
+    return Frontier(curves=tuple(curves), threat=f"{threat.norm} {epsilon_text(threat.epsilon)}")
+
+
+def point_of(
+    value: float, members: Sequence[Job], results: Sequence[Mapping[str, StoredResult]], attacks: Sequence[str]
+) -> Point:
+    held_out = [best_epoch(read_jsonl(job.run.metrics, [])) for job in members]
+    return Point(
+        value=value,
+        runs=tuple(str(job.folder) for job in members),
+        clean={name: np.array([found[name].clean for found in results], bool) for name in attacks},
+        robust={name: np.array([found[name].flags for found in results], bool) for name in attacks},
+        held_out=None if None in held_out else np.array(held_out),
+    )
+
+
+def attacked(
+    run: Run, threat: Threat, attacks: Sequence[str], n: int | None, jobs: int, console: Console
+) -> dict[str, StoredResult]:
+    """The results of a run on a sample of n test images; attacks that have none there are run."""
+    target = target_from_checkpoint(run.folder)
+    index = choose_images(target.test.y, n)
+    stored, _ = load_results(run.results)
+    missing = {}
+    for name in attacks:
+        found = stored.get(name)
+        same = found is not None and list(found.index) == index.tolist() and found.epsilon == threat.epsilon
+        if not same:
+            missing[name] = get_attack(name, threat)
+    if missing:
+        images = target.images(index)
+        console.log(f"attacks {run.folder}")
+        evaluate(
+            target.model,
+            images.x,
+            images.y,
+            missing,
+            out=run.results,
+            index=index,
+            metadata=target.metadata | {"sample": {"order": "fair", "seed": 0}, "test_images": len(target.test)},
+            jobs=jobs,
+            console=console,
+        )
+        stored, _ = load_results(run.results)
+    return stored
