@@ -90,7 +90,10 @@ def test_a_run_folder_holds_what_it_promises(whole: Run) -> None:
 
 
 def test_the_best_checkpoint_is_that_of_the_best_epoch(whole: Run) -> None:
-    robust = [json.loads(line)["val_robust_average"] for line in whole.metrics.read_text().splitlines()]
+    robust = []
+    for line in whole.metrics.read_text().splitlines():
+        epoch = json.loads(line)
+        robust.append(min(epoch["val_robust_average"], epoch["val_margin_average"]))  # it smooths labels
     progress = read(whole.checkpoint("best")).progress
     assert progress["best"] == max(robust)
     assert progress["epoch"] == progress["best_epoch"] == robust.index(max(robust)) + 1
@@ -102,11 +105,17 @@ def test_validation_finds_what_evaluate_finds(whole: Run) -> None:
     assert val is not None
     for averaged, ending in ((True, "_average"), (False, "")):
         model = load(whole.checkpoint("last"), averaged=averaged)
-        result = evaluate(model, val.x, val.y, {"pgd": recipe.validation_attack}, seed=recipe.seed)
-        assert (line[f"val_clean{ending}"], line[f"val_robust{ending}"]) == (
-            result.clean_accuracy,
-            result.robust_accuracy,
-        )
+        result = evaluate(model, val.x, val.y, recipe.validation_attacks, seed=recipe.seed)
+        assert line[f"val_clean{ending}"] == result.clean_accuracy
+        for name in ("val_robust", "val_margin"):
+            assert line[name + ending] == result.attacks[name].accuracy
+
+
+def test_the_margin_is_attacked_where_labels_are_smoothed() -> None:
+    for method in ("at-2nd", "s2o-trades", "s2o-at", "avmixup", "label-smoothing"):
+        assert [attack.loss for attack in tiny(method).validation_attacks.values()] == ["ce", "cw"]
+    for method in ("at", "trades", "mart"):
+        assert list(tiny(method).validation_attacks) == ["val_robust"]
 
 
 def test_without_held_out_images_the_last_epoch_is_the_best(tmp_path: Path) -> None:

@@ -14,13 +14,12 @@ from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import StoredResult, load_results
-from rattle.evaluation.samples import best_epoch
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import epsilon_text, number, replace_at
 from rattle.runs.io import read_jsonl
-from rattle.runs.paths import Run, slugify
+from rattle.runs.paths import Run, best_epoch, slugify
 from rattle.runs.progress import Console, NullConsole, RichConsole
 from rattle.threat import Threat
 from rattle.training.sweep import Job, folder_name, pending, run_local

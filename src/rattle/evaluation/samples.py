@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rattle.evaluation.results import worst_class
-from rattle.runs.io import Plain
 from rattle.stats import Interval, error_of_images, mcnemar, normal, seeds_interval, student, t_interval, welch, wilson
 
 
@@ -134,13 +133,3 @@ def two_sided_p(a: Sample, b: Sample) -> float | None:
         return None
     gap = math.fsum(a.accuracies) / len(a.seeds) - math.fsum(b.accuracies) / len(b.seeds)
     return max(welch(a.accuracies, b.accuracies), normal(gap, math.hypot(*(error_of_images(s.flags) for s in (a, b)))))
-
-
-def best_epoch(metrics: Sequence[Plain]) -> tuple[float, float] | None:
-    """(clean, robust) accuracy at the epoch whose checkpoint is kept as best; None if none was evaluated."""
-    found = []
-    for line in metrics:
-        kind = "_average" if "val_robust_average" in line else ""
-        if f"val_robust{kind}" in line:
-            found.append((line[f"val_clean{kind}"], line[f"val_robust{kind}"]))
-    return max(found, key=lambda pair: pair[1], default=None)  # of equal ones the first, as training does

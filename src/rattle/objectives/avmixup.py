@@ -27,6 +27,10 @@ class AVMixup(Objective):
     lambda2: Share = 0.1  # mass on the true class at the vertex; the published 0.1 is uniform over 10 classes
 
     @property
+    def smooths_labels(self) -> bool:
+        return True
+
+    @property
     def needs(self) -> ForwardSpec:
         return ForwardSpec(clean=False)
 

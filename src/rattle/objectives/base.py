@@ -126,6 +126,11 @@ class Objective:
         """What the forward passes have to provide; by default the logits at x and x'."""
         return ForwardSpec()
 
+    @property
+    def smooths_labels(self) -> bool:
+        """Whether it learns from soft labels of its own, which mislead an attack on the cross-entropy."""
+        return False
+
     def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         """Named terms, each a scalar, whose sum is the loss."""
         raise NotImplementedError

@@ -29,6 +29,10 @@ class LabelSmoothing(TaylorObjective):
     uses_clean = False
     smoothing: Between = 0.2  # mass taken from the label
 
+    @property
+    def smooths_labels(self) -> bool:
+        return True
+
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         return {"zeroth": outputs.mean(lambda z, z_adv: self.smoothed_ce(z_adv, y))}
 

@@ -50,6 +50,10 @@ class S2OAT(TaylorObjective):
     title = "AT-S2O"
     share: Between = 0.1  # weight of the soft labels; the labels have the rest
 
+    @property
+    def smooths_labels(self) -> bool:
+        return True
+
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         return {
             "zeroth": outputs.mean(lambda z, z_adv: (1 - self.share) * ce(z_adv, y).mean()),

@@ -23,6 +23,10 @@ class S2OTrades(TaylorObjective):
     inv_lambda: NonNegative = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
     share: Between = 0.3  # weight of the soft labels; the labels have the rest
 
+    @property
+    def smooths_labels(self) -> bool:
+        return True
+
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         return {
             "clean": outputs.mean(lambda z, z_adv: (1 - self.share) * ce(z, y).mean()),

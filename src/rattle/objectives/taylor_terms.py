@@ -68,6 +68,10 @@ class TaylorObjective(Objective):
     def needs(self) -> ForwardSpec:
         return self.taylor.needs(clean=self.uses_clean)
 
+    @property
+    def smooths_labels(self) -> bool:
+        return self.taylor.order > 0 and self.taylor.reading.smooths
+
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         """The method's own terms; `Outputs.mean` averages them over u where the outer step draws it."""
         raise NotImplementedError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import yaml
@@ -168,6 +168,14 @@ class Recipe:
     def validation_attack(self) -> PGD:
         """The attack on the held-out images, which chooses the best checkpoint."""
         return PGD(threat=self.attack.threat, steps=self.val_attack.steps, step_size=self.val_attack.step_size)
+
+    @property
+    def validation_attacks(self) -> dict[str, PGD]:
+        """By the name of their metric: where labels are smoothed the margin is attacked too, and the lower counts."""
+        attacks = {"val_robust": self.validation_attack}
+        if self.objective.smooths_labels:
+            attacks["val_margin"] = replace(self.validation_attack, loss="cw")
+        return attacks
 
     @property
     def replays(self) -> int:

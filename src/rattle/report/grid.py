@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rattle.evaluation.samples import best_epoch
 from rattle.runs.io import read_jsonl
-from rattle.runs.paths import Run
+from rattle.runs.paths import Run, best_epoch
 from rattle.stats import Summary, summarise
 
 SEED = "seed"  # the axis that makes several runs of one setting

@@ -175,7 +175,10 @@ def read_arrays(path: Path, what: str = "an .npz file of arrays") -> dict[str, n
         if size > MOST_UNPACKED * max(packed, 2**20):
             raise RattleError(f"{path} would unpack to {size:,} bytes: it is not {what}")
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            found = {name: file[name] for name in file.files}
+        if not all(isinstance(array, np.ndarray) for array in found.values()):
+            raise RattleError(f"{path} has members that are no arrays: it is not {what}")
+        return found
     except RattleError:
         raise
     except FileNotFoundError:

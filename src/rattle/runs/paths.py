@@ -2,7 +2,7 @@
 
 recipe.yaml            every setting of the run (recipes/schema.py)
 environment.json       versions, commit and hardware, and the checksum of the user's FILE.py
-metrics.jsonl          an object an epoch: epoch, step, lr, loss, each term, val_clean, val_robust (_average)
+metrics.jsonl          an object an epoch: epoch, step, lr, loss, terms, val_clean, val_robust, val_margin (_average)
 timing.jsonl           an object an epoch: epoch, seconds, memory_mb
 history.jsonl          an object for each time the run was made longer: epochs_before, epochs, environment_before
 checkpoints/           last, previous, best, epoch-NNN: safetensors files (checkpoint.py)
@@ -11,6 +11,7 @@ results/               NAME.json, an evaluation each (evaluation/results.py), an
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,24 @@ def slugify(text: str, longest: int = 120) -> str:
     if len(name) > longest:
         name = f"{name[: longest - 9]}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
     return name
+
+
+def held_out_accuracies(metrics: Mapping[str, Any]) -> tuple[float, float] | None:
+    """(clean, robust) accuracy on held-out images in the metrics of an epoch; None if it was not evaluated.
+
+    Of averaged weights where there are any; of two attacks the lower counts.
+
+    >>> held_out_accuracies({"epoch": 1, "val_clean": 0.9, "val_robust": 0.5, "val_margin": 0.4})
+    (0.9, 0.4)
+    """
+    kind = "_average" if "val_robust_average" in metrics else ""
+    if f"val_robust{kind}" not in metrics:
+        return None
+    robust = min(metrics[f"val_robust{kind}"], metrics.get(f"val_margin{kind}", 1.0))
+    return metrics[f"val_clean{kind}"], robust
+
+
+def best_epoch(metrics: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """(clean, robust) accuracy at the epoch whose checkpoint is kept as best; None if none was evaluated."""
+    found = [reached for line in metrics if (reached := held_out_accuracies(line))]
+    return max(found, key=lambda pair: pair[1], default=None)  # of equal ones the first, as training does

@@ -32,7 +32,7 @@ from rattle.runs.distributed import choose_device
 from rattle.runs.io import read_jsonl
 from rattle.runs.load import load
 from rattle.runs.lock import check_folder
-from rattle.runs.paths import Run
+from rattle.runs.paths import Run, held_out_accuracies
 from rattle.runs.progress import Console, RichConsole
 from rattle.threat import Norm, Threat
 from rattle.training.fit_inputs import Given, Loaded, as_dataset, as_images
@@ -232,5 +232,6 @@ def clean_accuracy(module: nn.Module, images: Images) -> float:
 
 def last_accuracies(run: Run) -> tuple[float, float]:
     """Clean and robust accuracy on the held-out images after the run's last epoch."""
-    last = read_jsonl(run.metrics, [])[-1]
-    return last.get("val_clean_average", last["val_clean"]), last.get("val_robust_average", last["val_robust"])
+    found = held_out_accuracies(read_jsonl(run.metrics, [])[-1])
+    assert found is not None, "the last epoch is evaluated"
+    return found

@@ -27,7 +27,7 @@ from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
 from rattle.runs.io import write_atomically
 from rattle.runs.lock import open_run, record_line
-from rattle.runs.paths import Run, epoch_name
+from rattle.runs.paths import Run, epoch_name, held_out_accuracies
 from rattle.runs.progress import (
     HANDLED,
     Console,
@@ -280,7 +280,8 @@ def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str,
     """Clean and robust accuracy on the held-out images. A signal interrupts it, except on several ranks."""
     assert state.data.val is not None
     val, device = state.data.val, state.device
-    clean, robust = torch.zeros(2, dtype=torch.int64, device=device)
+    attacks = state.recipe.validation_attacks
+    counts = {name: torch.zeros((), dtype=torch.int64, device=device) for name in ("val_clean", *attacks)}
     parts = torch.arange(len(val)).split(VALIDATION_BATCH)[distributed.rank() :: distributed.world_size()]
     try:
         with distributed.raise_on_all_ranks(), eval_mode(model):
@@ -288,18 +289,17 @@ def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str,
                 batch = val[rows].to(device)
                 x, y = state.floats(batch.x), batch.y
                 correct = is_correct(model, x, y)
-                if correct.any():
-                    x, y = x[correct], y[correct]
+                counts["val_clean"] += correct.sum()
+                x, y = x[correct], y[correct]
+                for name, attack in attacks.items() if len(y) else ():
                     draws = ImageStreams(state.recipe.seed, rows.to(device)[correct])
-                    x_adv = state.recipe.validation_attack(model, x, y, generator=draws)
-                    robust += is_correct(model, x_adv, y).sum()
-                clean += correct.sum()
+                    counts[name] += is_correct(model, attack(model, x, y, generator=draws), y).sum()
                 if request.number and not distributed.active():
                     raise Interrupted
     except NotFinite as reason:  # weights so large that activations overflow
         raise Diverged(state.progress.step, {"logits": float("nan")}) from reason
-    clean, robust = distributed.sum_over_ranks(torch.stack([clean, robust])).tolist()
-    return {"val_clean": clean / len(val), "val_robust": robust / len(val)}
+    totals = distributed.sum_over_ranks(torch.stack(list(counts.values()))).tolist()
+    return {name: total / len(val) for name, total in zip(counts, totals, strict=True)}
 
 
 def record(state: TrainState, run: Run, metrics: dict[str, Any]) -> None:
@@ -309,9 +309,9 @@ def record(state: TrainState, run: Run, metrics: dict[str, Any]) -> None:
     progress.batch, progress.sums, progress.closed = 0, {}, False
     record_line(run.metrics, metrics)
     progress.metrics_size = run.metrics.stat().st_size if distributed.is_main() else 0
-    robust = metrics.get("val_robust_average", metrics.get("val_robust"))
-    if (robust is not None and robust > progress.best) or state.data.val is None:
-        progress.best, progress.best_epoch = robust or 0.0, progress.epoch
+    reached = held_out_accuracies(metrics)
+    if state.data.val is None or (reached and reached[1] > progress.best):
+        progress.best, progress.best_epoch = reached[1] if reached else 0.0, progress.epoch
         save(state, run, "best")
     if progress.epoch in kept_epochs(recipe.keep_checkpoints, recipe.epochs):
         save(state, run, epoch_name(progress.epoch))
@@ -341,7 +341,7 @@ def figures(state: TrainState) -> dict[str, float | str]:
 def summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
     """An epoch in a line that fits a terminal; of averaged weights if there are any, since `best` is chosen by them."""
     line = f"epoch {metrics['epoch']}/{epochs}  loss {metrics['loss']:.3f}"
-    for name in ("clean", "robust"):
+    for name in ("clean", "robust", "margin"):
         value = metrics.get(f"val_{name}_average", metrics.get(f"val_{name}"))
         if value is not None:
             line += f"  {name} {100 * value:.1f} %"

@@ -21,6 +21,7 @@ class Reading:
     """A way to compute the first- and second-order terms. `terms` is all that has to be written."""
 
     orders: ClassVar[tuple[int, ...]] = (1, 2)  # that it can have
+    smooths: ClassVar[bool] = False  # its terms are soft labels
     weighted: ClassVar[bool] = True  # it has terms of its own, which eta weighs
 
     def needs(self, taylor: Taylor) -> ForwardSpec:

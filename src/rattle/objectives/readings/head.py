@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 class Head(Reading):
     """1/2 [KL(T+[y] || p(x')) + KL(T-[y] || p(x))], T+- from the gaps between x and x' of |r| and of r^2."""
 
+    smooths = True
+
     def needs(self, taylor: Taylor) -> ForwardSpec:
         return ForwardSpec(features=True)
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class Smoothing(Reading):
     """Soft labels of a gap that is zero for every class."""
 
+    smooths = True
+
     def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
         classes = outputs.logits_adv.shape[1]
         term = soft_label_term(outputs.logits_adv.new_zeros(classes), outputs, y)
