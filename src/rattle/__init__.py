@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rattle.objectives import register_method as register_method
     from rattle.objectives.loss import compute_loss as compute_loss
     from rattle.publish.push import push as push
+    from rattle.randomized import Randomized as Randomized
     from rattle.recipes.catalog import get_recipe as get_recipe
     from rattle.recipes.catalog import make_recipe as make_recipe
     from rattle.recipes.names import list_recipes as list_recipes
@@ -77,6 +78,7 @@ ROOMS = {
     ],
     "objectives.loss": ["compute_loss"],
     "publish.push": ["push"],
+    "randomized": ["Randomized"],
     "recipes.catalog": ["get_recipe", "make_recipe"],
     "recipes.names": ["list_recipes"],
     "recipes.recipe": ["Recipe"],
