@@ -287,7 +287,8 @@ def percent_text(flags: Array) -> str:
 
 def interval_of(flags: Array) -> Interval:
     """95 % of the mean of flags [seeds, images]."""
-    return seeds_interval(flags) if len(flags) > 1 else mean_interval(flags[0].tolist())
+    found = seeds_interval(flags) if len(flags) > 1 else mean_interval(flags[0].tolist())
+    return Interval(max(found.low, 0.0), min(found.high, 1.0))
 
 
 def sentence(gaps: Sequence[Gap]) -> str:
