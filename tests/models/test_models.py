@@ -142,7 +142,7 @@ def test_a_head_that_does_not_exist_is_refused() -> None:
     x = torch.rand(2, 3, 2, 2)
     with pytest.raises(RattleError, match="straight out of a linear layer"):
         find_head(TwoLinear(scale=2.0), example=x)
-    with pytest.raises(RattleError, match=r"named 'fc'; .*--head NAME .*: answer \[12 -> 3\], side \[12 -> 5\]"):
+    with pytest.raises(RattleError, match=r"named 'fc'; .*--head NAME .*: answer, side"):
         find_head(TwoLinear(), "fc")
     with pytest.raises(RattleError, match=r"no nn\.Linear"):
         find_head(nn.Flatten())
