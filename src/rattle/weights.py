@@ -52,18 +52,14 @@ def weights_of(model: nn.Module, delta: Delta) -> dict[str, nn.Parameter]:
     """The model's parameters by name; refuses a delta that is not of them."""
     if not isinstance(model, nn.Module):
         raise RattleError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(delta, Mapping):
-        raise RattleError(f"perturbations of weights are a dict by parameter name, got {type(delta).__name__}")
     refuse_inference_tensors(model)
     parameters = dict(model.named_parameters())
     for name, d in delta.items():
         if name not in parameters:
             raise RattleError(f"the model has no parameter {name!r} to perturb")
         own = parameters[name]
-        like = isinstance(d, Tensor) and (d.ndim, d.device, d.layout) == (own.ndim, own.device, own.layout)
-        if not like or any(size not in (1, of) for size, of in zip(d.shape, own.shape, strict=True)):
-            what = f"{list(d.shape)} on {d.device}" if isinstance(d, Tensor) else type(d).__name__
-            raise RattleError(f"the perturbation of {name} must be like it, {list(own.shape)} on {own.device}: {what}")
+        if not isinstance(d, Tensor) or (d.shape, d.device, d.layout) != (own.shape, own.device, own.layout):
+            raise RattleError(f"the perturbation of {name} must be a tensor like it: {list(own.shape)} on {own.device}")
     return parameters
 
 
