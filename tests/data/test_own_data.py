@@ -64,7 +64,7 @@ def test_x_and_y_alone_are_split_by_seed(tmp_path: Path) -> None:
         ({"x_test": X, "y_test": Y - 1}, "labels run from -1 to 2"),
         ({"x_test": X, "y_test": Y, "classes": ["a", "b"]}, "but there are 2 classes"),
         ({"x_test": X * 1.0, "y_test": Y}, "holds float64 from 0 to 255"),
-        ({"x_test": DRAW.random((20, 8, 6, 3)), "y_test": Y}, "not k/255, so storing them as uint8 would change"),
+        ({"x_test": DRAW.random((20, 8, 6, 3)), "y_test": Y}, "which uint8 would change"),
         ({"x_test": np.full((20, 8, 6, 3), np.nan), "y_test": Y}, "holds float64 from nan"),
         ({"x_test": X > 9, "y_test": Y}, "is bool; images should be uint8"),
         ({"x_test": X.reshape(20, -1), "y_test": Y}, r"is \[20, 144\]; images should be"),

@@ -203,7 +203,7 @@ def test_normalisation_goes_in_front_of_a_user_s_model(tmp_path: Path) -> None:
     ("text", "spec", "words"),
     [
         ("", "absent.py:build", "no file .*absent.py"),
-        ("", "no_such_package_here.net:build", "no module 'no_such_package_here'"),
+        ("", "no_such_package_here.net:build", "raised ModuleNotFoundError: No module named 'no_such_package_here'"),
         ("def built(): ...", "mine.py:build", "did you mean 'built'"),
         ("build = 3", "mine.py:build", "must be a function or a class, got int"),
         ("def build(): return 3", "mine.py:build", r"must return a torch.nn.Module, got int"),

@@ -176,22 +176,9 @@ def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
 
 
 def balanced_draws(y: Tensor, seed: int) -> Tensor:
-    """As many indices of the labels y as there are, in random order, every class equally often: small ones again.
-
-    >>> y = torch.tensor([0] * 90 + [1] * 10)
-    >>> y[balanced_draws(y, seed=0)].bincount().tolist()
-    [50, 50]
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.randperm(len(y), generator=generator)
-    by_class = shuffled[y[shuffled].argsort(stable=True)]
-    sizes = y.unique(return_counts=True)[1]
-    each = -(-len(y) // len(sizes))
-    drawn = []
-    for rows in by_class.split(sizes.tolist()):
-        drawn.append(rows.repeat(-(-each // len(rows)))[:each])
-    draws = torch.cat(drawn)
-    return draws[torch.randperm(len(draws), generator=generator)[: len(y)]]
+    """As many indices of the labels y as there are, drawn with replacement, every class with the same probability."""
+    weights = 1 / y.bincount()[y]
+    return torch.multinomial(weights, len(y), replacement=True, generator=torch.Generator().manual_seed(seed))
 
 
 def imbalance(images: Images, classes: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ class Data:
     root: str | None = None  # folder that holds datasets; RATTLE_DATA, or ./data, when not given
     train_size: Annotated[int, Bound(least=1)] | None = None  # train on a balanced subset; all images when not given
     val_size: CountOrZero | None = None  # training images to hold out; a tenth, at most 1000, when not given; 0: none
-    balanced: bool = False  # draw every class equally often in an epoch: images of small classes come again
+    balanced: bool = False  # draw with replacement, every class with the same probability
     split_seed: int = 0  # draws the subset, the held-out images, and the test part of a dataset that has none
     resize: Count | None = None  # side to scale the images to, whatever their source; the shorter side with data.crop
     crop: Count | None = None  # decode a folder on the fly; side of random crops, and of centres in tests
@@ -136,7 +136,7 @@ def batches(
     """The shuffled batches of one epoch, as indices below n; the same for the same (seed, epoch).
 
     A last batch of fewer than batch_size images is left out unless `drop_last` is False. balanced: labels [n], of which
-    each is drawn equally often.
+    each has the same probability.
     """
     if n < 1:
         raise RattleError("there are no training images to draw batches from")

@@ -67,10 +67,7 @@ def difference(model: nn.Module, example: Tensor, path: str | Path, format: Form
 
 def _plain_copy(model: nn.Module) -> nn.Module:
     """A copy on the CPU in evaluation mode, its tensors contiguous (in training they are channels last)."""
-    model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.contiguous()
-    return model
+    return copy.deepcopy(model).cpu().eval().requires_grad_(False).to(memory_format=torch.contiguous_format)
 
 
 def _write_safetensors(model: nn.Module, example: Tensor, path: Path) -> None:
