@@ -153,13 +153,17 @@ class Dataset:
 
 def check_part(part: Images, name: str, classes: int) -> None:
     """Refuse labels that are no classes, and floats outside [0, 1]."""
-    low, high = int(part.y.min()), int(part.y.max())
-    if low < 0 or high >= classes:
-        raise RattleError(f"{name}: labels run from {low} to {high}, but there are {classes} classes")
+    check_labels(part.y, classes, name)
     if part.x.is_floating_point():  # here and not in every step: to look makes the host wait for a GPU
         least, most = float(part.x.min()), float(part.x.max())
         if not (least >= 0 and most <= 1):  # also true for NaN
             raise RattleError(f"{name}: images must lie in [0, 1], got [{least:.4g}, {most:.4g}]")
+
+
+def check_labels(y: Tensor, classes: int, where: str) -> None:
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        raise RattleError(f"{where}: labels run from {low} to {high}, but there are {classes} classes")
 
 
 def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
