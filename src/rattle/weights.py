@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import get_total_norm
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from rattle.errors import RattleError
 from rattle.randomness import streams
@@ -276,9 +276,7 @@ class MovingAverage(AveragedModel):
         if int(self.n_averaged) == 0:
             torch._foreach_copy_(old, new)
         else:
-            update = get_ema_multi_avg_fn(self.decay_at(int(self.n_averaged) - 1))
-            for real in (True, False):  # counts of batches are whole numbers
-                which = [i for i, value in enumerate(old) if value.is_floating_point() == real]
-                if which:
-                    update([old[i] for i in which], [new[i] for i in which], self.n_averaged)
+            floats = [i for i, value in enumerate(old) if value.is_floating_point()]  # and no counts of batches
+            decay = self.decay_at(int(self.n_averaged) - 1)
+            torch._foreach_lerp_([old[i] for i in floats], [new[i] for i in floats], 1 - decay)
         self.n_averaged += 1
