@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    IterableDataset,
     RandomSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -67,7 +66,7 @@ def check_batch(
     """
     for name, value in (("images", x), ("labels", y)):
         if not isinstance(value, Tensor):
-            kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+            kind = type(value).__name__
             raise RattleError(f"the {name} must be torch tensors, got {kind}; convert with torch.as_tensor")
         if (value.is_meta and not CHECKED.get()) or value.layout != torch.strided or value.is_quantized:
             raise RattleError(f"the {name} must be a dense tensor of numbers, got {value.layout} on {value.device}")
@@ -115,28 +114,9 @@ class NotTaken(RattleError, RuntimeError):
     """The model raised on the images; a RuntimeError too, for callers that try several layouts."""
 
 
-def not_taken(model: nn.Module, x: Tensor, reason: Exception) -> NotTaken:
-    """Why the model raised on these images."""
-    sentence = f"the model does not take images of shape {list(x.shape[1:])}: {first_line(reason).rstrip('.')}"
-    size = input_size(model)
-    if size is not None and x.shape[2:] != (size, size):
-        sentence += (
-            f"; it is made for {size}x{size} images: scale yours with --data.resize {size} (rattle evaluate "
-            f"--resize {size}), or give a model of timm img_size={x.shape[-1]}"
-        )
-    return NotTaken(sentence)
-
-
-def input_size(model: nn.Module) -> int | None:
-    """The side of the images that a model is made for, where it says so: timm's, torchvision's, Hugging Face's."""
-    for module in model.modules():
-        config = getattr(module, "default_cfg", None)
-        from_config = config.get("input_size") if isinstance(config, dict) else None
-        for size in (getattr(module, "img_size", None), getattr(module, "image_size", None), from_config):
-            side = size[-1] if isinstance(size, tuple | list) and size else size
-            if isinstance(side, int):
-                return side
-    return None
+def not_taken(x: Tensor, reason: Exception) -> NotTaken:
+    """Why a model raised on these images."""
+    return NotTaken(f"the model does not take images of shape {list(x.shape[1:])}: {first_line(reason).rstrip('.')}")
 
 
 def weights_type(model: nn.Module, default: torch.dtype) -> torch.dtype:
@@ -173,7 +153,7 @@ def call(model: nn.Module, x: Tensor) -> Tensor:
             raise
         own = weights_type(model, x.dtype)
         if own == x.dtype:
-            raise not_taken(model, x, reason) from reason
+            raise not_taken(x, reason) from reason
         logits = call(model, x.to(own))
     if len(logits) != len(x):
         raise NotTaken(f"the model returned {len(logits)} rows of logits for {len(x)} images")
@@ -317,36 +297,30 @@ def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, T
     """The first n images and labels of a Dataset or DataLoader, in its own order; all when n is None."""
     if isinstance(data, DataLoader) and isinstance(data.sampler, SHUFFLING):
         raise RattleError("the DataLoader shuffles, but images are known by their place: use shuffle=False")
-    sized = hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    if not (isinstance(data, DataLoader | IterableDataset) or sized):
-        raise RattleError(f"images are tensors, arrays, a Dataset or a DataLoader, got {type(data).__name__}")
     loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=256, collate_fn=stack_examples)
-    if loader.batch_size is None and loader.batch_sampler is None:
-        raise RattleError("the DataLoader has batch_size=None and gives single images: give it a batch size")
     try:
         batches = len(loader)  # one that never ends gives no more than it says
-    except TypeError:
+    except TypeError as reason:
+        if n is None:
+            sentence = "the Dataset has no length and may never end: give it a __len__, or give tensors"
+            raise RattleError(sentence) from reason
         batches = None
-    if batches is None and n is None:
-        raise RattleError("the Dataset has no length and may never end: give it a __len__, or give tensors")
     images: list[Tensor] = []
     labels: list[Tensor] = []
     try:
         for batch in islice(loader, batches):
             if not isinstance(batch, list | tuple) or len(batch) != 2:
-                raise RattleError("a Dataset or DataLoader must give pairs of image and label")
+                raise TypeError("a batch is no pair of images and labels")
             images.append(torch.as_tensor(batch[0]))
             labels.append(torch.as_tensor(batch[1]))
             if n is not None and sum(map(len, labels)) >= n:
                 break
-        if not images:
-            raise RattleError("there are no images to evaluate: the Dataset or DataLoader is empty")
         return torch.cat(images)[:n], torch.cat(labels)[:n]
-    except RattleError:
-        raise
-    except (TypeError, ValueError, RuntimeError) as reason:
-        why = f"images need one shape, and labels are whole numbers ({first_line(reason)})"
-        raise RattleError(f"the Dataset or DataLoader gives no batches: {why}") from reason
+    except (TypeError, ValueError, RuntimeError, AttributeError) as reason:
+        raise RattleError(
+            "a Dataset or DataLoader must give batches of images of one shape and of labels that are whole numbers "
+            f"({first_line(reason)})"
+        ) from reason
 
 
 def stack_examples(examples: list[Any]) -> tuple[Tensor, Tensor]:

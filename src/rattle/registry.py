@@ -51,11 +51,9 @@ class Registry(MutableMapping[str, T]):
 
     def entry(self, name: str) -> Entry:
         """What is known of a name; a mistyped one is refused with the nearest."""
-        if name in self.known:
-            return self.known[name]
-        if name not in self.entries:
+        if name not in self:
             raise unknown(self.kind, name, self)
-        return self.entries[name]
+        return self.known[name]
 
     def add(self, name: str, value: T, entry: Entry | None = None) -> None:
         """Register an object under a name that no built-in one has; registering a name again replaces it."""

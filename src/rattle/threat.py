@@ -23,24 +23,16 @@ def length(delta: Tensor) -> Tensor:
 def shrink_l1(delta: Tensor, room: Tensor, epsilon: float | Tensor) -> Tensor:
     """Nearest point to `delta` with l_1 length <= epsilon and |.| <= room, [n, d] (Croce and Hein 2021, Prop. 2.2).
 
-    It is sign(delta) clip(|delta| - t, 0, room); the threshold t is a root of a falling, piecewise linear function,
-    found without sorting by Newton steps kept inside a bracket.
+    It is sign(delta) clip(|delta| - t, 0, room), with the smallest threshold t >= 0 that is enough, by bisection.
     """
     size = delta.abs()
-    threshold = size.new_zeros(len(size), 1)
-    kept, low, high = size, threshold, size.amax(1, keepdim=True)
-    for _ in range(60):
-        excess = size - threshold
-        kept = torch.minimum(excess.clamp_min(0), room)
-        over = kept.sum(1, keepdim=True) - epsilon
-        done = (over <= 1e-6 * epsilon) & ((threshold == 0) | (over >= -1e-6 * epsilon))
-        if size.device.type == "cpu" and bool(done.all()):  # the host never waits for a GPU to know
-            break
-        low, high = torch.where(over > 0, threshold, low), torch.where(over > 0, high, threshold)
-        slope = ((excess > 0) & (excess < room)).sum(1, keepdim=True).clamp_min(1)
-        newton = threshold + over / slope
-        inside = (newton > low) & (newton < high)
-        threshold = torch.where(done, threshold, torch.where(inside, newton, (low + high) / 2))
+    low = size.new_zeros(len(size), 1)
+    high = torch.where(torch.minimum(size, room).sum(1, keepdim=True) > epsilon, size.amax(1, keepdim=True), low)
+    for _ in range(40):
+        middle = (low + high) / 2
+        over = torch.minimum((size - middle).clamp_min(0), room).sum(1, keepdim=True) > epsilon
+        low, high = torch.where(over, middle, low), torch.where(over, high, middle)
+    kept = torch.minimum((size - high).clamp_min(0), room)
     kept *= (epsilon / kept.sum(1, keepdim=True).clamp_min(1e-12)).clamp_max(1)  # what rounding left outside
     return kept * delta.sign()
 

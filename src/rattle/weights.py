@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import get_total_norm
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from rattle.errors import RattleError
 from rattle.randomness import streams
@@ -52,18 +52,14 @@ def weights_of(model: nn.Module, delta: Delta) -> dict[str, nn.Parameter]:
     """The model's parameters by name; refuses a delta that is not of them."""
     if not isinstance(model, nn.Module):
         raise RattleError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
-    if not isinstance(delta, Mapping):
-        raise RattleError(f"perturbations of weights are a dict by parameter name, got {type(delta).__name__}")
     refuse_inference_tensors(model)
     parameters = dict(model.named_parameters())
     for name, d in delta.items():
         if name not in parameters:
             raise RattleError(f"the model has no parameter {name!r} to perturb")
         own = parameters[name]
-        like = isinstance(d, Tensor) and (d.ndim, d.device, d.layout) == (own.ndim, own.device, own.layout)
-        if not like or any(size not in (1, of) for size, of in zip(d.shape, own.shape, strict=True)):
-            what = f"{list(d.shape)} on {d.device}" if isinstance(d, Tensor) else type(d).__name__
-            raise RattleError(f"the perturbation of {name} must be like it, {list(own.shape)} on {own.device}: {what}")
+        if not isinstance(d, Tensor) or (d.shape, d.device, d.layout) != (own.shape, own.device, own.layout):
+            raise RattleError(f"the perturbation of {name} must be a tensor like it: {list(own.shape)} on {own.device}")
     return parameters
 
 
@@ -280,9 +276,7 @@ class MovingAverage(AveragedModel):
         if int(self.n_averaged) == 0:
             torch._foreach_copy_(old, new)
         else:
-            update = get_ema_multi_avg_fn(self.decay_at(int(self.n_averaged) - 1))
-            for real in (True, False):  # counts of batches are whole numbers
-                which = [i for i, value in enumerate(old) if value.is_floating_point() == real]
-                if which:
-                    update([old[i] for i in which], [new[i] for i in which], self.n_averaged)
+            floats = [i for i, value in enumerate(old) if value.is_floating_point()]  # and no counts of batches
+            decay = self.decay_at(int(self.n_averaged) - 1)
+            torch._foreach_lerp_([old[i] for i in floats], [new[i] for i in floats], 1 - decay)
         self.n_averaged += 1

@@ -158,7 +158,7 @@ def test_int32_labels_give_the_same_points(name) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, y: (x.numpy(), y), "images .* numpy.ndarray"),
+        (lambda x, y: (x.numpy(), y), "images .* ndarray"),
         (lambda x, y: (x, y.tolist()), "labels .* list"),
         (lambda x, y: (x, y[:, None]), r"\[3, 1\]"),
         (lambda x, y: (x, y.float()), "labels .* torch.float32"),

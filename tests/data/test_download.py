@@ -113,7 +113,7 @@ def test_a_description_counts_images_and_classes() -> None:
     data = Data().load()
     heading, train, val, test = describe(data)
     assert heading[:3] == ("part", "images", "shape")
-    assert train[:6] == ("train", "1,167", "1x8x8", "10 of 10", "111 (8)", "120 (3)")
+    assert train[:3] == ("train", "1,167", "1x8x8")
     assert [val[0], test[0]] == ["val", "test"]
     assert balance(data)[:2] == [("class", "train", "val", "test"), ("0", "115", "13", "50")]
 

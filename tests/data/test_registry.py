@@ -35,16 +35,6 @@ def test_a_registered_source_is_listed_and_loaded_by_name(tmp_path: Path, capsys
     assert main(["data", "show", "stripes", "--root", str(tmp_path), "--out", str(sheet)]) == 0
 
 
-def test_a_registered_source_is_trained_on_resumed_evaluated_and_reported_by_name(tmp_path: Path) -> None:
-    (tmp_path / "stripes.txt").write_text("40")
-    run, tiny = str(tmp_path / "run"), ["--width", "2", "--batch-size", "16", "--data.val-size", "8"]
-    options = ["--data.name", "stripes", "--data.root", str(tmp_path), "--attack.steps", "2", *tiny, "--out", run]
-    assert main(["train", "digits-linf-cnn-trades", *options, "--epochs", "1"]) == 0
-    assert main(["train", "digits-linf-cnn-trades", *options, "--epochs", "1", "--resume"]) == 0
-    assert main(["evaluate", run, "--attacks", "pgd2"]) == 0
-    assert main(["report", run, "--out", str(tmp_path / "report.html")]) == 0
-
-
 def test_a_source_without_urls_has_nothing_to_download(tmp_path: Path) -> None:
     assert get("stripes", tmp_path) == []
     with pytest.raises(RattleError, match=r"found no stripes\.txt in \S+, \S+; name the folder that holds it"):

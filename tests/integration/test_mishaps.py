@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,40 +77,26 @@ def test_a_run_folder_of_the_first_format_stays_readable_and_goes_on(tmp_path: P
 class Filling(NullConsole):
     """Takes the space away after the first epoch."""
 
-    def __init__(self, fill: Callable[[], object]) -> None:
-        self.fill = fill
-
     def log(self, line: str) -> None:
-        self.fill()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 
 
-def full_disk(folder: Path, fill: Callable[[], object]) -> str:
-    """Train until the disk is full; what the command would say."""
+def test_a_file_that_may_not_grow_stops_the_run_in_a_sentence_with_its_checkpoints_intact(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
 
     def action() -> int:
         try:
-            fit(eventful(), folder, console=Filling(fill))
+            fit(eventful(), run.folder, console=Filling())
         except RattleError as mistake:
             return fail(str(mistake))
         return 0
 
-    child = Child(action, Path(f"{folder}.log"))
+    child = Child(action, tmp_path / "log")
     assert child.wait() == 2, child.words()
-    return child.words()
-
-
-def test_a_file_that_may_not_grow_stops_the_run_in_a_sentence_with_its_checkpoints_intact(tmp_path: Path) -> None:
-    limit = 2000
-    said = full_disk(tmp_path / "run", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    assert said.splitlines()[-1].endswith("File too large; what was saved earlier is intact")
-    check_one_epoch_is_there(tmp_path / "run")
-
-
-def check_one_epoch_is_there(folder: Path) -> None:
-    run = Run(folder)
+    assert child.words().splitlines()[-1].endswith("File too large; what was saved earlier is intact")
     assert read(run.checkpoint("last")).progress["epoch"] == 1
-    assert not list(folder.rglob("*.part"))
-    fit(eventful(), folder, resume=True)
+    assert not list(run.folder.rglob("*.part"))
+    fit(eventful(), run.folder, resume=True)
     assert [json.loads(line)["epoch"] for line in run.metrics.read_text().splitlines()] == [1, 2]
 
 

@@ -82,8 +82,12 @@ def forget() -> None:
 def test_a_run_names_its_plugin_and_opens_without_its_objective(
     plugin: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "custom", *WORDS, *QUICK, "--log", "none", "--out", "run", f"--plugin={plugin}"]) == 0
-    assert main(["evaluate", "run", "--attacks", "brighten", "fgsm", "--n", "20"]) == 0  # by the environment
+    words = [*WORDS, *QUICK, "--objective.weight", "2", "--log", "none", "--out", "run"]
+    assert main(["train", "custom", *words, f"--plugin={plugin}"]) == 0
+    assert main(["train", "run", "--resume"]) == 0  # by the environment, from here on
+    assert main(["evaluate", "run", "--attacks", "brighten", "fgsm", "--n", "20"]) == 0
+    assert main(["export", "run"]) == 0
+    assert "weight: 2" in Path("run/recipe.yaml").read_text()
     about = json.loads(Path("run/environment.json").read_text())
     assert [entry["file"] for entry in about["plugins"]] == [str(plugin)]
     assert Path("run/source/my_method.py").read_text() == PLUGIN
@@ -95,6 +99,8 @@ def test_a_run_names_its_plugin_and_opens_without_its_objective(
     assert rattle.load("run").training is False
     assert main(["table", "run"]) == 0
     assert "Mine" in capsys.readouterr().out
+    assert main(["report", "run", "--no-compute"]) == 0
+    assert "Mine" in Path("run/report.html").read_text(encoding="utf-8")
     assert main(["train", "run", "--resume", "--epochs", "2"]) == 2
     assert "--plugin FILE.py registers your own" in capsys.readouterr().err
 

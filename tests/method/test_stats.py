@@ -14,7 +14,6 @@ from rattle.evaluation.samples import Sample, difference, two_sided_p
 from rattle.stats import (
     LEVEL_OF_LOOKS,
     Interval,
-    McNemar,
     holm,
     mcnemar,
     precise_enough,
@@ -33,11 +32,13 @@ WILSON = [  # scipy.stats.binomtest(k, n).proportion_ci(0.95, method="wilson")
     (263, 500, 0.4822016483694956, 0.5694018859265038),
     (5130, 10000, 0.5032003808274409, 0.5227896352149216),
 ]
-MCNEMAR = [  # scipy.stats.binomtest(min(b, c), b + c).pvalue, and less the probability of the outcome itself
-    (3, 1, 0.625, 0.375),
-    (25, 10, 0.016673847800120715, 0.011330984183587134),
-    (0, 6, 0.03125, 0.015625),
-    (300, 371, 0.006841895632001823, 0.006123362907806937),
+MCNEMAR = [  # scipy.stats.binomtest(min(b, c), b + c).pvalue less the probability of the outcome itself
+    (3, 1, 0.375),
+    (25, 10, 0.011330984183587134),
+    (0, 6, 0.015625),
+    (300, 371, 0.006123362907806937),
+    (7, 7, 1),
+    (0, 0, 1),
 ]
 STUDENT = [  # scipy.stats.t.ppf(0.975, n - 1)
     (2, 12.706204736174694),
@@ -47,14 +48,6 @@ STUDENT = [  # scipy.stats.t.ppf(0.975, n - 1)
     (10, 2.262157162798205),
     (100, 1.9842169515864174),
 ]
-
-
-def mcnemar_of(only_first: int, only_second: int, *, n: int) -> McNemar:
-    """The test of two models that are both right on all images but the discordant ones."""
-    first, second = np.ones(n, dtype=bool), np.ones(n, dtype=bool)
-    second[:only_first] = False
-    first[only_first : only_first + only_second] = False
-    return mcnemar(first, second)
 
 
 @pytest.mark.parametrize(("successes", "n", "low", "high"), WILSON)
@@ -70,22 +63,11 @@ def test_wilson_holds_the_proportion_and_stays_between_0_and_1(n: int, data: st.
     assert 0 <= interval.low <= successes / n <= interval.high <= 1
 
 
-@pytest.mark.parametrize(("first", "second", "p_exact", "p_mid"), MCNEMAR)
-def test_mcnemar_is_the_binomial_test_of_the_discordant_images(
-    first: int, second: int, p_exact: float, p_mid: float
-) -> None:
-    test = mcnemar_of(first, second, n=1000)
-    assert (test.p_exact, test.p_mid) == pytest.approx((p_exact, p_mid), rel=1e-10)
-
-
-def test_equal_models_give_p_one() -> None:
-    assert (mcnemar_of(7, 7, n=100).p_exact, mcnemar_of(7, 7, n=100).p_mid) == (1, 1)
-    assert (mcnemar([1, 0], [1, 0]).p_exact, mcnemar([1, 0], [1, 0]).p_mid) == (1, 1)
-
-
-def test_mcnemar_is_finite_for_ten_thousand_images() -> None:
-    assert 0 < mcnemar_of(900, 1100, n=10_000).p_mid < 1e-5
-    assert mcnemar_of(0, 10_000, n=10_000).p_exact == 0.0  # 2**-9999 is below the smallest float
+@pytest.mark.parametrize(("only_first", "only_second", "p"), MCNEMAR)
+def test_mcnemar_is_the_binomial_test_of_the_discordant_images(only_first: int, only_second: int, p: float) -> None:
+    both = [1] * 1000
+    test = mcnemar([1] * only_first + [0] * only_second + both, [0] * only_first + [1] * only_second + both)
+    assert test.p_mid == pytest.approx(p, rel=1e-10)
 
 
 @pytest.mark.parametrize(("n", "t95"), STUDENT)
@@ -105,8 +87,6 @@ def test_one_run_has_no_deviation_and_an_unbounded_interval() -> None:
 def test_impossible_counts_are_refused_in_words() -> None:
     with pytest.raises(RattleError, match="11 out of 10"):
         wilson(11, 10)
-    with pytest.raises(RattleError, match="one flag per image"):
-        mcnemar([1, 0], [1, 0, 1])
     with pytest.raises(RattleError, match="no values"):
         summarise([])
 

@@ -40,24 +40,22 @@ def test_soft_targets_are_probabilities_with_two_over_c_on_the_class_itself(gap:
     assert torch.allclose(rows.diag(), torch.full((len(gap),), 2 / len(gap)), atol=1e-6)
 
 
-def test_soft_targets_of_three_classes_by_hand() -> None:
-    rows = soft_targets(torch.tensor([0.1, 0.3, 0.6]))  # shifted: 0, 0.2, 0.5; c = 1/3
-    by_hand = torch.tensor([[2 / 3, 2 / 21, 5 / 21], [0, 2 / 3, 1 / 3], [0, 1 / 3, 2 / 3]])
-    assert torch.allclose(rows, by_hand, atol=1e-6)
+EVEN = [[1 / 2, 0, 1 / 2, 0], [0, 1 / 2, 1 / 2, 0], [1 / 6, 1 / 6, 1 / 2, 1 / 6], [0, 0, 1 / 2, 1 / 2]]
 
 
-@pytest.mark.parametrize("tiny", [0.0, 1e-40])
-def test_the_row_of_the_only_class_with_a_gap_is_even(tiny: float) -> None:
-    gap = torch.tensor([0.0, 0.0, 1.0, tiny])
-    rows = soft_targets(gap)
-    assert torch.allclose(rows[2], torch.tensor([1 / 6, 1 / 6, 1 / 2, 1 / 6]))  # no other class has any
-    assert torch.allclose(rows[0], torch.tensor([1 / 2, 0, 1 / 2, 0]))  # all of it on that one
-    assert torch.allclose(rows.sum(1), torch.ones(4))
-
-
-@pytest.mark.parametrize("gap", [[0.0, 0.0], [1.0, -3.0]])
-def test_two_classes_give_hard_labels(gap: list[float]) -> None:
-    assert torch.equal(soft_targets(torch.tensor(gap)), torch.eye(2))
+@pytest.mark.parametrize(
+    ("gap", "by_hand"),
+    [
+        # shifted: 0, 0.2, 0.5; c = 1/3
+        ([0.1, 0.3, 0.6], [[2 / 3, 2 / 21, 5 / 21], [0, 2 / 3, 1 / 3], [0, 1 / 3, 2 / 3]]),
+        ([0.0, 0.0, 1.0, 0.0], EVEN),  # the row of the only class with a gap is even
+        ([0.0, 0.0, 1.0, 1e-40], EVEN),
+        ([0.0, 0.0], [[1, 0], [0, 1]]),
+        ([1.0, -3.0], [[1, 0], [0, 1]]),
+    ],
+)
+def test_soft_targets_by_hand(gap: list[float], by_hand: list[list[float]]) -> None:
+    assert torch.allclose(soft_targets(torch.tensor(gap)), torch.tensor(by_hand, dtype=torch.float32), atol=1e-6)
 
 
 def logits_at(model: nn.Module, x: Tensor, u: dict[str, Tensor], t: float) -> Tensor:

@@ -142,7 +142,7 @@ def test_a_head_that_does_not_exist_is_refused() -> None:
     x = torch.rand(2, 3, 2, 2)
     with pytest.raises(RattleError, match="straight out of a linear layer"):
         find_head(TwoLinear(scale=2.0), example=x)
-    with pytest.raises(RattleError, match=r"named 'fc'; .*--head NAME .*: answer \[12 -> 3\], side \[12 -> 5\]"):
+    with pytest.raises(RattleError, match=r"named 'fc'; .*--head NAME .*: answer, side"):
         find_head(TwoLinear(), "fc")
     with pytest.raises(RattleError, match=r"no nn\.Linear"):
         find_head(nn.Flatten())
@@ -203,7 +203,7 @@ def test_normalisation_goes_in_front_of_a_user_s_model(tmp_path: Path) -> None:
     ("text", "spec", "words"),
     [
         ("", "absent.py:build", "no file .*absent.py"),
-        ("", "no_such_package_here.net:build", "no module 'no_such_package_here'"),
+        ("", "no_such_package_here.net:build", "raised ModuleNotFoundError: No module named 'no_such_package_here'"),
         ("def built(): ...", "mine.py:build", "did you mean 'built'"),
         ("build = 3", "mine.py:build", "must be a function or a class, got int"),
         ("def build(): return 3", "mine.py:build", r"must return a torch.nn.Module, got int"),

@@ -117,17 +117,6 @@ def test_a_wrapper_around_the_weights_is_taken_off(wrap: Callable, tmp_path: Pat
     assert torch.equal(model(X), source(X))
 
 
-def test_the_entry_of_a_file_with_several_can_be_named(tmp_path: Path) -> None:
-    plain, averaged = trained("cnn"), fresh("cnn")
-    path = tmp_path / "model.pt"
-    torch.save({"state_dict": plain.state_dict(), "state_dict_ema": averaged.state_dict()}, path)
-    model = fresh("cnn")
-    load_weights(path, model, entry="state_dict_ema")
-    assert torch.equal(model(X), averaged(X))
-    with pytest.raises(RattleError, match=r"no entry 'swa'.*state_dict, state_dict_ema"):
-        load_weights(path, model, entry="swa")
-
-
 def test_safetensors_and_the_old_format_of_torch_open_too(tmp_path: Path) -> None:
     source = trained("wrn10-2")
     theirs = trades_wrn(source.state_dict())
@@ -135,7 +124,7 @@ def test_safetensors_and_the_old_format_of_torch_open_too(tmp_path: Path) -> Non
     torch.save(theirs, tmp_path / "model.pt", _use_new_zipfile_serialization=False)
     for path in tmp_path.iterdir():
         model = fresh("wrn10-2")
-        assert load_weights(path, model).ignored
+        load_weights(path, model)
         assert torch.equal(model(X), source(X))
 
 
@@ -179,21 +168,18 @@ def test_fine_tuning_keeps_a_fresh_head_for_other_classes_and_loads_one_of_as_ma
     model = fresh("preact18", classes=7)
     with pytest.raises(RattleError, match=r"head.weight \[4, 32\] instead of \[7, 32\]"):
         adapt(state, model)
-    tensors, report = adapt(state, model, fresh_head=True)
-    assert report.missing == ("head.weight", "head.bias")
-    assert set(tensors) == set(model.state_dict()) - set(report.missing)
-    model.load_state_dict(tensors, strict=False)
+    kept = model.load_state_dict(adapt(state, model, fresh_head=True), strict=False).missing_keys
+    assert kept == ["head.weight", "head.bias"]
     assert torch.equal(model.features(X), source.features(X))
-    assert adapt(state, fresh("preact18"), fresh_head=True)[1].missing == ()
+    assert set(adapt(state, source, fresh_head=True)) == set(source.state_dict())
 
 
 def test_what_does_not_match_is_a_short_list_and_changes_nothing(tmp_path: Path) -> None:
     torch.save(trained("resnet18").state_dict(), tmp_path / "model.pt")
     model = fresh("preact18")
     before = copy.deepcopy(model.state_dict())
-    with pytest.raises(RattleError, match=r"PreActResNet.*unexpected \(layer2.0.shortcut.1.weight.*shape \(") as caught:
+    with pytest.raises(RattleError, match=r"PreActResNet: .*unexpected layer2.0.shortcut.1.weight, "):
         load_weights(tmp_path / "model.pt", model)
-    assert len(str(caught.value)) < 1200
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
@@ -251,18 +237,16 @@ class Wrapped(nn.Module):
 
 def test_bare_weights_open_in_a_wrapper() -> None:
     source, model = trained("cnn"), Wrapped(fresh("cnn"))
-    tensors, report = adapt(source.state_dict(), model)
-    model.load_state_dict(tensors, strict=False)
-    assert report.missing == ("mean", "std")
-    assert report.loaded == len(source.state_dict())
+    kept = model.load_state_dict(adapt(source.state_dict(), model), strict=False).missing_keys
+    assert kept == ["mean", "std"]
     assert torch.equal(model.net.eval()(X), source(X))
 
 
 def test_any_prefix_of_the_file_is_left_out() -> None:
     source = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(2, 2))
     state = {f"whatever.inner.{name}": value for name, value in source.state_dict().items()}
-    assert adapt(state, source)[1].loaded == 4
-    with pytest.raises(RattleError, match="1 missing"):
+    assert set(adapt(state, source)) == set(source.state_dict())
+    with pytest.raises(RattleError, match=r"missing 2\.bias"):
         adapt({name: value for name, value in state.items() if not name.endswith("2.bias")}, source)
-    with pytest.raises(RattleError, match="5 unexpected"):
+    with pytest.raises(RattleError, match=r"unexpected whatever\.other\.weight"):
         adapt(state | {"whatever.other.weight": X}, source)

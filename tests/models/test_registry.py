@@ -1,12 +1,9 @@
 """A model of one's own, registered at run time."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-from rattle.cli.main import main
 from rattle.errors import RattleError
 from rattle.models import create_model, find_head, list_models, register_model
 from rattle.models.layers import Normalise
@@ -37,13 +34,6 @@ def test_a_registered_model_is_listed_and_created_by_name() -> None:
     model = create_model("mean-linear", classes=4, channels=3, width=2)
     assert model(torch.rand(5, 3, 8, 8)).shape == (5, 4)
     assert find_head(model).in_features == 6
-
-
-def test_a_registered_model_is_trained_evaluated_and_exported_by_name(tmp_path: Path) -> None:
-    run, tiny = str(tmp_path / "run"), ["--epochs", "1", "--data.train-size", "64", "--data.val-size", "20"]
-    assert main(["train", "digits-linf-mean-linear-trades", *tiny, "--attack.steps", "2", "--out", run]) == 0
-    assert main(["evaluate", run, "--attacks", "pgd2", "--n", "20"]) == 0
-    assert main(["export", run]) == 0
 
 
 def test_a_registered_model_without_normalisation_gets_it_in_front() -> None:

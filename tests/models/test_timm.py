@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from rattle.errors import RattleError
-from rattle.inputs import input_size
 from rattle.models import create_model, find_head
 from rattle.models.head import check_width
 from rattle.models.layers import Normalise
@@ -92,24 +91,6 @@ def test_what_timm_raises_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
         create_model("timm:net,pretrained", classes=3)
 
 
-class Fixed(nn.Sequential):
-    """Says which size it takes, and asserts it, as vision transformers do."""
-
-    img_size = (16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        assert x.shape[-1] == 16, "Input height does not match."
-        return super().forward(x)
-
-
-def test_a_model_made_for_another_size_says_how_to_scale_the_images() -> None:
-    model = Fixed(nn.Flatten(), nn.Linear(256, 3))
-    assert input_size(model) == 16
-    check_width(model, torch.rand(2, 1, 16, 16), 3)
-    with pytest.raises(RattleError, match=r"--data\.resize 16"):
-        check_width(model, torch.rand(2, 1, 8, 8), 3)
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_a_real_pretrained_model_comes_from_a_file_with_its_config(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
@@ -139,4 +120,3 @@ def test_the_head_of_a_hugging_face_classifier_is_found_in_its_output_object() -
     model, x = transformers.ViTForImageClassification(config), torch.rand(2, 3, 16, 16)
     assert find_head(model) is find_head(model, example=x) is model.classifier
     check_width(model, x, 5)
-    assert input_size(model) == 16

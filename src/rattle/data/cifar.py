@@ -1,6 +1,7 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky 2009), python version: the unpacked folder or the downloaded .tar.gz."""
 
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,8 +11,9 @@ import numpy as np
 import torch
 
 from rattle.data.dataset import Dataset, Images
-from rattle.data.files import check_size, find
+from rattle.data.files import find
 from rattle.data.pickles import as_text, load_pickle
+from rattle.data.sources import URLS
 from rattle.errors import RattleError
 
 
@@ -21,34 +23,29 @@ class Layout:
 
     name: str
     folder: str
-    archive: str
     train: tuple[str, ...]
     test: str
     meta: str
     labels: str  # key of the labels in a batch
     names: str  # key of the class names in the meta file
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (*self.train, self.test, self.meta)
-
 
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
-FILES_10 = ("cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz", BATCHES, "test_batch", "batches.meta")
-FILES_100 = ("cifar100", "cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test", "meta")
-CIFAR10 = Layout(*FILES_10, labels="labels", names="label_names")
-CIFAR100 = Layout(*FILES_100, labels="fine_labels", names="fine_label_names")
+CIFAR10 = Layout("cifar10", "cifar-10-batches-py", BATCHES, "test_batch", "batches.meta", "labels", "label_names")
+CIFAR100 = Layout("cifar100", "cifar-100-python", ("train",), "test", "meta", "fine_labels", "fine_label_names")
 
 
 def cifar(layout: Layout, root: Path) -> Dataset:
-    path = find(layout.name, root, (layout.folder, layout.archive))
-    raw = read_folder(path, layout) if path.is_dir() else read_archive(path)
-    loaded = {file: load_pickle(raw[file], f"{path}: {file}") for file in layout.files}
+    path = find(layout.name, root, (layout.folder, URLS[layout.name][0].file))
+    read = read_folder if path.is_dir() else read_archive
+    loaded = {}
+    for file, raw in read(path, (*layout.train, layout.test, layout.meta)).items():
+        loaded[file] = load_pickle(raw, f"{path}: {file}")
     names = loaded[layout.meta].get(layout.names)
     if not isinstance(names, list):
         raise RattleError(f"{path}: {layout.meta} has no list {layout.names}")
 
-    def load_images(files: tuple[str, ...]) -> Images:
+    def load_images(*files: str) -> Images:
         x, y = [], []
         for file in files:
             images, labels = batch(loaded[file], layout.labels, f"{path}: {file}")
@@ -56,7 +53,7 @@ def cifar(layout: Layout, root: Path) -> Dataset:
             y += labels
         return Images(torch.from_numpy(np.concatenate(x)), torch.tensor(y))
 
-    train, test = load_images(layout.train), load_images((layout.test,))
+    train, test = load_images(*layout.train), load_images(layout.test)
     return Dataset(name=layout.name, train=train, test=test, classes=tuple(map(as_text, names)))
 
 
@@ -73,22 +70,22 @@ def batch(loaded: dict[str, Any], labels_key: str, where: str) -> tuple[np.ndarr
     return x.reshape(-1, 3, 32, 32), labels
 
 
-def read_folder(path: Path, layout: Layout) -> dict[str, bytes]:
+def read_folder(path: Path, files: Sequence[str]) -> dict[str, bytes]:
     raw = {}
-    for file in layout.files:
+    for file in files:
         if not (path / file).is_file():
-            raise RattleError(f"{path} lacks {file}; run `rattle data get {layout.name}`")
-        check_size((path / file).stat().st_size, path / file)
+            raise RattleError(f"{path} lacks {file}; download it again with `rattle data get`")
         raw[file] = (path / file).read_bytes()
     return raw
 
 
-def read_archive(path: Path) -> dict[str, bytes]:
+def read_archive(path: Path, files: Sequence[str]) -> dict[str, bytes]:
     """The members of the official archive, which `find` knows by its checksum; nothing is unpacked to disk."""
     raw = {}
     with tarfile.open(path) as archive:
         for member in archive:
+            name = Path(member.name).name
             stream = archive.extractfile(member)
-            if stream:
-                raw[Path(member.name).name] = stream.read()
+            if stream and name in files:
+                raw[name] = stream.read()
     return raw

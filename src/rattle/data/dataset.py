@@ -153,13 +153,17 @@ class Dataset:
 
 def check_part(part: Images, name: str, classes: int) -> None:
     """Refuse labels that are no classes, and floats outside [0, 1]."""
-    low, high = int(part.y.min()), int(part.y.max())
-    if low < 0 or high >= classes:
-        raise RattleError(f"{name}: labels run from {low} to {high}, but there are {classes} classes")
+    check_labels(part.y, classes, name)
     if part.x.is_floating_point():  # here and not in every step: to look makes the host wait for a GPU
         least, most = float(part.x.min()), float(part.x.max())
         if not (least >= 0 and most <= 1):  # also true for NaN
             raise RattleError(f"{name}: images must lie in [0, 1], got [{least:.4g}, {most:.4g}]")
+
+
+def check_labels(y: Tensor, classes: int, where: str) -> None:
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        raise RattleError(f"{where}: labels run from {low} to {high}, but there are {classes} classes")
 
 
 def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
@@ -176,22 +180,9 @@ def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
 
 
 def balanced_draws(y: Tensor, seed: int) -> Tensor:
-    """As many indices of the labels y as there are, in random order, every class equally often: small ones again.
-
-    >>> y = torch.tensor([0] * 90 + [1] * 10)
-    >>> y[balanced_draws(y, seed=0)].bincount().tolist()
-    [50, 50]
-    """
-    generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.randperm(len(y), generator=generator)
-    by_class = shuffled[y[shuffled].argsort(stable=True)]
-    sizes = y.unique(return_counts=True)[1]
-    each = -(-len(y) // len(sizes))
-    drawn = []
-    for rows in by_class.split(sizes.tolist()):
-        drawn.append(rows.repeat(-(-each // len(rows)))[:each])
-    draws = torch.cat(drawn)
-    return draws[torch.randperm(len(draws), generator=generator)[: len(y)]]
+    """As many indices of the labels y as there are, drawn with replacement, every class with the same probability."""
+    weights = 1 / y.bincount()[y]
+    return torch.multinomial(weights, len(y), replacement=True, generator=torch.Generator().manual_seed(seed))
 
 
 def imbalance(images: Images, classes: Sequence[str]) -> str:

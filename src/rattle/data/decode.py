@@ -31,13 +31,6 @@ RATIO = 4 / 3  # of the sides of a random crop, at most
 MOST_WORKERS = 16
 
 
-def centre(width: int, height: int, share: float) -> Box:
-    """A square in the middle; share: of the shorter side."""
-    part = min(width, height) * share
-    left, upper = (width - part) / 2, (height - part) / 2
-    return left, upper, left + part, upper + part
-
-
 def crop_draws(seed: int, index: int) -> list[float]:
     """U[0, 1) for one picture: TRIES shares and shapes, then a place."""
     return ImageStreams(seed, torch.tensor([index])).uniform(2 * TRIES + 2)[0].tolist()
@@ -77,10 +70,12 @@ class PictureFiles(Dataset):
         path = self.folder / os.fsdecode(self.names[i])
         with open_picture(path) as picture:
             check_mode(picture, path)
+            width, height = picture.size
             if self.area is None:
-                box = centre(*picture.size, self.side / self.resize)
+                part = min(width, height) * self.side / self.resize
+                box = (width - part) / 2, (height - part) / 2, (width + part) / 2, (height + part) / 2
             else:
-                box = random_crop(*picture.size, self.area, crop_draws(self.seed, i))
+                box = random_crop(width, height, self.area, crop_draws(self.seed, i))
             return torch.from_numpy(scaled_part(picture, box, self.side))
 
     def __getitems__(self, index: list[int]) -> Tensor | RattleError:
@@ -112,9 +107,6 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self.files)
-
-    def __repr__(self) -> str:
-        return f"Pictures({list(self.shape)})"
 
     @property
     def shape(self) -> torch.Size:
@@ -187,6 +179,6 @@ def whole(batch: Tensor | RattleError) -> Tensor:
 
 def usual_workers() -> int:
     """As many processes as this one may use of the machine's cores, which the ranks on it share."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(MOST_WORKERS, cores // ranks))
+    from joblib import cpu_count
+
+    return max(1, min(MOST_WORKERS, cpu_count() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))

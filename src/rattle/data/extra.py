@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rattle.data.dataset import Dataset, Images
+from rattle.data.dataset import Dataset, Images, check_labels
 from rattle.data.npz import load_images, open_arrays, read_labels
 from rattle.data.resize import scale_images
 from rattle.errors import RattleError
@@ -44,19 +44,10 @@ def read_extra_labels(y: np.ndarray, where: str, classes: int) -> Tensor:
     """int64 [n], or float32 [n, C] where each row sums to one."""
     if y.ndim != 2 or y.shape[1] == 1:
         found = read_labels(y, where)
-        low, high = int(found.min()), int(found.max())
-        if low < 0 or high >= classes:
-            raise RattleError(f"{where} runs from {low} to {high}, but there are {classes} classes")
+        check_labels(found, classes, where)
         return found
-    if y.dtype.kind not in "iuf" or y.shape[1] != classes or not y.shape[0]:
-        raise RattleError(
-            f"{where} should be classes [n], or probabilities [n, {classes}], not {y.dtype} {list(y.shape)}"
-        )
     soft = torch.from_numpy(y.astype(np.float32))
-    wrong = ~((soft >= 0).all(1) & ((soft.sum(1) - 1).abs() <= SLACK))  # NaN is wrong too
-    if bool(wrong.any()):
-        first = int(wrong.nonzero()[0])
-        raise RattleError(
-            f"{where}: soft labels should be >= 0 and sum to one, row {first} sums to {float(soft[first].sum()):.4g}"
-        )
-    return soft / soft.sum(1, keepdim=True)
+    sums = soft.sum(1, keepdim=True)
+    if soft.shape[1] != classes or not ((soft >= 0).all() and ((sums - 1).abs() <= SLACK).all()):  # true for NaN
+        raise RattleError(f"{where}: soft labels should be [n, {classes}], >= 0, and sum to one in every row")
+    return soft / sums

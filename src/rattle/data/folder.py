@@ -3,6 +3,7 @@
 train/CLASS/*.jpg beside test/ (or val/, validation/); or CLASS/*.jpg, a fifth of which becomes the test part.
 """
 
+import glob
 import os
 from collections.abc import Callable
 from functools import partial
@@ -70,15 +71,11 @@ def list_pictures(path: Path, classes: tuple[str, ...]) -> tuple[list[str], list
     names: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = []
-        for below, _, files in os.walk(path / name):
-            inside = os.path.relpath(below, path)
-            for file in files:
-                if file.lower().endswith(SUFFIXES) and not file.startswith("."):
-                    found.append(f"{inside}/{file}")
+        every = glob.glob(f"{glob.escape(name)}/**/*", root_dir=path, recursive=True)
+        found = sorted(file for file in every if file.lower().endswith(SUFFIXES))
         if not found and (path / name).is_dir():
             raise RattleError(f"{path / name} holds no {', '.join(SUFFIXES)} file")
-        names += sorted(found)
+        names += found
         labels += [label] * len(found)
     return names, labels
 

@@ -13,20 +13,22 @@ from rattle.errors import RattleError, first_line
 def hub(name: str, seed: int, resize: int | None = None) -> Dataset:
     """`owner/name` or `owner/name:config`: its splits train and test (or validation); train alone is split by seed."""
     splits = fetch(name)
-    test = next((key for key in ("test", "validation", "valid") if key in splits), None)
-    train = splits.get("train")
-    if train is None:
+    if "train" not in splits:
         raise RattleError(f"hub:{name} has no split called train, only {', '.join(splits)}")
-    image, label = find_columns(name, train)
-    classes = class_names(train, label)
+    image, label = find_columns(name, splits["train"])
+    classes = class_names(splits["train"], label)
 
     def part(key: str) -> Images:
-        where = f"hub:{name}, split {key}"
-        return load_images(splits[key], image, read_labels(splits[key], label, classes, where), resize, where)
+        split, where = splits[key], f"hub:{name}, split {key}"
+        y = read_labels(split, label, classes, where)
+        names = [f"{where}, image {i}" for i in range(len(split))]
+        x = pictures.load_all(names, lambda i: nullcontext(split[i][image]), resize)
+        return Images(torch.from_numpy(x), y)
 
-    if test is None:
-        return train_test_split(name, part("train"), classes, seed)
-    return Dataset(name=name, train=part("train"), test=part(test), classes=classes)
+    for test in ("test", "validation", "valid"):
+        if test in splits:
+            return Dataset(name=name, train=part("train"), test=part(test), classes=classes)
+    return train_test_split(name, part("train"), classes, seed)
 
 
 def fetch(name: str) -> Any:
@@ -56,23 +58,17 @@ def find_columns(name: str, split: Any) -> tuple[str, str]:
 
 
 def class_names(train: Any, label: str) -> tuple[str, ...]:
+    """The names of a ClassLabel; else the values themselves, sorted."""
     names = getattr(train.features[label], "names", None)
-    if names:
-        return tuple(names)
-    values = sorted(set(train[label]))
-    return tuple(map(str, values if isinstance(values[0], str) else range(values[-1] + 1)))
+    return tuple(map(str, names or sorted(set(train[label]))))
 
 
 def read_labels(split: Any, label: str, classes: tuple[str, ...], where: str) -> torch.Tensor:
-    values, number = list(split[label]), {name: i for i, name in enumerate(classes)}
-    for value in values:
-        if isinstance(value, str) and value not in number:
+    if hasattr(split.features[label], "names"):  # a ClassLabel has numbers
+        return torch.tensor(split[label])
+    labels = []
+    for value in split[label]:
+        if str(value) not in classes:
             raise RattleError(f"{where} has the class {value!r}, which the training split has not")
-    return torch.tensor([number.get(value, value) for value in values], dtype=torch.int64)
-
-
-def load_images(split: Any, image: str, y: torch.Tensor, resize: int | None, where: str) -> Images:
-    """The pictures of a split, in memory."""
-    names = [f"{where}, image {i}" for i in range(len(split))]
-    x = pictures.load_all(names, lambda i: nullcontext(split[i][image]), resize)
-    return Images(torch.from_numpy(x), y)
+        labels.append(classes.index(str(value)))
+    return torch.tensor(labels)

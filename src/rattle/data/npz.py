@@ -120,19 +120,14 @@ def to_uint8(x: np.ndarray, where: str) -> np.ndarray:
     """uint8 as it is; integers in 0..255 and floats that are k/255 are converted, since no value changes."""
     if x.dtype == np.uint8 or not x.size:
         return x.astype(np.uint8, copy=False)
+    wanted = "images should be uint8, 0 to 255 (floats are accepted if they are k/255)"
     if x.dtype.kind not in "iuf":
-        raise RattleError(f"{where} is {x.dtype}; images should be uint8, 0 to 255")
-    low, high = x.min(), x.max()
-    is_float = x.dtype.kind == "f"
-    if not (low >= 0 and high <= (1 if is_float else 255)):  # also true for NaN
-        wanted = "uint8, 0 to 255 (floats are accepted if they are k/255)"
-        raise RattleError(f"{where} holds {x.dtype} from {low:g} to {high:g}; images should be {wanted}")
-    if not is_float:
-        return x.astype(np.uint8)
-    levels = np.rint(x.astype(np.float64) * 255)
-    if (np.abs(levels / 255 - x) > np.finfo(x.dtype).eps).any():
+        raise RattleError(f"{where} is {x.dtype}; {wanted}")
+    scale = 255 if x.dtype.kind == "f" else 1
+    levels = np.rint(np.nan_to_num(x.astype(np.float64)) * scale).clip(0, 255)
+    if not np.allclose(levels / scale, x, rtol=0, atol=np.finfo(np.result_type(x, np.float16)).eps):
         raise RattleError(
-            f"{where} holds {x.dtype} values that are not k/255, so storing them as uint8 would change the images; "
+            f"{where} holds {x.dtype} from {x.min():g} to {x.max():g}, which uint8 would change; {wanted}: "
             "round them yourself with `(x * 255).round().astype(np.uint8)`"
         )
     return levels.astype(np.uint8)

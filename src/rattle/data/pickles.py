@@ -31,47 +31,30 @@ class PickledType:
 class PickledArray:
     """Stands in for numpy.ndarray; builds a new array from the pickled bytes."""
 
-    array: np.ndarray | None = None
+    def __init__(self, *_: Any) -> None:
+        self.array: np.ndarray | None = None
 
     def __setstate__(self, state: Any) -> None:
         _, shape, kind, fortran, raw = state
-        raw = raw.encode("latin1") if isinstance(raw, str) else raw
-        if not (isinstance(raw, bytes | bytearray) and isinstance(kind, PickledType)):
+        if not (isinstance(raw, bytes) and isinstance(kind, PickledType)):
             raise Refused("an array that is not plain bytes")
         self.array = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if fortran else "C")
-
-
-def from_buffer(raw: Any, kind: Any, shape: Any, order: Any) -> PickledArray:
-    if order not in ("C", "F"):
-        raise Refused("an array that is not plain bytes")
-    array = PickledArray()
-    array.__setstate__((1, shape, kind, order == "F", raw))
-    return array
-
-
-def encode(text: Any, encoding: Any) -> bytes:
-    """Stands in for _codecs.encode, with which Python 3 writes bytes in old pickle protocols."""
-    if not (isinstance(text, str) and encoding in ("latin1", b"latin1")):
-        raise Refused("an unusual text encoding")
-    return text.encode("latin1")
 
 
 ALLOWED: dict[str, Any] = {
     "numpy.ndarray": PickledArray,
     "numpy.dtype": PickledType,
-    "numpy.core.multiarray._reconstruct": lambda *_: PickledArray(),
-    "numpy.core.numeric._frombuffer": from_buffer,
-    "_codecs.encode": encode,
+    "numpy.core.multiarray._reconstruct": PickledArray,
+    "numpy._core.multiarray._reconstruct": PickledArray,
 }
 
 
 class RestrictedUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         name = f"{module_name}.{global_name}"
-        stand_in = ALLOWED.get(name.replace("numpy._core.", "numpy.core."))
-        if stand_in is None:
+        if name not in ALLOWED:
             raise Refused(name)
-        return stand_in
+        return ALLOWED[name]
 
 
 def load_pickle(raw: bytes, where: str) -> dict[str, Any]:

@@ -37,17 +37,6 @@ def check_mode(picture: Image, where: object) -> None:
         raise RattleError(f"{where} has pixels of mode {picture.mode}, which 8 bits do not hold; convert it first")
 
 
-def count_channels(picture: Image, where: object, size: tuple[int, int] | None, first: object) -> int:
-    """1 or 3; RattleError if the pixels are not of 8 bits, or if a size is given and the picture has another."""
-    check_mode(picture, where)
-    if size and picture.size != size:
-        raise RattleError(
-            f"{where} is {picture.size[0]}x{picture.size[1]} and {first} is {size[0]}x{size[1]}: images must be of one "
-            "size; set data.resize to scale them all"
-        )
-    return 1 if picture.mode in GREY else 3
-
-
 def to_array(picture: Image, channels: int, resize: int | None) -> np.ndarray:
     """uint8 [C, H, W], scaled to resize x resize if given (bilinear, antialiased)."""
     from PIL import Image
@@ -71,7 +60,14 @@ def load_all(
     channels = 1
     for i, name in enumerate(names):
         with open_one(i) as picture:
-            channels = max(channels, count_channels(picture, name, None if resize else (width, height), names[0]))
+            check_mode(picture, name)
+            if not resize and picture.size != (width, height):
+                raise RattleError(
+                    f"{name} is {picture.width}x{picture.height} and {names[0]} is {width}x{height}: images must be of "
+                    "one size; set data.resize to scale them all"
+                )
+            if picture.mode in COLOUR:
+                channels = 3
     x = np.empty((len(names), channels, height, width), np.uint8)
     for i in range(len(names)):
         with open_one(i) as picture:

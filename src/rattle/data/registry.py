@@ -30,7 +30,7 @@ class Data:
     root: str | None = None  # folder that holds datasets; RATTLE_DATA, or ./data, when not given
     train_size: Annotated[int, Bound(least=1)] | None = None  # train on a balanced subset; all images when not given
     val_size: CountOrZero | None = None  # training images to hold out; a tenth, at most 1000, when not given; 0: none
-    balanced: bool = False  # draw every class equally often in an epoch: images of small classes come again
+    balanced: bool = False  # draw with replacement, every class with the same probability
     split_seed: int = 0  # draws the subset, the held-out images, and the test part of a dataset that has none
     resize: Count | None = None  # side to scale the images to, whatever their source; the shorter side with data.crop
     crop: Count | None = None  # decode a folder on the fly; side of random crops, and of centres in tests
@@ -41,15 +41,20 @@ class Data:
 
     def __post_init__(self) -> None:
         check_settings(self, "data")
-        if not self.crop and self.name not in DECODED:
+        side = self.crop_side
+        if not side:
             for name, value in (("data.workers", self.workers), ("data.augment.area", self.augment.area)):
                 if value is not None:
                     raise RattleError(
                         f"{name} {value} does nothing to images that are not decoded on the fly: set data.crop"
                     )
-        side = self.crop or DECODED.get(self.name, 0)
-        if self.resize and side > self.resize:
+        elif self.resize and side > self.resize:
             raise RattleError(f"data.crop {side} is larger than data.resize {self.resize}: set a smaller data.crop")
+
+    @property
+    def crop_side(self) -> int | None:
+        """The side of the crops of pictures that are decoded on the fly; None for other images."""
+        return self.crop or DECODED.get(self.name)
 
     def load(self) -> Dataset:
         """The dataset with `val` held out of the training images, and train reduced to train_size."""
@@ -79,11 +84,10 @@ class Data:
         """The dataset as its source returns it, nothing held out."""
         self.check()
         seed, side, path = self.split_seed, self.resize, Path(self.name).expanduser()
-        if self.crop or self.name in DECODED:
+        if self.crop_side:
             from rattle.data.folder import decoded_folder
 
-            crop = self.crop or DECODED[self.name]
-            return decoded_folder(self.picture_folder(), seed, crop=crop, resize=side, workers=self.workers)
+            return decoded_folder(self.picture_folder(), seed, crop=self.crop_side, resize=side, workers=self.workers)
         if self.name.startswith("hub:"):
             from rattle.data.hub import hub
 
@@ -113,7 +117,7 @@ class Data:
             )
         if not self.crop:
             check_source(self.name)
-        if (self.crop or self.name in DECODED) and not self.picture_folder().is_dir():
+        if self.crop_side and not self.picture_folder().is_dir():
             raise RattleError(
                 f"{self.name}: there is no folder {self.picture_folder()} of pictures to decode (data.crop); "
                 "name it with --data.name, or the folder of datasets with --data.root or RATTLE_DATA"
@@ -136,7 +140,7 @@ def batches(
     """The shuffled batches of one epoch, as indices below n; the same for the same (seed, epoch).
 
     A last batch of fewer than batch_size images is left out unless `drop_last` is False. balanced: labels [n], of which
-    each is drawn equally often.
+    each has the same probability.
     """
     if n < 1:
         raise RattleError("there are no training images to draw batches from")

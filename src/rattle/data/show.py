@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-import torch
-
 from rattle.data.dataset import Dataset, Images
 from rattle.data.files import atomic_write
-from rattle.errors import RattleError
 
 TILE, HEADER, MARGIN = 64, 50, 200  # pixels: an image's square, above the images, and beside them for the names
 INK = "#222222"
@@ -18,18 +15,11 @@ def parts(data: Dataset) -> dict[str, Images]:
     return {name: images for name, images in named.items() if images}
 
 
-def counts(images: Images, data: Dataset) -> list[int]:
-    return torch.bincount(images.y.cpu(), minlength=len(data.classes)).tolist()
-
-
 def describe(data: Dataset) -> list[tuple[str, ...]]:
-    """Rows of a table, header first: each part's number of images, shape and class balance."""
-    rows = [("part", "images", "shape", "classes", "fewest in a class", "most in a class", "bytes")]
+    """Rows of a table, header first: each part's number of images, their shape and their size in memory."""
+    rows: list[tuple[str, ...]] = [("part", "images", "shape", "bytes")]
     for name, images in parts(data).items():
-        n = counts(images, data)
-        fewest, most = (f"{count:,} ({data.classes[n.index(count)]})" for count in (min(n), max(n)))
-        present = f"{len(n) - n.count(0)} of {len(n)}"
-        rows.append((name, f"{len(images):,}", shape_of(images), present, fewest, most, f"{images.nbytes:,}"))
+        rows.append((name, f"{len(images):,}", shape_of(images), f"{images.nbytes:,}"))
     return rows
 
 
@@ -39,10 +29,10 @@ def shape_of(images: Images) -> str:
 
 def balance(data: Dataset) -> list[tuple[str, ...]]:
     """Rows of a table, header first: how many images of each class each part has."""
-    columns = {name: counts(images, data) for name, images in parts(data).items()}
-    rows: list[tuple[str, ...]] = [("class", *columns)]
-    for i, name in enumerate(data.classes):
-        rows.append((name, *(f"{n[i]:,}" for n in columns.values())))
+    columns = [images.y.bincount(minlength=len(data.classes)).tolist() for images in parts(data).values()]
+    rows: list[tuple[str, ...]] = [("class", *parts(data))]
+    for name, *counts in zip(data.classes, *columns, strict=True):
+        rows.append((name, *(f"{n:,}" for n in counts)))
     return rows
 
 
@@ -54,18 +44,15 @@ def contact_sheet(data: Dataset, path: str | Path, *, columns: int = 10) -> Path
     """
     from PIL import Image, ImageDraw, ImageOps
 
-    part, images = next(iter(parts(data).items()), ("", data.test))
-    if not len(images):
-        raise RattleError(f"{data.name} has no images to show")
+    part, images = next(iter(parts(data).items()))
     sheet = Image.new("RGB", (MARGIN + columns * TILE, HEADER + len(data.classes) * TILE), "white")
     draw = ImageDraw.Draw(sheet)
     title = f"{data.name}: {len(images):,} {part} images, {shape_of(images)}"
     draw.text((10, HEADER // 2), title, INK, anchor="lm", font_size=18)
-    y = images.y.cpu()
     for label, name in enumerate(data.classes):
         top = HEADER + label * TILE
         draw.text((MARGIN - 8, top + TILE // 2), name[:24], INK, anchor="rm", font_size=14)
-        chosen = images[(y == label).nonzero().squeeze(1)[:columns]].x.cpu().numpy()
+        chosen = images[(images.y == label).nonzero().squeeze(1)[:columns]].x.numpy()
         for column, x in enumerate(chosen):
             picture = Image.fromarray(x[0] if len(x) == 1 else x.transpose(1, 2, 0))
             tile = ImageOps.contain(picture, (TILE - 4, TILE - 4), Image.Resampling.NEAREST)

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from rattle.models.head import check_width as check_width
     from rattle.models.head import find_head as find_head
     from rattle.models.layers import Normalise as Normalise
-    from rattle.models.pretrained import LoadReport as LoadReport
     from rattle.models.pretrained import load_weights as load_weights
     from rattle.models.registry import BUILDERS as BUILDERS
     from rattle.models.registry import create_model as create_model
@@ -21,7 +20,7 @@ __getattr__ = lazy_names(
     {
         "head": ["check_width", "find_head"],
         "layers": ["Normalise"],
-        "pretrained": ["LoadReport", "load_weights"],
+        "pretrained": ["load_weights"],
         "registry": ["BUILDERS", "create_model", "list_models", "register_model"],
         "small": ["SmallCNN"],
     },

@@ -22,7 +22,7 @@ def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | No
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
     if name:
         if name not in linear:
-            raise RattleError(f"the model has no linear layer named {name!r}{_listing(linear)}")
+            raise RattleError(f"the model has no linear layer named {name!r}{_names(linear)}")
         return linear[name]
     if not linear:
         raise RattleError(
@@ -32,12 +32,8 @@ def find_head(model: nn.Module, name: str | None = None, *, example: Tensor | No
     return list(linear.values())[-1] if example is None else _layer_of_logits(model, linear, example)
 
 
-def _listing(linear: dict[str, nn.Linear]) -> str:
-    if not linear:
-        return "; it has no linear layer at all"
-    found = [f"{name} [{layer.in_features} -> {layer.out_features}]" for name, layer in linear.items()]
-    shown = ", ".join(found if len(found) <= SHOWN else ["...", *found[-SHOWN:]])
-    return f"; choose among its linear layers by --head NAME (head= in Python): {shown}"
+def _names(linear: dict[str, nn.Linear]) -> str:
+    return f"; its last linear layers, for --head NAME (head= in Python): {', '.join([*linear][-SHOWN:])}"
 
 
 def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Tensor) -> nn.Linear:
@@ -54,7 +50,7 @@ def _layer_of_logits(model: nn.Module, linear: dict[str, nn.Linear], example: Te
             return layer
     raise RattleError(
         "the Taylor terms need the linear head that gives the logits, and the model's output does not come straight "
-        f"out of a linear layer{_listing(linear)}; or a method without -1st and -2nd"
+        f"out of a linear layer{_names(linear)}; or choose a method without -1st and -2nd"
     )
 
 
@@ -63,7 +59,5 @@ def check_width(model: nn.Module, x: Tensor, classes: int) -> None:
     with torch.no_grad(), eval_mode(model):
         logits = logits_of(model, x[:2])
     refuse_one_logit(logits)
-    if len(logits) != len(x[:2]):
-        raise RattleError(f"the model must return logits [n, {classes}], got {len(logits)} rows of {len(x[:2])} images")
     if logits.shape[1] != classes:
         raise RattleError(f"the model has {logits.shape[1]} outputs, but the data have {classes} classes")

@@ -8,7 +8,6 @@ normalisation.
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,27 +38,15 @@ STATISTICS = {"mean": ("mu", "mean", "means", "new_mean"), "std": ("sigma", "std
 UNUSED = re.compile(r"^sub_block1\.|(^|\.)(n_averaged|num_batches_tracked)$")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What `load_weights` did."""
-
-    loaded: int  # number of tensors taken from the file
-    missing: tuple[str, ...] = ()  # the model's names that the file does not set: a new head, its own normalisation
-    ignored: tuple[str, ...] = ()  # the file's names that no forward pass uses
-
-
-def load_weights(
-    path: str | Path, model: nn.Module, *, fresh_head: bool = False, entry: str | None = None
-) -> LoadReport:
+def load_weights(path: str | Path, model: nn.Module, *, fresh_head: bool = False) -> list[str]:
     """Load a file of weights into the model; if anything does not match, RattleError and the model is unchanged.
 
     path: a .pt, .pth or .safetensors file. fresh_head: if the file's head has another number of classes, the model
-    keeps its own. entry: the entry of the file to load, such as "ema_state_dict", when it has several.
+    keeps its own. Returns the model's names that the file does not set: a new head, its own normalisation.
     """
-    state = unwrap(open_weights(path), str(path), entry)
-    tensors, report = adapt(state, model, fresh_head=fresh_head, where=str(path))
-    model.load_state_dict(tensors, strict=False)
-    return report
+    state = unwrap(open_weights(path), str(path))
+    tensors = adapt(state, model, fresh_head=fresh_head, where=str(path))
+    return model.load_state_dict(tensors, strict=False).missing_keys
 
 
 def file_normalisation(path: str | Path) -> MeanStd:
@@ -69,8 +56,8 @@ def file_normalisation(path: str | Path) -> MeanStd:
 
 def adapt(
     state: Mapping[str, Tensor], model: nn.Module, *, fresh_head: bool = False, where: str = "the state dict"
-) -> tuple[dict[str, Tensor], LoadReport]:
-    """The tensors of a state dict under the model's names, and a report; RattleError if they do not match.
+) -> dict[str, Tensor]:
+    """The tensors of a state dict under the model's names; RattleError if they do not match.
 
     state: tensors by the names of the code that saved them. where: its file, for error messages.
     """
@@ -82,41 +69,36 @@ def adapt(
             f"build it with normalise=({statistics[0]}, {statistics[1]})"
         )
     _check_padding(state, model, where)
-    head: set[str] = set()  # names that keep the model's values where the file's shapes differ
+    head = []  # names that keep the model's values where the file's shapes differ
     if fresh_head:
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-        head = {name for name in own if name.rpartition(".")[0] in linear[-1:]}
+        head = [name for name in own if name.rpartition(".")[0] in linear[-1:]]
     ours = _plain_names(own)
-    tensors: dict[str, Tensor] = {}
-    missing: list[str] = []
-    ignored: list[str] = []
-    problems: dict[str, list[str]] = {"missing": [], "unexpected": [], "of another shape": []}
+    found: dict[str, Tensor] = {}
+    problems: list[str] = []
     for plain, theirs in _plain_names(state).items():
-        name, tensor = ours.get(plain) or ours.get(_translated(plain)), state[theirs]
-        if name is None or name in tensors:
-            unused = plain in STATISTICS or UNUSED.search(plain)
-            (ignored if unused else problems["unexpected"]).append(theirs)
-            continue
-        shape = own[name].shape
-        if plain in STATISTICS and tensor.numel() == shape.numel():
-            tensor = tensor.reshape(shape)  # saved as [C] or [1, C, 1, 1]
-        if tensor.shape == shape:
-            tensors[name] = tensor
-        elif name not in head:
-            problems["of another shape"].append(f"{name} {list(tensor.shape)} instead of {list(shape)}")
-            head.add(name)  # and not missing too
+        name = ours.get(plain) or ours.get(_translated(plain))
+        if name and name not in found:
+            found[name] = state[theirs]
+        elif plain not in STATISTICS and not UNUSED.search(plain):
+            problems.append(f"unexpected {theirs}")
+    tensors: dict[str, Tensor] = {}
     for plain, name in ours.items():
-        if name not in tensors:
+        shape, tensor = own[name].shape, found.get(name)
+        if tensor is None:
             # Old files do not count batches, and most code normalises outside the network.
-            optional = name in head or plain in STATISTICS or name.endswith("num_batches_tracked")
-            (missing if optional else problems["missing"]).append(name)
-    if any(problems.values()):
-        found = "; ".join(f"{len(names)} {problem} ({_few(names)})" for problem, names in problems.items() if names)
+            if not (name in head or plain in STATISTICS or name.endswith("num_batches_tracked")):
+                problems.append(f"missing {name}")
+        elif tensor.shape == shape or (plain in STATISTICS and tensor.numel() == shape.numel()):
+            tensors[name] = tensor.reshape(shape)  # statistics are saved as [C] or [1, C, 1, 1]
+        elif name not in head:
+            problems.append(f"{name} {list(tensor.shape)} instead of {list(shape)}")
+    if problems:
         raise RattleError(
-            f"{where} does not fit {type(model).__name__}: {found}; {len(tensors)} of {len(own)} names "
-            "match. Check the model's name, width, classes and channels."
+            f"{where} does not fit {type(model).__name__}: {len(problems)} of its names do not match "
+            f"({', '.join(problems[:5])}). Check the model's name, width, classes and channels."
         )
-    return tensors, LoadReport(len(tensors), tuple(missing), tuple(ignored))
+    return tensors
 
 
 def normalises(model: nn.Module) -> bool:
@@ -145,11 +127,6 @@ def _translated(name: str) -> str:
     for pattern, replacement in RENAMES:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def _few(names: list[str]) -> str:
-    """The first five names, and how many more there are."""
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _statistics(state: Mapping[str, Tensor]) -> MeanStd:

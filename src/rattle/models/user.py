@@ -102,7 +102,11 @@ def import_builder(name: str) -> Callable[..., Any]:
     if not source or not attribute:
         raise RattleError(f"a model of your own is given as FILE.py:FUNCTION or package.module:FUNCTION, got {name!r}")
     path = source_file(name)
-    module = run_file(path, name) if path else _import_module(source, name)
+    if path:
+        module = run_file(path, name)
+    else:
+        with _user_code(name, Path.cwd()):
+            module = importlib.import_module(source)
     if not hasattr(module, attribute):
         public = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         raise unknown(f"function or class of {source}", attribute, public)
@@ -140,16 +144,6 @@ def load_plugins(files: Iterable[str]) -> None:
             raise RattleError(f"there is no plug-in {path}")
         run_file(path, str(path))
     os.environ[PLUGINS] = os.pathsep.join(map(str, dict.fromkeys(paths)))
-
-
-def _import_module(module: str, name: str) -> ModuleType:
-    with _user_code(name, Path.cwd()):
-        try:
-            return importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name and f"{module}.".startswith(f"{error.name}."):
-                raise RattleError(f"no module {error.name!r}, which the model {name} names") from error
-            raise
 
 
 @contextmanager

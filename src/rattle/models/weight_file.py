@@ -72,25 +72,21 @@ def refuse_compressed(path: Path) -> None:
         raise RattleError(f"{path} would unpack to {size:,} bytes: torch.save does not compress, so it is not opened")
 
 
-def unwrap(saved: Any, where: str, entry: str | None = None) -> dict[str, Tensor]:
-    """The state dict in what `open_weights` returned.
-
-    saved: the contents. where: their file, for error messages. entry: the entry to take; the usual one by default.
-    """
+def unwrap(saved: Any, where: str) -> dict[str, Tensor]:
+    """The state dict, tensors under dotted names, in what `open_weights` returned; where: its file, for errors."""
     for _ in range(DEEPEST):
-        if not entry and _is_state_dict(saved):
+        if not isinstance(saved, Mapping):
+            break
+        if any(isinstance(value, Tensor) and "." in str(key) for key, value in saved.items()):
             return _plain_tensors(saved, where)
-        entries = saved if isinstance(saved, Mapping) else {}
-        holders = [key for key, value in entries.items() if isinstance(value, Mapping)]
+        holders = [key for key, value in saved.items() if isinstance(value, Mapping)]
         averaged = [key for key in holders if AVERAGED.search(str(key))]
-        usual = [entry] if entry else [*WRAPPERS, *averaged]
-        name = next((key for key in usual if key in holders), None)
+        name = next((key for key in (*WRAPPERS, *averaged) if key in holders), None)
         if name is None:
             break
-        saved, entry = saved[name], None
-    wanted = f"entry {entry!r}" if entry else "state dict"
+        saved = saved[name]
     found = ", ".join(map(str, [*saved][:5])) if isinstance(saved, Mapping) else type(saved).__name__
-    raise RattleError(f"{where} has no {wanted}; it holds {found}")
+    raise RattleError(f"{where} has no state dict; it holds {found}")
 
 
 def _plain_tensors(saved: Mapping[Any, Any], where: str) -> dict[str, Tensor]:
@@ -98,15 +94,6 @@ def _plain_tensors(saved: Mapping[Any, Any], where: str) -> dict[str, Tensor]:
     for name, value in saved.items():
         if isinstance(value, Tensor) and isinstance(name, str):
             if value.layout != torch.strided or value.is_meta or value.is_quantized or value.is_complex():
-                raise RattleError(
-                    f"{where}: {name} is a {value.device} {value.layout} {value.dtype} tensor, not weights"
-                )
+                raise RattleError(f"{where}: {name} is no dense tensor of weights: {value.layout} {value.dtype}")
             tensors[name] = value
     return tensors
-
-
-def _is_state_dict(saved: Any) -> bool:
-    """Whether a mapping has tensors under dotted names; a single tensor saved with the weights has no dot."""
-    if not isinstance(saved, Mapping):
-        return False
-    return any(isinstance(key, str) and "." in key and isinstance(value, Tensor) for key, value in saved.items())

@@ -55,7 +55,7 @@ def compute_loss(
     except (RuntimeError, IndexError, TypeError, ValueError) as reason:
         if isinstance(reason, RattleError) or is_out_of_memory(reason):
             raise
-        raise not_taken(model, x, reason) from reason
+        raise not_taken(x, reason) from reason
     refuse_one_logit(outputs.logits_adv)
     with images_checked():  # values are checked on a CPU alone
         check_labels(outputs.logits_adv, y)
