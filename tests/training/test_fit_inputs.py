@@ -22,7 +22,7 @@ from rattle.models import create_model
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
-from rattle.training.fit_inputs import count_logits, take
+from rattle.training.fit_inputs import take
 from rattle.training.loop import epoch_order
 from rattle.training.state import init_state
 from rattle.weights import EMA
@@ -219,12 +219,6 @@ def test_the_held_out_part_follows_images_that_are_not_the_recipes_own() -> None
     _, found = take(rattle.get_recipe("digits-linf-cnn-trades"), None, images(), None)
     assert found.val is not None
     assert (len(found.train), len(found.val)) == (54, 6)
-
-
-def test_log_probabilities_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    count_logits(Last(lambda z: z.log_softmax(1)), images()[0][:2])
-    count_logits(Last(lambda z: z - 100), images()[0][:2])
-    assert ["log-softmax" in record.message for record in caplog.records] == [True]
 
 
 def bad_modules() -> dict[str, tuple[Any, str]]:

@@ -208,11 +208,10 @@ class Recipe:
 
     @staticmethod
     def from_yaml(text: str, *, to_open: bool = False) -> Recipe:
-        """to_open: for a model that is not trained further, whose objective may be unknown here."""
-        from rattle.recipes.saved import openable, upgraded
+        """The recipe of a YAML text, also of an earlier version; to_open: see `saved.upgraded`."""
+        from rattle.recipes.saved import upgraded
 
-        plain = upgraded(parse_yaml(text))
-        return from_plain(Recipe, openable(plain) if to_open else plain)
+        return from_plain(Recipe, upgraded(parse_yaml(text), to_open=to_open))
 
 
 def learns_from_average(objective: Objective) -> bool:

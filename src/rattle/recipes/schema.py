@@ -61,26 +61,6 @@ def changes(before: Any, after: Any, *, but: Sequence[str] = ()) -> str:
     return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in changed)
 
 
-def settings_of(kind: type, prefix: str = "") -> list[str]:
-    """The dotted names of all settings that a dataclass can have, whichever kinds its parts are.
-
-    A part of which there are several kinds counts its `kind`, one that may be left out counts for that, and a name that
-    several kinds share counts once.
-    """
-    found: dict[str, None] = {}
-    hints = types_of(kind)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        name, hint = prefix + field.name, hints[field.name]
-        members = dataclass_members(hint)
-        if not members or type(None) in alternatives(hint):
-            found[name] = None
-        if has_kinds(hint):
-            found[f"{name}.kind"] = None
-        for member in members:
-            found |= dict.fromkeys(settings_of(member, f"{name}."))
-    return list(found)
-
-
 def dataclass_members(hint: Any) -> list[type]:
     """The dataclasses among the alternatives of a type; for an open type, those that are registered for it."""
     members: list[Any] = []

@@ -1,8 +1,6 @@
 """Opening a run folder for writing: begin, continue or replace a run, one process group at a time."""
 
 import json
-import os
-import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,7 +18,6 @@ from rattle.runs.io import append_line, no_link, read_json, write_atomically, wr
 from rattle.runs.paths import Run
 from rattle.runs.source import environment, keep_source
 
-LOCK = Run.lock.name
 PATIENCE = 0.7  # seconds: a child of a process just killed may hold its lock for a moment more
 
 
@@ -38,32 +35,24 @@ def locked(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=PATIENCE)
     except Timeout:
-        raise Held(f"{path.parent} is being written by {owner(path)}: wait, or choose another --out") from None
+        raise Held(f"{path.parent} is being written by another process: wait, or choose another --out") from None
     try:
-        write_atomically(owner_file(path), f"process {os.getpid()} on {platform.node()}".encode())
         yield
     finally:
-        owner_file(path).unlink(missing_ok=True)
         lock.release()
 
 
-def owner_file(lock: Path) -> Path:
-    """Names the process that holds a lock: Windows lets no other process read a locked file."""
-    return lock.with_suffix(".txt")
-
-
-def owner(path: Path) -> str:
-    """The process that holds a lock file; empty if none does."""
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a lock file."""
     if not path.is_file() or path.is_symlink():
-        return ""
+        return False
     lock = FileLock(path)
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        file = owner_file(path)
-        return file.read_text(encoding="utf-8") if file.is_file() else "another process"
+        return True
     lock.release()
-    return ""
+    return False
 
 
 @contextmanager
@@ -143,14 +132,13 @@ def check_resumable(run: Run, recipe: Recipe) -> None:
 def foreign(path: Path) -> bool:
     """Whether a file in a folder without a recipe is not from a run that was stopped while it began."""
     unfinished = path.name.startswith(".") and path.name.endswith(".part")
-    return not unfinished and path.name not in (LOCK, owner_file(Run.lock).name, Run.log.name)
+    return not unfinished and path.name not in (Run.lock.name, Run.log.name)
 
 
 def remove(run: Run, made: bool) -> None:
     """Remove a run that did not come to train anything, and its folder if it was made for it."""
     clear(run)
     run.lock.unlink(missing_ok=True)
-    owner_file(run.lock).unlink(missing_ok=True)
     if made:
         with suppress(OSError):  # another process has put something else there
             run.folder.rmdir()
@@ -161,19 +149,17 @@ def record_line(path: Path, line: Mapping[str, Any]) -> None:
     distributed.on_main(lambda: append_line(path, line))
 
 
-def truncate(path: Path, size: int) -> bool:
+def truncate(path: Path, size: int) -> None:
     """Drop the lines that were written after the checkpoint a run resumes from, when the file had `size` bytes.
 
-    Returns whether the file has lost some of these; a line that was cut goes too.
+    Of a file that has lost some of these, a line that was cut goes too.
     """
-    if not distributed.is_main():
-        return False
-    found = path.read_bytes() if path.is_file() else b""
+    if not distributed.is_main() or not path.is_file():
+        return
+    found = path.read_bytes()
     kept = size if len(found) >= size else found.rfind(b"\n") + 1
-    if len(found) > kept:
-        with writing(path), open(path, "r+b", opener=no_link) as file:
-            file.truncate(kept)
-    return kept < size
+    with writing(path), open(path, "r+b", opener=no_link) as file:
+        file.truncate(kept)
 
 
 def clear(run: Run) -> None:

@@ -28,16 +28,7 @@ from rattle.runs import distributed
 from rattle.runs.io import write_atomically
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name
-from rattle.runs.progress import (
-    HANDLED,
-    Console,
-    Interrupted,
-    NullConsole,
-    Request,
-    RichConsole,
-    StoppedBySignal,
-    listening,
-)
+from rattle.runs.progress import HANDLED, Console, NullConsole, Request, RichConsole, StoppedBySignal, listening
 from rattle.settings import check_cores
 from rattle.training.fit_inputs import Given, first_state, named_recipe, start_note
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
@@ -165,11 +156,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
                     saved = time.monotonic()
             progress.sums = meter.read()
             close_epoch(state)
-            try:
-                metrics = epoch_metrics(state, steps, request)
-            except Interrupted:
-                save_midway(state, run, request.number)
-                raise
+            metrics = epoch_metrics(state, steps)
             record(state, run, metrics)
             saved = time.monotonic()
             record_line(
@@ -231,14 +218,13 @@ def save_midway(state: TrainState, run: Run, reason: int) -> None:
 
 
 def close_epoch(state: TrainState) -> None:
-    """Update the SWA average after an epoch's steps; once, also when the validation that follows is interrupted."""
+    """Update the SWA average after an epoch's steps."""
     recipe, progress = state.recipe, state.progress
     refuse_non_finite(state)
-    if isinstance(recipe.average, SWA) and state.average is not None and not progress.closed:
+    if isinstance(recipe.average, SWA) and state.average is not None:
         update_average(state, begins=progress.epoch + 1 > recipe.average.start * recipe.epochs)
         if state.averaging:
             estimate_statistics(state.average.module, state)
-    progress.closed = True
 
 
 def update_average(state: TrainState, *, begins: bool) -> None:
@@ -255,7 +241,7 @@ def estimate_statistics(model: nn.Module, state: TrainState) -> None:
     torch.optim.swa_utils.update_bn(parts, model)
 
 
-def epoch_metrics(state: TrainState, steps: int, request: Request) -> dict[str, Any]:
+def epoch_metrics(state: TrainState, steps: int) -> dict[str, Any]:
     """The epoch's mean loss and terms, with the accuracies on the held-out images when they are due."""
     recipe, progress = state.recipe, state.progress
     epoch = progress.epoch + 1
@@ -269,15 +255,15 @@ def epoch_metrics(state: TrainState, steps: int, request: Request) -> dict[str, 
         metrics[name] = value / steps
     due = epoch % recipe.evaluate_every == 0 or epoch == recipe.epochs
     if due and state.data.val is not None:
-        metrics |= validate(state, state.model, request)
+        metrics |= validate(state, state.model)
         if state.eval_model is not state.model:
-            for name, value in validate(state, state.eval_model, request).items():
+            for name, value in validate(state, state.eval_model).items():
                 metrics[f"{name}_average"] = value
     return metrics
 
 
-def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str, float]:
-    """Clean and robust accuracy on the held-out images. A signal interrupts it, except on several ranks."""
+def validate(state: TrainState, model: nn.Module) -> dict[str, float]:
+    """Clean and robust accuracy on the held-out images."""
     assert state.data.val is not None
     val, device = state.data.val, state.device
     clean, robust = torch.zeros(2, dtype=torch.int64, device=device)
@@ -294,8 +280,6 @@ def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str,
                     x_adv = state.recipe.validation_attack(model, x, y, generator=draws)
                     robust += is_correct(model, x_adv, y).sum()
                 clean += correct.sum()
-                if request.number and not distributed.active():
-                    raise Interrupted
     except NotFinite as reason:  # weights so large that activations overflow
         raise Diverged(state.progress.step, {"logits": float("nan")}) from reason
     clean, robust = distributed.sum_over_ranks(torch.stack([clean, robust])).tolist()
@@ -306,7 +290,7 @@ def record(state: TrainState, run: Run, metrics: dict[str, Any]) -> None:
     """Write an epoch's line and checkpoints: `best` when it is, and `last` last, since resuming starts from it."""
     recipe, progress = state.recipe, state.progress
     progress.epoch += 1
-    progress.batch, progress.sums, progress.closed = 0, {}, False
+    progress.batch, progress.sums = 0, {}
     record_line(run.metrics, metrics)
     progress.metrics_size = run.metrics.stat().st_size if distributed.is_main() else 0
     robust = metrics.get("val_robust_average", metrics.get("val_robust"))

@@ -40,7 +40,6 @@ class Progress:
     best: Annotated[float, Bound(least=-1, most=1)] = -1.0  # highest robust accuracy on the held-out images
     best_epoch: CountOrZero = 0
     metrics_size: Annotated[int, Bound(least=0)] = 0  # bytes of metrics.jsonl that this progress includes
-    closed: bool = False  # all batches of the epoch begun are done and averaged: what is missing is its validation
 
     def __post_init__(self) -> None:
         check_settings(self, "")
