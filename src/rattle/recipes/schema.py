@@ -28,10 +28,15 @@ def to_plain(value: Any) -> Any:
 
 
 def replace_at(settings: T, path: str, value: Any) -> T:
-    """The dataclass with one nested field changed: `replace_at(recipe, "objective.taylor.eta", 0.1)`."""
+    """The dataclass with one nested field changed: `replace_at(recipe, "objective.taylor.eta", 0.1)`.
+
+    A part of the recipe may be given as plain data.
+    """
     name, _, rest = path.partition(".")
     if rest:
         value = replace_at(getattr(settings, name), rest, value)
+    elif isinstance(value, dict):
+        value = convert(types_of(type(settings))[name], value, path)
     return dataclasses.replace(settings, **{name: value})  # type: ignore[type-var]
 
 

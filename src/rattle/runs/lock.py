@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,20 +60,13 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
     """Hold a run folder for training `recipe`.
 
     resume: continue the run that is there, if any, for as many epochs as `recipe` says; overwrite: remove it first.
-    Without either, a folder that holds a run is refused, as is a folder that holds anything else. A new run that raises
-    RattleError before it has saved anything leaves nothing behind.
+    Without either, a folder that holds a run which has saved something is refused, as is a folder that holds anything
+    else.
     """
-    new, made = not run.exists(), not run.folder.exists()
     distributed.on_main(lambda: check_folder(run, resume=resume, overwrite=overwrite))
     with ExitStack() as lock:
-        try:
-            distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
-            yield
-        except RattleError as reason:
-            unused = not run.checkpoints.exists() and not run.diverged.exists()
-            if new and unused and distributed.is_main() and not isinstance(reason, Held):
-                remove(run, made)
-            raise
+        distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
+        yield
 
 
 def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitStack) -> None:
@@ -81,7 +74,7 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
     with writing(run.lock):
         lock.enter_context(locked(run.lock))
         refuse_held(run, resume, overwrite)
-        if overwrite:
+        if not resume:
             clear(run)
     if run.exists():
         check_resumable(run, recipe)
@@ -107,8 +100,9 @@ def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
 
 
 def refuse_held(run: Run, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that holds a run unless something is to be done with it."""
-    if run.exists() and not (resume or overwrite):
+    """Refuse a folder that holds a run unless something is to be done with it; one that saved nothing begins anew."""
+    saved = run.checkpoints.exists() or run.metrics.exists() or run.results.exists()
+    if run.exists() and saved and not (resume or overwrite):
         raise Held(
             f"{run.folder} holds a run already: --resume (in Python resume=True) continues it, --overwrite replaces it"
         )
@@ -133,15 +127,6 @@ def foreign(path: Path) -> bool:
     """Whether a file in a folder without a recipe is not from a run that was stopped while it began."""
     unfinished = path.name.startswith(".") and path.name.endswith(".part")
     return not unfinished and path.name not in (Run.lock.name, Run.log.name)
-
-
-def remove(run: Run, made: bool) -> None:
-    """Remove a run that did not come to train anything, and its folder if it was made for it."""
-    clear(run)
-    run.lock.unlink(missing_ok=True)
-    if made:
-        with suppress(OSError):  # another process has put something else there
-            run.folder.rmdir()
 
 
 def record_line(path: Path, line: Mapping[str, Any]) -> None:

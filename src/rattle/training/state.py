@@ -20,7 +20,7 @@ from rattle.recipes.recipe import AdamW, Recipe
 from rattle.runs import distributed
 from rattle.runs.load import build_model, load_model, open_checkpoint, resolve_checkpoint
 from rattle.runs.paths import is_published
-from rattle.settings import Bound, CountOrZero, check_settings
+from rattle.settings import Bound, check_settings
 from rattle.training.teachers import cotrained, network_recipe, teachers_of
 
 # What a derived seed is for; LAYERS: dropout etc., EXTRA: which extra images are drawn, CROPS: of encoded pictures.
@@ -29,17 +29,20 @@ ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS, EXTRA, CROPS = range(9)
 MOST_PIXELS = 2**29  # that statistics are taken over: 2 GiB in single precision, 3,566 images of 224 pixels
 
 
+Whole = Annotated[int, Bound(least=0)]
+
+
 @dataclass(slots=True)
 class Progress:
     """How far a run is; plain numbers, saved in every checkpoint."""
 
-    epoch: CountOrZero = 0  # epochs completed
-    batch: Annotated[int, Bound(least=0)] = 0  # batches completed of the next one
-    step: Annotated[int, Bound(least=0)] = 0  # optimizer steps completed
+    epoch: Whole = 0  # epochs completed
+    batch: Whole = 0  # batches completed of the next one
+    step: Whole = 0  # optimizer steps completed
     sums: dict[str, float] = field(default_factory=dict)  # of the terms over the batches of the epoch begun
     best: Annotated[float, Bound(least=-1, most=1)] = -1.0  # highest robust accuracy on the held-out images
-    best_epoch: CountOrZero = 0
-    metrics_size: Annotated[int, Bound(least=0)] = 0  # bytes of metrics.jsonl that this progress includes
+    best_epoch: Whole = 0
+    metrics_size: Whole = 0  # bytes of metrics.jsonl that this progress includes
 
     def __post_init__(self) -> None:
         check_settings(self, "")
