@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.objectives.gowal import Gowal
 from rattle.objectives.sota import Wang2023
@@ -20,9 +17,7 @@ from rattle.recipes.names import list_recipes
 from rattle.recipes.recipe import SGD, Recipe
 from rattle.recipes.schedules import OneCycle, Piecewise
 from rattle.runs.load import build_model
-from rattle.training.loop import fit
 from rattle.weights import EMA
-from support.training import Interrupting, Stop, content, tiny
 
 AVERAGE = EMA(decay=0.995, start=0.025, warmup=True)
 
@@ -73,19 +68,3 @@ def test_recipes_follow_the_dataset_and_the_network() -> None:
     assert nn.ReLU not in kinds
     own = make_recipe("gowal", model="my_net.py:build")  # keeps its activation and normalisation
     assert (own.activation, own.normalise, own.batch_norm_momentum) == ("relu", False, 0.01)
-
-
-def test_the_state_of_the_art_asks_for_images_and_resumes_bit_for_bit_with_them(tmp_path: Path) -> None:
-    recipe = tiny("sota", save_minutes=0)
-    with pytest.raises(RattleError, match=r"^data.extra_fraction 0.7 .* --data.extra"):
-        fit(recipe, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-    rng = np.random.default_rng(0)
-    image, label = rng.integers(0, 256, (40, 8, 8, 1)).astype(np.uint8), rng.dirichlet(np.ones(10), 40)
-    np.savez(tmp_path / "extra.npz", image=image, label=label)
-    data = replace(recipe.data, extra=str(tmp_path / "extra.npz"))
-    recipe = replace(recipe, data=data, attack=replace(recipe.attack, steps=1))
-    whole = fit(recipe, tmp_path / "whole", log="none")
-    with pytest.raises(Stop):
-        fit(recipe, tmp_path / "parts", log="none", console=Interrupting(steps=2))
-    assert content(fit(recipe, tmp_path / "parts", log="none", resume=True)) == content(whole)

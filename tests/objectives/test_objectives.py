@@ -126,21 +126,6 @@ def test_taylor_terms_without_features_are_refused() -> None:
         AT(taylor=Taylor(order=1))(Outputs(None, torch.randn(2, 3)), torch.tensor([0, 1]))
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("order", {"order": 3}),
-        ("eta", {"eta": -0.1, "order": 1}),
-        ("mode", {"mode": "literal", "order": 1}),
-        ("order 0", {"eta": 0.3}),
-        ("order 0", {"mode": "exact"}),
-    ],
-)
-def test_taylor_settings_that_mean_nothing_are_refused(name: str, settings: dict) -> None:
-    with pytest.raises(RattleError, match=rf"objective\.taylor.*{name}"):
-        Taylor(**settings)
-
-
 def test_eta_is_the_papers_best_for_the_order_when_not_given() -> None:
     assert [Taylor(order=order).weight for order in (0, 1, 2)] == [0, 0.3, 0.2]
 

@@ -13,6 +13,7 @@ from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import SGD, Recipe
 from rattle.recipes.saved import REMOVED, REMOVED_OF
+from rattle.weights import AWP
 
 OLD = Path(__file__).parents[1] / "integration" / "old_runs" / "format1" / "recipe.yaml"
 
@@ -80,6 +81,7 @@ def test_what_sota_had_under_another_name_keeps_its_meaning() -> None:
     ("setting", "value", "changes"),
     [
         ("optimizer", {"lr": 0.3, "momentum": 0.9, "weight_decay": 5e-4}, {"optimizer": SGD(lr=0.3)}),
+        ("awp", {"gamma": 0.02, "warmup": 0}, {"awp": AWP(gamma=0.02, warmup=0)}),
         ("keep_checkpoints", None, {}),
         ("draws", 1, {}),
         ("method", "TRADES", {}),

@@ -14,11 +14,10 @@ from rattle.data import Augment
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import read
 from rattle.training.loop import fit
 from rattle.training.minibatch import augmented, with_extra
 from rattle.training.state import TrainState, init_state
-from support.training import check_resumes, tiny
+from support.training import tiny
 
 DRAW = np.random.default_rng(0)
 X = DRAW.integers(0, 17, (50, 8, 8, 1), dtype=np.uint8) * 15
@@ -80,13 +79,6 @@ def test_soft_labels_turn_the_originals_into_rows(tmp_path: Path) -> None:
     torch.testing.assert_close(y.sum(1), torch.ones(3))
 
 
-@pytest.mark.parametrize("mix", ["none", "cutmix"])
-def test_a_run_is_resumed_bit_for_bit(tmp_path: Path, mix: Any) -> None:
-    recipe = recipe_with(tmp_path, SOFT, augment=Augment(pad=1, mix=mix), extra_fraction=0.5)
-    whole = check_resumes(recipe, tmp_path, steps=2)
-    assert read(whole.checkpoint("last")).progress["step"] == 6  # an epoch has as many steps as without
-
-
 def test_a_method_that_cannot_learn_from_them_refuses(tmp_path: Path) -> None:
     with pytest.raises(RattleError, match=r"^MMA remembers every training image once an epoch: no data"):
         recipe_with(tmp_path, method="mma")
@@ -95,9 +87,3 @@ def test_a_method_that_cannot_learn_from_them_refuses(tmp_path: Path) -> None:
         with pytest.raises(RattleError, match=rf"extra.npz has soft labels, which {name} cannot take$"):
             fit(recipe_with(tmp_path, SOFT, method), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_fraction_without_images_is_refused() -> None:
-    recipe = tiny("at")
-    with pytest.raises(RattleError, match=r"data.extra_fraction 0.7 does nothing.*--data.extra"):
-        replace(recipe, data=replace(recipe.data, extra_fraction=0.7)).refuse_idle()

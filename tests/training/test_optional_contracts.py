@@ -23,7 +23,7 @@ from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
 from support.tiny_runs import RECIPE, save_run
-from support.training import Interrupting, Stop, tiny
+from support.training import tiny
 
 MOMENTS: list[Moment] = []
 
@@ -103,31 +103,6 @@ def test_an_objective_knows_the_moment_of_the_run(recipe: Recipe, tmp_path: Path
     fit(recipe, tmp_path / "run")
     assert [(moment.epoch, moment.step) for moment in MOMENTS] == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
     assert {moment.fraction for moment in MOMENTS} == {0.0, 0.5}
-
-
-@pytest.mark.parametrize("stop", [{"steps": 4}, {"epochs": 1}])
-def test_a_run_with_teachers_and_memory_resumes_bit_for_bit(
-    whole: Run, recipe: Recipe, stop: dict[str, int], tmp_path: Path
-) -> None:
-    given = replace(recipe, save_minutes=0)  # a checkpoint after every step
-    with pytest.raises(Stop):
-        fit_again(given, tmp_path / "cut", console=Interrupting(**stop))
-    again = fit(given, tmp_path / "cut", resume=True)
-    one, two = content(whole), content(again)
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def fit_again(recipe: Recipe, out: Path, console: Interrupting) -> Run:
-    """Train the teacher in peace first: only the run itself is to be interrupted."""
-    fit(teacher(recipe), out.with_name(f"{out.name}-teacher-before"))
-    return fit(recipe, out, console=console)
-
-
-def teacher(recipe: Recipe) -> Recipe:
-    from rattle.training.teachers import teacher_recipe
-
-    return teacher_recipe(recipe, "before", Everything().before, "standard")
 
 
 def test_a_teacher_that_is_code_runs_by_the_user_s_word_alone(recipe: Recipe, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.data.registry import batches
-from rattle.errors import RattleError
 from rattle.models import find_head
 from rattle.models.registry import create_model
 from rattle.objectives.base import StepContext
@@ -179,12 +178,6 @@ def test_epochs_are_counted_from_one(method: str) -> None:
     assert recipe.data.val_size == 0
     if recipe.awp:
         assert recipe.awp.warmup == 9  # from the tenth epoch on
-
-
-def test_what_the_authors_did_not_release_has_no_such_name() -> None:
-    for method in ("at-2nd", "at-awp-2nd", "trades-1st", "trades-awp-1st", "trades", "mart-2nd"):
-        with pytest.raises(RattleError, match="the authors released trades-2nd and trades-awp-2nd, not "):
-            get_recipe(f"cifar10-linf-preact18-{method}-released")
 
 
 def test_the_last_short_batch_is_trained_on(tmp_path: Path) -> None:
