@@ -18,8 +18,8 @@ from torch import Tensor, nn
 import rattle
 from rattle.errors import RattleError
 from rattle.forward import Outputs
-from rattle.objectives import AT, S2OAT, Mart, S2OTrades, Taylor, Trades
-from rattle.objectives.base import StepContext, total
+from rattle.objectives import AT, Mart, Taylor, Trades
+from rattle.objectives.base import StepContext
 from rattle.objectives.registry import METHODS
 from rattle.recipes.catalog import describe, get_recipe
 from rattle.recipes.recipe import Recipe
@@ -148,19 +148,6 @@ def test_mart_stays_finite_for_a_sure_mistake() -> None:
     loss = Mart()(Outputs(z, z), torch.tensor([0]))["bce"]
     assert float(loss.detach()) == pytest.approx(800 - math.log(1e-4), rel=1e-5)  # -log p_y is 800, 1 - p_1 is e^-400
     assert torch.autograd.grad(loss, z)[0].isfinite().all()
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("objective", [S2OAT(), S2OTrades()])
-def test_two_ranks_compute_the_soft_labels_of_the_whole_batch(objective: S2OAT | S2OTrades) -> None:
-    z, z_adv, y = torch.randn(8, 5), torch.randn(8, 5), torch.arange(8) % 5
-    halves = [(Outputs(z[part], z_adv[part]), y[part]) for part in (slice(0, 4), slice(4, 8))]
-    seen = []
-    for outputs, labels in halves:
-        objective.terms(outputs, labels, StepContext(reduce=lambda rows: seen.extend(rows.values()) or dict(rows)))
-    whole = StepContext(reduce=lambda rows: dict.fromkeys(rows, torch.stack(seen).mean(0)))
-    losses = [total(objective.terms(outputs, labels, whole)) for outputs, labels in halves]
-    torch.testing.assert_close(torch.stack(losses).mean(), total(objective(Outputs(z, z_adv), y)))
 
 
 @pytest.mark.parametrize(("name", "order"), list(product(TAYLOR, [1, 2])))

@@ -1,7 +1,6 @@
 """The head's Taylor terms by hand, the settings of Taylor terms, and the forward passes they are made from."""
 
 import math
-from collections.abc import Mapping
 
 import pytest
 import torch
@@ -12,9 +11,7 @@ from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, PairedForward
 from rattle.models import find_head
 from rattle.objectives import AT, Taylor, Trades
-from rattle.objectives.base import StepContext
 from rattle.taylor import head_gradient, soft_targets
-from rattle.training.released import soft_labels
 
 
 def random_outputs(classes: int = 4, n: int = 6) -> tuple[Outputs, Tensor]:
@@ -49,12 +46,6 @@ def test_the_head_terms_by_hand() -> None:
     assert float(terms["second"]) == pytest.approx(0.1 * wanted[1], rel=1e-5)
 
 
-def mean_kl(*pairs: tuple[Tensor, Tensor]) -> Tensor:
-    """The mean over (target rows, logits) of KL(target || softmax(logits)), by torch's own function."""
-    each = [F.kl_div(logits.log_softmax(1), target, reduction="batchmean") for target, logits in pairs]
-    return torch.stack(each).mean()
-
-
 @pytest.mark.parametrize("base", [AT, Trades])
 def test_targets_carry_no_gradient(base: type) -> None:
     outputs, y = random_outputs()
@@ -70,24 +61,6 @@ def test_targets_carry_no_gradient(base: type) -> None:
     rows = [soft_targets(-(value(r) - value(r_adv))) for value in (torch.abs, torch.square)]
     wanted = (0.3 * (p - rows[0][y]) + 0.15 * (p - rows[1][y])) / (2 * n)
     assert torch.allclose(by_z, wanted, atol=1e-6)
-
-
-def test_head_gradients_are_averaged_over_ranks_before_abs_and_square() -> None:
-    outputs, y = random_outputs()
-    seen = []
-
-    def reduce(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        seen.extend(rows.values())
-        return {name: values - 1.0 for name, values in rows.items()}  # what other ranks might bring
-
-    terms = Trades(taylor=Taylor(order=2, eta=0.3)).terms(outputs, y, StepContext(reduce=reduce))
-    (rows,) = seen
-    assert rows.shape == (2, 4)
-    r, r_adv = rows - 1.0
-    for name, weight, value in (("first", 0.3, torch.abs), ("second", 0.15, torch.square)):
-        gap = value(r) - value(r_adv)
-        plus, minus = soft_labels(gap, 0.5)[y], soft_labels(-gap, 0.5)[y]
-        assert torch.allclose(terms[name], weight * mean_kl((plus, outputs.logits_adv), (minus, outputs.logits)))
 
 
 def test_the_head_input_is_read_from_a_users_sequential() -> None:

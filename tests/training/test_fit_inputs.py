@@ -226,16 +226,6 @@ def bad_modules() -> dict[str, tuple[Any, str]]:
     }
 
 
-@pytest.mark.parametrize("kind", bad_modules())
-def test_a_module_that_cannot_be_trained_is_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
-    module, sentence = bad_modules()[kind]
-    with pytest.raises(RattleError) as caught:
-        fit(tmp_path / "run", module)
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
 def bad_data() -> dict[str, tuple[Any, str]]:
     x, y = images()
     pairs = TensorDataset(x, y)
@@ -251,12 +241,14 @@ def bad_data() -> dict[str, tuple[Any, str]]:
     }
 
 
-@pytest.mark.parametrize("kind", bad_data())
-def test_images_that_cannot_be_trained_on_are_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
-    data, sentence = bad_data()[kind]
+@pytest.mark.parametrize("kind", [*bad_modules(), *bad_data()])
+def test_what_cannot_be_trained_or_trained_on_is_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
+    module, sentence = bad_modules().get(kind, (None, ""))
+    data, sentence = bad_data().get(kind, (None, sentence))
     with pytest.raises(RattleError) as caught:
-        fit(tmp_path / "run", data=data)
+        fit(tmp_path / "run", module, data)
     assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -1,7 +1,6 @@
 """Training is a function of the recipe: twice the same, resumed the same, and stopped in words when it diverges."""
 
 import json
-import math
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -15,8 +14,7 @@ import torch
 from rattle.data import Augment
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
-from rattle.objectives import AT, Taylor, Trades
-from rattle.objectives.trades import Released
+from rattle.objectives import Trades
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
@@ -129,26 +127,6 @@ def test_held_out_images_are_judged_every_n_epochs_and_at_the_end(tmp_path: Path
     best = read(run.checkpoint("best")).progress
     assert (best["epoch"], best["step"]) == (3, 3)  # without them the last epoch is the best
     assert "val_robust" not in run.metrics.read_text()
-
-
-@pytest.mark.parametrize(
-    ("objective", "names"),
-    [
-        (AT(taylor=Taylor(order=2)), ["zeroth", "first", "second"]),
-        (AT(taylor=Taylor(order=2, mode="exact")), ["zeroth", "first", "second"]),
-        (Trades(taylor=Taylor(order=1)), ["clean", "zeroth", "first"]),
-        (Trades(taylor=Taylor(order=2, mode="smoothing")), ["clean", "zeroth", "first", "second"]),
-        (Trades(taylor=Taylor(order=2, mode="sampled")), ["clean", "zeroth"]),
-        (Released(), ["clean", "zeroth", "first", "second"]),
-    ],
-)
-def test_modes_and_orders_train_and_record_their_terms(
-    tmp_path: Path, objective: AT | Trades, names: list[str]
-) -> None:
-    run = fit(tiny("trades-2nd", objective=objective, epochs=1, batch_size=96), tmp_path)
-    line = json.loads(run.metrics.read_text())
-    assert [name for name in line if name in ("clean", "zeroth", "first", "second")] == names
-    assert math.isfinite(line["loss"])
 
 
 def test_swa_is_the_mean_of_the_epochs_with_statistics_estimated_afresh(tmp_path: Path) -> None:

@@ -73,17 +73,16 @@ def recipe() -> Iterator[Recipe]:
     del METHODS["everything"]
 
 
-def content(run: Run) -> dict[str, Tensor]:
-    return read(run.checkpoint("last")).tensors
-
-
 @pytest.fixture
 def whole(recipe: Recipe, tmp_path: Path) -> Run:
+    MOMENTS.clear()
     return fit(recipe, tmp_path / "whole")
 
 
 def test_everything_is_trained_saved_and_remembered(whole: Run, recipe: Recipe) -> None:
-    tensors = content(whole)
+    assert [(moment.epoch, moment.step) for moment in MOMENTS] == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
+    assert {moment.fraction for moment in MOMENTS} == {0.0, 0.5}
+    tensors = read(whole.checkpoint("last")).tensors
     assert any(name.startswith("teachers.along.") for name in tensors)
     assert not any(name.startswith("teachers.before.") for name in tensors)
     assert any(name.startswith("teacher_optimizer.along.") for name in tensors)
@@ -96,13 +95,6 @@ def test_everything_is_trained_saved_and_remembered(whole: Run, recipe: Recipe) 
     teacher = Run(whole.folder.with_name("whole-teacher-before"))
     assert Recipe.from_yaml(teacher.recipe.read_text()).method == "Standard"
     assert load(whole)(torch.rand(2, 1, 8, 8)).shape == (2, 10)
-
-
-def test_an_objective_knows_the_moment_of_the_run(recipe: Recipe, tmp_path: Path) -> None:
-    MOMENTS.clear()
-    fit(recipe, tmp_path / "run")
-    assert [(moment.epoch, moment.step) for moment in MOMENTS] == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
-    assert {moment.fraction for moment in MOMENTS} == {0.0, 0.5}
 
 
 def test_a_teacher_that_is_code_runs_by_the_user_s_word_alone(recipe: Recipe, tmp_path: Path) -> None:
