@@ -111,7 +111,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_settings(self, "")
-        if self.average is None and learns_from_average(self.objective):
+        if self.average is None and any(method == "average" for _, method in self.objective.teachers.values()):
             raise RattleError(
                 f"{self.objective.title} learns from the average of the run's own weights: set --average.kind EMA"
             )
@@ -212,10 +212,6 @@ class Recipe:
         from rattle.recipes.saved import upgraded
 
         return from_plain(Recipe, upgraded(parse_yaml(text), to_open=to_open))
-
-
-def learns_from_average(objective: Objective) -> bool:
-    return any(method == "average" for _, method in objective.teachers.values())
 
 
 def idle(name: str, value: object, why: str) -> RattleError:

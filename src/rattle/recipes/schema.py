@@ -150,8 +150,8 @@ def choose(kinds: list[type], value: Any, where: str, *, named: bool) -> tuple[t
     if not named or not isinstance(value, dict):
         return kinds[0], value
     by_name = {kind.__name__: kind for kind in kinds}
-    name = value.get("kind")
-    if not isinstance(name, str) or name not in by_name:
-        error = unknown(f"{where}.kind", str(name), by_name)
+    name = str(value.get("kind"))
+    if name not in by_name:
+        error = unknown(f"{where}.kind", name, by_name)
         raise RattleError(f"{error}; --plugin FILE.py registers your own") if where == "objective" else error
     return by_name[name], {key: entry for key, entry in value.items() if key != "kind"}

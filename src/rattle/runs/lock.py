@@ -17,6 +17,7 @@ from rattle.runs import distributed
 from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
 from rattle.runs.paths import Run
 from rattle.runs.source import environment, keep_source
+from rattle.settings import check_type
 
 PATIENCE = 0.7  # seconds: a child of a process just killed may hold its lock for a moment more
 
@@ -92,8 +93,7 @@ def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
         )
     if run.folder.exists() and not run.folder.is_dir():
         raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
-    if str(run.folder).encode("utf-8", "replace").decode() != str(run.folder):
-        raise RattleError(f"{run.folder} is no name in UTF-8, which TensorBoard and safetensors need: choose another")
+    check_type("out", str(run.folder), str)  # TensorBoard and safetensors need UTF-8
     if run.folder.exists() and not run.exists() and any(map(foreign, run.folder.iterdir())):
         raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")
     refuse_held(run, resume, overwrite)

@@ -161,12 +161,11 @@ def as_images(data: Any, model: nn.Module | None) -> tuple[Tensor, Tensor]:
     if isinstance(data, torch_data.Dataset | torch_data.DataLoader):
         data = (data, None)
     if not isinstance(data, tuple | list) or len(data) != 2:
-        what = f"{len(data)} entries" if isinstance(data, tuple | list) else type(data).__name__
-        raise RattleError(f"data must be (images, labels), a Dataset or a DataLoader, got {what}")
+        raise RattleError(f"data must be (images, labels), a Dataset or a DataLoader, got {type(data).__name__}")
     x, y = as_tensors(nn.Identity() if model is None else model, *data)
     if x.ndim != 4:
-        hint = "; grey images need a channel, x[:, None]" if x.ndim == 3 else ""
-        raise RattleError(f"images must have shape [n, C, H, W] or [n, H, W, C], got {list(x.shape)}{hint}")
+        shape = "[n, C, H, W] or [n, H, W, C] (grey ones: x[:, None])"
+        raise RattleError(f"images must have shape {shape}, got {list(x.shape)}")
     return x.detach().cpu(), y.cpu()
 
 

@@ -28,7 +28,7 @@ from rattle.runs import distributed
 from rattle.runs.io import write_atomically
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name
-from rattle.runs.progress import HANDLED, Console, NullConsole, Request, RichConsole, StoppedBySignal, listening
+from rattle.runs.progress import HANDLED, Console, NullConsole, RichConsole, StoppedBySignal, listening
 from rattle.settings import check_cores
 from rattle.training.fit_inputs import Given, first_state, named_recipe, start_note
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
@@ -150,7 +150,10 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
                     progress.sums = meter.read()
                     advance(progress.step - shown, **figures(state))
                     shown = progress.step
-                if reason := reason_to_save(recipe, request, saved):
+                due = distributed.is_main() and time.monotonic() - saved > 60 * recipe.save_minutes
+                # The same on every rank: the number of a signal, or 1, which is the number of none that is handled.
+                reason = distributed.any_rank(request.number or int(due))
+                if reason:
                     progress.sums = meter.read()
                     save_midway(state, run, reason)
                     saved = time.monotonic()
@@ -202,13 +205,6 @@ def learning_rate(state: TrainState, step: int, steps: int) -> float:
     return recipe.optimizer.lr * recipe.schedule(step / (recipe.epochs * steps))
 
 
-def reason_to_save(recipe: Recipe, request: Request, saved: float) -> int:
-    """Why a checkpoint is due after a step, the same on every rank: the number of a signal, 1 when `save_minutes` have
-    passed since the last one (no signal that is handled has that number), or 0."""
-    due = distributed.is_main() and time.monotonic() - saved > 60 * recipe.save_minutes
-    return distributed.any_rank(request.number or int(due))
-
-
 def save_midway(state: TrainState, run: Run, reason: int) -> None:
     """Save inside an epoch; then stop, if the reason is a signal."""
     refuse_non_finite(state)
@@ -223,22 +219,17 @@ def close_epoch(state: TrainState) -> None:
     refuse_non_finite(state)
     if isinstance(recipe.average, SWA) and state.average is not None:
         update_average(state, begins=progress.epoch + 1 > recipe.average.start * recipe.epochs)
-        if state.averaging:
-            estimate_statistics(state.average.module, state)
+        if state.averaging:  # BatchNorm statistics by one pass over the clean training images (Izmailov et al. 2018)
+            images = state.data.train
+            indices = torch.arange(len(images)).split(recipe.batch_size)
+            parts = (state.floats(images[index].x.to(state.device)) for index in indices if len(index) > 1)
+            torch.optim.swa_utils.update_bn(parts, state.average.module)
 
 
 def update_average(state: TrainState, *, begins: bool) -> None:
     """Update the average of the weights if it has begun, or begins now."""
     if state.average is not None and (begins or state.averaging):
         state.average.update_parameters(state.model)
-
-
-def estimate_statistics(model: nn.Module, state: TrainState) -> None:
-    """BatchNorm statistics of averaged weights: one pass over the clean training images (Izmailov et al. 2018)."""
-    train = state.data.train
-    indices = torch.arange(len(train)).split(state.recipe.batch_size)
-    parts = (state.floats(train[index].x.to(state.device)) for index in indices if len(index) > 1)
-    torch.optim.swa_utils.update_bn(parts, model)
 
 
 def epoch_metrics(state: TrainState, steps: int) -> dict[str, Any]:

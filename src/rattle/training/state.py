@@ -133,8 +133,11 @@ def init_state(
         raise RattleError(f"{data.name} has no training images, only {len(data.test)} test images")
     device = distributed.choose_device(recipe.device)
     model = new_model(recipe, data) if module is None else module
-    if recipe.init:
-        load_initial(recipe.init, model)
+    if recipe.init:  # a head for other classes stays fresh
+        from rattle.models.pretrained import load_weights
+
+        is_run = is_published(recipe.init) or Path(recipe.init).is_dir()
+        load_weights(resolve_checkpoint(recipe.init) if is_run else recipe.init, model, fresh_head=True)
     model.to(device)
     example = to_float(two_images(data).to(device), torch.contiguous_format)
     check_width(model, example, len(data.classes))
@@ -162,7 +165,9 @@ def init_state(
     add_teachers(state, {})
     if len(state.cotrained):
         state.teacher_optimizer = make_optimizer(recipe, state.cotrained)
-    for name, value in first_memory(recipe, data).items():
+    batch = torch.Size((min(recipe.batch_size, len(data.train)), *data.train.shape[1:]))
+    memory = recipe.objective.state(images=len(data.train), classes=len(data.classes), batch=batch)
+    for name, value in memory.items():
         state.memory[name] = value.to(device)
         state.shared[name] = value.to(device).clone()
     return state
@@ -171,14 +176,6 @@ def init_state(
 def two_images(data: Dataset) -> Tensor:
     """Two training images, to try a network on."""
     return data.train[torch.arange(2) % len(data.train)].x
-
-
-def load_initial(init: str, model: nn.Module) -> None:
-    """Load the weights of the run, checkpoint or file that `recipe.init` names; a head for other classes stays."""
-    from rattle.models.pretrained import load_weights
-
-    is_run = is_published(init) or Path(init).is_dir()
-    load_weights(resolve_checkpoint(init) if is_run else init, model, fresh_head=True)
 
 
 def set_momentum(model: nn.Module, momentum: float) -> None:
@@ -199,12 +196,6 @@ def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
     if extra is not None and extra.y.ndim == 2:
         recipe.check_soft_labels(f"{recipe.data.extra} has soft labels")
     return extra
-
-
-def first_memory(recipe: Recipe, data: Dataset) -> dict[str, Tensor]:
-    """What the objective remembers before it saw anything."""
-    batch = torch.Size((min(recipe.batch_size, len(data.train)), *data.train.shape[1:]))
-    return recipe.objective.state(images=len(data.train), classes=len(data.classes), batch=batch)
 
 
 def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:
