@@ -169,11 +169,6 @@ def test_the_names_of_classes_come_from_the_argument_or_the_dataset(tmp_path: Pa
     assert not (tmp_path / "a").exists()
 
 
-def test_images_alone_train_a_named_network(tmp_path: Path) -> None:
-    run = rattle.fit(recipe("at", model="cnn", width=4, epochs=1), tmp_path, data=images(), log="none")
-    assert rattle.load(run.folder)(torch.rand(2, 1, 8, 8)).shape == (2, 3)
-
-
 def test_a_module_alone_is_trained_on_the_recipes_images(tmp_path: Path) -> None:
     data = Data(name="digits", train_size=64, val_size=10)
     run = rattle.fit(recipe("at", data=data, epochs=1), tmp_path / "a", model=net(classes=10), log="none")

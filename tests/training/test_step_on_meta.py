@@ -115,9 +115,7 @@ def test_a_step_on_the_cpu_still_refuses_images_outside_0_1() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 255.0, float("nan")])
 def test_a_dataset_refuses_float_images_outside_0_1(value: float) -> None:
-    x, y = torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.long)
-    good, bad = Images(x, y), Images(torch.cat([x[:3], torch.full_like(x[:1], value)]), y)
-    Dataset(name="mine", train=good, test=good, classes=("one",))
+    good, bad = (Images(torch.full((4, 1, 8, 8), each), torch.zeros(4, dtype=torch.long)) for each in (0.5, value))
     with pytest.raises(RattleError, match=r"mine: images must lie in \[0, 1\]"):
         Dataset(name="mine", train=bad, test=good, classes=("one",))
 

@@ -79,30 +79,20 @@ def test_a_signal_while_the_teacher_trains_names_the_run_to_resume(tmp_path: Pat
     assert fit(recipe_of(Run(tmp_path / "run")), tmp_path / "run", resume=True).checkpoint("best").exists()
 
 
-def test_a_run_made_longer_keeps_its_teacher(tmp_path: Path) -> None:
-    run = fit(short("hat", epochs=1), tmp_path / "run")
-    teacher = Run(tmp_path / "run-teacher-standard")
-    before = content(teacher)
-    fit(short("hat"), run.folder, resume=True)
-    assert content(teacher) == before
-
-
-def test_a_renamed_run_is_not_resumed_with_another_teacher(tmp_path: Path) -> None:
-    fit(short("hat", epochs=1), tmp_path / "run").folder.rename(tmp_path / "new")
+def test_a_teacher_is_kept_renamed_and_replaced_with_its_run(tmp_path: Path) -> None:
+    run, teacher = fit(short("hat", epochs=1), tmp_path / "run"), Run(tmp_path / "new-teacher-standard")
+    run.folder.rename(tmp_path / "new")
     with pytest.raises(RattleError, match="new-teacher-standard, which is not there"):
         fit(short("hat"), tmp_path / "new", resume=True)
-    (tmp_path / "run-teacher-standard").rename(tmp_path / "new-teacher-standard")
-    fit(short("hat"), tmp_path / "new", resume=True)
-
-
-def test_a_teacher_of_other_settings_is_replaced_only_with_the_run(tmp_path: Path) -> None:
-    run, teacher = fit(short("hat", epochs=1), tmp_path / "run"), Run(tmp_path / "run-teacher-standard")
+    (tmp_path / "run-teacher-standard").rename(teacher.folder)
+    before = content(teacher)
+    fit(short("hat"), tmp_path / "new", resume=True)  # longer, its teacher not
+    assert content(teacher) == before
     wider = short("hat", epochs=1, width=6)
-    shutil.copytree(teacher.folder, tmp_path / "new-teacher-standard")
+    shutil.copytree(teacher.folder, tmp_path / "other-teacher-standard")
     with pytest.raises(RattleError, match=r"the teacher 'standard' belongs into .* holds a run of another recipe"):
-        fit(wider, tmp_path / "new")
-    assert not (tmp_path / "new" / "checkpoints").exists()
-    fit(wider, run.folder, overwrite=True)
+        fit(wider, tmp_path / "other")
+    fit(wider, tmp_path / "new", overwrite=True)
     assert recipe_of(teacher).width == 6
 
 
