@@ -45,17 +45,6 @@ def test_extra_images_take_places_evenly_spread_and_originals_are_seen_once() ->
     assert torch.equal(torch.where(rows < 192, rows, rows - 192).sort().values, torch.arange(192))
 
 
-def test_what_is_drawn_is_a_function_of_seed_epoch_and_row(tmp_path: Path) -> None:
-    state = state_of(recipe_with(tmp_path, augment=Augment(pad=1, flip=True)))
-    rows = torch.tensor([3, 192, 7, 383, 200, 201])
-    x, y = augmented(state, state.data.train, rows)
-    parts = [augmented(state, state.data.train, part) for part in rows.split(2)]
-    assert torch.equal(torch.cat([part for part, _ in parts]), x)
-    assert torch.equal(torch.cat([part for _, part in parts]), y)
-    state.progress.epoch = 1
-    assert not torch.equal(augmented(state, state.data.train, rows)[0], x)
-
-
 def test_every_image_of_the_file_is_drawn_with_its_own_label(tmp_path: Path) -> None:
     state = state_of(recipe_with(tmp_path))
     x, y = augmented(state, state.data.train, torch.arange(192, 384))
@@ -70,9 +59,16 @@ def test_every_image_of_the_file_is_drawn_with_its_own_label(tmp_path: Path) -> 
     assert torch.equal((255 * x).round().to(torch.uint8), state.data.train.x)
 
 
-def test_soft_labels_turn_the_originals_into_rows(tmp_path: Path) -> None:
-    state = state_of(recipe_with(tmp_path, SOFT))
-    _, y = augmented(state, state.data.train, torch.tensor([5, 197, 6]))
+def test_soft_labels_turn_the_originals_into_rows_and_images_follow_from_epoch_and_row(tmp_path: Path) -> None:
+    state = state_of(recipe_with(tmp_path, SOFT, augment=Augment(pad=1, flip=True)))
+    rows = torch.tensor([5, 197, 6])
+    x, y = augmented(state, state.data.train, rows)
+    for i, row in enumerate(rows):  # whatever the batch
+        alone = augmented(state, state.data.train, row[None])
+        assert torch.equal(alone[0][0], x[i])
+        assert torch.equal(alone[1][0].argmax(), y[i].argmax())
+    state.progress.epoch = 1
+    assert not torch.equal(augmented(state, state.data.train, rows)[0], x)
     assert torch.equal(y[[0, 2]].argmax(1), state.data.train.y[5:7])
     assert torch.equal(y[[0, 2]].amax(1), torch.ones(2))
     assert 0 < float(y[1].amax()) < 1

@@ -178,8 +178,7 @@ def test_a_module_alone_is_trained_on_the_recipes_images(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("mode", ["head", "exact", "sampled"])
 def test_a_module_with_its_logits_in_an_object_trains_as_if_it_returned_them(mode: str, tmp_path: Path) -> None:
-    made = recipe(average=EMA(decay=0.8))
-    made = replace(made, objective=replace(made.objective, taylor=rattle.Taylor(order=2, mode=mode)))
+    made = recipe(objective=rattle.Trades(taylor=rattle.Taylor(order=2, mode=mode)))
     runs = []
     for name, end in (("object", lambda z: SimpleNamespace(loss=None, logits=z)), ("plain", lambda z: z)):
         torch.manual_seed(0)

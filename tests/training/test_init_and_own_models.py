@@ -13,7 +13,6 @@ from rattle.errors import RattleError
 from rattle.models import Normalise, create_model
 from rattle.recipes.recipe import Recipe
 from rattle.training.state import init_state
-from support.command import Command
 from support.tiny_runs import RECIPE, digits, save_run, small_cnn
 
 TINY = [
@@ -78,18 +77,6 @@ def test_normalisation_and_silu_survive_saving_and_loading(tmp_path: Path) -> No
     assert float(layer.mean) == pytest.approx(float(images.mean()), abs=1e-4)
     assert float(layer.std) == pytest.approx(float(images.std()), abs=1e-4)
     assert any(isinstance(m, torch.nn.SiLU) for m in model.modules())
-    assert main(["evaluate", str(tmp_path / "run"), "--attacks", "fgsm", "--n", "10"]) == 0
-
-
-@pytest.mark.parametrize("extra", [[], ["--normalise"]])
-def test_a_network_of_ones_own_is_trained_and_loaded(extra: list[str], here: Path, command: Command) -> None:
-    (here / "mynet.py").write_text(NET)
-    assert main(["train", DIGITS, "--model", "mynet.py:build", *TINY, *extra, "--out", "run"]) == 0
-    model = rattle.load("run", trust_code=True)
-    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
-    assert main(["evaluate", "run", "--attacks", "fgsm", "--n", "10", "--trust-code"]) == 0
-    said = command.refused("train", DIGITS, "--model", "mynet.py:build", "--width", "3", *TINY, "--out", "b")
-    assert "mynet.py:build has no keyword 'width', which the recipe sets" in said
 
 
 def test_the_start_is_measured_and_a_missing_normalisation_is_found(
