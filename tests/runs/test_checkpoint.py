@@ -1,6 +1,5 @@
 """Checkpoints come back bit for bit, and a file that is none gets one sentence."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -105,10 +104,3 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RattleError, match=r"cannot write .*c.json: File exists"):
         write_atomically(tmp_path / "file" / "c.json", b"1")
-
-
-def test_the_metadata_are_plain_text_that_anyone_can_read(saved: Path) -> None:
-    content = saved.read_bytes()
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    assert header["__metadata__"]["format"] == "2"
-    assert "name: digits-linf-cnn-trades-2nd" in header["__metadata__"]["recipe"]

@@ -142,16 +142,6 @@ def test_swa_is_the_mean_of_the_epochs_with_statistics_estimated_afresh(tmp_path
     assert int(read(run.checkpoint("last")).part("average")["n_averaged"]) == 2
 
 
-def test_ema_is_saved_beside_the_raw_weights_and_loaded_first(whole: Run) -> None:
-    saved = read(whole.checkpoint("last"))
-    assert int(saved.part("average")["n_averaged"]) == 6
-    average, raw = load(saved.path), load(saved.path, averaged=False)
-    assert torch.equal(average.head.weight, saved.part("average")["module.head.weight"])
-    assert torch.equal(raw.head.weight, saved.part("model")["head.weight"])
-    assert not torch.equal(average.head.weight, raw.head.weight)
-    assert not torch.equal(average.body[1].running_mean, raw.body[1].running_mean)  # statistics are averaged too
-
-
 def test_kept_epochs_are_the_papers_and_change_nothing_else(tmp_path: Path) -> None:
     recipe = tiny(epochs=3, keep_checkpoints="paper")
     plain = fit(replace(recipe, keep_checkpoints="none"), tmp_path / "plain")

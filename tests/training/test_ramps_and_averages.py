@@ -59,6 +59,8 @@ def test_an_average_begins_as_a_copy_and_keeps_more_and_more(
         keep = min(0.3, (1 + t) / (10 + t)) if warmup else 0.3
         average = keep * average + (1 - keep) * w
     torch.testing.assert_close(saved["average.module.head.weight"], average)
+    means = [saved[f"{part}.body.1.running_mean"] for part in ("model", "average.module")]
+    assert not torch.equal(*means)  # statistics are averaged too
 
 
 def test_until_it_begins_the_model_itself_counts(tmp_path: Path) -> None:

@@ -125,8 +125,11 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
                     advance(1, failed=len(failed))
                 if request.number:
                     raise StoppedBySignal(request.number, str(out), "the same command again continues it")
-        finally:
-            stop([process for _, process in running.values()])
+        finally:  # ask those that run to save and end, and wait for them: none outlives the sweep
+            for _, process in running.values():
+                process.terminate()
+            for _, process in running.values():
+                process.wait()
     return failed
 
 
@@ -148,18 +151,10 @@ def start(job: Job, slot: int, slots: int) -> subprocess.Popen:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 env={**share, **os.environ},
-                start_new_session=True,  # Ctrl-C reaches them through `stop`, once
+                start_new_session=True,  # Ctrl-C reaches them through `run_local`, once
             )
         except OSError as reason:
             raise RattleError(f"cannot start another process ({reason.strerror}): take fewer --jobs") from reason
-
-
-def stop(processes: Sequence[subprocess.Popen]) -> None:
-    """Ask processes to save and end, and wait for them: none outlives the sweep."""
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.wait()
 
 
 def last_line(path: Path) -> str:
