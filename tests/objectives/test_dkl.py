@@ -8,8 +8,6 @@ from rattle.forward import Outputs
 from rattle.objectives.base import Memory, Moment, StepContext, total
 from rattle.objectives.dkl import DKL
 from rattle.randomness import ImageStreams
-from rattle.recipes.catalog import get_recipe
-from rattle.weights import AWP
 from support.steps import assert_same_gradient
 
 N = 6
@@ -76,8 +74,3 @@ def test_the_classes_are_summed_over_an_epoch_and_used_in_the_next() -> None:
                 wanted[epoch][y[i]] += (z[i] / 4).softmax(0) / N
     torch.testing.assert_close(memory["sums"][0], wanted[2])
     torch.testing.assert_close(memory["sums"][1], wanted[1])
-
-
-def test_the_recipe_grows_its_attack_over_the_whole_run() -> None:
-    recipe = get_recipe("cifar10-linf-wrn34-10-dkl-awp")
-    assert (recipe.ramp, recipe.awp, recipe.attack.loss) == (1.0, AWP(gamma=0.005, warmup=10), "kl")

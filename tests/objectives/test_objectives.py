@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, PairedForward
-from rattle.models import find_head
 from rattle.objectives import AT, Taylor, Trades
 
 
@@ -43,16 +42,6 @@ def test_the_head_terms_by_hand() -> None:
     assert list(terms) == ["clean", "zeroth", "first", "second"]
     assert float(terms["first"]) == pytest.approx(0.2 * wanted[0], rel=1e-5)
     assert float(terms["second"]) == pytest.approx(0.1 * wanted[1], rel=1e-5)
-
-
-def test_the_head_input_is_read_from_a_users_sequential() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    x, x_adv = torch.rand(2, 5, 1, 2, 2)
-    outputs = PairedForward(model, ForwardSpec(features=True), find_head(model))(x, x_adv)
-    found = (outputs.features, outputs.features_adv, outputs.logits, outputs.logits_adv)
-    wanted = (model[:3](x), model[:3](x_adv), model(x), model(x_adv))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    assert not model[3]._forward_pre_hooks  # nothing stays behind
 
 
 @pytest.mark.parametrize(("objective", "passes"), [(AT(), 1), (Trades(taylor=Taylor(order=2)), 2)])
