@@ -9,7 +9,7 @@
 - Files an image passes: files of src/rattle of which a function is given images, alone or inside a dataset, a batch, a
   dict or a tuple, in that `fit` and in `evaluate(model, x, y, ["pgd5"], check_model=False)`.
 - Settings: those of the listed recipe that has most, and all that any recipe can have, whichever kinds its parts are
-  (`rattle.recipes.schema.settings_of`).
+  (`settings_of`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import FrameType
 
@@ -65,12 +65,33 @@ def modules_of_fit() -> int:
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
+def settings_of(kind: type, prefix: str = "") -> list[str]:
+    """The dotted names of all settings that a dataclass can have, whichever kinds its parts are.
+
+    A part of which there are several kinds counts its `kind`, one that may be left out counts for that, and a name that
+    several kinds share counts once.
+    """
+    from rattle.recipes import schema
+
+    found: dict[str, None] = {}
+    for setting in fields(kind):
+        name, hint = setting.name, schema.types_of(kind)[setting.name]
+        members = schema.dataclass_members(hint)
+        if not members or type(None) in schema.alternatives(hint):
+            found[prefix + name] = None
+        if schema.has_kinds(hint):
+            found[f"{prefix}{name}.kind"] = None
+        for member in members:
+            found |= dict.fromkeys(settings_of(member, f"{prefix}{name}."))
+    return list(found)
+
+
 def settings_in_a_recipe() -> tuple[int, int]:
     """The settings of the listed recipe that has most, and all that any recipe can have."""
     from rattle.recipes.catalog import get_recipe
     from rattle.recipes.names import list_recipes
     from rattle.recipes.recipe import Recipe
-    from rattle.recipes.schema import flatten, settings_of, to_plain
+    from rattle.recipes.schema import flatten, to_plain
 
     return max(len(flatten(to_plain(get_recipe(name)))) for name in list_recipes()), len(settings_of(Recipe))
 

@@ -149,7 +149,7 @@ def test_a_signal_saves_within_the_step_and_the_resumed_run_is_the_same(
 
 
 @pytest.mark.parametrize(("average", "judgement"), [("EMA", 1), ("SWA", 2)])
-def test_a_signal_in_a_validation_breaks_it_off_and_saves_what_precedes_it(
+def test_a_signal_in_a_validation_stops_the_run_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, average: str, judgement: int
 ) -> None:
     recipe, real, calls = RECIPES[average](), train.validate, []
@@ -164,9 +164,6 @@ def test_a_signal_in_a_validation_breaks_it_off_and_saves_what_precedes_it(
     monkeypatch.setattr(train, "validate", asked)
     with pytest.raises(StoppedBySignal):
         fit(recipe, tmp_path / "run")
-    progress = read(Run(tmp_path / "run").checkpoint("last")).progress
-    assert progress["closed"]
-    assert progress["epoch"] == 0
     assert content(fit(recipe, tmp_path / "run", resume=True)) == content(uninterrupted)
 
 

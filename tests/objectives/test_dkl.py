@@ -1,8 +1,5 @@
 """DKL beside a twin written from the formula, pair by pair; its class means are those of the epoch before."""
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,12 +8,7 @@ from rattle.forward import Outputs
 from rattle.objectives.base import Memory, Moment, StepContext, total
 from rattle.objectives.dkl import DKL
 from rattle.randomness import ImageStreams
-from rattle.recipes.catalog import get_recipe
-from rattle.runs.checkpoint import read
-from rattle.training.loop import fit
-from rattle.weights import AWP
 from support.steps import assert_same_gradient
-from support.training import tiny
 
 N = 6
 
@@ -82,15 +74,3 @@ def test_the_classes_are_summed_over_an_epoch_and_used_in_the_next() -> None:
                 wanted[epoch][y[i]] += (z[i] / 4).softmax(0) / N
     torch.testing.assert_close(memory["sums"][0], wanted[2])
     torch.testing.assert_close(memory["sums"][1], wanted[1])
-
-
-def test_a_run_sums_each_batch_once(tmp_path: Path) -> None:
-    recipe = tiny("dkl-awp", awp=AWP(warmup=1))
-    run = fit(replace(recipe, attack=replace(recipe.attack, steps=1)), tmp_path, log="none")
-    sums = read(run.checkpoint("last")).tensors["memory.sums"]
-    assert sums.sum((1, 2)).tolist() == pytest.approx([3, 3], rel=1e-4)  # three batches in each of two epochs
-
-
-def test_the_recipe_grows_its_attack_over_the_whole_run() -> None:
-    recipe = get_recipe("cifar10-linf-wrn34-10-dkl-awp")
-    assert (recipe.ramp, recipe.awp, recipe.attack.loss) == (1.0, AWP(gamma=0.005, warmup=10), "kl")

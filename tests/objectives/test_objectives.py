@@ -1,7 +1,6 @@
 """The head's Taylor terms by hand, the settings of Taylor terms, and the forward passes they are made from."""
 
 import math
-from collections.abc import Mapping
 
 import pytest
 import torch
@@ -10,11 +9,7 @@ from torch.nn import functional as F
 
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, PairedForward
-from rattle.models import find_head
 from rattle.objectives import AT, Taylor, Trades
-from rattle.objectives.base import StepContext
-from rattle.taylor import head_gradient, soft_targets
-from rattle.training.released import soft_labels
 
 
 def random_outputs(classes: int = 4, n: int = 6) -> tuple[Outputs, Tensor]:
@@ -49,57 +44,6 @@ def test_the_head_terms_by_hand() -> None:
     assert float(terms["second"]) == pytest.approx(0.1 * wanted[1], rel=1e-5)
 
 
-def mean_kl(*pairs: tuple[Tensor, Tensor]) -> Tensor:
-    """The mean over (target rows, logits) of KL(target || softmax(logits)), by torch's own function."""
-    each = [F.kl_div(logits.log_softmax(1), target, reduction="batchmean") for target, logits in pairs]
-    return torch.stack(each).mean()
-
-
-@pytest.mark.parametrize("base", [AT, Trades])
-def test_targets_carry_no_gradient(base: type) -> None:
-    outputs, y = random_outputs()
-    terms = base(taylor=Taylor(order=2, eta=0.3))(outputs, y)
-    taylor = terms["first"] + terms["second"]
-    inputs = [outputs.features, outputs.features_adv, outputs.logits, outputs.logits_adv]
-    by_h, by_h_adv, by_z, _ = torch.autograd.grad(taylor, inputs, allow_unused=True)
-    assert by_h is None
-    assert by_h_adv is None
-    # d KL(t || softmax(z)) / dz = softmax(z) - t: with t held, each row sums to 0 and is weighed by both terms
-    p, n = outputs.logits.detach().softmax(1), len(y)
-    r, r_adv = (head_gradient(h, z, y) for h, z in zip(inputs[:2], inputs[2:], strict=True))
-    rows = [soft_targets(-(value(r) - value(r_adv))) for value in (torch.abs, torch.square)]
-    wanted = (0.3 * (p - rows[0][y]) + 0.15 * (p - rows[1][y])) / (2 * n)
-    assert torch.allclose(by_z, wanted, atol=1e-6)
-
-
-def test_head_gradients_are_averaged_over_ranks_before_abs_and_square() -> None:
-    outputs, y = random_outputs()
-    seen = []
-
-    def reduce(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        seen.extend(rows.values())
-        return {name: values - 1.0 for name, values in rows.items()}  # what other ranks might bring
-
-    terms = Trades(taylor=Taylor(order=2, eta=0.3)).terms(outputs, y, StepContext(reduce=reduce))
-    (rows,) = seen
-    assert rows.shape == (2, 4)
-    r, r_adv = rows - 1.0
-    for name, weight, value in (("first", 0.3, torch.abs), ("second", 0.15, torch.square)):
-        gap = value(r) - value(r_adv)
-        plus, minus = soft_labels(gap, 0.5)[y], soft_labels(-gap, 0.5)[y]
-        assert torch.allclose(terms[name], weight * mean_kl((plus, outputs.logits_adv), (minus, outputs.logits)))
-
-
-def test_the_head_input_is_read_from_a_users_sequential() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    x, x_adv = torch.rand(2, 5, 1, 2, 2)
-    outputs = PairedForward(model, ForwardSpec(features=True), find_head(model))(x, x_adv)
-    found = (outputs.features, outputs.features_adv, outputs.logits, outputs.logits_adv)
-    wanted = (model[:3](x), model[:3](x_adv), model(x), model(x_adv))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
-    assert not model[3]._forward_pre_hooks  # nothing stays behind
-
-
 @pytest.mark.parametrize(("objective", "passes"), [(AT(), 1), (Trades(taylor=Taylor(order=2)), 2)])
 def test_no_forward_pass_is_made_that_nobody_asked_for(objective: AT | Trades, passes: int) -> None:
     model, calls = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), []
@@ -124,25 +68,6 @@ def test_a_head_whose_output_is_not_the_logits_is_refused(model: nn.Sequential, 
 def test_taylor_terms_without_features_are_refused() -> None:
     with pytest.raises(RattleError, match="features"):
         AT(taylor=Taylor(order=1))(Outputs(None, torch.randn(2, 3)), torch.tensor([0, 1]))
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("order", {"order": 3}),
-        ("eta", {"eta": -0.1, "order": 1}),
-        ("mode", {"mode": "literal", "order": 1}),
-        ("order 0", {"eta": 0.3}),
-        ("order 0", {"mode": "exact"}),
-    ],
-)
-def test_taylor_settings_that_mean_nothing_are_refused(name: str, settings: dict) -> None:
-    with pytest.raises(RattleError, match=rf"objective\.taylor.*{name}"):
-        Taylor(**settings)
-
-
-def test_eta_is_the_papers_best_for_the_order_when_not_given() -> None:
-    assert [Taylor(order=order).weight for order in (0, 1, 2)] == [0, 0.3, 0.2]
 
 
 def test_two_classes_turn_the_taylor_terms_into_cross_entropies() -> None:

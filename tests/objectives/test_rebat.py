@@ -1,8 +1,5 @@
 """ReBAT beside a twin written from the formula; its teacher is the average of the run's own weights."""
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,9 +9,6 @@ from rattle.errors import RattleError
 from rattle.forward import PairedForward
 from rattle.objectives.base import total
 from rattle.objectives.rebat import ReBAT
-from rattle.runs.checkpoint import read
-from rattle.runs.io import read_jsonl
-from rattle.training.loop import fit
 from rattle.weights import EMA
 from support.steps import assert_same_gradient
 from support.training import tiny
@@ -65,14 +59,6 @@ def test_it_is_at_until_the_average_begins() -> None:
     terms = {name: float(value.detach()) for name, value in objective(outputs, y).items()}
     assert terms["average"] == 0
     assert terms["zeroth"] == pytest.approx(float(nn.functional.cross_entropy(model(x), y).detach()))
-
-
-def test_a_run_begins_late(tmp_path: Path) -> None:
-    recipe = tiny("rebat", average=EMA(decay=0.5, start=0.34))
-    run = fit(replace(recipe, attack=replace(recipe.attack, steps=2)), tmp_path, log="none")
-    first, second = read_jsonl(run.metrics, [])
-    assert 0 < first["average"] < second["average"]  # from the third step on
-    assert int(read(run.checkpoint("last")).tensors["average.n_averaged"]) == 5
 
 
 def test_a_run_without_an_average_is_refused() -> None:

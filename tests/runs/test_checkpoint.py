@@ -1,6 +1,5 @@
 """Checkpoints come back bit for bit, and a file that is none gets one sentence."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -70,15 +69,11 @@ def refused(path: Path) -> str:
     return sentence
 
 
-@pytest.mark.parametrize("kept", [0, 4, 100, -1, -1000])
-def test_a_truncated_file_is_refused(saved: Path, kept: int) -> None:
-    saved.write_bytes(saved.read_bytes()[:kept])
-    assert "is not a checkpoint, or is damaged" in refused(saved)
-
-
 @pytest.mark.parametrize("place", [0, 7, 8, 300, -1, -2000])
-def test_a_single_altered_byte_is_noticed(saved: Path, place: int) -> None:
+def test_a_truncated_file_and_a_single_altered_byte_are_noticed(saved: Path, place: int) -> None:
     content = bytearray(saved.read_bytes())
+    saved.write_bytes(content[:place])
+    assert "is not a checkpoint, or is damaged" in refused(saved)
     content[place] ^= 0x10
     saved.write_bytes(content)
     assert "damaged" in refused(saved)
@@ -109,10 +104,3 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RattleError, match=r"cannot write .*c.json: File exists"):
         write_atomically(tmp_path / "file" / "c.json", b"1")
-
-
-def test_the_metadata_are_plain_text_that_anyone_can_read(saved: Path) -> None:
-    content = saved.read_bytes()
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    assert header["__metadata__"]["format"] == "2"
-    assert "name: digits-linf-cnn-trades-2nd" in header["__metadata__"]["recipe"]

@@ -34,14 +34,6 @@ def test_a_device_may_be_given_as_torch_has_it() -> None:
     assert next(rattle.load(ZOO, device="cpu").parameters()).device.type == "cpu"
 
 
-@pytest.mark.parametrize("call", [rattle.evaluate, rattle.benchmark])
-def test_evaluations_refuse_it_in_python(call: object) -> None:
-    data = (torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.long))
-    images = (data,) if call is rattle.benchmark else data
-    with pytest.raises(RattleError, match="there is no device"):
-        call(rattle.load(ZOO), *images, attacks="fgsm", device=ABSENT)
-
-
 @pytest.mark.process
 @pytest.mark.parametrize(
     "command",

@@ -26,9 +26,12 @@ from support.tiny_runs import save_run, small_cnn
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    saved = open_checkpoint(save_run(tmp_path / "run"))
+    return publish(save_run(tmp_path / "run"), tmp_path / "published")
+
+
+def publish(checkpoint: Path, out: Path) -> Path:
+    saved = open_checkpoint(checkpoint)
     weights, config = pack(saved, load_model(saved))
-    out = tmp_path / "published"
     out.mkdir()
     (out / "model.safetensors").write_bytes(weights)
     (out / "config.json").write_text(json.dumps(config))
@@ -111,11 +114,6 @@ def test_averaged_weights_are_packed_and_statistics_come_along(tmp_path: Path) -
         average.module.head.bias += 1
     parts = {"recipe": recipe, "classes": tuple("0123456789"), "shape": (1, 8, 8), "progress": {"epoch": 3}}
     checkpoint.save(tmp_path / "c.safetensors", **parts, model=model, average=average)
-    saved = open_checkpoint(tmp_path / "c.safetensors")
-    (tmp_path / "out").mkdir()
-    weights, config = pack(saved, load_model(saved))
-    (tmp_path / "out" / "model.safetensors").write_bytes(weights)
-    (tmp_path / "out" / "config.json").write_text(json.dumps(config))
-    x = torch.rand(3, 1, 8, 8)
-    assert torch.equal(load(tmp_path / "out")(x), average.module.eval()(x))
-    assert open_checkpoint(tmp_path / "out").progress == {"epoch": 3}
+    out, x = publish(tmp_path / "c.safetensors", tmp_path / "out"), torch.rand(3, 1, 8, 8)
+    assert torch.equal(load(out)(x), average.module.eval()(x))
+    assert open_checkpoint(out).progress == {"epoch": 3}

@@ -1,7 +1,6 @@
 """Run folders: begin, continue or replace a run; never mix two, never clear what is not ours."""
 
 import json
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,28 +76,10 @@ def test_resume_makes_a_run_longer_and_its_history_tells_the_former_length(tmp_p
     assert not run.history.exists()
 
 
-def refused(folder: Path, **how: bool) -> None:
-    with suppress(RattleError), open_run(Run(folder), RECIPE, **how):
-        raise RattleError("no luck")
-
-
-def test_a_training_that_is_refused_leaves_no_folder_behind(tmp_path: Path) -> None:
-    refused(tmp_path / "a")
-    refused(tmp_path / "b", resume=True)
-    assert list(tmp_path.iterdir()) == []
-    refused(tmp_path)
-    assert tmp_path.is_dir()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_that_was_there_stays_when_its_training_is_refused(tmp_path: Path) -> None:
-    begun(tmp_path / "a", RECIPE)
-    refused(tmp_path / "a", resume=True)
-    assert Run(tmp_path / "a").exists()
-    with suppress(RattleError), open_run(Run(tmp_path / "b"), RECIPE):
-        put_checkpoint(Run(tmp_path / "b").checkpoint("last"))
-        raise RattleError("no luck later")
-    assert Run(tmp_path / "b").checkpoint("last").exists()
+def test_a_run_that_saved_nothing_begins_anew(tmp_path: Path) -> None:
+    begun(tmp_path, RECIPE)
+    run = begun(tmp_path, replace(RECIPE, epochs=3))
+    assert Recipe.from_yaml(run.recipe.read_text()).epochs == 3
 
 
 def test_resume_and_overwrite_exclude_each_other(tmp_path: Path) -> None:

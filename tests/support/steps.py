@@ -16,12 +16,15 @@ from rattle.weights import Noise
 def step_inputs(
     model: nn.Module, objective: Objective, attack: Any, x: Tensor, y: Tensor, context: StepContext, **more: Any
 ) -> StepInputs:
-    """The inputs of a step, without noise unless `more` has it; the context's teachers are passed on."""
+    """The inputs of a step, without noise unless `more` has it; the context's teachers are passed on.
+
+    more: fields of StepInputs, and the average of the weights.
+    """
     head = find_head(model) if objective.needs.features else None
     return StepInputs(
         x=x,
         y=y,
-        forward=PairedForward(model, objective.needs, head, teachers=context.teachers),
+        forward=PairedForward(model, objective.needs, head, context.teachers, more.pop("average", None)),
         attack=attack,
         objective=objective,
         context=context,

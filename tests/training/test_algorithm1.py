@@ -58,3 +58,4 @@ def test_the_library_takes_the_steps_of_algorithm_1(order: int, gamma: float | N
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
         for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
             torch.testing.assert_close(a, b)
+    assert not any(module._forward_pre_hooks for module in ours.modules())  # which read the input of the head

@@ -14,11 +14,10 @@ from rattle.data import Augment
 from rattle.data.registry import batches
 from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
-from rattle.runs.checkpoint import read
 from rattle.training.loop import fit
 from rattle.training.minibatch import augmented, with_extra
 from rattle.training.state import TrainState, init_state
-from support.training import check_resumes, tiny
+from support.training import tiny
 
 DRAW = np.random.default_rng(0)
 X = DRAW.integers(0, 17, (50, 8, 8, 1), dtype=np.uint8) * 15
@@ -46,17 +45,6 @@ def test_extra_images_take_places_evenly_spread_and_originals_are_seen_once() ->
     assert torch.equal(torch.where(rows < 192, rows, rows - 192).sort().values, torch.arange(192))
 
 
-def test_what_is_drawn_is_a_function_of_seed_epoch_and_row(tmp_path: Path) -> None:
-    state = state_of(recipe_with(tmp_path, augment=Augment(pad=1, flip=True)))
-    rows = torch.tensor([3, 192, 7, 383, 200, 201])
-    x, y = augmented(state, state.data.train, rows)
-    parts = [augmented(state, state.data.train, part) for part in rows.split(2)]
-    assert torch.equal(torch.cat([part for part, _ in parts]), x)
-    assert torch.equal(torch.cat([part for _, part in parts]), y)
-    state.progress.epoch = 1
-    assert not torch.equal(augmented(state, state.data.train, rows)[0], x)
-
-
 def test_every_image_of_the_file_is_drawn_with_its_own_label(tmp_path: Path) -> None:
     state = state_of(recipe_with(tmp_path))
     x, y = augmented(state, state.data.train, torch.arange(192, 384))
@@ -71,20 +59,20 @@ def test_every_image_of_the_file_is_drawn_with_its_own_label(tmp_path: Path) -> 
     assert torch.equal((255 * x).round().to(torch.uint8), state.data.train.x)
 
 
-def test_soft_labels_turn_the_originals_into_rows(tmp_path: Path) -> None:
-    state = state_of(recipe_with(tmp_path, SOFT))
-    _, y = augmented(state, state.data.train, torch.tensor([5, 197, 6]))
+def test_soft_labels_turn_the_originals_into_rows_and_images_follow_from_epoch_and_row(tmp_path: Path) -> None:
+    state = state_of(recipe_with(tmp_path, SOFT, augment=Augment(pad=1, flip=True)))
+    rows = torch.tensor([5, 197, 6])
+    x, y = augmented(state, state.data.train, rows)
+    for i, row in enumerate(rows):  # whatever the batch
+        alone = augmented(state, state.data.train, row[None])
+        assert torch.equal(alone[0][0], x[i])
+        assert torch.equal(alone[1][0].argmax(), y[i].argmax())
+    state.progress.epoch = 1
+    assert not torch.equal(augmented(state, state.data.train, rows)[0], x)
     assert torch.equal(y[[0, 2]].argmax(1), state.data.train.y[5:7])
     assert torch.equal(y[[0, 2]].amax(1), torch.ones(2))
     assert 0 < float(y[1].amax()) < 1
     torch.testing.assert_close(y.sum(1), torch.ones(3))
-
-
-@pytest.mark.parametrize("mix", ["none", "cutmix"])
-def test_a_run_is_resumed_bit_for_bit(tmp_path: Path, mix: Any) -> None:
-    recipe = recipe_with(tmp_path, SOFT, augment=Augment(pad=1, mix=mix), extra_fraction=0.5)
-    whole = check_resumes(recipe, tmp_path, steps=2)
-    assert read(whole.checkpoint("last")).progress["step"] == 6  # an epoch has as many steps as without
 
 
 def test_a_method_that_cannot_learn_from_them_refuses(tmp_path: Path) -> None:
@@ -95,9 +83,3 @@ def test_a_method_that_cannot_learn_from_them_refuses(tmp_path: Path) -> None:
         with pytest.raises(RattleError, match=rf"extra.npz has soft labels, which {name} cannot take$"):
             fit(recipe_with(tmp_path, SOFT, method), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_fraction_without_images_is_refused() -> None:
-    recipe = tiny("at")
-    with pytest.raises(RattleError, match=r"data.extra_fraction 0.7 does nothing.*--data.extra"):
-        replace(recipe, data=replace(recipe.data, extra_fraction=0.7)).refuse_idle()

@@ -22,7 +22,7 @@ from rattle.models import create_model
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
-from rattle.training.fit_inputs import count_logits, take
+from rattle.training.fit_inputs import take
 from rattle.training.loop import epoch_order
 from rattle.training.state import init_state
 from rattle.weights import EMA
@@ -155,6 +155,8 @@ def test_images_are_held_out_and_changed_as_the_recipe_says() -> None:
     assert (len(found.train), len(found.val or ()), len(found.test)) == (33, 9, 0)
     assert found.classes == ("a", "b", "c")
     assert taken.data.augment == Augment(pad=2)
+    _, found = take(rattle.get_recipe("digits-linf-cnn-trades"), None, images(), None)
+    assert (len(found.train), len(found.val or ())) == (54, 6)  # not as many as of the recipe's own images
 
 
 def test_the_names_of_classes_come_from_the_argument_or_the_dataset(tmp_path: Path) -> None:
@@ -167,11 +169,6 @@ def test_the_names_of_classes_come_from_the_argument_or_the_dataset(tmp_path: Pa
     assert not (tmp_path / "a").exists()
 
 
-def test_images_alone_train_a_named_network(tmp_path: Path) -> None:
-    run = rattle.fit(recipe("at", model="cnn", width=4, epochs=1), tmp_path, data=images(), log="none")
-    assert rattle.load(run.folder)(torch.rand(2, 1, 8, 8)).shape == (2, 3)
-
-
 def test_a_module_alone_is_trained_on_the_recipes_images(tmp_path: Path) -> None:
     data = Data(name="digits", train_size=64, val_size=10)
     run = rattle.fit(recipe("at", data=data, epochs=1), tmp_path / "a", model=net(classes=10), log="none")
@@ -181,8 +178,7 @@ def test_a_module_alone_is_trained_on_the_recipes_images(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("mode", ["head", "exact", "sampled"])
 def test_a_module_with_its_logits_in_an_object_trains_as_if_it_returned_them(mode: str, tmp_path: Path) -> None:
-    made = recipe(average=EMA(decay=0.8))
-    made = replace(made, objective=replace(made.objective, taylor=rattle.Taylor(order=2, mode=mode)))
+    made = recipe(objective=rattle.Trades(taylor=rattle.Taylor(order=2, mode=mode)))
     runs = []
     for name, end in (("object", lambda z: SimpleNamespace(loss=None, logits=z)), ("plain", lambda z: z)):
         torch.manual_seed(0)
@@ -191,18 +187,10 @@ def test_a_module_with_its_logits_in_an_object_trains_as_if_it_returned_them(mod
     assert same(*(weights(run, "best") for run in runs))
 
 
-def test_a_resumed_run_is_the_run_that_was_never_stopped(whole: Run, tmp_path: Path) -> None:
-    made = recipe(average=EMA(decay=0.8))
-    with pytest.raises(Stop):
-        fit(tmp_path, made=made, console=Interrupting(steps=5))
-    torch.rand(7)  # torch's own random state plays no part, not even in dropout
-    assert content(fit(tmp_path, net(seed=5), made=made, resume=True)) == content(whole)
-
-
 def test_a_module_that_moved_in_the_code_is_resumed_and_another_one_is_not(whole: Run, tmp_path: Path) -> None:
     made = recipe(average=EMA(decay=0.8))
     with pytest.raises(Stop):
-        fit(tmp_path, made=made, console=Interrupting(epochs=1))
+        fit(tmp_path, made=made, console=Interrupting(steps=5))
     wider = net()
     wider.conv = nn.Conv2d(1, 8, 5, padding=2)
     with pytest.raises(RattleError, match=r"holds another network: .* conv.weight"):
@@ -210,21 +198,9 @@ def test_a_module_that_moved_in_the_code_is_resumed_and_another_one_is_not(whole
     x, y = images()
     with pytest.raises(RattleError, match="was trained on other images than those given now"):
         fit(tmp_path, data=(255 - x, y), made=made, resume=True)
-    moved = net()
+    moved = net(seed=5)
     moved.__class__ = type("Net", (Net,), {"__module__": "elsewhere"})
     assert content(fit(tmp_path, moved, made=made, resume=True)) == content(whole)
-
-
-def test_the_held_out_part_follows_images_that_are_not_the_recipes_own() -> None:
-    _, found = take(rattle.get_recipe("digits-linf-cnn-trades"), None, images(), None)
-    assert found.val is not None
-    assert (len(found.train), len(found.val)) == (54, 6)
-
-
-def test_log_probabilities_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    count_logits(Last(lambda z: z.log_softmax(1)), images()[0][:2])
-    count_logits(Last(lambda z: z - 100), images()[0][:2])
-    assert ["log-softmax" in record.message for record in caplog.records] == [True]
 
 
 def bad_modules() -> dict[str, tuple[Any, str]]:
@@ -244,16 +220,6 @@ def bad_modules() -> dict[str, tuple[Any, str]]:
     }
 
 
-@pytest.mark.parametrize("kind", bad_modules())
-def test_a_module_that_cannot_be_trained_is_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
-    module, sentence = bad_modules()[kind]
-    with pytest.raises(RattleError) as caught:
-        fit(tmp_path / "run", module)
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
 def bad_data() -> dict[str, tuple[Any, str]]:
     x, y = images()
     pairs = TensorDataset(x, y)
@@ -269,12 +235,14 @@ def bad_data() -> dict[str, tuple[Any, str]]:
     }
 
 
-@pytest.mark.parametrize("kind", bad_data())
-def test_images_that_cannot_be_trained_on_are_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
-    data, sentence = bad_data()[kind]
+@pytest.mark.parametrize("kind", [*bad_modules(), *bad_data()])
+def test_what_cannot_be_trained_or_trained_on_is_refused_in_a_sentence(kind: str, tmp_path: Path) -> None:
+    module, sentence = bad_modules().get(kind, (None, ""))
+    data, sentence = bad_data().get(kind, (None, sentence))
     with pytest.raises(RattleError) as caught:
-        fit(tmp_path / "run", data=data)
+        fit(tmp_path / "run", module, data)
     assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 

@@ -13,7 +13,7 @@ from rattle.errors import RattleError
 from rattle.models import Normalise, create_model
 from rattle.recipes.recipe import Recipe
 from rattle.training.state import init_state
-from support.command import Command
+from rattle.weights import EMA
 from support.tiny_runs import RECIPE, digits, save_run, small_cnn
 
 TINY = [
@@ -38,23 +38,17 @@ def build(classes, channels):
 
 
 def test_fine_tuning_starts_from_a_file_a_checkpoint_or_a_run(tmp_path: Path) -> None:
-    run = save_run(tmp_path / "run")
+    run, data = save_run(tmp_path / "run"), RECIPE.data.load()
     torch.save({"state_dict": small_cnn().state_dict()}, tmp_path / "w.pt")
-    data = RECIPE.data.load()
-    for init in (tmp_path / "w.pt", run / "checkpoints" / "best.safetensors", run):
+    averaged = rattle.fit(replace(RECIPE, epochs=1, average=EMA()), tmp_path / "averaged", log="none").checkpoint(
+        "last"
+    )
+    for init in (tmp_path / "w.pt", run / "checkpoints" / "best.safetensors", run, averaged):
+        wanted = rattle.load(averaged) if init == averaged else small_cnn()
         state = init_state(replace(RECIPE, init=str(init)), data).model.state_dict()
-        assert all(torch.equal(state[k], v) for k, v in small_cnn().state_dict().items())
+        assert all(torch.equal(state[k], v) for k, v in wanted.state_dict().items())
     with pytest.raises(RattleError, match="no file of weights at nowhere"):
         init_state(replace(RECIPE, init="nowhere"), data)
-
-
-def test_a_checkpoint_with_optimizer_and_average_is_a_start_too(tmp_path: Path) -> None:
-    words = ["--width", "4", *TINY, "--average.kind", "EMA"]
-    assert main(["train", DIGITS, *words, "--out", str(tmp_path / "a")]) == 0
-    last = tmp_path / "a" / "checkpoints" / "last.safetensors"
-    state = init_state(replace(RECIPE, init=str(last)), RECIPE.data.load()).model.state_dict()
-    own = rattle.load(last).state_dict()
-    assert all(torch.equal(state[k], v) for k, v in own.items())
 
 
 def test_other_classes_get_a_fresh_head(tmp_path: Path) -> None:
@@ -78,18 +72,6 @@ def test_normalisation_and_silu_survive_saving_and_loading(tmp_path: Path) -> No
     assert float(layer.mean) == pytest.approx(float(images.mean()), abs=1e-4)
     assert float(layer.std) == pytest.approx(float(images.std()), abs=1e-4)
     assert any(isinstance(m, torch.nn.SiLU) for m in model.modules())
-    assert main(["evaluate", str(tmp_path / "run"), "--attacks", "fgsm", "--n", "10"]) == 0
-
-
-@pytest.mark.parametrize("extra", [[], ["--normalise"]])
-def test_a_network_of_ones_own_is_trained_and_loaded(extra: list[str], here: Path, command: Command) -> None:
-    (here / "mynet.py").write_text(NET)
-    assert main(["train", DIGITS, "--model", "mynet.py:build", *TINY, *extra, "--out", "run"]) == 0
-    model = rattle.load("run", trust_code=True)
-    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
-    assert main(["evaluate", "run", "--attacks", "fgsm", "--n", "10", "--trust-code"]) == 0
-    said = command.refused("train", DIGITS, "--model", "mynet.py:build", "--width", "3", *TINY, "--out", "b")
-    assert "mynet.py:build has no keyword 'width', which the recipe sets" in said
 
 
 def test_the_start_is_measured_and_a_missing_normalisation_is_found(

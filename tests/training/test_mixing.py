@@ -1,7 +1,7 @@
 """CutMix and mixup: shares and labels by hand, whatever the batch, up the loss to the mixed label."""
 
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from rattle.threat import Threat
 from rattle.training.minibatch import augmented
 from rattle.training.state import init_state
 from support.inner_attacks import our_step, problem
-from support.training import check_resumes, tiny
+from support.training import tiny
 
 KINDS = ["cutmix", "mixup"]
 SMALL = PGD(threat=Threat(epsilon=0.1), steps=2, step_size=0.1)
@@ -70,21 +70,14 @@ def test_one_hot_rows_are_the_labels_they_stand_for(objective: AT) -> None:
     torch.testing.assert_close(rows.gradients, hard.gradients)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mixed_run_is_resumed_bit_for_bit(kind: str, tmp_path: Path) -> None:
-    recipe = tiny("at", batch_size=40, save_minutes=0, **mixing(kind, "at"))
-    recipe = replace(recipe, attack=replace(recipe.attack, steps=2), val_attack=replace(recipe.val_attack, steps=1))
-    check_resumes(recipe, tmp_path, steps=3)
-
-
 @pytest.mark.parametrize(
-    ("method", "taker"), [("trades-2nd", r"TRADES \+ 1st \+ 2nd"), ("avmixup", "AVMixup"), ("fat", "FAT")]
+    ("method", "attack", "taker"),
+    [
+        ("trades-2nd", {}, "TRADES + 1st + 2nd"),
+        ("fat", {}, "FAT"),
+        ("at", {"attack": PGD(loss="cw")}, "attack.loss cw"),
+    ],
 )
-def test_a_method_that_needs_whole_labels_refuses_to_mix(method: str, taker: str) -> None:
-    with pytest.raises(RattleError, match=f"^data.augment.mix cutmix makes soft labels, which {taker} cannot take$"):
-        replace(get_recipe(f"digits-linf-cnn-{method}"), **mixing("cutmix"))
-
-
-def test_the_margin_loss_refuses_to_mix() -> None:
-    with pytest.raises(RattleError, match=r"makes soft labels, which attack.loss cw cannot take$"):
-        replace(get_recipe("digits-linf-cnn-at"), attack=PGD(loss="cw"), **mixing("mixup"))
+def test_what_needs_whole_labels_refuses_to_mix(method: str, attack: dict, taker: str) -> None:
+    with pytest.raises(RattleError, match=re.escape(f"makes soft labels, which {taker} cannot take")):
+        replace(get_recipe(f"digits-linf-cnn-{method}"), **attack, **mixing("cutmix"))

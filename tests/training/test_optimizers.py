@@ -7,16 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.models.registry import create_model
 from rattle.recipes.catalog import make_recipe
-from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
+from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import Cosine
 from rattle.runs.checkpoint import read
 from rattle.training.loop import fit
 from rattle.training.state import make_optimizer
-from support.training import check_resumes, tiny
+from support.training import tiny
 
 
 def test_the_optimizer_has_the_settings_of_the_recipe_and_is_fused() -> None:
@@ -40,19 +39,6 @@ def test_layer_decay_is_for_networks_of_timm(tmp_path: Path) -> None:
     with pytest.raises(RattleError, match="layer-decay needs a network of timm"):
         fit(tiny("at", optimizer=AdamW(layer_decay=0.5)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-ADAMW = {"optimizer": AdamW(lr=0.01), "schedule": Cosine(warmup=0.4)}
-PLAIN = {"optimizer": SGD(lr=0.05, decay_norms=False)}
-
-
-@pytest.mark.parametrize("settings", [ADAMW, PLAIN], ids=["AdamW", "SGD"])
-def test_a_resumed_run_with_groups_is_the_run_that_was_never_stopped(settings: dict, tmp_path: Path) -> None:
-    recipe = tiny("at", **settings, save_minutes=0.0)  # saves after every step
-    recipe = replace(recipe, attack=PGD(steps=1), val_attack=ValAttack(steps=1))
-    buffers = read(check_resumes(recipe, tmp_path, steps=5).checkpoint("last")).part("optimizer")
-    counts = [value for name, value in buffers.items() if name.endswith(".step")]
-    assert {(value.ndim, float(value)) for value in counts} == ({(0, 6.0)} if settings is ADAMW else set())
 
 
 @pytest.mark.slow

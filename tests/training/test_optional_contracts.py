@@ -22,8 +22,7 @@ from rattle.runs.checkpoint import read
 from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.training.loop import fit
-from support.tiny_runs import RECIPE, save_run
-from support.training import Interrupting, Stop, tiny
+from support.training import tiny
 
 MOMENTS: list[Moment] = []
 
@@ -73,17 +72,16 @@ def recipe() -> Iterator[Recipe]:
     del METHODS["everything"]
 
 
-def content(run: Run) -> dict[str, Tensor]:
-    return read(run.checkpoint("last")).tensors
-
-
 @pytest.fixture
 def whole(recipe: Recipe, tmp_path: Path) -> Run:
+    MOMENTS.clear()
     return fit(recipe, tmp_path / "whole")
 
 
 def test_everything_is_trained_saved_and_remembered(whole: Run, recipe: Recipe) -> None:
-    tensors = content(whole)
+    assert [(moment.epoch, moment.step) for moment in MOMENTS] == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
+    assert {moment.fraction for moment in MOMENTS} == {0.0, 0.5}
+    tensors = read(whole.checkpoint("last")).tensors
     assert any(name.startswith("teachers.along.") for name in tensors)
     assert not any(name.startswith("teachers.before.") for name in tensors)
     assert any(name.startswith("teacher_optimizer.along.") for name in tensors)
@@ -98,38 +96,6 @@ def test_everything_is_trained_saved_and_remembered(whole: Run, recipe: Recipe) 
     assert load(whole)(torch.rand(2, 1, 8, 8)).shape == (2, 10)
 
 
-def test_an_objective_knows_the_moment_of_the_run(recipe: Recipe, tmp_path: Path) -> None:
-    MOMENTS.clear()
-    fit(recipe, tmp_path / "run")
-    assert [(moment.epoch, moment.step) for moment in MOMENTS] == [(0, 0), (0, 1), (0, 2), (1, 3), (1, 4), (1, 5)]
-    assert {moment.fraction for moment in MOMENTS} == {0.0, 0.5}
-
-
-@pytest.mark.parametrize("stop", [{"steps": 4}, {"epochs": 1}])
-def test_a_run_with_teachers_and_memory_resumes_bit_for_bit(
-    whole: Run, recipe: Recipe, stop: dict[str, int], tmp_path: Path
-) -> None:
-    given = replace(recipe, save_minutes=0)  # a checkpoint after every step
-    with pytest.raises(Stop):
-        fit_again(given, tmp_path / "cut", console=Interrupting(**stop))
-    again = fit(given, tmp_path / "cut", resume=True)
-    one, two = content(whole), content(again)
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def fit_again(recipe: Recipe, out: Path, console: Interrupting) -> Run:
-    """Train the teacher in peace first: only the run itself is to be interrupted."""
-    fit(teacher(recipe), out.with_name(f"{out.name}-teacher-before"))
-    return fit(recipe, out, console=console)
-
-
-def teacher(recipe: Recipe) -> Recipe:
-    from rattle.training.teachers import teacher_recipe
-
-    return teacher_recipe(recipe, "before", Everything().before, "standard")
-
-
 def test_a_teacher_that_is_code_runs_by_the_user_s_word_alone(recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path)!r}, 'executed').touch()\n")
     code = f"{tmp_path / 'evil.py'}:build"
@@ -137,7 +103,4 @@ def test_a_teacher_that_is_code_runs_by_the_user_s_word_alone(recipe: Recipe, tm
     file.write_text(replace(recipe, objective=Everything(before=Teacher(model=code))).to_yaml())
     with pytest.raises(RattleError, match=r"recipe\.yaml names code to run as its model: .*evil\.py:build"):
         fit(str(file), tmp_path / "run")
-    weights = str(save_run(tmp_path / "taught", recipe=replace(RECIPE, model=code)))
-    with pytest.raises(RattleError, match=r"best\.safetensors names code to run as its model"):
-        fit(replace(recipe, objective=Everything(before=Teacher(weights=weights))), tmp_path / "run")
     assert not (tmp_path / "executed").exists()

@@ -177,6 +177,8 @@ def test_a_process_that_cannot_start_is_not_blamed_on_its_log(tmp_path: Path, mo
 
 
 def test_slurm_without_slurm_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RattleError, match=r"slurm\.nodes"):
+        Slurm(nodes=0)
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RattleError, match="SLURM did not take the sweep: "):
@@ -187,12 +189,6 @@ def test_slurm_without_submitit_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(RattleError, match=r"the slurm launcher needs submitit: pip install 'rattle-robust\[slurm\]'"):
         submit(jobs(tmp_path, "a"), Slurm(), tmp_path, NullConsole())
-
-
-@pytest.mark.parametrize("wrong", [{"gpus": -1}, {"nodes": 0}, {"chain": -1}, {"chain": 2}])
-def test_what_slurm_cannot_be_asked_for_is_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(RattleError, match=f"slurm.{next(iter(wrong))}"):
-        Slurm(**wrong)
 
 
 SIZES = ["--width", "4", "--data.train-size", "256", "--batch-size", "64", "--attack.steps", "2", "--threads", "1"]
@@ -265,26 +261,6 @@ def step_begun(run: Run) -> None:
 
 def jobs_in_queue() -> list[str]:
     return subprocess.run(["squeue", "--noheader", "--format", "%i"], capture_output=True, text=True).stdout.split()
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_where_slurm_requeues_nothing_a_chain_of_jobs_finishes_a_run(slurm: None, tmp_path: Path) -> None:
-    command = ["sweep", RECIPE, "--seeds", "0", "--out", str(tmp_path), "--launcher", "slurm", *SIZES]
-    handed = rattle(*command, "--epochs", "40", "--slurm.no-requeue", "--slurm.chain", "2")
-    assert handed.returncode == 0, handed.stderr
-    assert handed.stdout == "1 of 1 runs are in the queue; the same command again says how they do\n"
-    numbers = [line.split()[0] for line in handed.stderr.split("seed=0: SLURM job ")[1:]]
-    assert len(numbers) == 3
-    run = Run(tmp_path / "seed=0")
-    step_begun(run)
-    subprocess.run(["scancel", "--signal=USR2", numbers[0]], check=True)  # as when its time is nearly over
-    until(lambda: not set(numbers) & set(jobs_in_queue()), 600)
-    recipe = Recipe.from_yaml(run.recipe.read_text())
-    assert Job(tmp_path / "seed=0", recipe).state == "finished"
-    logs = {n: "".join(p.read_text() for p in (tmp_path / "slurm").glob(f"{n}_*_log.*")) for n in numbers}
-    assert "everything is saved in" in logs[numbers[0]]
-    assert run.metrics.read_bytes() == fit(recipe, tmp_path / "whole").metrics.read_bytes()
 
 
 @pytest.mark.process

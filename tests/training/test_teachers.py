@@ -23,7 +23,7 @@ from rattle.runs.progress import NullConsole, StoppedBySignal
 from rattle.training.loop import fit as fit_with_events
 from rattle.training.state import init_state
 from rattle.weights import AWP
-from support.training import Interrupting, Stop, Wholes, content, recipe_of, tiny
+from support.training import content, recipe_of, tiny
 
 ZOO = "zoo:digits-linf-cnn-trades"
 fit = partial(fit_with_events, log="none")
@@ -37,42 +37,15 @@ def short(method: str, **changes: object) -> Recipe:
     return replace(recipe, **{"save_minutes": 0.0, **attacks, **changes})
 
 
-@pytest.fixture(scope="module")
-def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
-    return Wholes(short, tmp_path_factory.mktemp("runs"))
-
-
-@pytest.mark.parametrize("method", ["lbgat", "hat"])
-@pytest.mark.parametrize("steps", [2, 10])
-def test_a_run_stopped_in_its_teacher_or_itself_goes_on_bit_for_bit(
-    wholes: Wholes, method: str, steps: int, tmp_path: Path
-) -> None:
-    run = tmp_path / method
-    if steps == 10 and method == "lbgat":
-        steps = 4  # nothing comes before it
-    with pytest.raises(Stop):
-        fit(short(method), run, console=Interrupting(steps=steps))
-    again = fit(short(method), run, resume=True)
-    assert content(again) == content(wholes[method])
-    for name in ("standard", "robust"):
-        teacher, other = (Run(Path(f"{each.folder}-teacher-{name}")) for each in (again, wholes[method]))
-        assert teacher.exists() == other.exists()
-        assert not teacher.exists() or content(teacher) == content(other)
-
-
-def test_a_teacher_trained_along_learns_and_is_saved_with_every_checkpoint(wholes: Wholes) -> None:
-    recipe = short("lbgat")
+def test_a_teacher_trained_along_learns_and_is_saved_with_every_checkpoint(tmp_path: Path) -> None:
+    recipe = short("lbgat", awp=AWP(warmup=0))
+    run = fit(recipe, tmp_path / "run")
     begun = init_state(recipe, recipe.data.load()).cotrained.state_dict()
     for name in ("best", "last"):
-        saved = read(wholes["lbgat"].checkpoint(name)).part("teachers")
+        saved = read(run.checkpoint(name)).part("teachers")
         assert saved.keys() == begun.keys()
         assert not torch.equal(saved["natural.head.weight"], begun["natural.head.weight"])
-
-
-def test_awp_moves_the_statistics_of_a_teacher_once_a_step(tmp_path: Path) -> None:
-    run = fit(short("lbgat", awp=AWP(warmup=0)), tmp_path / "awp")
-    saved = read(run.checkpoint("last")).part("teachers")
-    assert int(saved["natural.body.1.num_batches_tracked"]) == 6  # two epochs of three steps
+    assert int(saved["natural.body.1.num_batches_tracked"]) == 6  # AWP or not: two epochs of three steps
 
 
 def test_the_command_trains_the_teacher_first_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,30 +79,20 @@ def test_a_signal_while_the_teacher_trains_names_the_run_to_resume(tmp_path: Pat
     assert fit(recipe_of(Run(tmp_path / "run")), tmp_path / "run", resume=True).checkpoint("best").exists()
 
 
-def test_a_run_made_longer_keeps_its_teacher(tmp_path: Path) -> None:
-    run = fit(short("hat", epochs=1), tmp_path / "run")
-    teacher = Run(tmp_path / "run-teacher-standard")
-    before = content(teacher)
-    fit(short("hat"), run.folder, resume=True)
-    assert content(teacher) == before
-
-
-def test_a_renamed_run_is_not_resumed_with_another_teacher(tmp_path: Path) -> None:
-    fit(short("hat", epochs=1), tmp_path / "run").folder.rename(tmp_path / "new")
+def test_a_teacher_is_kept_renamed_and_replaced_with_its_run(tmp_path: Path) -> None:
+    run, teacher = fit(short("hat", epochs=1), tmp_path / "run"), Run(tmp_path / "new-teacher-standard")
+    run.folder.rename(tmp_path / "new")
     with pytest.raises(RattleError, match="new-teacher-standard, which is not there"):
         fit(short("hat"), tmp_path / "new", resume=True)
-    (tmp_path / "run-teacher-standard").rename(tmp_path / "new-teacher-standard")
-    fit(short("hat"), tmp_path / "new", resume=True)
-
-
-def test_a_teacher_of_other_settings_is_replaced_only_with_the_run(tmp_path: Path) -> None:
-    run, teacher = fit(short("hat", epochs=1), tmp_path / "run"), Run(tmp_path / "run-teacher-standard")
+    (tmp_path / "run-teacher-standard").rename(teacher.folder)
+    before = content(teacher)
+    fit(short("hat"), tmp_path / "new", resume=True)  # longer, its teacher not
+    assert content(teacher) == before
     wider = short("hat", epochs=1, width=6)
-    shutil.copytree(teacher.folder, tmp_path / "new-teacher-standard")
+    shutil.copytree(teacher.folder, tmp_path / "other-teacher-standard")
     with pytest.raises(RattleError, match=r"the teacher 'standard' belongs into .* holds a run of another recipe"):
-        fit(wider, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-    fit(wider, run.folder, overwrite=True)
+        fit(wider, tmp_path / "other")
+    fit(wider, tmp_path / "new", overwrite=True)
     assert recipe_of(teacher).width == 6
 
 

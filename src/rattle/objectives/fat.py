@@ -45,10 +45,9 @@ class EarlyStoppedPGD:
                 if not bool(live.any()):
                     return found
                 (gradient,) = torch.autograd.grad(pgd.sample_losses(logits, reference).sum(), point)
-                if not bool(live.all()):
-                    row, x, y, reference, left = (value[live] for value in (row, x, y, reference, left))
-                    point, gradient, draws = point[live], gradient[live], draws[live]
-                x_adv = self.threat.ascend(point.detach(), gradient, pgd.step_size)
+                row, x, y, reference, left = (value[live] for value in (row, x, y, reference, left))
+                draws = draws[live]
+                x_adv = self.threat.ascend(point.detach()[live], gradient[live], pgd.step_size)
                 if self.omega:
                     x_adv = x_adv + self.omega * draws.normal(*x.shape[1:]).to(x.dtype)
                 x_adv = self.threat.project(x_adv, x)

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from rattle.attacks import PGD
 from rattle.forward import Outputs
+from rattle.losses import ce
+from rattle.objectives.avmixup import smoothed
 from rattle.objectives.base import Method, StepContext
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import Between
@@ -20,7 +21,7 @@ class LabelSmoothing(TaylorObjective):
     The inner attack climbs the cross-entropy of the label itself. torch's own `label_smoothing` spreads over all
     classes, the label too: there the same q is smoothing * C / (C - 1).
 
-    >>> terms = LabelSmoothing()(Outputs(None, torch.tensor([[2.0, 0.0, 0.0]])), torch.tensor([0]))
+    >>> import torch; terms = LabelSmoothing()(Outputs(None, torch.tensor([[2.0, 0.0, 0.0]])), torch.tensor([0]))
     >>> {name: round(float(value), 3) for name, value in terms.items()}
     {'zeroth': 0.64}
     """
@@ -34,12 +35,8 @@ class LabelSmoothing(TaylorObjective):
         return True
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
-        return {"zeroth": outputs.mean(lambda z, z_adv: self.smoothed_ce(z_adv, y))}
-
-    def smoothed_ce(self, logits: Tensor, y: Tensor) -> Tensor:
-        """CE(f(x), q), the mean over the images."""
-        spread = torch.full_like(logits, self.smoothing / (logits.shape[1] - 1))
-        return -(spread.scatter(1, y[:, None], 1 - self.smoothing) * logits.log_softmax(1)).sum(1).mean()
+        labels = smoothed(y, 1 - self.smoothing, outputs.logits_adv.shape[1], outputs.logits_adv.dtype)
+        return {"zeroth": outputs.mean(lambda z, z_adv: ce(z_adv, labels).mean())}
 
 
 METHOD = Method(

@@ -39,10 +39,7 @@ def compute_loss(
     x, y = check_batch(x, y, soft=True, box=False)
     x_adv, y = check_batch(x_adv, y, soft=True, box=False)
     if x.shape != x_adv.shape or x.dtype != x_adv.dtype or not x.device == x_adv.device == y.device:
-        own, other = (f"{list(images.shape)} {images.dtype} on {images.device}" for images in (x, x_adv))
-        raise RattleError(
-            f"x and x_adv must have one shape, dtype and device, got {own} and {other}, labels on {y.device}"
-        )
+        raise RattleError("x and x_adv must have one shape and dtype, and the device of y")
     if y.ndim == 2 and not objective.soft_labels:
         raise RattleError(f"{objective.title} takes no soft labels: y must be whole numbers, one for each image")
     if needs.draw and (not isinstance(u, tuple) or not u):

@@ -75,15 +75,12 @@ class BoundaryPGD:
     steps: int  # K
     start: float  # the least radius of PGD's ball
     d_max: float
-    search_steps: int = SEARCH_STEPS
     memory: Memory  # "margin": the distance that was found, over d_max
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y)
-        draws, radius = (
-            streams(generator, len(x), x.device),
-            (self.d_max * self.memory["margin"].to(x.dtype)).clamp_min(self.start),
-        )
+        draws = streams(generator, len(x), x.device)
+        radius = (self.d_max * self.memory["margin"].to(x.dtype)).clamp_min(self.start)
         x_adv, found = x.clone(), torch.zeros_like(radius)
         with attack_mode(model):
             with torch.no_grad():
@@ -102,7 +99,7 @@ class BoundaryPGD:
         with torch.no_grad():
             unit = (x_adv - x) / self.threat.distance(x_adv, x).clamp_min(1e-12).view_as(radius)
             low, high, middle = torch.zeros_like(radius), torch.full_like(radius, REACH * self.d_max), radius
-            for _ in range(self.search_steps):
+            for _ in range(SEARCH_STEPS):
                 right = soft_margin(logits_of(model, (x + middle * unit).clamp(0, 1)), y).view_as(radius) < 0
                 low, high = torch.where(right, middle, low), torch.where(right, high, middle)
                 middle = (low + high) / 2

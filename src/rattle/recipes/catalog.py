@@ -17,7 +17,7 @@ from rattle.recipes.names import ORDERS, TIMM, check_recipe, split_method, split
 from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
-from rattle.recipes.schema import epsilon_text, from_plain, to_plain
+from rattle.recipes.schema import epsilon_text, replace_at
 from rattle.settings import check_type, with_fields
 from rattle.threat import Norm, Threat
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
@@ -154,7 +154,13 @@ def make_recipe(
         batch_size=batch,
         val_attack=ValAttack(steps=attack.steps, step_size=attack.step_size),
     )
-    recipe = with_settings(recipe, base.settings, setting.training)
+    own_network = model == "python" or ":" in model  # which keeps its activation and normalisation
+    for path, value in base.settings.items():
+        if not own_network or path not in ("activation", "normalise"):
+            recipe = replace_at(recipe, path, value)
+    for name, value in setting.training.items():
+        if name != "normalise" or model != "python":
+            recipe = replace(recipe, **{name: value})
     if "-released" in suffixes:
         recipe = released(recipe)
     if "-fast" in suffixes:
@@ -203,27 +209,6 @@ def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | 
     if "-awp" not in suffixes or method.awp is None:
         return None
     return replace(method.awp, warmup=setting.warmup) if method.awp.warmup else method.awp
-
-
-def with_settings(recipe: Recipe, settings: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
-    """The recipe with a method's further settings, and then with those of the dataset's training; a network of the
-    user's keeps its activation and normalisation."""
-    own_network = recipe.model == "python" or ":" in recipe.model
-    plain = to_plain(recipe)
-    for path, value in settings.items():
-        *parents, last = path.split(".")
-        if own_network and last in ("activation", "normalise"):
-            continue
-        part = plain
-        for parent in parents:
-            part = part[parent]
-        part[last] = value
-    if settings:  # reading a recipe imports every method
-        recipe = from_plain(Recipe, plain)
-    for name, value in training.items():
-        if name != "normalise" or recipe.model != "python":
-            recipe = replace(recipe, **{name: value})
-    return recipe
 
 
 def fast(recipe: Recipe, setting: Setting) -> Recipe:

@@ -111,7 +111,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_settings(self, "")
-        if self.average is None and learns_from_average(self.objective):
+        if self.average is None and any(method == "average" for _, method in self.objective.teachers.values()):
             raise RattleError(
                 f"{self.objective.title} learns from the average of the run's own weights: set --average.kind EMA"
             )
@@ -216,15 +216,10 @@ class Recipe:
 
     @staticmethod
     def from_yaml(text: str, *, to_open: bool = False) -> Recipe:
-        """to_open: for a model that is not trained further, whose objective may be unknown here."""
-        from rattle.recipes.saved import openable, upgraded
+        """The recipe of a YAML text, also of an earlier version; to_open: see `saved.upgraded`."""
+        from rattle.recipes.saved import upgraded
 
-        plain = upgraded(parse_yaml(text))
-        return from_plain(Recipe, openable(plain) if to_open else plain)
-
-
-def learns_from_average(objective: Objective) -> bool:
-    return any(method == "average" for _, method in objective.teachers.values())
+        return from_plain(Recipe, upgraded(parse_yaml(text), to_open=to_open))
 
 
 def idle(name: str, value: object, why: str) -> RattleError:

@@ -103,10 +103,11 @@ def kept_epochs(which: KeptEpochs, epochs: int) -> tuple[int, ...]:
         return ()
     if which == "all":
         return tuple(range(1, epochs + 1))
-    found = {epochs}
-    for start, end in zip(DROPS, (*DROPS[1:], 1.0), strict=True):
-        first, turn = round(start * epochs), round(start * epochs + DENSE * epochs)
-        found.update(range(max(first, 1), min(turn, epochs) + 1))
-        for i in range(1, math.ceil((end - start - DENSE) / SPARSE)):
-            found.add(min(round((start + DENSE + i * SPARSE) * epochs), epochs))
-    return tuple(sorted(found - {0}))
+    every = max(round(SPARSE * epochs), 1)
+    found = []
+    for epoch in range(1, epochs + 1):
+        t = epoch / epochs
+        dense = any(drop <= t <= drop + DENSE for drop in DROPS)
+        if dense or epoch == epochs or (t > DROPS[0] and epoch % every == 0):
+            found.append(epoch)
+    return tuple(found)

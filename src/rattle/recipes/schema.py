@@ -28,10 +28,15 @@ def to_plain(value: Any) -> Any:
 
 
 def replace_at(settings: T, path: str, value: Any) -> T:
-    """The dataclass with one nested field changed: `replace_at(recipe, "objective.taylor.eta", 0.1)`."""
+    """The dataclass with one nested field changed: `replace_at(recipe, "objective.taylor.eta", 0.1)`.
+
+    A part of the recipe may be given as plain data.
+    """
     name, _, rest = path.partition(".")
     if rest:
         value = replace_at(getattr(settings, name), rest, value)
+    elif isinstance(value, dict):
+        value = convert(types_of(type(settings))[name], value, path)
     return dataclasses.replace(settings, **{name: value})  # type: ignore[type-var]
 
 
@@ -59,26 +64,6 @@ def changes(before: Any, after: Any, *, but: Sequence[str] = ()) -> str:
     old, new = flatten(to_plain(before)), flatten(to_plain(after))
     changed = [name for name in old | new if old.get(name) != new.get(name) and name not in but]
     return ", ".join(f"{name} {old.get(name)} -> {new.get(name)}" for name in changed)
-
-
-def settings_of(kind: type, prefix: str = "") -> list[str]:
-    """The dotted names of all settings that a dataclass can have, whichever kinds its parts are.
-
-    A part of which there are several kinds counts its `kind`, one that may be left out counts for that, and a name that
-    several kinds share counts once.
-    """
-    found: dict[str, None] = {}
-    hints = types_of(kind)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        name, hint = prefix + field.name, hints[field.name]
-        members = dataclass_members(hint)
-        if not members or type(None) in alternatives(hint):
-            found[name] = None
-        if has_kinds(hint):
-            found[f"{name}.kind"] = None
-        for member in members:
-            found |= dict.fromkeys(settings_of(member, f"{name}."))
-    return list(found)
 
 
 def dataclass_members(hint: Any) -> list[type]:
@@ -165,8 +150,8 @@ def choose(kinds: list[type], value: Any, where: str, *, named: bool) -> tuple[t
     if not named or not isinstance(value, dict):
         return kinds[0], value
     by_name = {kind.__name__: kind for kind in kinds}
-    name = value.get("kind")
-    if not isinstance(name, str) or name not in by_name:
-        error = unknown(f"{where}.kind", str(name), by_name)
+    name = str(value.get("kind"))
+    if name not in by_name:
+        error = unknown(f"{where}.kind", name, by_name)
         raise RattleError(f"{error}; --plugin FILE.py registers your own") if where == "objective" else error
     return by_name[name], {key: entry for key, entry in value.items() if key != "kind"}

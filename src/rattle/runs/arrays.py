@@ -53,17 +53,15 @@ class Checked:
         sizes: dict[str, int] = {}
         for name, axes in AXES[type(self).__name__].items():
             array = np.asarray(getattr(self, name))
-            kinds = "U" if axes.endswith("*") else "fiub"
-            letters = axes.rstrip("*").removesuffix("...")
-            fits = array.ndim == len(letters) or ("..." in axes and array.ndim > len(letters))
-            if not fits or array.dtype.kind not in kinds:
-                raise RattleError(f"{name} has a shape or type that no {type(self).__name__} has")
+            letters = axes.strip("*.")
+            fits = array.ndim == len(letters) or (axes.endswith("...") and array.ndim > len(letters))
+            fits &= array.dtype.kind in ("U" if axes.endswith("*") else "fiub")
             for letter, size in zip(letters, array.shape, strict=False):
-                if sizes.setdefault(letter, size) != size or size == 0:
-                    raise RattleError(f"{name} has {size} entries where another array has {sizes[letter]}")
-            below = sizes.get(BELOW.get(name, ""))
-            if below is not None and not (array.dtype.kind in "iu" and array.min() >= 0 and array.max() < below):
-                raise RattleError(f"{name} holds numbers that are not from 0 to below {below}")
+                fits &= sizes.setdefault(letter, size) == size > 0
+            if fits and name in BELOW:
+                fits = array.dtype.kind in "iu" and array.min() >= 0 and array.max() < sizes.get(BELOW[name], np.inf)
+            if not fits:
+                raise RattleError(f"{name} has a shape, type or value that no {type(self).__name__} has")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -117,10 +117,10 @@ def read(path: Path) -> Checkpoint:
 
 def check_images(classes: Any, shape: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Names of classes and [C, H, W] of an image, as JSON holds them; RattleError if they are something else."""
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise RattleError("classes must be a list of names")
-    if not isinstance(shape, list) or len(shape) != 3 or not all(type(n) is int and 0 < n <= 10_000 for n in shape):
-        raise RattleError(f"shape must be channels, height and width, got {shape!r}")
+    named = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    sized = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and 0 < n <= 10_000 for n in shape)
+    if not named or not sized:
+        raise RattleError("classes must be a list of names, and shape must be channels, height and width")
     return tuple(classes), tuple(shape)
 
 

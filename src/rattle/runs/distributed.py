@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rattle.errors import RattleError, first_line
-from rattle.runs.progress import Interrupted
 
 T = TypeVar("T")
 
@@ -134,10 +133,10 @@ def gather(value: T) -> list[T]:
 @contextmanager
 def raise_on_all_ranks() -> Iterator[None]:
     """Run the body on each rank; an error that one rank raises in it is raised on all of them, with its message."""
-    own: Exception | None = None
+    own: RattleError | None = None
     try:
         yield
-    except (RattleError, Interrupted) as reason:
+    except RattleError as reason:
         own = reason
     found = gather(None if own is None else (type(own), str(own)))
     if own is not None:
@@ -148,10 +147,9 @@ def raise_on_all_ranks() -> Iterator[None]:
             raise told(kind(message))
 
 
-def told(mistake: Exception) -> Exception:
+def told(mistake: RattleError) -> RattleError:
     """An error that every rank raises: the main rank alone prints it."""
-    if isinstance(mistake, RattleError):
-        mistake.told = not is_main()
+    mistake.told = not is_main()
     return mistake
 
 

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub, through huggingface_hub (extra `hub`): downloads, and what its errors mean."""
+"""Models on the Hugging Face hub, through huggingface_hub (extra `hub`)."""
 
 import importlib
 import re
@@ -13,21 +13,6 @@ from rattle.runs.paths import CONFIG, WEIGHTS
 from rattle.runs.published import check_config, read_config
 
 REPOSITORY = r"[\w.-]+/[\w.-]+"
-# What the hub's exceptions mean, by the name of the class, which has moved between the package's versions.
-MEANINGS = {
-    "GatedRepoError": "its owner must grant you access first; then set HF_TOKEN or log in with `hf auth login`",
-    "RepositoryNotFoundError": "there is no such repository, or it is private and your token (HF_TOKEN) may not see it",
-    "RevisionNotFoundError": "the repository has no such revision",
-    "OfflineModeIsEnabled": "HF_HUB_OFFLINE is set, so the hub is not asked",
-    "LocalEntryNotFoundError": "the hub cannot be reached, and it is not in the cache",
-    "EntryNotFoundError": f"it has no {CONFIG} and {WEIGHTS}: `rattle push` did not write it",
-    "HFValidationError": "that is no name of a repository",
-    **dict.fromkeys(("ConnectError", "ConnectionError", "TimeoutException", "Timeout"), "the hub cannot be reached"),
-}
-REFUSED = {
-    401: "the hub does not know your token",
-    403: "your token may not do this: it needs the right to write there",
-}
 
 
 def fetch(name: str) -> tuple[Path, Plain]:
@@ -68,8 +53,4 @@ def meaningful(name: str) -> Iterator[None]:
     except RattleError:
         raise
     except Exception as error:
-        kinds = [kind.__name__ for kind in type(error).__mro__]
-        code = getattr(getattr(error, "response", None), "status_code", None)
-        meaning = next((MEANINGS[kind] for kind in kinds if kind in MEANINGS), REFUSED.get(code or 0))
-        refused = f"the hub refused it: {' '.join(str(error).split())[:300]}"
-        raise RattleError(f"{name}: {meaning or refused}") from error
+        raise RattleError(f"{name}: the hub refused it: {' '.join(str(error).split())[:500]}") from error

@@ -1,11 +1,9 @@
 """Opening a run folder for writing: begin, continue or replace a run, one process group at a time."""
 
 import json
-import os
-import platform
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,8 @@ from rattle.runs import distributed
 from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
 from rattle.runs.paths import Run
 from rattle.runs.source import environment, keep_source
+from rattle.settings import check_type
 
-LOCK = Run.lock.name
 PATIENCE = 0.7  # seconds: a child of a process just killed may hold its lock for a moment more
 
 
@@ -38,32 +36,24 @@ def locked(path: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=PATIENCE)
     except Timeout:
-        raise Held(f"{path.parent} is being written by {owner(path)}: wait, or choose another --out") from None
+        raise Held(f"{path.parent} is being written by another process: wait, or choose another --out") from None
     try:
-        write_atomically(owner_file(path), f"process {os.getpid()} on {platform.node()}".encode())
         yield
     finally:
-        owner_file(path).unlink(missing_ok=True)
         lock.release()
 
 
-def owner_file(lock: Path) -> Path:
-    """Names the process that holds a lock: Windows lets no other process read a locked file."""
-    return lock.with_suffix(".txt")
-
-
-def owner(path: Path) -> str:
-    """The process that holds a lock file; empty if none does."""
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a lock file."""
     if not path.is_file() or path.is_symlink():
-        return ""
+        return False
     lock = FileLock(path)
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        file = owner_file(path)
-        return file.read_text(encoding="utf-8") if file.is_file() else "another process"
+        return True
     lock.release()
-    return ""
+    return False
 
 
 @contextmanager
@@ -71,20 +61,13 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
     """Hold a run folder for training `recipe`.
 
     resume: continue the run that is there, if any, for as many epochs as `recipe` says; overwrite: remove it first.
-    Without either, a folder that holds a run is refused, as is a folder that holds anything else. A new run that raises
-    RattleError before it has saved anything leaves nothing behind.
+    Without either, a folder that holds a run which has saved something is refused, as is a folder that holds anything
+    else.
     """
-    new, made = not run.exists(), not run.folder.exists()
     distributed.on_main(lambda: check_folder(run, resume=resume, overwrite=overwrite))
     with ExitStack() as lock:
-        try:
-            distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
-            yield
-        except RattleError as reason:
-            unused = not run.checkpoints.exists() and not run.diverged.exists()
-            if new and unused and distributed.is_main() and not isinstance(reason, Held):
-                remove(run, made)
-            raise
+        distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
+        yield
 
 
 def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitStack) -> None:
@@ -92,7 +75,7 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
     with writing(run.lock):
         lock.enter_context(locked(run.lock))
         refuse_held(run, resume, overwrite)
-        if overwrite:
+        if not resume:
             clear(run)
     if run.exists():
         check_resumable(run, recipe)
@@ -110,16 +93,16 @@ def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:
         )
     if run.folder.exists() and not run.folder.is_dir():
         raise RattleError(f"{run.folder} is a file, not a folder: choose another --out")
-    if str(run.folder).encode("utf-8", "replace").decode() != str(run.folder):
-        raise RattleError(f"{run.folder} is no name in UTF-8, which TensorBoard and safetensors need: choose another")
+    check_type("out", str(run.folder), str)  # TensorBoard and safetensors need UTF-8
     if run.folder.exists() and not run.exists() and any(map(foreign, run.folder.iterdir())):
         raise RattleError(f"{run.folder} is not empty and holds no run: choose another --out")
     refuse_held(run, resume, overwrite)
 
 
 def refuse_held(run: Run, resume: bool, overwrite: bool) -> None:
-    """Refuse a folder that holds a run unless something is to be done with it."""
-    if run.exists() and not (resume or overwrite):
+    """Refuse a folder that holds a run unless something is to be done with it; one that saved nothing begins anew."""
+    saved = run.checkpoints.exists() or run.metrics.exists() or run.results.exists()
+    if run.exists() and saved and not (resume or overwrite):
         raise Held(
             f"{run.folder} holds a run already: --resume (in Python resume=True) continues it, --overwrite replaces it"
         )
@@ -143,17 +126,7 @@ def check_resumable(run: Run, recipe: Recipe) -> None:
 def foreign(path: Path) -> bool:
     """Whether a file in a folder without a recipe is not from a run that was stopped while it began."""
     unfinished = path.name.startswith(".") and path.name.endswith(".part")
-    return not unfinished and path.name not in (LOCK, owner_file(Run.lock).name, Run.log.name)
-
-
-def remove(run: Run, made: bool) -> None:
-    """Remove a run that did not come to train anything, and its folder if it was made for it."""
-    clear(run)
-    run.lock.unlink(missing_ok=True)
-    owner_file(run.lock).unlink(missing_ok=True)
-    if made:
-        with suppress(OSError):  # another process has put something else there
-            run.folder.rmdir()
+    return not unfinished and path.name not in (Run.lock.name, Run.log.name)
 
 
 def record_line(path: Path, line: Mapping[str, Any]) -> None:
@@ -161,19 +134,17 @@ def record_line(path: Path, line: Mapping[str, Any]) -> None:
     distributed.on_main(lambda: append_line(path, line))
 
 
-def truncate(path: Path, size: int) -> bool:
+def truncate(path: Path, size: int) -> None:
     """Drop the lines that were written after the checkpoint a run resumes from, when the file had `size` bytes.
 
-    Returns whether the file has lost some of these; a line that was cut goes too.
+    Of a file that has lost some of these, a line that was cut goes too.
     """
-    if not distributed.is_main():
-        return False
-    found = path.read_bytes() if path.is_file() else b""
+    if not distributed.is_main() or not path.is_file():
+        return
+    found = path.read_bytes()
     kept = size if len(found) >= size else found.rfind(b"\n") + 1
-    if len(found) > kept:
-        with writing(path), open(path, "r+b", opener=no_link) as file:
-            file.truncate(kept)
-    return kept < size
+    with writing(path), open(path, "r+b", opener=no_link) as file:
+        file.truncate(kept)
 
 
 def clear(run: Run) -> None:

@@ -52,7 +52,7 @@ class NullConsole:
         return nullcontext(lambda steps=1, **figures: None)
 
 
-class RichConsole:
+class RichConsole(NullConsole):
     """Bars when stderr is a terminal or a notebook, else a line every `seconds`."""
 
     def __init__(self, *, seconds: float = 10.0) -> None:
@@ -66,9 +66,6 @@ class RichConsole:
             self.rich.print(printable(line), highlight=False, markup=False)
         else:
             print(printable(line), file=sys.stderr, flush=True)
-
-    def begin(self, state: Any) -> None:
-        """Nothing; `rattle train` describes the run here."""
 
     def progress(self, title: str, total: int, *, done: int = 0):
         return self.bar(title, total, done) if self.live else self.lines(title, total, done)

@@ -19,7 +19,7 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.recipes.reading import parse_json
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.saved import openable, upgraded
+from rattle.recipes.saved import upgraded
 from rattle.recipes.schema import from_plain, to_plain
 from rattle.runs.checkpoint import Checkpoint, check_images
 from rattle.runs.io import Plain
@@ -103,7 +103,7 @@ def check_config(config: Plain, where: str) -> tuple[tuple[str, ...], tuple[int,
     plain = config.get("recipe")
     check_model_name(plain.get("model") if isinstance(plain, dict) else None, where)
     try:
-        recipe = from_plain(Recipe, openable(upgraded(plain, any_value=True)))
+        recipe = from_plain(Recipe, upgraded(plain, to_open=True))
         return classes, shape, without_paths(recipe)  # nor may it name files of the reader's machine
     except RattleError as reason:
         made = f"published by rattle {config.get('rattle')}, this is {__version__}"

@@ -12,7 +12,7 @@ from torch.utils import data as torch_data
 from rattle.data import Data, Dataset, Images
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
-from rattle.inputs import as_tensors, finite, is_correct, log, logits_of, to_float, weights_type
+from rattle.inputs import as_tensors, finite, is_correct, logits_of, to_float, weights_type
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
 from rattle.recipes.catalog import SETTINGS, resolve
@@ -136,8 +136,6 @@ def count_logits(model: nn.Module, x: Tensor) -> int:
     refuse_one_logit(logits)
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-5):
         raise RattleError("the model returns probabilities: return the logits before the softmax, the losses have one")
-    if bool((logits <= 0).all()) and torch.allclose(logits.logsumexp(1), torch.zeros_like(logits[:, 0]), atol=1e-5):
-        log.warning("the model returns log-probabilities: leave out its log-softmax, the losses have one")
     return logits.shape[1]
 
 
@@ -163,12 +161,11 @@ def as_images(data: Any, model: nn.Module | None) -> tuple[Tensor, Tensor]:
     if isinstance(data, torch_data.Dataset | torch_data.DataLoader):
         data = (data, None)
     if not isinstance(data, tuple | list) or len(data) != 2:
-        what = f"{len(data)} entries" if isinstance(data, tuple | list) else type(data).__name__
-        raise RattleError(f"data must be (images, labels), a Dataset or a DataLoader, got {what}")
+        raise RattleError(f"data must be (images, labels), a Dataset or a DataLoader, got {type(data).__name__}")
     x, y = as_tensors(nn.Identity() if model is None else model, *data)
     if x.ndim != 4:
-        hint = "; grey images need a channel, x[:, None]" if x.ndim == 3 else ""
-        raise RattleError(f"images must have shape [n, C, H, W] or [n, H, W, C], got {list(x.shape)}{hint}")
+        shape = "[n, C, H, W] or [n, H, W, C] (grey ones: x[:, None])"
+        raise RattleError(f"images must have shape {shape}, got {list(x.shape)}")
     return x.detach().cpu(), y.cpu()
 
 

@@ -28,16 +28,7 @@ from rattle.runs import distributed
 from rattle.runs.io import write_atomically
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name, held_out_accuracies
-from rattle.runs.progress import (
-    HANDLED,
-    Console,
-    Interrupted,
-    NullConsole,
-    Request,
-    RichConsole,
-    StoppedBySignal,
-    listening,
-)
+from rattle.runs.progress import HANDLED, Console, NullConsole, RichConsole, StoppedBySignal, listening
 from rattle.settings import check_cores
 from rattle.training.fit_inputs import Given, first_state, named_recipe, start_note
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
@@ -159,17 +150,16 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
                     progress.sums = meter.read()
                     advance(progress.step - shown, **figures(state))
                     shown = progress.step
-                if reason := reason_to_save(recipe, request, saved):
+                due = distributed.is_main() and time.monotonic() - saved > 60 * recipe.save_minutes
+                # The same on every rank: the number of a signal, or 1, which is the number of none that is handled.
+                reason = distributed.any_rank(request.number or int(due))
+                if reason:
                     progress.sums = meter.read()
                     save_midway(state, run, reason)
                     saved = time.monotonic()
             progress.sums = meter.read()
             close_epoch(state)
-            try:
-                metrics = epoch_metrics(state, steps, request)
-            except Interrupted:
-                save_midway(state, run, request.number)
-                raise
+            metrics = epoch_metrics(state, steps)
             record(state, run, metrics)
             saved = time.monotonic()
             record_line(
@@ -215,13 +205,6 @@ def learning_rate(state: TrainState, step: int, steps: int) -> float:
     return recipe.optimizer.lr * recipe.schedule(step / (recipe.epochs * steps))
 
 
-def reason_to_save(recipe: Recipe, request: Request, saved: float) -> int:
-    """Why a checkpoint is due after a step, the same on every rank: the number of a signal, 1 when `save_minutes` have
-    passed since the last one (no signal that is handled has that number), or 0."""
-    due = distributed.is_main() and time.monotonic() - saved > 60 * recipe.save_minutes
-    return distributed.any_rank(request.number or int(due))
-
-
 def save_midway(state: TrainState, run: Run, reason: int) -> None:
     """Save inside an epoch; then stop, if the reason is a signal."""
     refuse_non_finite(state)
@@ -231,14 +214,16 @@ def save_midway(state: TrainState, run: Run, reason: int) -> None:
 
 
 def close_epoch(state: TrainState) -> None:
-    """Update the SWA average after an epoch's steps; once, also when the validation that follows is interrupted."""
+    """Update the SWA average after an epoch's steps."""
     recipe, progress = state.recipe, state.progress
     refuse_non_finite(state)
-    if isinstance(recipe.average, SWA) and state.average is not None and not progress.closed:
+    if isinstance(recipe.average, SWA) and state.average is not None:
         update_average(state, begins=progress.epoch + 1 > recipe.average.start * recipe.epochs)
-        if state.averaging:
-            estimate_statistics(state.average.module, state)
-    progress.closed = True
+        if state.averaging:  # BatchNorm statistics by one pass over the clean training images (Izmailov et al. 2018)
+            images = state.data.train
+            indices = torch.arange(len(images)).split(recipe.batch_size)
+            parts = (state.floats(images[index].x.to(state.device)) for index in indices if len(index) > 1)
+            torch.optim.swa_utils.update_bn(parts, state.average.module)
 
 
 def update_average(state: TrainState, *, begins: bool) -> None:
@@ -247,15 +232,7 @@ def update_average(state: TrainState, *, begins: bool) -> None:
         state.average.update_parameters(state.model)
 
 
-def estimate_statistics(model: nn.Module, state: TrainState) -> None:
-    """BatchNorm statistics of averaged weights: one pass over the clean training images (Izmailov et al. 2018)."""
-    train = state.data.train
-    indices = torch.arange(len(train)).split(state.recipe.batch_size)
-    parts = (state.floats(train[index].x.to(state.device)) for index in indices if len(index) > 1)
-    torch.optim.swa_utils.update_bn(parts, model)
-
-
-def epoch_metrics(state: TrainState, steps: int, request: Request) -> dict[str, Any]:
+def epoch_metrics(state: TrainState, steps: int) -> dict[str, Any]:
     """The epoch's mean loss and terms, with the accuracies on the held-out images when they are due."""
     recipe, progress = state.recipe, state.progress
     epoch = progress.epoch + 1
@@ -269,15 +246,15 @@ def epoch_metrics(state: TrainState, steps: int, request: Request) -> dict[str, 
         metrics[name] = value / steps
     due = epoch % recipe.evaluate_every == 0 or epoch == recipe.epochs
     if due and state.data.val is not None:
-        metrics |= validate(state, state.model, request)
+        metrics |= validate(state, state.model)
         if state.eval_model is not state.model:
-            for name, value in validate(state, state.eval_model, request).items():
+            for name, value in validate(state, state.eval_model).items():
                 metrics[f"{name}_average"] = value
     return metrics
 
 
-def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str, float]:
-    """Clean and robust accuracy on the held-out images. A signal interrupts it, except on several ranks."""
+def validate(state: TrainState, model: nn.Module) -> dict[str, float]:
+    """Clean and robust accuracy on the held-out images."""
     assert state.data.val is not None
     val, device = state.data.val, state.device
     attacks = state.recipe.validation_attacks
@@ -294,8 +271,6 @@ def validate(state: TrainState, model: nn.Module, request: Request) -> dict[str,
                 for name, attack in attacks.items() if len(y) else ():
                     draws = ImageStreams(state.recipe.seed, rows.to(device)[correct])
                     counts[name] += is_correct(model, attack(model, x, y, generator=draws), y).sum()
-                if request.number and not distributed.active():
-                    raise Interrupted
     except NotFinite as reason:  # weights so large that activations overflow
         raise Diverged(state.progress.step, {"logits": float("nan")}) from reason
     totals = distributed.sum_over_ranks(torch.stack(list(counts.values()))).tolist()
@@ -306,7 +281,7 @@ def record(state: TrainState, run: Run, metrics: dict[str, Any]) -> None:
     """Write an epoch's line and checkpoints: `best` when it is, and `last` last, since resuming starts from it."""
     recipe, progress = state.recipe, state.progress
     progress.epoch += 1
-    progress.batch, progress.sums, progress.closed = 0, {}, False
+    progress.batch, progress.sums = 0, {}
     record_line(run.metrics, metrics)
     progress.metrics_size = run.metrics.stat().st_size if distributed.is_main() else 0
     reached = held_out_accuracies(metrics)

@@ -59,24 +59,16 @@ def train_step(
         # No cache: the step moves weights in place, and a cached copy in bfloat16 would not move along.
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bf16", cache_enabled=False)
         with autocast, sync_with_last(ddp_forward, number == len(parts) - 1):
-            terms = released(given, state) if isinstance(recipe.objective, Released) else step(given)
+            if isinstance(recipe.objective, Released):  # for ResNet-18 the authors have a script of its own
+                from rattle.training.released import released_step
+
+                resnet, decay = recipe.model in ("preact18", "resnet18"), recipe.optimizer.weight_decay
+                terms = released_step(given, awp_script=recipe.awp is not None, resnet=resnet, weight_decay=decay)
+            else:
+                terms = step(given)
         for name, value in terms.items():
             sums[name] = given.weight * value + sums.get(name, 0)
     return sums
-
-
-def released(given: StepInputs, state: TrainState) -> dict[str, Tensor]:
-    """The step of the authors' script for this recipe; for ResNet-18 they have one of its own."""
-    from rattle.training.released import released_step
-
-    recipe = state.recipe
-
-    return released_step(
-        given,
-        awp_script=recipe.awp is not None,
-        resnet=recipe.model in ("preact18", "resnet18"),
-        weight_decay=recipe.optimizer.weight_decay,
-    )
 
 
 def in_epoch(state: TrainState, images: Images, batches: Sequence[Tensor]) -> Images:

@@ -15,7 +15,7 @@ from rattle.runs.progress import Console
 from rattle.training.metrics import Diverged
 from rattle.training.state import Progress, TrainState
 
-REMOVED = ("rate", "term_weights")  # numbers that version 0.2 had in the progress of a run
+REMOVED = ("rate", "term_weights", "closed")  # what version 0.2 had in the progress of a run
 
 
 def save(state: TrainState, run: Run, name: str) -> None:
@@ -63,8 +63,7 @@ def restore(state: TrainState, run: Run, console: Console) -> None:
     if state.recipe.epochs > saved.recipe.epochs:
         before, now = saved.recipe.epochs, state.recipe.epochs
         console.log(f"epochs {before} -> {now}: the schedule of the learning rate stretches with the run")
-    if truncate(run.metrics, state.progress.metrics_size):
-        console.log(f"{run.metrics} has lost lines since the checkpoint: the run resumes without them")
+    truncate(run.metrics, state.progress.metrics_size)
 
 
 def fill_state(state: TrainState, saved: checkpoint.Checkpoint) -> None:

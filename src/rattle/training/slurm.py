@@ -26,13 +26,10 @@ class Slurm:
     cpus: Count = 1  # of each rank
     time: Count = 24 * 60  # minutes; a run that needs more is saved, requeued and resumed
     requeue: bool = True  # put a run that was pre-empted or ran out of time back into the queue
-    chain: CountOrZero = 0  # without requeue: further jobs of each run, each begins when the one before it has ended
     account: str | None = None
 
     def __post_init__(self) -> None:
         check_settings(self, "slurm")
-        if self.chain and self.requeue:
-            raise RattleError("slurm.chain is for clusters that forbid requeueing: give --slurm.no-requeue with it")
 
     @property
     def ranks(self) -> int:
@@ -107,12 +104,9 @@ def submit(
         there.update_parameters(**settings)
         numbers = []
         for job in jobs:
-            task, before = SlurmTask(job, slurm, make_console), None
-            for _ in range(1 + slurm.chain):  # one that finds the run finished ends at once
-                there.update_parameters(slurm_dependency=before and f"afterany:{before}")
-                before = str(there.submit(task).job_id)
-                console.log(f"{job.folder.name}: SLURM job {before}")
-                numbers.append(before)
+            number = str(there.submit(SlurmTask(job, slurm, make_console)).job_id)
+            console.log(f"{job.folder.name}: SLURM job {number}")
+            numbers.append(number)
     except (RuntimeError, OSError, FailedJobError) as reason:
         raise RattleError(f"SLURM did not take the sweep: {' '.join(str(reason).split())}") from reason
     return numbers

@@ -20,7 +20,7 @@ from rattle.recipes.recipe import AdamW, Recipe
 from rattle.runs import distributed
 from rattle.runs.load import build_model, load_model, open_checkpoint, resolve_checkpoint
 from rattle.runs.paths import is_published
-from rattle.settings import Bound, CountOrZero, check_settings
+from rattle.settings import Bound, check_settings
 from rattle.training.teachers import cotrained, network_recipe, teachers_of
 
 # What a derived seed is for; LAYERS: dropout etc., EXTRA: which extra images are drawn, CROPS: of encoded pictures.
@@ -29,18 +29,20 @@ ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS, EXTRA, CROPS = range(9)
 MOST_PIXELS = 2**29  # that statistics are taken over: 2 GiB in single precision, 3,566 images of 224 pixels
 
 
+Whole = Annotated[int, Bound(least=0)]
+
+
 @dataclass(slots=True)
 class Progress:
     """How far a run is; plain numbers, saved in every checkpoint."""
 
-    epoch: CountOrZero = 0  # epochs completed
-    batch: Annotated[int, Bound(least=0)] = 0  # batches completed of the next one
-    step: Annotated[int, Bound(least=0)] = 0  # optimizer steps completed
+    epoch: Whole = 0  # epochs completed
+    batch: Whole = 0  # batches completed of the next one
+    step: Whole = 0  # optimizer steps completed
     sums: dict[str, float] = field(default_factory=dict)  # of the terms over the batches of the epoch begun
     best: Annotated[float, Bound(least=-1, most=1)] = -1.0  # highest robust accuracy on the held-out images
-    best_epoch: CountOrZero = 0
-    metrics_size: Annotated[int, Bound(least=0)] = 0  # bytes of metrics.jsonl that this progress includes
-    closed: bool = False  # all batches of the epoch begun are done and averaged: what is missing is its validation
+    best_epoch: Whole = 0
+    metrics_size: Whole = 0  # bytes of metrics.jsonl that this progress includes
 
     def __post_init__(self) -> None:
         check_settings(self, "")
@@ -131,8 +133,11 @@ def init_state(
         raise RattleError(f"{data.name} has no training images, only {len(data.test)} test images")
     device = distributed.choose_device(recipe.device)
     model = new_model(recipe, data) if module is None else module
-    if recipe.init:
-        load_initial(recipe.init, model)
+    if recipe.init:  # a head for other classes stays fresh
+        from rattle.models.pretrained import load_weights
+
+        is_run = is_published(recipe.init) or Path(recipe.init).is_dir()
+        load_weights(resolve_checkpoint(recipe.init) if is_run else recipe.init, model, fresh_head=True)
     model.to(device)
     example = to_float(two_images(data).to(device), torch.contiguous_format)
     check_width(model, example, len(data.classes))
@@ -160,7 +165,9 @@ def init_state(
     add_teachers(state, {})
     if len(state.cotrained):
         state.teacher_optimizer = make_optimizer(recipe, state.cotrained)
-    for name, value in first_memory(recipe, data).items():
+    batch = torch.Size((min(recipe.batch_size, len(data.train)), *data.train.shape[1:]))
+    memory = recipe.objective.state(images=len(data.train), classes=len(data.classes), batch=batch)
+    for name, value in memory.items():
         state.memory[name] = value.to(device)
         state.shared[name] = value.to(device).clone()
     return state
@@ -169,14 +176,6 @@ def init_state(
 def two_images(data: Dataset) -> Tensor:
     """Two training images, to try a network on."""
     return data.train[torch.arange(2) % len(data.train)].x
-
-
-def load_initial(init: str, model: nn.Module) -> None:
-    """Load the weights of the run, checkpoint or file that `recipe.init` names; a head for other classes stays."""
-    from rattle.models.pretrained import load_weights
-
-    is_run = is_published(init) or Path(init).is_dir()
-    load_weights(resolve_checkpoint(init) if is_run else init, model, fresh_head=True)
 
 
 def set_momentum(model: nn.Module, momentum: float) -> None:
@@ -197,12 +196,6 @@ def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
     if extra is not None and extra.y.ndim == 2:
         recipe.check_soft_labels(f"{recipe.data.extra} has soft labels")
     return extra
-
-
-def first_memory(recipe: Recipe, data: Dataset) -> dict[str, Tensor]:
-    """What the objective remembers before it saw anything."""
-    batch = torch.Size((min(recipe.batch_size, len(data.train)), *data.train.shape[1:]))
-    return recipe.objective.state(images=len(data.train), classes=len(data.classes), batch=batch)
 
 
 def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:

@@ -19,7 +19,7 @@ from rattle.errors import RattleError
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import no_link, write_atomically, writing
-from rattle.runs.lock import LOCK, owner
+from rattle.runs.lock import is_locked
 from rattle.runs.paths import Run, slugify
 from rattle.runs.progress import Console, NullConsole, StoppedBySignal, listening
 from rattle.settings import check_cores
@@ -45,7 +45,7 @@ class Job:
     def state(self) -> State:
         if not self.run.recipe.exists():
             return "new"
-        if owner(self.folder / LOCK):
+        if is_locked(self.run.lock):
             return "running"
         saved = newest(self.run, NullConsole())
         return "finished" if saved and saved.progress["epoch"] >= self.recipe.epochs else "unfinished"
@@ -84,7 +84,7 @@ def pending(jobs: Sequence[Job], console: Console) -> list[Job]:
         if state == "finished":
             console.log(f"{job.folder.name}: finished")
         elif state == "running":
-            console.log(f"{job.folder.name}: running ({owner(job.folder / LOCK)})")
+            console.log(f"{job.folder.name}: running")
         else:
             if state == "new":
                 write_atomically(job.run.recipe, job.recipe.to_yaml().encode())
@@ -125,8 +125,11 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
                     advance(1, failed=len(failed))
                 if request.number:
                     raise StoppedBySignal(request.number, str(out), "the same command again continues it")
-        finally:
-            stop([process for _, process in running.values()])
+        finally:  # ask those that run to save and end, and wait for them: none outlives the sweep
+            for _, process in running.values():
+                process.terminate()
+            for _, process in running.values():
+                process.wait()
     return failed
 
 
@@ -148,18 +151,10 @@ def start(job: Job, slot: int, slots: int) -> subprocess.Popen:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 env={**share, **os.environ},
-                start_new_session=True,  # Ctrl-C reaches them through `stop`, once
+                start_new_session=True,  # Ctrl-C reaches them through `run_local`, once
             )
         except OSError as reason:
             raise RattleError(f"cannot start another process ({reason.strerror}): take fewer --jobs") from reason
-
-
-def stop(processes: Sequence[subprocess.Popen]) -> None:
-    """Ask processes to save and end, and wait for them: none outlives the sweep."""
-    for process in processes:
-        process.terminate()
-    for process in processes:
-        process.wait()
 
 
 def last_line(path: Path) -> str:

@@ -58,11 +58,9 @@ def train_teachers(
         wanted = replace(wanted, epochs=begun.epochs) if resume else wanted
         other = replace(begun, data=wanted.data) != wanted  # images given in Python have another name in every run
         if other and not overwrite:
-            advice = "--overwrite replaces both, or give that run as the teacher's weights"
-            if resume:
-                advice = "put the teacher's run back, or train both anew with --overwrite in place of --resume"
             raise RattleError(
-                f"the teacher {name!r} belongs into {own.folder}, which holds a run of another recipe: {advice}"
+                f"the teacher {name!r} belongs into {own.folder}, which holds a run of another recipe: "
+                "--overwrite replaces both, or give that run as the teacher's weights"
             )
         console.log(f"the teacher {name!r} comes first: {wanted.method} into {own.folder}")
         try:
