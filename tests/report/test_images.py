@@ -8,7 +8,7 @@ import pytest
 from rattle.cli.main import main
 from rattle.evaluation.samples import Sample, on_shared_images
 from rattle.report import build
-from rattle.report.compare import columns_of, compare_runs, over_seeds
+from rattle.report.compare import compare_runs, over_seeds
 from rattle.report.run_data import load_runs
 from rattle.report.tables import write_table
 from support import run_folders as made
@@ -78,12 +78,12 @@ def test_an_attack_that_breaks_more_than_autoattack_is_shown_as_the_bound(tmp_pa
     placed(folder, "autoattack", [1, 1, 0, 1], [0, 1, 2, 3])
     placed(folder, "pgd20", [0, 0, 1, 0], [9, 1, 2, 8])  # breaks image 1, which AutoAttack left
     (run,) = load_runs([folder])
-    assert columns_of(run)["best-known"].flags == ((1, 0, 0, 1),)
+    assert run.columns["best-known"].flags == ((1, 0, 0, 1),)
     text = write_table(over_seeds([run]), "markdown")
     assert "Best known" in text
     assert "of AutoAttack's images those that no attack here broke" in text
     made.result(folder, "pgd20", [0, 0, 0, 0], [1] * 4, epsilon=0.4)  # another threat bounds nothing
-    assert "best-known" not in columns_of(load_runs([folder])[0])
+    assert "best-known" not in load_runs([folder])[0].columns
 
 
 def test_the_readmes_sequence_gives_a_table_that_says_its_images(

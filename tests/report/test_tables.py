@@ -28,7 +28,7 @@ def test_a_row_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
 
 
 def test_one_seed_shows_no_deviation_and_a_column_nobody_ran_a_dash(tmp_path: Path) -> None:
-    first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b", awp={"gamma": 0.005})
+    first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b", method="TRADES-AWP")
     made.result(first, "pgd20", [1, 0], [1, 1])
     made.result(second, "cw20", [1, 0], [1, 1])
     text = write_table(over_seeds(load_runs([first, second])), "markdown")
@@ -70,10 +70,10 @@ def test_the_command_prints_or_writes_and_refuses_runs_without_results(tmp_path:
 
 
 @pytest.mark.process
-def test_a_table_of_one_seed_each_does_not_wait_for_scipy_or_torch(tmp_path: Path) -> None:
-    folders = [str(made.whole(tmp_path / "a")), str(made.whole(tmp_path / "b", right=0.8, awp={"gamma": 0.005}))]
+def test_a_page_and_a_table_of_one_seed_each_do_not_wait_for_scipy_or_torch(tmp_path: Path) -> None:
+    folders = [str(made.whole(tmp_path / "a")), str(made.whole(tmp_path / "b", right=0.8, method="TRADES-AWP"))]
     code = (
-        "import sys; from rattle.report import compare, run_data, tables; "
+        "import sys; from rattle.report import build, compare, run_data, tables; "
         f"print(tables.write_table(compare.over_seeds(run_data.load_runs({folders})), 'markdown')); "
         "sys.exit(bool({'scipy', 'torch'} & set(sys.modules)))"
     )

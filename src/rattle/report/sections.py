@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rattle.recipes.schema import epsilon_text, flatten
 from rattle.report import compare, figures, thumbnails
-from rattle.report.naming import threat_of, title_of
+from rattle.report.naming import title_of
 from rattle.report.run_data import RunData, finite
 from rattle.report.significance import PairedTest
 from rattle.runs.arrays import GROUPS
@@ -24,9 +24,8 @@ def detailed(runs: Sequence[RunData], most: int = MOST_DETAILED) -> list[RunData
 
 def other_radius(run: RunData, attack: str) -> str:
     """The radius of a result that is not the one trained for; empty if it is, or nothing was attacked."""
-    trained = threat_of(run.main_attack)
     epsilon = run.results[attack].epsilon if attack in run.results else None
-    if epsilon is None or trained is None or abs(epsilon - trained[1]) <= 1e-9:
+    if epsilon is None or run.epsilon is None or abs(epsilon - run.epsilon) <= 1e-9:
         return ""
     return epsilon_text(epsilon)
 
