@@ -89,11 +89,10 @@ def test_a_gallery_shows_failures_and_survivors(tmp_path: Path) -> None:
         assert ((made.adversarial_label[made.group == group] == made.y[index]) == holds).all()
 
 
-def test_images_are_chosen_by_confidence_and_by_lead() -> None:
+def test_images_are_chosen_by_confidence() -> None:
     y, clean = torch.tensor([0, 0, 1, 1, 1]), torch.tensor([0, 0, 1, 1, 0])
     attacked, confidence = torch.tensor([1, 0, 0, 1, 0]), torch.tensor([0.6, 0.9, 0.8, 0.7, 1.0])
-    lead = torch.tensor([-0.2, 0.8, -0.6, 0.1, -1.0])
-    shown = choose_shown(y, clean, attacked, confidence, lead)
+    shown = choose_shown(y, clean, attacked, confidence)
     assert {name: rows.tolist() for name, rows in shown.items()} == {
         "first": [0, 2],
         "failure": [2, 0],  # not the last, which was wrong before the attack

@@ -21,8 +21,7 @@ from rattle.forward import PairedForward
 from rattle.inputs import floats_for
 from rattle.models import find_head
 from rattle.objectives import Taylor
-from rattle.objectives.base import StepContext, total
-from rattle.objectives.readings.head import Head
+from rattle.objectives.base import total
 from rattle.randomness import ImageStreams
 from rattle.recipes.recipe import Recipe
 from rattle.stats import Interval, t_interval
@@ -45,7 +44,6 @@ class TermRow:
     lasts: float  # what is left of that part on average over minibatches, over what is left of the zeroth's gradient
     lasts_low: float | None  # its 95 % interval, over minibatches
     lasts_high: float | None
-    gaps_repeat: float | None  # the correlation of the gaps between classes between two minibatches (head)
 
 
 def agreement(vectors: Tensor) -> float:
@@ -90,32 +88,27 @@ def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) ->
     order = torch.randperm(len(target.test), generator=shuffled)
     parts = [target.images(order[i * size : (i + 1) * size]) for i in range(batches)]
     rows = term_rows(target.model, recipe, parts, seed)
-    return {"terms": [asdict(row) for row in rows], "answer": answer(rows, batches)}
+    return {"terms": [asdict(row) for row in rows], "answer": answer(rows[-1], batches)}
 
 
 def term_rows(model: nn.Module, recipe: Recipe, parts: list[Images], seed: int) -> list[TermRow]:
     """A row for each term and one for all they add, over the minibatches `parts`."""
     given, model = model, copy.deepcopy(model).double().train()
     found: dict[str, list[Tensor]] = {}  # name -> a gradient for each minibatch
-    gaps: dict[str, list[Tensor]] = {}
     for number, part in enumerate(parts):
         x = floats_for(given, part.x).double()
         shared = torch.Generator().manual_seed(seed + number)
         streams = ImageStreams(seed, torch.arange(len(x), device=x.device) + number * len(x))
         with perturbed(model, recipe.noise.at("inner")(model, generator=shared)):
             x_adv = recipe.attack(model, x, part.y, generator=streams)
-        of_terms, between = gradients(model, recipe, x, x_adv, part.y, shared)
-        for name, gradient in of_terms.items():
+        for name, gradient in gradients(model, recipe, x, x_adv, part.y, shared).items():
             found.setdefault(name, []).append(gradient.cpu())
-        for name, gap in between.items():
-            gaps.setdefault(name, []).append(gap - gap.mean())
-    zeroth, smoothing = torch.stack(found.pop("zeroth")), torch.stack(found.pop("smoothing"))
-    return [
-        term_row(name, torch.stack(values), zeroth, smoothing, gaps.get(name, [])) for name, values in found.items()
-    ]
+    stacked = {name: torch.stack(values) for name, values in found.items()}
+    zeroth, smoothing = stacked.pop("zeroth"), stacked.pop("smoothing")
+    return [term_row(name, gradient, zeroth, smoothing) for name, gradient in stacked.items()]
 
 
-def term_row(name: str, gradient: Tensor, zeroth: Tensor, smoothing: Tensor, gaps: list[Tensor]) -> TermRow:
+def term_row(name: str, gradient: Tensor, zeroth: Tensor, smoothing: Tensor) -> TermRow:
     """The row of a term from its gradients and the zeroth's and smoothing's, [batches, d]."""
     basis = torch.linalg.qr(torch.stack([zeroth, smoothing], 2)).Q
     own = gradient - (basis @ (basis.mT @ gradient[:, :, None])).squeeze(2)
@@ -131,31 +124,24 @@ def term_row(name: str, gradient: Tensor, zeroth: Tensor, smoothing: Tensor, gap
         lasts=math.sqrt(max(lasting(own, zeroth, sizes), 0.0)),
         lasts_low=interval.low if interval else None,
         lasts_high=interval.high if interval else None,
-        gaps_repeat=agreement(torch.stack(gaps)) if gaps else None,
     )
 
 
 def gradients(
     model: nn.Module, recipe: Recipe, x: Tensor, x_adv: Tensor, y: Tensor, shared: torch.Generator
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The gradients of the zeroth term, of smoothing, of each Taylor term and of all; the gaps between classes."""
+) -> dict[str, Tensor]:
+    """The gradients of the zeroth term, of smoothing, of each Taylor term and of all."""
     objective: Any = recipe.objective
     smooth = replace(objective, taylor=Taylor(order=1, eta=1.0, mode="smoothing"))
     needs = objective.needs
     forward = PairedForward(model, needs, find_head(model, recipe.head) if needs.features else None)
     with frozen_bn_stats(model):
         draws = forward.draws(recipe.noise.at("outer"), recipe.noise_samples, generator=shared)
-        outputs = forward(x, x_adv, draws)
-        terms = objective(outputs, y)
+        terms = objective(forward(x, x_adv, draws), y)
         base = smooth(PairedForward(model, smooth.needs)(x, x_adv), y)
     measured = {"zeroth": base["zeroth"], "smoothing": base.pop("first")}
     measured |= {name: terms[name] for name in ("first", "second") if name in terms}
-    measured[WHOLE] = total(terms) - total(base)
-    taylor = objective.taylor
-    between = []
-    if isinstance(taylor.reading, Head):
-        between = taylor.reading.gaps(taylor, outputs, y, StepContext())[: taylor.order]
-    return term_gradients(model, measured), dict(zip(("first", "second"), between, strict=False))
+    return term_gradients(model, measured | {WHOLE: total(terms) - total(base)})
 
 
 def verdict(row: TermRow, batches: int) -> str:
@@ -167,17 +153,14 @@ def verdict(row: TermRow, batches: int) -> str:
     return f"Whether the Taylor terms do something of their own cannot be told from {batches} minibatches"
 
 
-def answer(rows: list[TermRow], batches: int) -> str:
-    """One sentence: whether the terms do something of their own, measured on so many minibatches."""
-    row = rows[-1]
+def answer(row: TermRow, batches: int) -> str:
+    """One sentence: whether what the terms add does something of its own, measured on so many minibatches."""
     interval = "" if row.lasts_high is None else f" (95 %: {row.lasts_low:.2g} to {row.lasts_high:.2g})"
-    gaps = [each.gaps_repeat for each in rows if each.gaps_repeat is not None]
-    labels = f"; the gaps between classes repeat with correlation {gaps[0]:.2f}" if gaps else ""
     return (
         f"{verdict(row, batches)}: their gradient is {row.over_zeroth:.2g} of the zeroth term's, "
         f"with cosine {row.to_smoothing:.2f} to label smoothing's and {row.to_zeroth:.2f} to the zeroth's; of the rest "
         f"what lasts from minibatch to minibatch is {row.lasts:.2g}{interval} of the zeroth's, where {LASTS:g} or less "
-        f"counts as nothing{labels}."
+        f"counts as nothing."
     )
 
 

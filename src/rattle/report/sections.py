@@ -45,7 +45,7 @@ def examples(run: RunData) -> Plain | None:
     titles = {
         "first": "The first test image of each class, the same for every run",
         "failure": f"Broken most confidently: of {n} images those that the model is surest of after {attack}",
-        "survivor": f"Withstood most narrowly: of {n} images those whose true class leads least after {attack}",
+        "survivor": f"Withstood most narrowly: of {n} images those that the model is least sure of after {attack}",
     }
     groups: dict[str, list[Plain]] = {title: [] for title in titles.values()}
     for i, place in enumerate(g.index):
