@@ -18,14 +18,7 @@ from torch.autograd.functional import vhp
 from torch.nn.utils import parameters_to_vector
 
 from rattle import losses
-from rattle.analysis.landscape import (
-    Loss,
-    as_array,
-    checked_logits,
-    input_gradient,
-    mean_loss,
-    random_like,
-)
+from rattle.analysis.landscape import as_array, input_gradient, losses_at, mean_loss, random_like
 from rattle.attacks.base import attack_mode
 from rattle.inputs import check_batch, check_labels
 from rattle.randomness import Randomness, streams
@@ -51,7 +44,6 @@ def local_lipschitz(
     *,
     threat: Threat,
     generator: Randomness = None,
-    loss: Loss = losses.ce,
 ) -> Array:
     """A lower bound of each image's local Lipschitz constant, [n], in the threat's norm.
 
@@ -68,7 +60,7 @@ def local_lipschitz(
         for start in range(STARTS):
             point = x if start == 0 else threat.random_start(x, draws)
             for step in range(STEPS + 1):
-                gradient = torch.cat([input_gradient(model, *batch, loss) for batch in batches(point, y)])
+                gradient = torch.cat([input_gradient(model, *batch) for batch in batches(point, y)])
                 steepest = threat.ascend(torch.zeros_like(x), gradient, 1.0)  # of norm 1, so the product is dual
                 largest = torch.maximum(largest, (gradient * steepest).flatten(1).sum(1))
                 if step < STEPS:
@@ -112,7 +104,6 @@ def input_curvature(
     *,
     iterations: int = 100,
     generator: Randomness = None,
-    loss: Loss = losses.ce,
 ) -> Array:
     """Largest eigenvalue of d^2 loss / dx^2 of each image, [n]; a batch iterates at once, as images do not mix."""
     check_batch(x, y)
@@ -122,7 +113,7 @@ def input_curvature(
         for (xs, ys), start in zip(batches(x, y), starts.split(BATCH_SIZE), strict=True):
 
             def summed_loss(points: Tensor, ys: Tensor = ys) -> Tensor:
-                return loss(checked_logits(model, points, ys), ys).sum()
+                return losses_at(model, points, ys).sum()
 
             def apply(v: Tensor, xs: Tensor = xs, summed_loss: Apply = summed_loss) -> Tensor:
                 return vhp(summed_loss, xs, v.view_as(xs))[1].flatten(1)  # type: ignore[union-attr]
@@ -138,7 +129,6 @@ def weight_curvature(
     *,
     iterations: int = 100,
     generator: torch.Generator | None = None,
-    loss: Loss = losses.ce,
 ) -> float:
     """Largest eigenvalue of the Hessian of the mean loss over all parameters."""
     check_batch(x, y)
@@ -150,7 +140,7 @@ def weight_curvature(
         moved = {name: part.view_as(p) for (name, p), part in zip(weights.items(), parts, strict=True)}
         logits = losses.logits_in(torch.func.functional_call(model, moved, (xs,)))
         check_labels(logits, ys)
-        return loss(logits, ys).sum() / len(x)
+        return losses.ce(logits, ys).sum() / len(x)
 
     def apply(v: Tensor) -> Tensor:
         total = torch.zeros_like(v)
@@ -170,16 +160,15 @@ def noise_rise(
     noise: Noise = PAPER_NOISE,
     draws: int = 20,
     generator: torch.Generator | None = None,
-    loss: Loss = losses.ce,
 ) -> Array:
     """How much the mean loss rises from w to w + u, [draws], for draws of u from `noise`."""
     check_batch(x, y)
     rises = np.zeros(draws)
     with attack_mode(model):
-        at_w = mean_loss(model, x, y, loss, BATCH_SIZE)
+        at_w = mean_loss(model, x, y)
         for draw in range(draws):
             with perturbed(model, noise(model, generator=generator)):
-                rises[draw] = mean_loss(model, x, y, loss, BATCH_SIZE) - at_w
+                rises[draw] = mean_loss(model, x, y) - at_w
     return rises
 
 

@@ -190,21 +190,18 @@ def plot(runs: Mapping[str, Sequence[Moment]]) -> Figure:
         for colour, (label, found) in zip(itertools.cycle(plots.LINES), runs.items(), strict=False):
             epochs = [moment["epoch"] for moment in found]
             style: Any = {"color": colour, "marker": "o", "ms": 3}
-
-            def values(part: str, name: str, found: Sequence[Moment] = found) -> Any:
-                return np.array([moment[part][name] for moment in found], float)  # None becomes NaN: a gap in the line
-
-            images.plot(epochs, values("test", "rank"), "-", label=printable(label), **style)
-            images.plot(epochs, values("train", "rank"), ":", **style)
-            images.fill_between(epochs, values("test", "low"), values("test", "high"), color=colour, alpha=0.15, lw=0)
-            means.plot(epochs, values("train", "kl"), "-", **style)
-            means.plot(epochs, values("train", "gap"), "--", **style)
+            train, test = ([moment[part] for moment in found] for part in ("train", "test"))
+            # None becomes NaN: a gap in the line
+            rank, low, high = (np.array([each[name] for each in test], float) for name in ("rank", "low", "high"))
+            images.plot(epochs, rank, "-", label=printable(label), **style)
+            images.fill_between(epochs, low, high, color=colour, alpha=0.15, lw=0)
+            means.plot(epochs, [each["kl"] for each in train], "-", **style)
+            means.plot(epochs, [each["gap"] for each in train], "--", **style)
             clean.plot(epochs, excess(found, "clean"), "-", **style)
             adversarial.plot(epochs, excess(found, "adversarial"), "-", **style)
-        images.set(title="over images: rank correlation of KL and gap", ylabel="— test, ··· training images")
-        means.set(title="means, training images", ylabel="— KL,  - - loss gap")
+        images.set(title="over test images: rank correlation of KL and gap")
+        means.set(title="means, training images", ylabel="— KL,  - - loss gap", ylim=(0, None))
         clean.set(title="clean loss: test less training images", xlabel="epoch")
         adversarial.set(title="adversarial loss: test less training images", xlabel="epoch")
-        means.set_ylim(bottom=0)
         images.legend(frameon=False, fontsize=8)
     return figure

@@ -36,7 +36,7 @@ Stored = dict[str, Any]  # kind of landscape, as `Run.landscape` names its file 
 PICTURES: dict[str, Callable[[Any], Figure]] = {
     "input": plots.input_surfaces,
     "weight-1d": plots.weight_curves,
-    "weight-2d": plots.weight_contours,
+    "weight-2d": plots.weight_surfaces,
 }
 
 
