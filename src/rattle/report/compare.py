@@ -23,7 +23,7 @@ def compare_runs(runs: Sequence[RunData], baseline: RunData | None = None) -> tu
     All pairs; with a baseline, or more than ALL_PAIRS runs of which the first then is it, each with the baseline.
     """
     baseline = runs[0] if baseline is None and len(runs) > ALL_PAIRS else baseline
-    return paired_tests({run.label: samples_of([run]) for run in runs}, baseline.label if baseline else None)
+    return paired_tests({run.label: run.columns for run in runs}, baseline.label if baseline else None)
 
 
 def compare_methods(runs: Sequence[RunData], baseline: RunData) -> tuple[list[PairedTest], list[str]]:
