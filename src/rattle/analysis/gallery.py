@@ -91,10 +91,8 @@ def gallery(
     data, threat, model = saved.recipe.data.load(), saved.recipe.attack.threat, load_model(saved, device=device)
     test = data.test[torch.arange(min(max_images, len(data.test)))].to(device)
     attack, radii = get_attack(ATTACK, threat), [r * threat.epsilon for r in RADII]
-    with (
-        console.progress(f"gallery of {saved.recipe.with_seed(saved.recipe.name)}", len(test)) as advance,
-        eval_mode(model),
-    ):
+    title = f"gallery of {saved.recipe.with_seed(saved.recipe.name)}"
+    with console.progress(title, len(test)) as advance, eval_mode(model):
         label, confidence, label_adv, confidence_adv = predict_all(model, attack, test, seed, advance)
         groups = choose_shown(test.y, label, label_adv, confidence_adv)
         shown = torch.cat(list(groups.values()))

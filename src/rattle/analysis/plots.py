@@ -130,18 +130,15 @@ def weight_surfaces(surfaces: Mapping[str, WeightSurface]) -> Figure:
 def weight_curves(curves: Mapping[str, WeightSurface]) -> Figure:
     """Mean loss along one filter-normalised direction: solid for adversarial, dashed for clean."""
     check_comparable(curves)
-    low, _ = finite_range([values for curve in curves.values() for values in (curve.clean, curve.adversarial)])
-    first = next(iter(curves.values()))
+    finite_range([curve.clean for curve in curves.values()])  # refuses models that diverged
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         axes = figure.add_subplot()
         for (label, curve), colour in zip(curves.items(), itertools.cycle(LINES)):
-            middle = len(curve.b) // 2
             if curve.attacked:
-                axes.plot(curve.a, curve.adversarial[:, middle], color=colour, lw=2.2, label=f"{label}, adversarial")
-            axes.plot(curve.a, curve.clean[:, middle], color=colour, lw=1.6, ls=(0, (4, 2)), label=f"{label}, clean")
-        axes.set(xlabel="step along a filter-normalised direction", ylabel="mean loss", axisbelow=True)
-        axes.set(xlim=first.a[[0, -1]], ylim=(min(low, 0.0), None))
+                axes.plot(curve.a, curve.adversarial[:, 0], color=colour, label=printable(f"{label}, adversarial"))
+            axes.plot(curve.a, curve.clean[:, 0], "--", color=colour, label=printable(f"{label}, clean"))
+        axes.set(xlabel="step along a filter-normalised direction", ylabel="mean loss", ylim=(0, None))
         axes.axvline(0, color=FAINT, lw=0.8, zorder=0)
         axes.grid(axis="y", color="#e3e6ec", lw=0.7)
         axes.spines[["top", "right"]].set_visible(False)

@@ -24,7 +24,7 @@ from rattle.objectives import Taylor
 from rattle.objectives.base import total
 from rattle.randomness import ImageStreams
 from rattle.recipes.recipe import Recipe
-from rattle.stats import Interval, t_interval
+from rattle.stats import t_interval
 from rattle.weights import frozen_bn_stats, perturbed
 
 WHOLE = "all they add"
@@ -60,17 +60,17 @@ def lasting(own: Tensor, base: Tensor, sizes: Tensor) -> float:
     return float(sizes.mean()) ** 2 * agreement(own) / max(agreement(base), 1e-300)
 
 
-def lasting_interval(own: Tensor, base: Tensor, sizes: Tensor) -> Interval | None:
-    """95 % of what lasts, by leaving out one minibatch at a time (Tukey's jackknife); None with fewer than three."""
+def lasting_interval(own: Tensor, base: Tensor, sizes: Tensor) -> tuple[float, float] | tuple[None, None]:
+    """95 % of what lasts, by leaving out one minibatch at a time (Tukey's jackknife); none with fewer than three."""
     n = len(sizes)
     if n < 3:
-        return None
+        return None, None
     whole, values = lasting(own, base, sizes), []
     for i in range(n):
         kept = torch.arange(n) != i
         values.append(n * whole - (n - 1) * lasting(own[kept], base[kept], sizes[kept]))
     found = t_interval(values)
-    return Interval(math.sqrt(max(found.low, 0.0)), math.sqrt(max(found.high, 0.0)))
+    return math.sqrt(max(found.low, 0.0)), math.sqrt(max(found.high, 0.0))
 
 
 def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def term_row(name: str, gradient: Tensor, zeroth: Tensor, smoothing: Tensor) -> 
     basis = torch.linalg.qr(torch.stack([zeroth, smoothing], 2)).Q
     own = gradient - (basis @ (basis.mT @ gradient[:, :, None])).squeeze(2)
     sizes = own.norm(dim=1) / zeroth.norm(dim=1)
-    interval = lasting_interval(own, zeroth, sizes)
+    low, high = lasting_interval(own, zeroth, sizes)
     return TermRow(
         name=name,
         over_zeroth=float((gradient.norm(dim=1) / zeroth.norm(dim=1)).mean()),
@@ -122,8 +122,8 @@ def term_row(name: str, gradient: Tensor, zeroth: Tensor, smoothing: Tensor) -> 
         own=float((own.norm(dim=1) / gradient.norm(dim=1)).mean()),
         repeats=agreement(own),
         lasts=math.sqrt(max(lasting(own, zeroth, sizes), 0.0)),
-        lasts_low=interval.low if interval else None,
-        lasts_high=interval.high if interval else None,
+        lasts_low=low,
+        lasts_high=high,
     )
 
 
@@ -144,20 +144,18 @@ def gradients(
     return term_gradients(model, measured | {WHOLE: total(terms) - total(base)})
 
 
-def verdict(row: TermRow, batches: int) -> str:
-    """The conclusion, if the interval of `lasts` lies on one side of LASTS."""
-    if row.lasts_high is not None and row.lasts_high < LASTS:
-        return "The Taylor terms do nothing of their own"
-    if row.lasts_low is not None and row.lasts_low > LASTS:
-        return "The Taylor terms do something of their own"
-    return f"Whether the Taylor terms do something of their own cannot be told from {batches} minibatches"
-
-
 def answer(row: TermRow, batches: int) -> str:
-    """One sentence: whether what the terms add does something of its own, measured on so many minibatches."""
-    interval = "" if row.lasts_high is None else f" (95 %: {row.lasts_low:.2g} to {row.lasts_high:.2g})"
+    """One sentence: whether what the terms add does something of its own, if the interval of `lasts` says so."""
+    verdict = f"Whether the Taylor terms do something of their own cannot be told from {batches} minibatches"
+    interval = ""
+    if row.lasts_low is not None and row.lasts_high is not None:
+        interval = f" (95 %: {row.lasts_low:.2g} to {row.lasts_high:.2g})"
+        if row.lasts_high < LASTS:
+            verdict = "The Taylor terms do nothing of their own"
+        elif row.lasts_low > LASTS:
+            verdict = "The Taylor terms do something of their own"
     return (
-        f"{verdict(row, batches)}: their gradient is {row.over_zeroth:.2g} of the zeroth term's, "
+        f"{verdict}: their gradient is {row.over_zeroth:.2g} of the zeroth term's, "
         f"with cosine {row.to_smoothing:.2f} to label smoothing's and {row.to_zeroth:.2f} to the zeroth's; of the rest "
         f"what lasts from minibatch to minibatch is {row.lasts:.2g}{interval} of the zeroth's, where {LASTS:g} or less "
         f"counts as nothing."
