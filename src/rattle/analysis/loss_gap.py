@@ -100,12 +100,10 @@ def excess(found: Sequence[Moment], name: str) -> list[float]:
 def over_training(found: Sequence[Moment]) -> dict[str, dict[str, float | None]]:
     """The correlations over checkpoints of the mean KL on training images with the mean gap there, and with what the
     clean and the adversarial loss are higher by on test images."""
+    gaps = [moment["train"]["gap"] for moment in found]
+    others = {"gap": gaps, "clean_excess": excess(found, "clean"), "adversarial_excess": excess(found, "adversarial")}
     means = [moment["train"]["kl"] for moment in found]
-    return {
-        "gap": correlation(means, [moment["train"]["gap"] for moment in found]),
-        "clean_excess": correlation(means, excess(found, "clean")),
-        "adversarial_excess": correlation(means, excess(found, "adversarial")),
-    }
+    return {name: correlation(means, values) for name, values in others.items()}
 
 
 def measure_gaps(

@@ -14,7 +14,7 @@ from rattle.recipes.schema import replace_at
 from rattle.threat import Threat
 from rattle.weights import SWA
 
-COSTLY = {"autoattack": "AutoAttack", "rays": "RayS"}  # run on one checkpoint only, and on fewer images
+COSTLY = ("autoattack", "rays")  # run on one checkpoint only, and on fewer images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,8 @@ class Scale:
     def note(self) -> str:
         """What was run, for a reader of the table: what replaces what, and the sizes that are not the paper's."""
         counts = {"training images": self.train_size, "epochs": self.epochs, "test images": self.n}
-        for attack, title in COSTLY.items():
-            name = self.name_of(attack)
-            counts[f"test images for {title if name == attack else name}"] = self.images(attack)
+        for attack in COSTLY:
+            counts[f"test images for {self.name_of(attack)}"] = self.images(attack)
         sizes = "".join(f", {count:,} {what}" for what, count in counts.items() if count is not None)
         radius = "the published epsilon" if self.published_epsilon else "the epsilon trained for"
         which = "the first of the test set, as in the authors' release"

@@ -97,14 +97,15 @@ def threat_text(recipe: Mapping[str, Any]) -> str:
     return f"{NORMS.get(threat[0], threat[0])}, epsilon {epsilon_text(threat[1])}" if threat else "unknown threat"
 
 
-def number(value: float | None, decimals: int = 1, missing: str = "not recorded") -> str:
+def number(value: float | None, decimals: int = 1) -> str:
     """A figure for reading, with a true minus sign."""
-    return missing if not isinstance(value, (int, float)) else f"{value:,.{decimals}f}".replace("-", "\u2212")
+    return f"{value:,.{decimals}f}".replace("-", "\u2212") if isinstance(value, (int, float)) else "not recorded"
 
 
-def significant(value: float | None, missing: str = "not recorded") -> str:
+def significant(value: float | None) -> str:
     """Three significant figures."""
-    return missing if not isinstance(value, (int, float)) else f"{value:#.3g}".rstrip(".").replace("-", "\u2212")
+    shown = f"{value:#.3g}".rstrip(".") if isinstance(value, (int, float)) else "not recorded"
+    return shown.replace("-", "\u2212")
 
 
 def p_value(p: float) -> str:

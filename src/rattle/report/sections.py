@@ -86,16 +86,12 @@ def cost(run: RunData) -> Plain:
     """Time, throughput and memory of a run, from what it logged."""
     seconds = [time for entry in run.timing if (time := finite(entry.get("seconds")))]
     memory = [size for entry in run.timing if (size := finite(entry.get("memory_mb"))) is not None]
-    steps, batch = (run.metrics[-1].get("step") if run.metrics else None), run.recipe.get("batch_size")
-    total, steps, batch = sum(seconds), finite(steps), finite(batch)
-    complete = len(seconds) == len(run.metrics)  # every epoch has its time
-    return {
-        "run": run,
-        "total": total or None,
-        "epoch": statistics.median(seconds) if seconds else None,
-        "rate": batch * steps / total if batch and steps and total and complete else None,
-        "memory": max(memory, default=None),
-    }
+    total, rate = sum(seconds), None
+    if run.metrics and total and len(seconds) == len(run.metrics):  # every epoch has its time
+        steps, batch = finite(run.metrics[-1].get("step")), finite(run.recipe.get("batch_size"))
+        rate = batch * steps / total if batch and steps else None
+    epoch = statistics.median(seconds) if seconds else None
+    return {"run": run, "total": total or None, "epoch": epoch, "rate": rate, "memory": max(memory, default=None)}
 
 
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
