@@ -51,12 +51,10 @@ def test_a_surface_with_gaps_and_colour_images_is_still_drawn(tmp_path: Path) ->
     surface = bowl(1.0, images=1, channels=3)
     surface.loss[0, 0, 0], surface.loss[0, 1, 1] = np.nan, np.inf
     figure = plots.input_surfaces({"<b>$": surface})
-    png, svg = plots.save(figure, tmp_path / "gaps", dpi=40)
     (axes,) = (axes for axes in figure.axes if hasattr(axes, "get_zlim"))
     assert np.isfinite(axes.get_zlim()).all()
     assert [text.get_text() for text in axes.texts] == ["<b>$"]
-    assert png.stat().st_size > 1000
-    assert svg.stat().st_size > 1000
+    assert all(path.stat().st_size > 1000 for path in plots.save(figure, tmp_path / "gaps", dpi=40))
 
 
 def test_what_cannot_be_compared_is_refused_in_words() -> None:

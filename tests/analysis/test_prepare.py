@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rattle.analysis.gallery import choose_shown, gallery, overrides
+from rattle.analysis.gallery import choose_shown, gallery
 from rattle.analysis.prepare import (
     LandscapeConfig,
     compute_landscapes,
@@ -111,13 +111,6 @@ def test_a_gallery_is_the_same_each_time_and_comes_back_from_its_file(
     np.savez(path, **arrays)
     with pytest.raises(RattleError, match="robust"):
         load_arrays(Gallery, path)
-
-
-def test_settings_that_differ_from_the_named_recipe_are_listed_but_the_seed_is_not() -> None:
-    recipe = get_recipe("digits-linf-cnn-trades")
-    assert overrides(replace(recipe, seed=5)) == ""
-    assert overrides(replace(recipe, width=8)) == "width 16 -> 8"
-    assert overrides(replace(recipe, name="mine", width=8)) == ""
 
 
 def test_two_runs_get_landscapes_over_one_plane_with_pictures_and_numbers(run: Path, tmp_path: Path) -> None:

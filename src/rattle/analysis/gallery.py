@@ -43,8 +43,9 @@ def first_of_each_class(y: Tensor, classes: int = MAX_SHOWN) -> Tensor:
 def overrides(recipe: Recipe) -> str:
     """How a recipe differs from the catalog's of the same name, in words; empty if it does not or there is none.
 
-    >>> overrides(replace(get_recipe("digits-linf-cnn-at"), epochs=3))
-    'epochs 30 -> 3'
+    >>> recipe = get_recipe("digits-linf-cnn-at")
+    >>> overrides(replace(recipe, epochs=3, seed=5)), overrides(replace(recipe, name="mine", width=8))
+    ('epochs 30 -> 3', '')
     """
     try:
         return changes(get_recipe(recipe.name), recipe, but=NOT_SETTINGS)

@@ -5,11 +5,9 @@ Fewer tests never raise an adjusted p, so what a table calls best is never equal
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
 
 from rattle.evaluation.samples import Sample, on_shared_images, two_sided_p
 from rattle.recipes.schema import flatten
@@ -101,8 +99,8 @@ def paired_tests(samples: Samples, baseline: str | None = None) -> tuple[list[Pa
 def protocol_differences(one: str, other: str) -> list[str]:
     """In what two protocols of `StoredResult` differ, each as "name (one; other)"; nothing if results are comparable.
 
-    A setting that one of them lacks, as another version wrote it, does not count, unless it says which attack or threat
-    this is.
+    Numbers are compared by six figures, as they are shown. A setting that one of them lacks, as another version wrote
+    it, does not count, unless it says which attack or threat this is.
     """
     if one == other:
         return []
@@ -110,14 +108,7 @@ def protocol_differences(one: str, other: str) -> list[str]:
     found = []
     for key in ours | theirs:
         shared = key in ours and key in theirs
-        first, second = ours.get(key), theirs.get(key)
-        if (shared or key.rpartition(".")[2] in IDENTITY) and not equal_settings(first, second):
-            found.append(f"{key} ({value_text(first)}; {value_text(second)})")
+        first, second = value_text(ours.get(key)), value_text(theirs.get(key))
+        if (shared or key.rpartition(".")[2] in IDENTITY) and first != second:
+            found.append(f"{key} ({first}; {second})")
     return found
-
-
-def equal_settings(a: Any, b: Any) -> bool:
-    """Numbers up to the rounding of their text."""
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return a == b
