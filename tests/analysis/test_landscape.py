@@ -31,9 +31,10 @@ from rattle.weights import Noise
 SPECTRUM = [5.0, 2.0, 0.5, -1.0]  # eigenvalues of the quadratic's Hessian
 
 
-def as_loss(logits: Tensor, y: Tensor) -> Tensor:
-    """The model's one output is the loss itself."""
-    return logits[:, 0]
+@pytest.fixture
+def outputs_are_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one output of a model is the loss itself."""
+    monkeypatch.setattr(losses, "ce", lambda logits, y: logits[:, 0])
 
 
 def symmetric(spectrum: list[float]) -> Tensor:
@@ -41,30 +42,18 @@ def symmetric(spectrum: list[float]) -> Tensor:
     return basis @ torch.diag(torch.tensor(spectrum, dtype=torch.float64)) @ basis.T
 
 
-class InputQuadratic(nn.Module):
-    """x -> 1/2 x^T A x, for images of four pixels."""
+class Quadratic(nn.Module):
+    """1/2 v^T A v, v being an image of four pixels or, with `of_weights`, the 2 x 2 weight whatever the image."""
 
-    def __init__(self, spectrum: list[float]) -> None:
+    def __init__(self, spectrum: list[float], *, of_weights: bool = False) -> None:
         super().__init__()
         self.register_buffer("A", symmetric(spectrum))
-        self.idle = nn.Linear(1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        v = x.flatten(1)
-        return 0.5 * ((v @ self.get_buffer("A")) * v).sum(1, keepdim=True)
-
-
-class WeightQuadratic(nn.Module):
-    """x -> 1/2 w^T A w whatever x, w being a 2 x 2 weight."""
-
-    def __init__(self, spectrum: list[float]) -> None:
-        super().__init__()
-        self.register_buffer("A", symmetric(spectrum))
+        self.of_weights = of_weights
         self.w = nn.Parameter(torch.randn(2, 2, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
-        v = self.w.flatten()
-        return (0.5 * v @ self.get_buffer("A") @ v).expand(len(x), 1)
+        v = self.w.expand(len(x), 2, 2).flatten(1) if self.of_weights else x.flatten(1)
+        return 0.5 * ((v @ self.get_buffer("A")) * v).sum(1, keepdim=True)
 
 
 def four_pixels(n: int = 3) -> tuple[Tensor, Tensor]:
@@ -77,21 +66,22 @@ def state(model: nn.Module) -> list[object]:
     return [tensors, [m.training for m in model.modules()], [(p.requires_grad, p.grad) for p in model.parameters()]]
 
 
-def test_the_input_surface_of_a_quadratic_is_the_quadratic_on_the_plane() -> None:
-    model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
-    plane = input_plane(model, x, y, radius=0.2, points=5, loss=as_loss)
-    assert np.array_equal(plane.gradient.reshape(3, 4), np.sign((x.flatten(1) @ model.get_buffer("A")).numpy()))
-    assert set(np.unique(plane.rademacher)) == {-1.0, 1.0}
-    assert plane.a[2] == plane.b[2] == 0
-    surface, whole = (input_surface(model, x, y, plane, batch_size=size, loss=as_loss) for size in (7, 1000))
-    assert np.allclose(surface.loss, whole.loss, rtol=1e-12)
+@pytest.mark.usefixtures("outputs_are_losses")
+def test_the_input_surface_of_a_quadratic_is_the_quadratic_on_the_plane(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = Quadratic(SPECTRUM), four_pixels()
     matrix = model.get_buffer("A").numpy()
-    g, r = (part.reshape(3, 4).astype(float) for part in (plane.gradient, plane.rademacher))
-    for i in range(3):
-        for j, a in enumerate(plane.a):
-            for k, b in enumerate(plane.b):
-                v = x[i].flatten().numpy() + a * g[i] + b * r[i]
-                assert surface.loss[i, j, k] == pytest.approx(0.5 * v @ matrix @ v, rel=1e-9)
+    plane = input_plane(model, x, y, radius=0.2, points=5)
+    pixels, g, r = (part.reshape(3, 1, 1, 4) for part in (x.numpy(), plane.gradient, plane.rademacher))
+    assert np.array_equal(g, np.sign(pixels @ matrix))
+    assert set(np.unique(r)) == {-1.0, 1.0}
+    assert plane.a[2] == plane.b[2] == 0
+    v = pixels + plane.a[:, None, None] * g + plane.b[:, None] * r
+    for size in (7, 1000):
+        monkeypatch.setattr("rattle.analysis.landscape.BATCH_SIZE", size)
+        surface = input_surface(model, x, y, plane)
+        assert np.allclose(surface.loss, 0.5 * (v @ matrix * v).sum(-1), rtol=1e-9)
+    with pytest.raises(RattleError, match="the plane is for images"):
+        input_surface(model, x[:1], y[:1], plane)
 
 
 def test_the_same_seed_gives_the_same_plane_and_the_middle_is_the_clean_loss() -> None:
@@ -105,18 +95,19 @@ def test_the_same_seed_gives_the_same_plane_and_the_middle_is_the_clean_loss() -
     assert np.array_equal(surface.correct[:, 1, 1], (logits.argmax(1) == y).numpy())
 
 
+@pytest.mark.usefixtures("outputs_are_losses")
 def test_the_weight_surface_of_a_quadratic_is_the_quadratic() -> None:
-    model, (x, y) = WeightQuadratic(SPECTRUM), four_pixels()
-    d1, d2 = {"w": torch.randn(2, 2).double()}, {"w": torch.randn(2, 2).double()}
-    surface = weight_surface(model, x, y, directions=(d1, d2), points=3, loss=as_loss)
-    matrix, w = model.get_buffer("A"), model.w.detach()
-    for i, a in enumerate(surface.a):
-        for j, b in enumerate(surface.b):
-            v = (w + a * d1["w"] + b * d2["w"]).flatten()
-            assert surface.clean[i, j] == pytest.approx(float(0.5 * v @ matrix @ v), rel=1e-9)
-    line = weight_surface(model, x, y, directions=(d1,), points=3, loss=as_loss)
+    model, (x, y) = Quadratic(SPECTRUM, of_weights=True), four_pixels()
+    d1, d2 = torch.randn(2, 2, 2).double()
+    surface = weight_surface(model, x, y, directions=({"w": d1}, {"w": d2}), points=3)
+    for i, j in np.ndindex(3, 3):
+        v = (model.w.detach() + surface.a[i] * d1 + surface.b[j] * d2).flatten()
+        assert surface.clean[i, j] == pytest.approx(float(0.5 * v @ model.get_buffer("A") @ v), rel=1e-9)
+    line = weight_surface(model, x, y, directions=({"w": d1},), points=3)
     assert (line.dimensions, surface.dimensions, line.attacked) == (1, 2, False)
     assert np.allclose(line.clean[:, 0], surface.clean[:, 1])
+    with pytest.raises(RattleError, match="one or two directions"):
+        weight_surface(model, x, y, directions=())
 
 
 def test_every_filter_of_a_direction_is_as_long_as_the_models() -> None:
@@ -126,21 +117,25 @@ def test_every_filter_of_a_direction_is_as_long_as_the_models() -> None:
     assert set(direction) == {name for name, p in parameters.items() if p.ndim > 1}
     for name, d in direction.items():
         assert torch.allclose(d.flatten(1).norm(dim=1), parameters[name].flatten(1).norm(dim=1), rtol=1e-5)
+    with pytest.raises(RattleError, match="no weight matrix"):
+        filter_normalised(nn.BatchNorm1d(3))
 
 
-def test_adversarial_loss_lies_above_clean_loss_and_is_the_same_when_run_again() -> None:
+def test_adversarial_loss_lies_above_clean_loss_and_is_the_same_in_other_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model = create_model("cnn", classes=10, channels=1, width=4)
     x, y = torch.rand(6, 1, 8, 8), torch.arange(6)
     attack = PGD(threat=Threat(epsilon=0.1), steps=3, step_size=0.05)
-    direction = filter_normalised(model)
-    first, second = (
-        weight_surface(model, x, y, directions=(direction,), points=3, attack=attack, batch_size=size)
-        for size in (6, 4)
-    )
+    directions = [filter_normalised(model)]
+    first = weight_surface(model, x, y, directions=directions, points=3, attack=attack)
+    monkeypatch.setattr("rattle.analysis.landscape.BATCH_SIZE", 4)
+    second = weight_surface(model, x, y, directions=directions, points=3, attack=attack)
     assert (first.adversarial > first.clean).all()
     assert np.allclose(first.adversarial, second.adversarial, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("outputs_are_losses")
 @pytest.mark.parametrize(
     ("spectrum", "largest"), [(SPECTRUM, 5.0), ([1.0, 0.5, -2.0, -8.0], 1.0), ([-1.0, -2.0, -3.0, -4.0], -1.0)]
 )
@@ -148,94 +143,63 @@ def test_the_largest_eigenvalue_is_found_also_when_a_negative_one_dominates(
     spectrum: list[float], largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rattle.analysis.flatness.BATCH_SIZE", 2)
+    monkeypatch.setattr("rattle.analysis.flatness.TOLERANCE", 1e-6)
     x, y = four_pixels()
-    settings = {"tolerance": 1e-6, "iterations": 300, "loss": as_loss}
-    inputs = input_curvature(InputQuadratic(spectrum), x, y, **settings)  # type: ignore[arg-type]
-    weights = weight_curvature(WeightQuadratic(spectrum), x, y, **settings)  # type: ignore[arg-type]
-    assert inputs.values == pytest.approx([largest] * 3, rel=1e-6)
-    assert weights.values == pytest.approx([largest], rel=1e-6)
-    assert inputs.residuals.max() < 1e-5
+    inputs = input_curvature(Quadratic(spectrum), x, y, iterations=300)
+    weights = weight_curvature(Quadratic(spectrum, of_weights=True), x, y, iterations=300)
+    assert inputs == pytest.approx([largest] * 3, rel=1e-6)
+    assert weights == pytest.approx(largest, rel=1e-6)
 
 
 def test_curvature_of_a_small_network_is_the_top_of_its_whole_hessian(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rattle.analysis.flatness.BATCH_SIZE", 1)
+    monkeypatch.setattr("rattle.analysis.flatness.TOLERANCE", 1e-5)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     x, y = torch.rand(2, 1, 2, 2, dtype=torch.float64), torch.tensor([0, 2])
     names, parameters = zip(*model.named_parameters(), strict=True)
-    sizes = [p.numel() for p in parameters]
 
-    def mean_loss(flat: Tensor) -> Tensor:
-        parts = [part.view_as(p) for part, p in zip(flat.split(sizes), parameters, strict=True)]
+    def mean_loss(*parts: Tensor) -> Tensor:
         return losses.ce(torch.func.functional_call(model, dict(zip(names, parts, strict=True)), (x,)), y).mean()
 
-    whole = hessian(mean_loss, torch.cat([p.detach().flatten() for p in parameters]))
+    blocks = hessian(mean_loss, tuple(p.detach() for p in parameters))
+    rows = [torch.cat([h.reshape(p.numel(), -1) for h in row], 1) for p, row in zip(parameters, blocks, strict=True)]
     images = [hessian(lambda v, i=i: losses.ce(model(v[None]), y[i : i + 1])[0], x[i]).view(4, 4) for i in range(2)]
-    weights = weight_curvature(model, x, y, tolerance=1e-5, iterations=500)
-    inputs = input_curvature(model, x, y, tolerance=1e-5, iterations=500)
-    assert weights.values == pytest.approx([float(torch.linalg.eigvalsh(whole)[-1])], rel=1e-5)
-    assert inputs.values == pytest.approx([float(torch.linalg.eigvalsh(h)[-1]) for h in images], rel=1e-5)
+    top, *tops = [float(torch.linalg.eigvalsh(h)[-1]) for h in (torch.cat(rows), *images)]
+    assert weight_curvature(model, x, y, iterations=500) == pytest.approx(top, rel=1e-5)
+    assert input_curvature(model, x, y, iterations=500) == pytest.approx(tops, rel=1e-5)
 
 
-def test_the_lipschitz_estimate_of_a_linear_loss_is_the_dual_norm_of_its_gradient() -> None:
+@pytest.mark.usefixtures("outputs_are_losses")
+def test_the_lipschitz_estimate_is_the_largest_dual_norm_of_the_gradient_in_the_ball() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1)).double()
     x, y = four_pixels()
     weight = model[1].weight.detach()
     for threat, dual in ((Threat(norm="linf", epsilon=0.1), weight.abs().sum()), (Threat(norm="l2"), weight.norm())):
-        assert local_lipschitz(model, x, y, threat=threat, loss=as_loss) == pytest.approx([float(dual)] * 3)
+        assert local_lipschitz(model, x, y, threat=threat) == pytest.approx([float(dual)] * 3)
+    middle = torch.full((1, 1, 2, 2), 0.5, dtype=torch.float64)  # of x^2 / 2 the gradient is x: largest at a corner
+    found = local_lipschitz(Quadratic([1.0] * 4), middle, y[:1], threat=Threat(epsilon=0.1))
+    assert found == pytest.approx([4 * 0.6])
 
 
-def test_the_lipschitz_estimate_of_a_quadratic_is_reached_at_the_corner_of_the_ball() -> None:
-    model = InputQuadratic([1.0, 1.0, 1.0, 1.0])  # gradient x: its l_1 norm is largest at x + epsilon
-    x, y = torch.full((1, 1, 2, 2), 0.5, dtype=torch.float64), torch.zeros(1, dtype=torch.int64)
-    estimate = local_lipschitz(model, x, y, threat=Threat(epsilon=0.1), loss=as_loss)
-    assert estimate == pytest.approx([4 * 0.6])
-
-
+@pytest.mark.usefixtures("outputs_are_losses")
 def test_the_mean_rise_under_noise_is_half_sigma_squared_times_the_trace() -> None:
-    model, (x, y) = WeightQuadratic(SPECTRUM), four_pixels(1)
-    rises = noise_rise(
-        model, x, y, noise=Noise(sigma=0.5), draws=800, generator=torch.Generator().manual_seed(0), loss=as_loss
-    )
+    model, (x, y) = Quadratic(SPECTRUM, of_weights=True), four_pixels(1)
+    rises = noise_rise(model, x, y, noise=Noise(sigma=0.5), draws=800, generator=torch.Generator().manual_seed(0))
     assert abs(rises.mean() - 0.5 * 0.25 * sum(SPECTRUM)) < 4 * rises.std(ddof=1) / math.sqrt(800)
 
 
-def test_models_come_back_bit_for_bit_and_flatness_is_the_mean_of_its_parts() -> None:
+def test_models_come_back_bit_for_bit_also_after_an_error_and_flatness_is_the_mean_of_its_parts() -> None:
     model = create_model("cnn", classes=10, channels=1, width=4).train()
     model.body[1].eval()  # type: ignore[index]
     x, y = torch.rand(4, 1, 8, 8), torch.arange(4)
-    before = state(model)
+    before, directions = state(model), (filter_normalised(model), filter_normalised(model))
+
     input_surface(model, x, y, input_plane(model, x, y, points=3))
-    attack = PGD(steps=2)
-    weight_surface(
-        model, x, y, directions=(filter_normalised(model), filter_normalised(model)), points=3, attack=attack
-    )
+    weight_surface(model, x, y, directions=directions, points=3, attack=PGD(steps=2))
+    with pytest.raises(RattleError):
+        weight_surface(model, x, y + 10, directions=directions)  # labels without a logit, found at w + u
     found = flatness(model, x, y, threat=Threat(), iterations=3, draws=5, seed=1)
     rises = noise_rise(model, x, y, draws=5, generator=torch.Generator().manual_seed(1))
     assert found["noise_rise"] == pytest.approx(rises.mean())
     assert found["noise_rise_error"] == pytest.approx(rises.std(ddof=1) / math.sqrt(5))
     assert state(model) == before
-
-
-def test_weights_come_back_after_an_error_in_the_loss() -> None:
-    model = create_model("cnn", classes=10, channels=1, width=4).train()
-    before = state(model)
-
-    def broken(logits: Tensor, y: Tensor) -> Tensor:
-        raise FloatingPointError
-
-    with pytest.raises(FloatingPointError):
-        weight_surface(
-            model, torch.rand(4, 1, 8, 8), torch.arange(4), directions=(filter_normalised(model),), loss=broken
-        )
-    assert state(model) == before
-
-
-def test_impossible_settings_are_refused() -> None:
-    model, (x, y) = InputQuadratic(SPECTRUM), four_pixels()
-    plane = input_plane(model, x, y, points=3, loss=as_loss)
-    with pytest.raises(RattleError, match="the plane is for images"):
-        input_surface(model, x[:1], y[:1], plane, loss=as_loss)
-    with pytest.raises(RattleError, match="one or two directions"):
-        weight_surface(model, x, y, directions=(), loss=as_loss)
-    with pytest.raises(RattleError, match="no weight matrix"):
-        filter_normalised(nn.BatchNorm1d(3))

@@ -25,23 +25,19 @@ class Squares(nn.Module):
         return (x.flatten(1) @ self.w) ** 2
 
 
-def test_the_second_order_is_exact_for_a_quadratic_model() -> None:
-    for row in remainders(Squares(), torch.rand(5, 1, 2, 2), sigmas=(1e-3, 0.1, 1.0)):
-        assert row.second < 1e-9
-        assert row.first > row.second
-
-
-def test_the_first_order_is_exact_for_a_linear_model() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    for row in remainders(model, torch.rand(5, 1, 2, 2), sigmas=(1e-3, 1.0)):
-        assert row.first < 1e-9
-
-
-def test_the_first_remainder_of_a_smooth_model_falls_in_proportion_to_sigma() -> None:
+def test_an_order_is_exact_for_a_model_of_that_order_and_falls_in_proportion_for_a_smooth_one() -> None:
+    x = torch.rand(5, 1, 2, 2)
+    for row in remainders(Squares(), x, sigmas=(1e-3, 0.1, 1.0)):
+        assert row["second"] < 1e-9
+        assert row["first"] > row["second"]
+    for row in remainders(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), x, sigmas=(1e-3, 1.0)):
+        assert row["first"] < 1e-9
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-    small, large = remainders(model, torch.rand(5, 1, 2, 2), sigmas=(1e-4, 1e-3), draws=2)
-    assert large.first / small.first == pytest.approx(10, rel=0.1)
-    assert large.second / small.second == pytest.approx(100, rel=0.3)
+    small, large = remainders(model, x, sigmas=(1e-4, 1e-3), draws=2)
+    assert large["first"] / small["first"] == pytest.approx(10, rel=0.1)
+    assert large["second"] / small["second"] == pytest.approx(100, rel=0.3)
+    with pytest.raises(RattleError, match="sigma > 0"):
+        remainders(model, x, sigmas=(0.0,))
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -51,11 +47,6 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert model.training
     assert next(model.parameters()).dtype == torch.float32
-
-
-def test_a_sigma_of_zero_is_refused() -> None:
-    with pytest.raises(RattleError, match="sigma > 0"):
-        remainders(Squares(), torch.rand(2, 1, 2, 2), sigmas=(0.0,))
 
 
 def test_the_command_writes_a_table_json_and_plots(tmp_path, capsys) -> None:

@@ -126,7 +126,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     first = made.whole(root / "a", right=0.4, steepness=2.0)
-    second = made.whole(root / "b", right=0.7, objective={"kind": "Trades", "order": 2})
+    second = made.whole(root / "b", right=0.7, method="TRADES + 1st + 2nd")
     return build([first, second], root / "page.html")
 
 

@@ -22,13 +22,13 @@ from rattle.cli import paper as command
 from rattle.errors import RattleError
 from rattle.evaluation.samples import Difference
 from rattle.objectives.base import Teacher
-from rattle.paper import scales, tables
+from rattle.paper import tables
 from rattle.paper.cells import CellResult, ComparedRow
 from rattle.paper.estimate import epoch_seconds
 from rattle.paper.plan import entries, plan
 from rattle.paper.protocols import PROTOCOLS
 from rattle.paper.rows import DATASETS
-from rattle.paper.scales import SCALES, StepSetup
+from rattle.paper.scales import SCALES, Scale, StepSetup
 from rattle.paper.writer import WRITERS, printed_table
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.paths import Run
@@ -92,26 +92,37 @@ def test_every_table_trains_attacks_and_prints_ours_beside_the_papers_in_120_col
     for ending in ("md", "tex", "html"):
         written = (out / f"table-{number}-tiny.{ending}").read_text()
         assert ("ours: generated 32x32 images, cnn-slim (width 4)" if number == 6 else "small CNN (width 2)") in written
-    if number != 6:
-        check_numbers(numbers(out, number))
+    rows = numbers(out, number)["rows"]
+    if number == 6:
+        assert [row["network"] for row in rows] == ["cnn-slim (width 4)"] * 3 + ["WRN-34-10"] * 3
+        assert rows[-1]["time_ratio"] == pytest.approx(2362 / 1666)
+        assert rows[0]["time_ratio"] == rows[0]["memory_ratio"] == 1
+        assert rows[2]["memory_ratio"] >= 1
+        assert all(row["seconds_an_epoch"] > 0 for row in rows)
+        return
+    for row in rows:
+        for cell in row["cells"].values():
+            for protocol, ours in cell["ours"].items():
+                assert ours["interval"][0] <= ours["mean"] <= ours["interval"][1]
+                assert ours["seeds"] == [0]
+                assert ours["checkpoints"][0] == ("best" if protocol == "honest" else "epoch-001")
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 7, 8])
 def test_blocks_of_ours_name_the_data_and_network_that_ran_and_the_papers_those_it_published(
     number: int, out: Path
 ) -> None:
-    *own, published = blocks_of(out, number)
-    for caption, text in own:
-        assert caption.startswith("ours: digits, small CNN (width 2), trained for l")
-        assert not any(word in caption + text for word in (*PUBLISHED_NAMES, "AutoAttack"))
-    caption, text = published
+    *own, (caption, text) = blocks_of(out, number)
+    for title, lines in own:
+        assert title.startswith("ours: digits, small CNN (width 2), trained for l")
+        assert not any(word in title + lines for word in (*PUBLISHED_NAMES, "AutoAttack"))
     assert caption == f"published (paper): {tables.table(number).title}".replace("_", r"\_")
     assert not any(word in caption + text for word in ("digits", "small CNN", "smoke-ensemble"))
     for row in tables.table(number).rows:
         assert f"| {DATASETS[row.dataset]} | {row.architecture} | {row.method}" in text
     for row in numbers(out, number)["rows"]:
-        labels = row["ours"] or {"data": "digits", "network": "small CNN (width 2)"}
-        assert (labels["data"], labels["network"]) == ("digits", "small CNN (width 2)")
+        if row["ours"]:
+            assert (row["ours"]["data"], row["ours"]["network"]) == ("digits", "small CNN (width 2)")
         assert row["published"]["data"] in DATASETS
 
 
@@ -125,6 +136,8 @@ def blocks_of(out: Path, number: int) -> list[tuple[str, str]]:
 
 
 def test_a_run_stands_once_in_a_block_with_the_rows_it_stands_for(out: Path) -> None:
+    (_, own), _ = blocks_of(out, 7)
+    assert own.count("| n x seeds | 20 x 1 | 4 x 1 | 4 x 1 |") == 2
     [(_, own), (_, published)] = blocks_of(out, 2)
     firsts = [line.split(" | ")[:2] for line in own.splitlines()[2:] if not line.startswith("|  |")]
     assert ["| 8, 16", "TRADES"] in firsts
@@ -137,11 +150,6 @@ def test_a_run_stands_once_in_a_block_with_the_rows_it_stands_for(out: Path) -> 
     assert "| 7 | CIFAR-10 | WRN-70-16 | Gowal et al. (2020) | 85.29 | 58.22 (PGD-40) | - | 57.20 " in published
 
 
-def test_every_run_says_how_many_images_and_seeds_are_behind_a_cell(out: Path) -> None:
-    (_, own), _ = blocks_of(out, 7)
-    assert own.count("| n x seeds | 20 x 1 | 4 x 1 | 4 x 1 |") == 2
-
-
 @pytest.mark.parametrize("scale", ["small", "full"])
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 7, 8])
 def test_the_widest_cells_of_three_seeds_fit_120_columns(number: int, scale: str, tmp_path: Path) -> None:
@@ -149,41 +157,15 @@ def test_the_widest_cells_of_three_seeds_fit_120_columns(number: int, scale: str
     change = Difference(mean=-0.1234, interval=Interval(-0.2, -0.1), p=0.0001, test="", n=3)
     wide = CellResult(images=10_000, seeds=(0, 1, 2), mean=84.31, std=12.34, interval=Interval(53.0, 99.9))
     ours = {"%": replace(wide, difference=change, p_adjusted=0.001), "distance": replace(wide, mean=0.0412)}
-    lines = [
-        ComparedRow(
-            row=entry.row,
-            key=entry.key,
-            recipe=entry.recipe,
-            baseline=None,
-            ours={protocol: {cell.column: ours[cell.unit] for cell in entry.row.cells} for protocol in PROTOCOLS},
-        )
-        for entry in planned.entries
-    ]
+    lines = []
+    for entry in planned.entries:
+        cells = {cell.column: ours[cell.unit] for cell in entry.row.cells}
+        both = dict.fromkeys(PROTOCOLS, cells)
+        lines.append(ComparedRow(row=entry.row, key=entry.key, recipe=entry.recipe, ours=both))
     for block in printed_table(planned, "", lines).blocks:
-        widths = [max(map(len, column)) + 2 for column in zip(block.head, *block.texts, strict=True)]
+        widths = [max(map(len, column)) + 2 for column in zip(block.head, *block.rows, strict=True)]
         assert sum(widths) <= 120
         assert len(block.caption) <= 120
-
-
-def check_numbers(plain: dict[str, Any]) -> None:
-    """Every cell of every row of ours has a number of both protocols, inside its interval."""
-    for row in plain["rows"]:
-        for cell in row["cells"].values():
-            for protocol in ("honest", "paper") if row["run"] else ():
-                ours = cell["ours"][protocol]
-                assert ours["interval"][0] <= ours["mean"] <= ours["interval"][1]
-                assert ours["seeds"] == [0]
-                assert ours["checkpoints"][0] == ("best" if protocol == "honest" else "epoch-001")
-
-
-def test_table_6_sets_steps_measured_here_beside_the_papers(out: Path) -> None:
-    run_paper(out, 6)
-    rows = numbers(out, 6)["rows"]
-    assert [row["network"] for row in rows] == ["cnn-slim (width 4)"] * 3 + ["WRN-34-10"] * 3
-    assert rows[-1]["time_ratio"] == pytest.approx(2362 / 1666)
-    assert rows[0]["time_ratio"] == rows[0]["memory_ratio"] == 1
-    assert rows[2]["memory_ratio"] >= 1
-    assert all(row["seconds_an_epoch"] > 0 for row in rows)
 
 
 def test_the_papers_protocol_takes_each_attacks_highest_over_the_kept_checkpoints(tmp_path: Path) -> None:
@@ -221,30 +203,24 @@ def stamps(out: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in (out / "tiny").rglob("*") if path.is_file()}
 
 
-def test_the_same_command_again_trains_and_attacks_nothing(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_paper(out, 8)
+def test_the_same_command_again_makes_only_what_is_missing(
+    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_paper(out, 7)
     before = stamps(out)
     capsys.readouterr()
-    assert run_paper(out, 8) == 0
-    said = capsys.readouterr()
+    assert run_paper(out, 7) == 0
+    said = capsys.readouterr().err
     assert stamps(out) == before
-    assert "nothing is left to train" in said.err
-    assert "training, 1 of" not in said.err
-
-
-def test_only_missing_results_and_runs_are_made_again(out: Path, tmp_path: Path) -> None:
-    run_paper(out, 7)
+    assert "nothing is left to train" in said
+    assert "training, 1 of" not in said
     shutil.copytree(out / "tiny", tmp_path / "tiny")
-    run = Run(tmp_path / "tiny" / "recipe=digits-linf-cnn-trades,seed=0")
-    rays = (run.results / "rays.json").read_text()
+    run, other = (Run(tmp_path / "tiny" / f"recipe=digits-linf-cnn-{m},seed=0") for m in ("trades", "trades-2nd"))
     (run.results / "rays.json").unlink()
-    other = Run(tmp_path / "tiny" / "recipe=digits-linf-cnn-trades-2nd,seed=0")
     whole = other.metrics.read_bytes()
     other.checkpoint("last").unlink()
     shutil.copy(run.results / "pgd20.json", other.results / "pgd20.json")  # of other weights: not used
     assert run_paper(tmp_path, 7) == 0
-    again = json.loads((run.results / "rays.json").read_text())
-    assert again["attacks"]["rays"]["distances"] == json.loads(rays)["attacks"]["rays"]["distances"]
     assert other.metrics.read_bytes() == whole
     assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]
 
@@ -252,14 +228,13 @@ def test_only_missing_results_and_runs_are_made_again(out: Path, tmp_path: Path)
 def test_a_run_that_diverged_is_shown_as_such_and_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def steep(recipe: Any, overrides: Any) -> Any:
-        recipe = overridden(recipe, overrides)
-        return (
-            replace(recipe, optimizer=replace(recipe.optimizer, lr=1e25)) if recipe.objective.taylor.order else recipe
-        )
+    def steep(self: Scale, name: str, overrides: Any = ()) -> Any:
+        recipe = usual(self, name, overrides)
+        lr = 1e25 if name.endswith("-2nd") else recipe.optimizer.lr
+        return replace(recipe, optimizer=replace(recipe.optimizer, lr=lr))
 
-    overridden = scales.overridden
-    monkeypatch.setattr(scales, "overridden", steep)
+    usual = Scale.recipe
+    monkeypatch.setattr(Scale, "recipe", steep)
     for _ in range(2):
         assert run_paper(tmp_path, 7) == 0
         second = numbers(tmp_path, 7)["rows"][1]["cells"]
@@ -378,19 +353,10 @@ def test_a_bad_option_is_refused_in_one_sentence(words: list[str], sentence: str
     assert not list(here.iterdir())
 
 
-def test_a_folder_of_another_recipe_or_version_is_refused(
-    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_of_another_recipe_is_refused(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_paper(out, 7)
     assert run_paper(out, 7, "--epochs", "2") == 2
     assert "holds a run of another recipe: choose another --out" in capsys.readouterr().err
-    folder = tmp_path / "tiny" / "recipe=digits-linf-cnn-trades,seed=0"
-    folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text("name: x\nflux_capacitor: 1.21\n")
-    assert run_paper(tmp_path, 7) == 2
-    said = capsys.readouterr().err
-    assert "flux_capacitor" in said
-    assert "a folder of another version of rattle? choose another --out" in said
 
 
 def test_full_scale_is_the_recipes_as_named_and_small_keeps_their_shape() -> None:
@@ -406,25 +372,16 @@ def test_full_scale_is_the_recipes_as_named_and_small_keeps_their_shape() -> Non
     assert (awp.data.name, awp.data.train_size) == ("cifar100", 10_000)
 
 
-def test_table_8_trains_every_row_but_the_one_that_needs_generated_images() -> None:
-    found = entries(8, SCALES["full"])
-    (quoted,) = [entry for entry in found if entry.recipe is None]
-    assert quoted.row.method == "HAT(DDPM)"
-    assert "--extra FILE.npz trains it" in quoted.row.note
-    assert [entry.recipe.name for entry in found[2:5] if entry.recipe] == [
-        f"cifar10-linf-resnet18-{method}" for method in ("gat", "gat-trades", "hat")
-    ]
-    assert "not the published experiment" in found[3].row.note
-
-
-def test_given_generated_images_table_8_trains_that_row_too() -> None:
-    found = entries(8, replace(SCALES["full"], extra="1m.npz"))
-    assert all(entry.recipe for entry in found)
-    plain, generated = found[4:6]
+def test_table_8_trains_the_row_of_generated_images_where_they_are_given() -> None:
+    quoted, given = (entries(8, replace(SCALES["full"], extra=extra)) for extra in (None, "1m.npz"))
+    assert [entry.row.method for entry in quoted if entry.recipe is None] == ["HAT(DDPM)"]
+    assert "--extra FILE.npz trains it" in quoted[5].row.note
+    assert "not the published experiment" in quoted[3].row.note
+    assert all(entry.recipe for entry in given)
+    plain, generated = given[4:6]
     assert plain.recipe is not None
     assert generated.recipe == replace(plain.recipe, data=replace(plain.recipe.data, extra="1m.npz"))
     assert generated.key == f"{plain.key},data.extra=1m.npz"
-    assert "those of 1m.npz" in generated.row.note
     with pytest.raises(RattleError, match="--extra does nothing for Table 2"):
         entries(2, replace(SCALES["full"], extra="1m.npz"))
 

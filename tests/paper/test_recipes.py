@@ -51,23 +51,6 @@ def two_steps(recipe: str, dataset: str, width: int, folder: Path, *words: str) 
     return run
 
 
-def check_row(row: Row, folder: Path, attack: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert row.recipe is not None
-    words = [word for name, value in row.overrides for word in (f"--{name}", str(value))]
-    slim = ["--objective.teacher.width", "8"] if "lbgat" in row.recipe else []
-    run = two_steps(row.recipe, row.dataset, WIDTHS[row.architecture], folder, *words, *slim)
-    trained = Recipe.from_yaml((run / "recipe.yaml").read_text())
-    table = as_in_the_table(row)
-    assert trained.objective == (replace_at(table, "objective.teacher.width", 8) if slim else table).objective
-    assert trained.attack.threat == get_recipe(row.recipe).attack.threat
-    epsilon = ["--threat.epsilon", str(row.cell("pgd20").epsilon)]
-    capsys.readouterr()
-    assert main(["evaluate", str(run), "--attacks", attack, *epsilon, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["n"] == 8
-    assert result["attacks"][attack]["settings"]["threat"]["norm"] == row.norm
-
-
 def as_in_the_table(row: Row) -> Recipe:
     recipe = get_recipe(row.recipe or "")
     for name, value in row.overrides:
@@ -91,20 +74,29 @@ def test_every_row_of_the_first_five_tables_names_a_recipe() -> None:
         assert create_model(model, classes=10, width=width).eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10)
 
 
-@pytest.mark.parametrize("architecture", ["VGG16", "MobileNetV2"])  # the deeper ones are among the slow tests
-def test_each_architecture_trains_and_evaluates(
-    architecture: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = [row for _, row in ROWS if row.architecture == architecture][-1]
-    check_row(row, tmp_path, "fgsm", capsys)
+FAST = {row.architecture: row for _, row in ROWS if row.architecture in ("VGG16", "MobileNetV2")}.values()
+PARAMETERS = [pytest.param(row, "fgsm", id=row.architecture) for row in FAST]  # the deeper ones are slow
+PARAMETERS += [pytest.param(row, "pgd20", id=f"{row.recipe}-{row.method}", marks=pytest.mark.slow) for _, row in ROWS]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "row"), ROWS, ids=lambda v: f"{v.recipe}-{v.method}" if isinstance(v, Row) else v)
+@pytest.mark.parametrize(("row", "attack"), PARAMETERS)
 def test_each_row_trains_and_evaluates(
-    number: int, row: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    row: Row, attack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    check_row(row, tmp_path, "pgd20", capsys)
+    assert row.recipe is not None
+    words = [word for name, value in row.overrides for word in (f"--{name}", str(value))]
+    slim = ["--objective.teacher.width", "8"] if "lbgat" in row.recipe else []
+    run = two_steps(row.recipe, row.dataset, WIDTHS[row.architecture], tmp_path, *words, *slim)
+    trained = Recipe.from_yaml((run / "recipe.yaml").read_text())
+    table = as_in_the_table(row)
+    assert trained.objective == (replace_at(table, "objective.teacher.width", 8) if slim else table).objective
+    assert trained.attack.threat == get_recipe(row.recipe).attack.threat
+    epsilon = ["--threat.epsilon", str(row.cell("pgd20").epsilon)]
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--attacks", attack, *epsilon, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["n"] == 8
+    assert result["attacks"][attack]["settings"]["threat"]["norm"] == row.norm
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 import rattle
 from rattle.cli.main import main
@@ -39,24 +39,27 @@ def folder(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_published_folder_loads_bit_for_bit(folder: Path) -> None:
-    ours = dict(small_cnn().state_dict())
-    for found in (rattle.load(folder).state_dict(), load_file(folder / "model.safetensors")):
-        torch.testing.assert_close(dict(found), ours, rtol=0, atol=0)
-
-
-def test_a_published_folder_is_evaluated_tabulated_and_published_again(
+def test_a_published_folder_loads_bit_for_bit_and_is_evaluated_tabulated_and_published_again(
     folder: Path, tmp_path: Path, command: Command
 ) -> None:
+    ours, weights = dict(small_cnn().state_dict()), (folder / "model.safetensors").read_bytes()
+    for found in (rattle.load(folder).state_dict(), load(weights)):
+        torch.testing.assert_close(dict(found), ours, rtol=0, atol=0)
     words = ["--attacks", "fgsm", "--n", "20", "--out", str(tmp_path / "results")]
     assert main(["evaluate", str(folder), *words]) == 0
     assert "| 95.00 | 60.00 | 50.00 |" in command("table", str(folder))
     assert main(["push", str(folder), "me/again", "--to", str(tmp_path / "again")]) == 0
-    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == weights
     assert (tmp_path / "again" / "results" / "pgd20.json").is_file()
 
 
-def test_the_card_has_front_matter_results_with_n_and_intervals_and_the_recipe(folder: Path) -> None:
+def test_the_card_has_front_matter_results_and_recipe_and_the_page_is_of_this_run_alone(
+    run: Path, folder: Path
+) -> None:
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "me/digits" in page
+    assert str(run) not in page
+    assert "/tmp/" not in page[page.rindex("</script>") :]
     card = (folder / "README.md").read_text(encoding="utf-8")
     _, front, text = card.split("---\n", 2)
     matter = yaml.safe_load(front)
@@ -70,13 +73,6 @@ def test_the_card_has_front_matter_results_with_n_and_intervals_and_the_recipe(f
     assert r"| PGD-20 | 60.0 \[53.1, 66.5] | 200 | digits | PGD; norm linf, epsilon 0.2 |" in text
     (recipe,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert rattle.Recipe.from_yaml(recipe) == RECIPE
-
-
-def test_the_page_is_of_this_run_alone_and_knows_no_folder_of_this_machine(run: Path, folder: Path) -> None:
-    page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "me/digits" in page
-    assert str(run) not in page
-    assert "/tmp/" not in page[page.rindex("</script>") :]
 
 
 def test_paths_of_the_machine_are_not_published(tmp_path: Path) -> None:

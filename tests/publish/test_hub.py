@@ -53,36 +53,23 @@ def sentence(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return line.removeprefix("rattle: ")
 
 
-def test_a_pushed_run_is_loaded_bit_for_bit(run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["push", str(run), "me/digits", "--license", "mit"]) == 0
-    assert f"published as {hub.address}/me/digits/commit/" in capsys.readouterr().out
-    published = {"model.safetensors", "config.json", "README.md", "recipe.yaml", "report.html", "results/pgd20.json"}
-    assert published <= hub.files("me/digits").keys()
-    loaded, ours = rattle.load("hf:me/digits").state_dict(), small_cnn().state_dict()
-    torch.testing.assert_close(dict(loaded), dict(ours), rtol=0, atol=0)
-
-
-def test_the_code_on_the_card_runs_and_so_does_its_evaluation(
+def test_a_pushed_run_is_loaded_bit_for_bit_and_its_card_is_code_that_runs_and_data_that_the_hub_reads(
     run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rattle.push(run, "me/digits", page=False)
-    card = hub.files("me/digits")["README.md"].decode()
-    (python,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    found: dict = {}
-    exec(python, found)
-    assert found["x_adv"].shape == (4, 1, 8, 8)
+    assert main(["push", str(run), "me/digits", "--license", "mit"]) == 0
+    assert f"published as {hub.address}/me/digits/commit/" in capsys.readouterr().out
+    files = hub.files("me/digits")
+    assert {"model.safetensors", "config.json", "recipe.yaml", "report.html", "results/pgd20.json"} <= files.keys()
+    loaded, ours = rattle.load("hf:me/digits").state_dict(), small_cnn().state_dict()
+    torch.testing.assert_close(dict(loaded), dict(ours), rtol=0, atol=0)
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "publishing.md").read_text(encoding="utf-8")
-    (python,) = [code for code in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "hf:" in code]
-    exec(python.replace("owner/name", "me/digits"), {})
+    for text in (files["README.md"].decode(), guide.replace("owner/name", "me/digits")):
+        (python,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "hf:" in code]
+        exec(python, {})
     assert main(["evaluate", "hf:me/digits", "--attacks", "pgd20", "--n", "50"]) == 0
     assert Path("hf_me_digits/results/pgd20.json").is_file()
-    assert "results are in hf_me_digits/results" in capsys.readouterr().out
-
-
-def test_the_front_matter_is_what_the_hub_reads(run: Path, hub: Hub) -> None:
     import huggingface_hub
 
-    rattle.push(run, "me/digits", page=False, license="mit")
     data = huggingface_hub.ModelCard.load("me/digits").data
     assert (data.license, data.library_name) == ("mit", "rattle")
     clean, robust = data.eval_results
@@ -121,13 +108,11 @@ def test_private_means_private(run: Path, hub: Hub, capsys: pytest.CaptureFixtur
         rattle.load("hf:me/hidden")
 
 
-def test_an_empty_token_is_named_before_anything_is_sent(run: Path, hub: Hub, capsys, monkeypatch) -> None:
+def test_what_the_hub_refuses_is_said_in_a_sentence(run: Path, hub: Hub, capsys, monkeypatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "  ")
     assert "HF_TOKEN" in sentence(capsys, "push", str(run), "me/x")
-    assert not hub.requests
-
-
-def test_what_the_hub_refuses_is_said_in_a_sentence(run: Path, hub: Hub, capsys, monkeypatch) -> None:
+    assert not hub.requests  # named before anything is sent
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
     assert "403" in sentence(capsys, "push", str(run), "them/x", "--no-page")
     refused = sentence(capsys, "push", str(run), "me/x", "--no-page", "--license", "nonsense")
     assert '"license" must be one of' in refused

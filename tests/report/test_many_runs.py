@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import ImageColor
 
-from rattle.cli.main import main
 from rattle.report import build
 from rattle.report.compare import compare_runs, group_by_method
 from rattle.report.figures import by_setting
-from rattle.report.palette import run_colours
+from rattle.report.page import run_colours
 from rattle.report.run_data import load_runs
 from rattle.report.sections import detailed
-from rattle.report.sweeps import find_sweep
+from rattle.report.sweeps import Sweep, find_sweep
 from support import run_folders as made
 from support.command import Command
 from support.pages import Page
@@ -26,25 +26,24 @@ from support.pages import Page
 ETAS = (0.1, 0.2, 0.3, 0.4)
 
 
-def trained(folder: Path, eta: float | None = 0.1, seed: int = 0, kind: str = "Trades", **changes: Any) -> Path:
-    return made.recipe(folder, seed=seed, objective={"kind": kind, "taylor": {"order": 2, "eta": eta}}, **changes)
+def trained(folder: Path, eta: float = 0.1, seed: int = 0, method: str = "TRADES + 1st + 2nd", **changes: Any) -> Path:
+    return made.recipe(folder, seed=seed, method=method, objective={"taylor": {"eta": eta}}, **changes)
 
 
-def grid(root: Path, kinds: Sequence[str], seeds: int, write: Any = None) -> list[Path]:
-    """Runs of every kind, eta and seed, with results that depend on all three."""
+def grid(root: Path, methods: Sequence[str], seeds: int) -> list[Path]:
+    """Runs of every method, eta and seed, with results that depend on the latter two."""
     runs = []
-    for i, (kind, eta, seed) in enumerate(product(kinds, ETAS, range(seeds))):
-        folder = trained(root / f"run{i:02}", eta, seed, kind)
+    for i, (method, eta, seed) in enumerate(product(methods, ETAS, range(seeds))):
+        folder = trained(root / f"run{i:02}", eta, seed, f"{method} + 1st + 2nd")
         robust = round(100 * (0.3 + eta / 2)) + 3 * seed
-        made.result(folder, "pgd20", [1] * robust + [0] * (100 - robust), [1] * 90 + [0] * 10)
-        runs.append(write(folder) if write else folder)
+        runs.append(made.result(folder, "pgd20", [1] * robust + [0] * (100 - robust), [1] * 90 + [0] * 10))
     return runs
 
 
 @pytest.fixture(scope="module")
 def runs24(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    write = lambda folder: made.landscapes(made.gallery(made.epochs(folder)))  # noqa: E731
-    return grid(tmp_path_factory.mktemp("grid"), ("Trades", "AT"), 3, write)
+    folders = grid(tmp_path_factory.mktemp("grid"), ("TRADES", "AT"), 3)
+    return [made.landscapes(made.gallery(made.epochs(folder))) for folder in folders]
 
 
 @pytest.fixture(scope="module")
@@ -68,44 +67,30 @@ def test_settings_that_vary_together_are_named_once_and_too_many_not_at_all(tmp_
     assert runs[3].label == "TRADES + 1st + 2nd, seed 0, many3"
 
 
-def test_a_named_baseline_is_compared_with_each_other_run_alone(tmp_path: Path) -> None:
-    folders = grid(tmp_path, ("Trades",), 1)[:3]
+def test_a_named_baseline_is_compared_with_each_other_run_alone(tmp_path: Path, command: Command) -> None:
+    folders = grid(tmp_path, ("TRADES",), 1)[:3]
     path = build(folders[:2], baseline=folders[2])
     assert path == folders[0] / "report.html"
-    page = Page(path)
-    last, *others = [run.label for run in load_runs([folders[2], *folders[:2]])]
+    page, runs = Page(path), load_runs([folders[2], *folders[:2]])
+    last, *others = [run.label for run in runs]
     assert f"Each is compared with {last}" in page.text
     assert f"{last} baseline" in page.text
-    runs = load_runs([folders[2], *folders[:2]])
     tests, _ = compare_runs(runs, runs[0])
     assert {(test.first, test.second) for test in tests} == {(last, other) for other in others}
-
-
-def test_the_command_takes_a_baseline_and_refuses_one_that_is_no_run(tmp_path: Path, command: Command) -> None:
-    folders = grid(tmp_path, ("Trades",), 1)
-    out = tmp_path / "page.html"
-    words = ["report", *map(str, folders), "--no-compute", "--out", str(out), "--baseline"]
-    assert main([*words, str(folders[2])]) in (0, None)
-    assert "baseline" in Page(out).text
+    words = ["report", *map(str, folders), "--no-compute", "--out", str(tmp_path / "page.html"), "--baseline"]
+    command(*words, str(folders[2]))
+    assert "baseline" in Page(tmp_path / "page.html").text
     assert "there is no run folder" in command.refused(*words, str(tmp_path / "nowhere"))
 
 
-def test_many_runs_are_compared_over_seeds_first(page24: Page) -> None:
-    assert "Each is compared with TRADES + 1st + 2nd, eta 0.1, seed 0" in page24.text
-    assert page24.text.index("Against TRADES + 1st + 2nd, eta 0.1 ") < page24.text.index("Network by network")
-
-
 def luminance(colour: str) -> float:
-    values = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    values = [value / 255 for value in ImageColor.getrgb(colour)]
     linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in values]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("variants", [["a"] * 50, [str(i) for i in range(50)], [str(i // 5) for i in range(50)]])
-def test_fifty_colours_do_not_repeat_and_stand_out_in_both_themes(variants: list[str]) -> None:
-    colours = run_colours(variants)
-    for theme, paper in enumerate(("#ffffff", "#12161d")):
-        shown = [pair[theme] for pair in colours]
+def test_fifty_colours_do_not_repeat_and_stand_out_in_both_themes() -> None:
+    for paper, shown in zip(("#ffffff", "#12161d"), zip(*run_colours(50), strict=True), strict=True):
         assert len(set(shown)) == 50
         for each in shown:
             low, high = sorted((luminance(each), luminance(paper)))
@@ -119,7 +104,7 @@ def test_every_colour_of_many_runs_is_in_both_themes(page24: Page) -> None:
     assert all(style.count(f"{name}:") == 2 for name in used)
 
 
-def test_a_sweep_is_drawn_against_its_setting_with_the_mean_over_seeds(runs24: list[Path]) -> None:
+def test_a_sweep_is_drawn_against_its_setting_with_the_mean_over_seeds(runs24: list[Path], tmp_path: Path) -> None:
     runs = load_runs(runs24)
     robust = [0.4, 0.5, 0.6]
     for run in runs[:3]:
@@ -133,35 +118,32 @@ def test_a_sweep_is_drawn_against_its_setting_with_the_mean_over_seeds(runs24: l
     assert [trace["line"]["dash"] for trace in spec["data"]] == ["solid", "dash"] * 2
     assert spec["data"][0]["y"][0] == pytest.approx(50)
     assert spec["data"][0]["error_y"]["array"][0] == pytest.approx(10)
-
-
-def test_a_method_without_the_setting_is_left_out_of_the_sweep(runs24: list[Path], tmp_path: Path) -> None:
-    sweep = find_sweep(load_runs([*runs24[:12], made.epochs(made.recipe(tmp_path / "plain"))]))
-    assert sweep is not None
-    assert list(sweep.series) == ["TRADES + 1st + 2nd"]
+    without = find_sweep(load_runs([*runs24[:12], made.epochs(made.recipe(tmp_path / "plain"))]))
+    assert without is not None
+    assert list(without.series) == ["TRADES + 1st + 2nd"]  # and not the method that has no eta
 
 
 def test_a_second_setting_becomes_a_series_and_a_third_is_no_plot(tmp_path: Path) -> None:
-    def swept(**settings: Sequence[int]) -> list[Path]:
+    def swept(**settings: Sequence[int]) -> Sweep | None:
         runs = []
-        for i, values in enumerate(product(ETAS, *settings.values())):
-            folder = tmp_path / f"{len(settings)}-{i}"
-            others: dict[str, Any] = dict(zip(settings, values[1:], strict=True))
-            runs.append(trained(folder, values[0], **others))
-            made.epochs(runs[-1])
-        return runs
+        for i, (eta, *values) in enumerate(product(ETAS, *settings.values())):
+            others: dict[str, Any] = dict(zip(settings, values, strict=True))
+            runs.append(made.epochs(trained(tmp_path / f"{len(settings)}-{i}", eta, **others)))
+        return find_sweep(load_runs(runs))
 
-    two = find_sweep(load_runs(swept(batch_size=(8, 16))))
+    two = swept(batch_size=(8, 16))
     assert two is not None
     assert list(two.series) == ["batch_size 8", "batch_size 16"]
     assert two.series["batch_size 8"][0.1] == [pytest.approx((1 - 0.5 / 3, 0.6 - 0.4 / 3))]
-    assert find_sweep(load_runs(swept(batch_size=(8, 16), epochs=(3, 4)))) is None
+    assert swept(batch_size=(8, 16), epochs=(3, 4)) is None
     assert find_sweep(load_runs([trained(tmp_path / f"pair{eta}", eta) for eta in (0.1, 0.2)])) is None
 
 
 def test_a_page_of_many_runs_sums_up_seeds_folds_single_runs_and_offers_boxes_to_choose(page24: Page) -> None:
     assert len(page24.raw.encode()) < 8e6
     text = page24.text
+    assert "Each is compared with TRADES + 1st + 2nd, eta 0.1, seed 0" in text
+    assert text.index("Against TRADES + 1st + 2nd, eta 0.1 ") < text.index("Network by network")
     assert text.index("Accuracy against objective.taylor.eta") < text.index("Over seeds") < text.index("Each of the 24")
     assert {attrs.get("data-panels") for attrs in page24.all("select")} == {"terms", "examples", "classes", "settings"}
     panels = [attrs for attrs in page24.all("div") if (attrs.get("id") or "").startswith("settings-panel")]

@@ -28,7 +28,7 @@ def test_a_row_is_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
 
 
 def test_one_seed_shows_no_deviation_and_a_column_nobody_ran_a_dash(tmp_path: Path) -> None:
-    first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b", awp={"gamma": 0.005})
+    first, second = made.recipe(tmp_path / "a"), made.recipe(tmp_path / "b", method="TRADES-AWP")
     made.result(first, "pgd20", [1, 0], [1, 1])
     made.result(second, "cw20", [1, 0], [1, 1])
     text = write_table(over_seeds(load_runs([first, second])), "markdown")
@@ -36,17 +36,15 @@ def test_one_seed_shows_no_deviation_and_a_column_nobody_ran_a_dash(tmp_path: Pa
     assert "| TRADES-AWP | 1 | 100.00 | - | 50.00 |" in text
 
 
-def test_the_best_is_bold_only_where_the_difference_is_significant() -> None:
-    clear = compare({"a": {"pgd20": made.sample(0.4)}, "b": {"pgd20": made.sample(0.7)}})
-    assert [row["pgd20"].best for row in clear.rows.values()] == [False, True]
-    assert "**70.00**" in write_table(clear, "markdown")
-    assert r"\textbf{70.00}" in write_table(clear, "latex")
-    noise = compare({"a": {"pgd20": made.sample(0.50)}, "b": {"pgd20": made.sample(0.52)}})
-    assert not any(row["pgd20"].best for row in noise.rows.values())
-    third = compare(
-        {"a": {"pgd20": made.sample(0.4)}, "b": {"pgd20": made.sample(0.7)}, "c": {"pgd20": made.sample(0.69)}}
-    )
-    assert not any(row["pgd20"].best for row in third.rows.values())
+@pytest.mark.parametrize(
+    ("shares", "best"),
+    [((0.4, 0.7), [False, True]), ((0.50, 0.52), [False, False]), ((0.4, 0.7, 0.69), [False] * 3)],
+)
+def test_the_best_is_bold_only_where_the_difference_is_significant(shares: tuple[float, ...], best: list[bool]) -> None:
+    table = compare({str(i): {"pgd20": made.sample(share)} for i, share in enumerate(shares)})
+    assert [row["pgd20"].best for row in table.rows.values()] == best
+    assert ("**70.00**" in write_table(table, "markdown")) == any(best)
+    assert (r"\textbf{70.00}" in write_table(table, "latex")) == any(best)
 
 
 def test_names_are_escaped_in_every_format() -> None:
@@ -70,10 +68,10 @@ def test_the_command_prints_or_writes_and_refuses_runs_without_results(tmp_path:
 
 
 @pytest.mark.process
-def test_a_table_of_one_seed_each_does_not_wait_for_scipy_or_torch(tmp_path: Path) -> None:
-    folders = [str(made.whole(tmp_path / "a")), str(made.whole(tmp_path / "b", right=0.8, awp={"gamma": 0.005}))]
+def test_a_page_and_a_table_of_one_seed_each_do_not_wait_for_scipy_or_torch(tmp_path: Path) -> None:
+    folders = [str(made.whole(tmp_path / "a")), str(made.whole(tmp_path / "b", right=0.8, method="TRADES-AWP"))]
     code = (
-        "import sys; from rattle.report import compare, run_data, tables; "
+        "import sys; from rattle.report import build, compare, run_data, tables; "
         f"print(tables.write_table(compare.over_seeds(run_data.load_runs({folders})), 'markdown')); "
         "sys.exit(bool({'scipy', 'torch'} & set(sys.modules)))"
     )

@@ -14,6 +14,7 @@ from rattle.evaluation.samples import Sample
 
 RECIPE: dict[str, Any] = {
     "name": "digits-linf-cnn-trades",
+    "method": "TRADES",
     "data": {"name": "digits"},
     "model": "cnn",
     "attack": {"threat": {"norm": "linf", "epsilon": 0.2}},

@@ -43,8 +43,9 @@ def first_of_each_class(y: Tensor, classes: int = MAX_SHOWN) -> Tensor:
 def overrides(recipe: Recipe) -> str:
     """How a recipe differs from the catalog's of the same name, in words; empty if it does not or there is none.
 
-    >>> overrides(replace(get_recipe("digits-linf-cnn-at"), epochs=3))
-    'epochs 30 -> 3'
+    >>> recipe = get_recipe("digits-linf-cnn-at")
+    >>> overrides(replace(recipe, epochs=3, seed=5)), overrides(replace(recipe, name="mine", width=8))
+    ('epochs 30 -> 3', '')
     """
     try:
         return changes(get_recipe(recipe.name), recipe, but=NOT_SETTINGS)
@@ -53,41 +54,34 @@ def overrides(recipe: Recipe) -> str:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The predicted class, its softmax, and by how much the true class leads all others in softmax; each [n]."""
-    softmax = logits_of(model, x).softmax(1)
-    confidence, label = softmax.max(1)
-    true = softmax.gather(1, y[:, None])
-    others = softmax.scatter(1, y[:, None], -1).amax(1)
-    return label, confidence, true.squeeze(1) - others
+def predict(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The predicted class and its softmax, each [n]."""
+    confidence, label = logits_of(model, x).softmax(1).max(1)
+    return label, confidence
 
 
-def predict_all(
-    model: nn.Module, attack: Attack, images: Images, seed: int, advance: Advance
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Class and confidence before the attack; class, confidence and lead of the true class after it."""
+def predict_all(model: nn.Module, attack: Attack, images: Images, seed: int, advance: Advance) -> list[Tensor]:
+    """Class and confidence of each image before the attack, and after it: four tensors [n]."""
     parts, layout = [], takes_channels_last(model, images.x)
     for rows in torch.arange(len(images)).split(250):
         y = images.y[rows.to(images.y.device)]
         x = as_float(images.x[rows.to(images.x.device)], channels_last=layout).to(y.device)
         x_adv = attack(model, x, y, generator=ImageStreams(seed, rows.to(y.device)))
-        parts.append((*predict(model, x, y)[:2], *predict(model, x_adv, y)))
+        parts.append((*predict(model, x), *predict(model, x_adv)))
         advance(len(rows))
-    label, confidence, label_adv, confidence_adv, lead = (torch.cat(part) for part in zip(*parts, strict=True))
-    return label, confidence, label_adv, confidence_adv, lead
+    return [torch.cat(part) for part in zip(*parts, strict=True)]
 
 
-def choose_shown(y: Tensor, clean: Tensor, attacked: Tensor, confidence: Tensor, lead: Tensor) -> dict[str, Tensor]:
+def choose_shown(y: Tensor, clean: Tensor, attacked: Tensor, confidence: Tensor) -> dict[str, Tensor]:
     """Which images to show, by GROUPS.
 
     y, clean, attacked: true classes, and those predicted before and after the attack. confidence: of the latter.
-    lead: of the true class after the attack.
     """
-    right = clean == y
-    failures, survivors = (right & (attacked != y)).nonzero().squeeze(1), (right & (attacked == y)).nonzero().squeeze(1)
-    worst = failures[confidence[failures].argsort(descending=True, stable=True)]
-    narrow = survivors[lead[survivors].argsort(stable=True)]
-    return dict(zip(GROUPS, (first_of_each_class(y), worst[:MAX_EXTREME], narrow[:MAX_EXTREME]), strict=True))
+    order = confidence.argsort(stable=True)
+    order = order[(clean == y)[order]]
+    held = (attacked == y)[order]
+    failures, survivors = order[~held].flip(0), order[held]
+    return dict(zip(GROUPS, (first_of_each_class(y), failures[:MAX_EXTREME], survivors[:MAX_EXTREME]), strict=True))
 
 
 def gallery(
@@ -98,16 +92,13 @@ def gallery(
     data, threat, model = saved.recipe.data.load(), saved.recipe.attack.threat, load_model(saved, device=device)
     test = data.test[torch.arange(min(max_images, len(data.test)))].to(device)
     attack, radii = get_attack(ATTACK, threat), [r * threat.epsilon for r in RADII]
-    with (
-        console.progress(f"gallery of {saved.recipe.with_seed(saved.recipe.name)}", len(test)) as advance,
-        eval_mode(model),
-    ):
-        label, confidence, label_adv, confidence_adv, lead = predict_all(model, attack, test, seed, advance)
-        groups = choose_shown(test.y, label, label_adv, confidence_adv, lead)
+    title = f"gallery of {saved.recipe.with_seed(saved.recipe.name)}"
+    with console.progress(title, len(test)) as advance, eval_mode(model):
+        label, confidence, label_adv, confidence_adv = predict_all(model, attack, test, seed, advance)
+        groups = choose_shown(test.y, label, label_adv, confidence_adv)
         shown = torch.cat(list(groups.values()))
         x, y = floats_for(model, test.x[shown]), test.y[shown]
         x_adv = attack(model, x, y, generator=ImageStreams(seed, shown))  # as above, instead of keeping all of them
-        shown_label, shown_confidence, _ = predict(model, x_adv, y)
     attacks = {radius: get_attack(ATTACK, replace(threat, epsilon=radius)) for radius in radii}
     robust = curve(model, test.x, test.y, attacks, name=ATTACK, seed=seed, console=console)
     return Gallery(
@@ -119,8 +110,8 @@ def gallery(
         x=as_array(x),
         x_adv=as_array(x_adv),
         clean_confidence=as_array(confidence[shown]),
-        adversarial_label=as_array(shown_label),
-        adversarial_confidence=as_array(shown_confidence),
+        adversarial_label=as_array(label_adv[shown]),
+        adversarial_confidence=as_array(confidence_adv[shown]),
         epsilons=np.array(radii),
         robust=np.array([robust[radius] for radius in radii]),
         attack=ATTACK,

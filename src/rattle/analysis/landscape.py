@@ -4,8 +4,7 @@ Input space follows Figs. 2 and 3 of the paper: the plane of sign(grad_x loss) a
 space follows Li et al. (2018), filter normalisation; the adversarial loss is attacked afresh at every point, as Wu et
 al. (2020) do. Models are restored: mode, weights, gradients and statistics. `rattle.analysis.plots` draws the arrays.
 
-Parameters that several functions share: `x` [n, *image] in [0, 1] and `y` [n] are images and labels, `loss` maps
-logits and labels to [n] losses, `batch_size` bounds a forward pass.
+Parameters that several functions share: `x` [n, *image] in [0, 1] and `y` [n] are images and labels.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from rattle.runs.arrays import Array, InputPlane, InputSurface, WeightSurface
 from rattle.threat import length
 from rattle.weights import Delta, perturbed
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # (logits [n, C], y [n]) -> [n]
+BATCH_SIZE = 512  # images of a forward pass
 
 
 def as_array(values: Tensor) -> Array:
@@ -42,17 +41,17 @@ def random_like(p: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.randn(p.shape, generator=generator, device=device).to(p)
 
 
-def checked_logits(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Logits [n, C]; raises RattleError if the model returns something else or lacks a class of y."""
+def losses_at(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of each image, [n]; raises RattleError if the model returns no logits or lacks a class of y."""
     logits = logits_of(model, x)
     check_labels(logits, y)
-    return logits
+    return losses.ce(logits, y)
 
 
-def input_gradient(model: nn.Module, x: Tensor, y: Tensor, loss: Loss) -> Tensor:
+def input_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """grad_x of each image's loss, [n, *image]; called inside `attack_mode`."""
     x = x.detach().requires_grad_()
-    return torch.autograd.grad(loss(checked_logits(model, x, y), y).sum(), x)[0]
+    return torch.autograd.grad(losses_at(model, x, y).sum(), x)[0]
 
 
 def input_plane(
@@ -63,7 +62,6 @@ def input_plane(
     radius: float = 16 / 255,
     points: int = 25,
     generator: Randomness = None,
-    loss: Loss = losses.ce,
 ) -> InputPlane:
     """The plane of Figs. 2 and 3 for each image, its gradient direction taken from the given (reference) model.
 
@@ -74,19 +72,11 @@ def input_plane(
     steps = axis(radius, points)
     rademacher = streams(generator, len(x), x.device).signs(*x.shape[1:])
     with attack_mode(model):
-        gradient = input_gradient(model, x, y, loss).sign()
+        gradient = input_gradient(model, x, y).sign()
     return InputPlane(a=steps, b=steps.copy(), gradient=as_array(gradient), rademacher=as_array(rademacher))
 
 
-def input_surface(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    plane: InputPlane,
-    *,
-    batch_size: int = 2048,
-    loss: Loss = losses.ce,
-) -> InputSurface:
+def input_surface(model: nn.Module, x: Tensor, y: Tensor, plane: InputPlane) -> InputSurface:
     """The loss at x + a * gradient + b * rademacher for every grid point (Figs. 2, 3); points may leave [0, 1]."""
     check_batch(x, y)
     if plane.gradient.shape != tuple(x.shape):
@@ -97,11 +87,12 @@ def input_surface(
     correct = np.zeros((len(x), len(steps)), bool)
     with attack_mode(model), torch.no_grad():
         for i in range(len(x)):
-            for rows in torch.arange(len(steps)).split(batch_size):
+            for rows in torch.arange(len(steps)).split(BATCH_SIZE):
                 a, b = (step.view(-1, *[1] * (x.ndim - 1)) for step in steps[rows].unbind(1))
                 labels = y[i].expand(len(rows))
-                logits = checked_logits(model, x[i] + a * gradient[i] + b * rademacher[i], labels)
-                values[i, rows] = as_array(loss(logits, labels))
+                logits = logits_of(model, x[i] + a * gradient[i] + b * rademacher[i])
+                check_labels(logits, labels)
+                values[i, rows] = as_array(losses.ce(logits, labels))
                 correct[i, rows] = as_array(logits.argmax(1) == labels)
     grid = (len(x), len(plane.a), len(plane.b))
     return InputSurface(
@@ -124,20 +115,18 @@ def filter_normalised(model: nn.Module, *, generator: torch.Generator | None = N
     return direction
 
 
-def mean_loss(
-    model: nn.Module, x: Tensor, y: Tensor, loss: Loss, batch_size: int, attack: Attack | None = None, seed: int = 0
-) -> float:
+def mean_loss(model: nn.Module, x: Tensor, y: Tensor, attack: Attack | None = None, seed: int = 0) -> float:
     """Mean loss over the images, or over examples made by the attack at the present weights; called in `attack_mode`.
 
     Image i always draws the same random numbers, so that neighbouring weights are compared on equal terms.
     """
     total = 0.0
-    for index in torch.arange(len(x), device=x.device).split(batch_size):
+    for index in torch.arange(len(x), device=x.device).split(BATCH_SIZE):
         images, labels = x[index], y[index]
         if attack is not None:
             images = attack(model, images, labels, generator=ImageStreams(seed, index))
         with torch.no_grad():
-            total += float(loss(checked_logits(model, images, labels), labels).double().sum())
+            total += float(losses_at(model, images, labels).double().sum())
     return total / len(x)
 
 
@@ -151,8 +140,6 @@ def weight_surface(
     points: int = 25,
     attack: Attack | None = None,
     seed: int = 0,
-    batch_size: int = 512,
-    loss: Loss = losses.ce,
     advance: Callable[[], object] = lambda: None,
 ) -> WeightSurface:
     """Mean clean and adversarial loss along one direction or over the plane of two (Li et al. 2018, eqs. 1 and 2).
@@ -169,18 +156,12 @@ def weight_surface(
     clean, adversarial = (np.full((len(a), len(b)), np.nan) for _ in range(2))
     with attack_mode(model):
         for i, j in np.ndindex(clean.shape):
-            with perturbed(model, combined(directions, (float(a[i]), float(b[j])))):
-                clean[i, j] = mean_loss(model, x, y, loss, batch_size)
+            delta = {name: float(a[i]) * d for name, d in directions[0].items()}
+            for name, d in directions[-1].items():
+                delta[name] = delta[name] + float(b[j]) * d  # of one direction nothing: b is 0
+            with perturbed(model, delta):
+                clean[i, j] = mean_loss(model, x, y)
                 if attack is not None:
-                    adversarial[i, j] = mean_loss(model, x, y, loss, batch_size, attack, seed)
+                    adversarial[i, j] = mean_loss(model, x, y, attack, seed)
             advance()
     return WeightSurface(a=a, b=b, clean=clean, adversarial=adversarial)
-
-
-def combined(directions: Sequence[Delta], steps: Sequence[float]) -> dict[str, Tensor]:
-    """The sum of step * direction."""
-    delta: dict[str, Tensor] = {}
-    for direction, step in zip(directions, steps, strict=False):  # one direction takes the first step alone
-        for name, d in direction.items():
-            delta[name] = delta[name] + step * d if name in delta else step * d
-    return delta

@@ -27,7 +27,6 @@ from rattle.errors import RattleError
 from rattle.inputs import floats_for, logits_of
 from rattle.losses import ce, kl
 from rattle.randomness import ImageStreams
-from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load_model, open_checkpoint
@@ -37,7 +36,7 @@ from rattle.weights import Noise, perturbed
 
 LEAST = 4  # images or checkpoints that a correlation takes
 NAMES = ("clean", "adversarial", "kl", "gap")  # L(f(x), y), L(f(x'), y), KL(f(x) || f(x')), |difference of the losses|
-Moment = dict[str, Any]  # epoch; train and test: the means of NAMES, and the correlations of kl with gap over images
+Moment = dict[str, Any]  # epoch; train and test: the means of NAMES, and the correlation of kl with gap over images
 
 
 def losses_of(
@@ -63,8 +62,8 @@ def losses_of(
     return total / draws
 
 
-def correlations(a: Any, b: Any) -> dict[str, float | None]:
-    """Spearman's correlation `rank` with its 95 % interval (Fisher's, of the ranks), and Pearson's.
+def correlation(a: Any, b: Any) -> dict[str, float | None]:
+    """Spearman's correlation `rank` with its 95 % interval (Fisher's, of the ranks).
 
     All are None where one of the two never changes or is not finite, or there are too few.
     """
@@ -73,18 +72,16 @@ def correlations(a: Any, b: Any) -> dict[str, float | None]:
     pair = np.asarray([a, b], float)
     constant = np.ptp(pair, 1) <= 1e-12 * abs(pair).max(1)
     if pair.shape[1] < LEAST or not np.isfinite(pair).all() or constant.any():
-        return dict.fromkeys(("rank", "low", "high", "pearson"))
-    ranks: Any = pearsonr(rankdata(a), rankdata(b))
-    plain: Any = pearsonr(a, b)
-    interval = ranks.confidence_interval()
-    found = {"rank": ranks.statistic, "low": interval.low, "high": interval.high, "pearson": plain.statistic}
-    return {name: float(value) for name, value in found.items()}
+        return dict.fromkeys(("rank", "low", "high"))
+    found: Any = pearsonr(rankdata(a), rankdata(b))
+    interval = found.confidence_interval()
+    return {"rank": float(found.statistic), "low": float(interval.low), "high": float(interval.high)}
 
 
 def split_of(losses: Tensor) -> dict[str, float | None]:
-    """Means and correlations of the losses of training or test images, [n, 4]."""
+    """Means and correlation of the losses of training or test images, [n, 4]."""
     means = dict(zip(NAMES, losses.mean(0).tolist(), strict=True))
-    return means | correlations(losses[:, 2].numpy(), losses[:, 3].numpy())
+    return means | correlation(losses[:, 2].numpy(), losses[:, 3].numpy())
 
 
 def kept_checkpoints(run: Run) -> list[Path]:
@@ -92,18 +89,6 @@ def kept_checkpoints(run: Run) -> list[Path]:
     found = sorted(run.checkpoints.glob("epoch-*.safetensors"), key=lambda path: (len(path.name), path.name))
     if not found:
         raise RattleError(f"{run.folder} kept no checkpoints of its epochs: train it with --keep-checkpoints all")
-    return found
-
-
-def measure_checkpoint(
-    saved: Checkpoint, parts: Mapping[str, Images], *, draws: int, seed: int, device: torch.device
-) -> Moment:
-    """One checkpoint on the training and test images `parts`."""
-    recipe, model = saved.recipe, load_model(saved, device=device)
-    found: Moment = {"epoch": int(saved.progress.get("epoch", 0))}
-    for name, images in parts.items():
-        losses = losses_of(model, images, attack=recipe.attack, noise=recipe.noise.at("inner"), draws=draws, seed=seed)
-        found[name] = split_of(losses)
     return found
 
 
@@ -115,12 +100,10 @@ def excess(found: Sequence[Moment], name: str) -> list[float]:
 def over_training(found: Sequence[Moment]) -> dict[str, dict[str, float | None]]:
     """The correlations over checkpoints of the mean KL on training images with the mean gap there, and with what the
     clean and the adversarial loss are higher by on test images."""
+    gaps = [moment["train"]["gap"] for moment in found]
+    others = {"gap": gaps, "clean_excess": excess(found, "clean"), "adversarial_excess": excess(found, "adversarial")}
     means = [moment["train"]["kl"] for moment in found]
-    return {
-        "gap": correlations(means, [moment["train"]["gap"] for moment in found]),
-        "clean_excess": correlations(means, excess(found, "clean")),
-        "adversarial_excess": correlations(means, excess(found, "adversarial")),
-    }
+    return {name: correlation(means, values) for name, values in others.items()}
 
 
 def measure_gaps(
@@ -150,13 +133,19 @@ def measure_gaps(
     found = {}
     for label, opened, kept in zip(labels(runs), runs, paths, strict=True):
         recipe = opened.checkpoint.recipe
+        noise = recipe.noise.at("inner")
         data, measured = recipe.data.load(), []
         parts = {"train": data.train, "test": data.test}
         parts = {name: part[choose_images(part.y, n)].to(where) for name, part in parts.items()}
         with (console or NullConsole()).progress(f"loss gaps of {label}", len(kept)) as advance:
             for path in kept:
                 saved = open_checkpoint(path, trust_code=trust_code)
-                measured.append(measure_checkpoint(saved, parts, draws=draws, seed=seed, device=where))
+                model = load_model(saved, device=where)
+                moment: Moment = {"epoch": int(saved.progress.get("epoch", 0))}
+                for name, images in parts.items():
+                    losses = losses_of(model, images, attack=recipe.attack, noise=noise, draws=draws, seed=seed)
+                    moment[name] = split_of(losses)
+                measured.append(moment)
                 advance()
         found[label] = {
             "recipe": recipe.name,
@@ -164,7 +153,7 @@ def measure_gaps(
             "n": n,
             "draws": draws,
             "seed": seed,
-            "sigma": recipe.noise.at("inner").sigma,
+            "sigma": noise.sigma,
             "checkpoints": measured,
             "over_training": over_training(measured),
             "answer": answer(label, measured),
@@ -181,13 +170,12 @@ def answer(label: str, found: Sequence[Moment]) -> str:
     def text(value: float | None) -> str:
         return "undefined" if value is None else f"{value:+.2f}"
 
-    ranks = [moment["test"]["rank"] for moment in found if moment["test"]["rank"] is not None]
-    images = f"{text(min(ranks))} to {text(max(ranks))}" if ranks else "undefined"
+    last = found[-1]
     over = {name: text(values["rank"]) for name, values in over_training(found).items()}
     return (
-        f"{label}: over test images the rank correlation of the KL with the loss gap is {images} at {len(found)} "
-        f"checkpoints; over these, that of the mean KL is {over['gap']} with the mean gap, "
-        f"{over['clean_excess']} with the excess of the clean loss on test images and "
+        f"{label}: over test images the rank correlation of the KL with the loss gap is {text(last['test']['rank'])} "
+        f"at epoch {last['epoch']}; over {len(found)} checkpoints, that of the mean KL is {over['gap']} with the mean "
+        f"gap, {over['clean_excess']} with the excess of the clean loss on test images and "
         f"{over['adversarial_excess']} with that of the adversarial loss."
     )
 
@@ -200,21 +188,18 @@ def plot(runs: Mapping[str, Sequence[Moment]]) -> Figure:
         for colour, (label, found) in zip(itertools.cycle(plots.LINES), runs.items(), strict=False):
             epochs = [moment["epoch"] for moment in found]
             style: Any = {"color": colour, "marker": "o", "ms": 3}
-
-            def values(part: str, name: str, found: Sequence[Moment] = found) -> Any:
-                return np.array([moment[part][name] for moment in found], float)  # None becomes NaN: a gap in the line
-
-            images.plot(epochs, values("test", "rank"), "-", label=printable(label), **style)
-            images.plot(epochs, values("train", "rank"), ":", **style)
-            images.fill_between(epochs, values("test", "low"), values("test", "high"), color=colour, alpha=0.15, lw=0)
-            means.plot(epochs, values("train", "kl"), "-", **style)
-            means.plot(epochs, values("train", "gap"), "--", **style)
+            train, test = ([moment[part] for moment in found] for part in ("train", "test"))
+            # None becomes NaN: a gap in the line
+            rank, low, high = (np.array([each[name] for each in test], float) for name in ("rank", "low", "high"))
+            images.plot(epochs, rank, "-", label=printable(label), **style)
+            images.fill_between(epochs, low, high, color=colour, alpha=0.15, lw=0)
+            means.plot(epochs, [each["kl"] for each in train], "-", **style)
+            means.plot(epochs, [each["gap"] for each in train], "--", **style)
             clean.plot(epochs, excess(found, "clean"), "-", **style)
             adversarial.plot(epochs, excess(found, "adversarial"), "-", **style)
-        images.set(title="over images: rank correlation of KL and gap", ylabel="— test, ··· training images")
-        means.set(title="means, training images", ylabel="— KL,  - - loss gap")
+        images.set(title="over test images: rank correlation of KL and gap")
+        means.set(title="means, training images", ylabel="— KL,  - - loss gap", ylim=(0, None))
         clean.set(title="clean loss: test less training images", xlabel="epoch")
         adversarial.set(title="adversarial loss: test less training images", xlabel="epoch")
-        means.set_ylim(bottom=0)
         images.legend(frameon=False, fontsize=8)
     return figure

@@ -1,4 +1,4 @@
-"""Pictures of landscapes: surfaces side by side (as Figs. 2 and 3 of the paper), weight-space curves and contours.
+"""Pictures of landscapes: surfaces side by side (as Figs. 2 and 3 of the paper), and curves in weight space.
 
 Each function takes {model's label: arrays} and returns a matplotlib Figure; `save` writes it as PNG and SVG. Models
 that are compared share one scale of colours and losses, so that a flat picture means a flat loss.
@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize, PowerNorm
+from matplotlib.colors import LinearSegmentedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -62,91 +62,85 @@ def finite_range(arrays: list[Array]) -> tuple[float, float]:
     return float(values.min()), max(float(values.max()), float(values.min()) + 1e-9)
 
 
-def draw_surface(axes: Any, surface: InputSurface, image: int, scale: Normalize) -> None:
-    """One image's loss as a coloured surface, with a dot at the image itself."""
+def draw_surface(axes: Any, a: Array, b: Array, loss: Array, scale: Normalize, names: tuple[str, str]) -> None:
+    """A loss as a coloured surface over steps a and b, with a dot at the centre; `names` are those of the axes."""
     low, high = scale.vmin or 0.0, scale.vmax or 1.0
-    loss = np.clip(np.nan_to_num(surface.loss[image], nan=high, posinf=high), low, high)
-    a, b = np.meshgrid(surface.a, surface.b, indexing="ij")
+    loss = np.clip(np.nan_to_num(loss, nan=high, posinf=high), low, high)
+    along, across = np.meshgrid(a, b, indexing="ij")
     axes.computed_zorder = False  # the dot stays in front
-    axes.plot_surface(a, b, loss, cmap=COLOURS, norm=scale, rstride=1, cstride=1, edgecolor="white", lw=0.2)
-    axes.plot([0], [0], [loss[len(surface.a) // 2, len(surface.b) // 2]], "o", ms=5, mfc="white", mec=INK, zorder=4)
+    axes.plot_surface(along, across, loss, cmap=COLOURS, norm=scale, rstride=1, cstride=1, edgecolor="white", lw=0.2)
+    axes.plot([0], [0], [loss[len(a) // 2, len(b) // 2]], "o", ms=5, mfc="white", mec=INK, zorder=4)
     axes.set(zlim=(low, high))
     axes.view_init(elev=24, azim=-128)
     for side in (axes.xaxis, axes.yaxis, axes.zaxis):
         side.set_major_locator(MaxNLocator(4))
     axes.tick_params(labelsize=7, pad=-1)
-    axes.set_xlabel("sign of gradient", fontsize=7.5, labelpad=-5)
-    axes.set_ylabel("Rademacher", fontsize=7.5, labelpad=-5)
+    axes.set_xlabel(names[0], fontsize=7.5, labelpad=-5)
+    axes.set_ylabel(names[1], fontsize=7.5, labelpad=-5)
 
 
-def input_surfaces(surfaces: Mapping[str, InputSurface]) -> Figure:
-    """Loss over the input plane: a row for each model, a column for each image, one z-scale for all (Figs. 2, 3)."""
-    check_comparable(surfaces)
-    rows, columns = len(surfaces), min(len(surface.loss) for surface in surfaces.values())
-    low, high = finite_range([surface.loss[:columns] for surface in surfaces.values()])
+def surface_grid(
+    surfaces: Mapping[str, Any], losses: Mapping[str, list[Array]], titles: list[str], names: tuple[str, str]
+) -> Figure:
+    """A row for each model, a column for each of its `losses`, one z-scale for all."""
+    low, high = finite_range([loss for row in losses.values() for loss in row])
     scale = PowerNorm(0.5, min(low, 0.0), high)  # z is linear; colours spread the low losses
     first = next(iter(surfaces.values()))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(3.1 * columns + 1.5, 2.9 * rows + 1.0), layout="constrained")
-        grid = figure.add_gridspec(rows + 1, columns, height_ratios=[0.25, *[1] * rows])
+        figure = Figure(figsize=(3.1 * len(titles) + 1.5, 2.9 * len(losses) + 1.0), layout="constrained")
+        grid = figure.add_gridspec(len(losses) + 1, len(titles), height_ratios=[0.25, *[1] * len(losses)])
         panels = []
-        for column in range(columns):
-            small = figure.add_subplot(grid[0, column])
-            pixels = np.clip(first.x[column].transpose(1, 2, 0), 0, 1)  # drawn in grey with one channel
-            small.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            small.set(xticks=[], yticks=[], xlabel=f"class {int(first.y[column])}")
-            for row, (label, surface) in enumerate(surfaces.items(), start=1):
+        for column, title in enumerate(titles):
+            head = figure.add_subplot(grid[0, column], frame_on=False)
+            head.set(xticks=[], yticks=[], xlabel=title)
+            if isinstance(first, InputSurface):
+                pixels = np.clip(first.x[column].transpose(1, 2, 0), 0, 1)  # drawn in grey with one channel
+                head.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            for row, (label, each) in enumerate(losses.items(), start=1):
                 axes: Any = figure.add_subplot(grid[row, column], projection="3d")
-                draw_surface(axes, surface, column, scale)
+                draw_surface(axes, first.a, first.b, each[column], scale, names)
                 if column == 0:
-                    axes.text2D(-0.1, 0.5, label, rotation=90, va="center", size=12, transform=axes.transAxes)
+                    style: Any = {"rotation": 90, "va": "center", "size": 12, "parse_math": False}
+                    axes.text2D(-0.1, 0.5, printable(label), transform=axes.transAxes, **style)
                 panels.append(axes)
         figure.colorbar(ScalarMappable(scale, COLOURS), ax=panels, label="loss", shrink=0.6, ticks=MaxNLocator(5))
     return figure
 
 
+def input_surfaces(surfaces: Mapping[str, InputSurface]) -> Figure:
+    """Loss over the input plane: a row for each model, a column for each image (Figs. 2, 3)."""
+    check_comparable(surfaces)
+    images = min(len(surface.loss) for surface in surfaces.values())
+    losses = {label: list(surface.loss[:images]) for label, surface in surfaces.items()}
+    titles = [f"class {int(label)}" for label in next(iter(surfaces.values())).y[:images]]
+    return surface_grid(surfaces, losses, titles, ("sign of gradient", "Rademacher"))
+
+
+def weight_surfaces(surfaces: Mapping[str, WeightSurface]) -> Figure:
+    """Mean loss over two filter-normalised directions: a row for each model, a column for each kind of loss."""
+    check_comparable(surfaces)
+    losses = {label: [surface.clean] for label, surface in surfaces.items()}
+    titles = ["clean"]
+    if all(surface.attacked for surface in surfaces.values()):
+        losses = {label: [surface.clean, surface.adversarial] for label, surface in surfaces.items()}
+        titles = ["clean", "adversarial"]
+    return surface_grid(surfaces, losses, titles, ("first direction", "second direction"))
+
+
 def weight_curves(curves: Mapping[str, WeightSurface]) -> Figure:
     """Mean loss along one filter-normalised direction: solid for adversarial, dashed for clean."""
     check_comparable(curves)
-    low, _ = finite_range([values for curve in curves.values() for values in (curve.clean, curve.adversarial)])
-    first = next(iter(curves.values()))
+    finite_range([curve.clean for curve in curves.values()])  # refuses models that diverged
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.0), layout="constrained")
         axes = figure.add_subplot()
         for (label, curve), colour in zip(curves.items(), itertools.cycle(LINES)):
-            middle = len(curve.b) // 2
             if curve.attacked:
-                axes.plot(curve.a, curve.adversarial[:, middle], color=colour, lw=2.2, label=f"{label}, adversarial")
-            axes.plot(curve.a, curve.clean[:, middle], color=colour, lw=1.6, ls=(0, (4, 2)), label=f"{label}, clean")
-        axes.set(xlabel="step along a filter-normalised direction", ylabel="mean loss", axisbelow=True)
-        axes.set(xlim=first.a[[0, -1]], ylim=(min(low, 0.0), None))
+                axes.plot(curve.a, curve.adversarial[:, 0], color=colour, label=printable(f"{label}, adversarial"))
+            axes.plot(curve.a, curve.clean[:, 0], "--", color=colour, label=printable(f"{label}, clean"))
+        axes.set(xlabel="step along a filter-normalised direction", ylabel="mean loss", ylim=(0, None))
         axes.axvline(0, color=FAINT, lw=0.8, zorder=0)
         axes.grid(axis="y", color="#e3e6ec", lw=0.7)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=9)
-    return figure
-
-
-def weight_contours(surfaces: Mapping[str, WeightSurface]) -> Figure:
-    """Mean loss over two filter-normalised directions: a row for each kind of loss, a column for each model."""
-    check_comparable(surfaces)
-    kinds = ["clean", "adversarial"] if all(surface.attacked for surface in surfaces.values()) else ["clean"]
-    low, high = finite_range([getattr(surface, kind) for surface in surfaces.values() for kind in kinds])
-    least = max(low, high / 1e3)  # losses are read on a logarithmic scale of three decades at most
-    scale, levels = LogNorm(least, high), np.geomspace(least, high, 16)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(3.1 * len(surfaces) + 1.3, 2.9 * len(kinds) + 0.5), layout="constrained")
-        grid = figure.subplots(len(kinds), len(surfaces), sharex=True, sharey=True, squeeze=False)
-        for row, kind in zip(grid, kinds, strict=True):
-            for axes, surface in zip(row, surfaces.values(), strict=True):
-                values = getattr(surface, kind).T
-                axes.contourf(surface.a, surface.b, values, levels=levels, cmap=COLOURS, norm=scale, extend="both")
-                axes.contour(surface.a, surface.b, values, levels=levels, colors="white", linewidths=0.6, alpha=0.7)
-                axes.plot(0, 0, "o", ms=5, mfc="white", mec=INK, mew=1)
-                axes.set_aspect("equal")
-            row[0].set_ylabel(f"{kind} loss\n\nsecond direction")
-        for column, label in enumerate(surfaces):
-            grid[0][column].set_title(printable(label), fontsize=12, parse_math=False)
-            grid[-1][column].set_xlabel("first direction")
-        figure.colorbar(ScalarMappable(scale, COLOURS), ax=grid, shrink=0.7, label="mean loss")
     return figure

@@ -36,7 +36,7 @@ Stored = dict[str, Any]  # kind of landscape, as `Run.landscape` names its file 
 PICTURES: dict[str, Callable[[Any], Figure]] = {
     "input": plots.input_surfaces,
     "weight-1d": plots.weight_curves,
-    "weight-2d": plots.weight_contours,
+    "weight-2d": plots.weight_surfaces,
 }
 
 
@@ -106,14 +106,8 @@ def store_landscapes(
     side = 1.0 if threat.norm == "linf" else math.sqrt(shown.x[0].numel())  # length of a direction of signs
     radius = max(config.radius * threat.epsilon, 1e-3) / side
     reference = load_model(runs[0].checkpoint, device=device)
-    plane = landscape.input_plane(
-        reference,
-        floats_for(reference, shown.x),
-        shown.y,
-        radius=radius,
-        points=config.points,
-        generator=torch.Generator().manual_seed(config.seed),
-    )
+    x, draws = floats_for(reference, shown.x), torch.Generator().manual_seed(config.seed)
+    plane = landscape.input_plane(reference, x, shown.y, radius=radius, points=config.points, generator=draws)
     stored: dict[str, Stored] = {}
     for label, opened in zip(labels(runs), runs, strict=True):
         model, threat = load_model(opened.checkpoint, device=device), opened.checkpoint.recipe.attack.threat
@@ -122,15 +116,8 @@ def store_landscapes(
         with console.progress(f"landscapes and flatness of {label}", steps) as advance:
             surface = landscape.input_surface(model, shown_x, shown.y, plane)
             weights = weight_surfaces(model, many_x, many.y, threat, config, advance)
-            flat = flatness(
-                model,
-                many_x,
-                many.y,
-                threat=threat,
-                iterations=config.iterations,
-                draws=config.draws,
-                seed=config.seed,
-            )
+            how = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
+            flat = flatness(model, many_x, many.y, threat=threat, **how)
         stored[label] = {"plane": plane, "input": surface, **weights}
         for kind, value in stored[label].items():
             save_arrays(value, opened.run.landscape(kind))
@@ -162,19 +149,16 @@ def draw(stored: dict[str, Stored], runs: Sequence[OpenRun]) -> list[Path]:
     written = []
     for kind, picture in PICTURES.items():
         figure = picture({label: found[kind] for label, found in stored.items()})
-        written += plots.save(figure, runs[0].run.landscape(kind).with_suffix(""))
-    for path in written:
-        for other in runs[1:]:
-            write_atomically(other.run.results / path.name, path.read_bytes())
+        paths = [plots.save(figure, opened.run.landscape(kind).with_suffix("")) for opened in runs]
+        written += paths[0]
     return written
 
 
-def gallery_step(run: Run) -> int | None:
-    """The optimizer step of the weights behind a stored gallery; None if there is none or it is unreadable."""
+def gallery_up_to_date(opened: OpenRun) -> bool:
     try:
-        return load_arrays(Gallery, run.gallery).step
+        return load_arrays(Gallery, opened.run.gallery).step == opened.step
     except RattleError:
-        return None
+        return False
 
 
 def landscapes_up_to_date(runs: Sequence[OpenRun]) -> bool:
@@ -217,25 +201,17 @@ def prepare(
                 console.log(f"not computed for {folder}: {reason}")
     for runs in groups.values():
         try:
-            written += prepare_group(runs, config, where, console)
+            for opened in runs:
+                if not gallery_up_to_date(opened):
+                    found = gallery(opened.checkpoint, seed=config.seed, device=where, console=console)
+                    written.append(save_arrays(found, opened.run.gallery))
+            if landscapes_up_to_date(runs):
+                continue
+            if any(opened.run.landscape("input").with_suffix(".png").exists() for opened in runs):
+                draw(store_landscapes(runs, LandscapeConfig(seed=config.seed), console, where), runs)  # as it was drawn
+            else:
+                store_landscapes(runs, config, console, where)
+            written += [opened.run.landscape("input") for opened in runs]
         except RattleError as reason:
             console.log(f"not computed for {', '.join(str(opened.run.folder) for opened in runs)}: {reason}")
-    return written
-
-
-def prepare_group(
-    runs: Sequence[OpenRun], config: LandscapeConfig, device: torch.device, console: Console
-) -> list[Path]:
-    """`prepare` of runs of the same data."""
-    written = []
-    for opened in runs:
-        if gallery_step(opened.run) != opened.step:
-            found = gallery(opened.checkpoint, seed=config.seed, device=device, console=console)
-            written.append(save_arrays(found, opened.run.gallery))
-    if not landscapes_up_to_date(runs):
-        if any(opened.run.landscape("input").with_suffix(".png").exists() for opened in runs):
-            draw(store_landscapes(runs, LandscapeConfig(seed=config.seed), console, device), runs)  # as it was drawn
-        else:
-            store_landscapes(runs, config, console, device)
-        written += [opened.run.landscape("input") for opened in runs]
     return written

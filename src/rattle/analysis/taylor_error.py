@@ -8,7 +8,6 @@ expansion makes things worse (paper, Section 4). Everything is computed in doubl
 import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,19 +34,9 @@ from rattle.weights import Noise, frozen_bn_stats, perturbed
 SIGMAS = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 
 
-@dataclass(frozen=True, slots=True)
-class Remainder:
-    """Means over the draws of u, at one sigma."""
-
-    sigma: float
-    change: float  # ||g(w+u) - g(w)|| / ||g(w)||
-    first: float  # remainder after the first order, relative to the change
-    second: float  # remainder after the second order, relative to the change
-
-
-def check_draws(draws: int, sigmas: Sequence[float]) -> None:
-    if draws < 1 or not sigmas or any(sigma <= 0 for sigma in sigmas):
-        raise RattleError(f"draws must be >= 1 and every sigma > 0, got {draws} and {list(sigmas)}")
+# sigma, and means over the draws of u: change, ||g(w+u) - g(w)|| / ||g(w)||; first and second, the remainders after
+# these orders, relative to the change
+Remainder = dict[str, float]
 
 
 def remainders(
@@ -65,7 +54,8 @@ def remainders(
     `batch_statistics` lets BatchNorm normalise by the batch, as in training, instead of by its running statistics;
     `progress` is called after each sigma of each draw.
     """
-    check_draws(draws, sigmas)
+    if draws < 1 or not sigmas or min(sigmas) <= 0:
+        raise RattleError(f"draws must be >= 1 and every sigma > 0, got {draws} and {list(sigmas)}")
     model, x = copy.deepcopy(model).double(), x.double()
     unit = Noise(sigma=1.0)
     sums = torch.zeros(len(sigmas), 3, dtype=torch.float64, device=x.device)
@@ -82,7 +72,10 @@ def remainders(
                 after_second = after_first - 0.5 * sigma**2 * second
                 sums[row] += torch.stack([change / g.norm(), after_first.norm() / change, after_second.norm() / change])
                 progress()
-    return [Remainder(sigma, *values) for sigma, values in zip(sigmas, (sums / draws).tolist(), strict=True)]
+    rows = []
+    for sigma, (change, first, second) in zip(sigmas, (sums / draws).tolist(), strict=True):
+        rows.append({"sigma": sigma, "change": change, "first": first, "second": second})
+    return rows
 
 
 def measure_checkpoint(
@@ -117,10 +110,8 @@ def measure_checkpoint(
         of = partial(remainders, target.model, **settings, seed=seed, progress=advance)
         found = {"clean": of(x), "adversarial": of(x_adv)}
     folder = Path(out) if out else target.results
-    measured = measure_terms(target, recipe, batches=batches, seed=seed)
-    rows = {name: [asdict(row) for row in rows] for name, rows in found.items()}
-    plain = target.metadata | {"name": target.name, "seed": seed, "n": len(y), "draws": draws, "remainders": rows}
-    plain |= measured
+    plain = target.metadata | {"name": target.name, "seed": seed, "n": len(y), "draws": draws, "remainders": found}
+    plain |= measure_terms(target, recipe, batches=batches, seed=seed)
     write_atomically(folder / "fidelity.json", json.dumps(plain).encode())
     return plain, plots.save(plot(found, recipe.noise.sigma, target.name), folder / "fidelity", dpi=160)
 
@@ -130,13 +121,13 @@ def plot(found: dict[str, list[Remainder]], sigma: float, title: str) -> Figure:
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     figure.suptitle(printable(title), parse_math=False)
     for axis, (name, rows) in zip(figure.subplots(1, len(found), sharey=True), found.items(), strict=True):
-        sigmas = [row.sigma for row in rows]
+        sigmas = [row["sigma"] for row in rows]
         shown = [*sigmas, sigma] if sigma else sigmas
         limits = min(shown) / 2, max(shown) * 2  # a width where there is one sigma, too
         axis.set(xscale="log", yscale="log", xlim=limits, title=f"{name} images", xlabel="sigma of the weight noise u")
         axis.axhline(1, color="0.6", linewidth=1, label="order 0: g(w) alone")
-        axis.plot(sigmas, [row.first for row in rows], "o-", color="#b35806", label="after the first order")
-        axis.plot(sigmas, [row.second for row in rows], "s-", color="#1b7837", label="after the second order")
+        axis.plot(sigmas, [row["first"] for row in rows], "o-", color="#b35806", label="after the first order")
+        axis.plot(sigmas, [row["second"] for row in rows], "s-", color="#1b7837", label="after the second order")
         if sigma:
             axis.axvline(sigma, color="#2166ac", linestyle=":", label=f"this run's sigma = {sigma:g}")
         axis.spines[["top", "right"]].set_visible(False)

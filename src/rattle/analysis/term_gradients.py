@@ -21,11 +21,10 @@ from rattle.forward import PairedForward
 from rattle.inputs import floats_for
 from rattle.models import find_head
 from rattle.objectives import Taylor
-from rattle.objectives.base import StepContext, total
-from rattle.objectives.readings.head import Head
+from rattle.objectives.base import total
 from rattle.randomness import ImageStreams
 from rattle.recipes.recipe import Recipe
-from rattle.stats import Interval, t_interval
+from rattle.stats import t_interval
 from rattle.weights import frozen_bn_stats, perturbed
 
 WHOLE = "all they add"
@@ -45,7 +44,6 @@ class TermRow:
     lasts: float  # what is left of that part on average over minibatches, over what is left of the zeroth's gradient
     lasts_low: float | None  # its 95 % interval, over minibatches
     lasts_high: float | None
-    gaps_repeat: float | None  # the correlation of the gaps between classes between two minibatches (head)
 
 
 def agreement(vectors: Tensor) -> float:
@@ -62,17 +60,17 @@ def lasting(own: Tensor, base: Tensor, sizes: Tensor) -> float:
     return float(sizes.mean()) ** 2 * agreement(own) / max(agreement(base), 1e-300)
 
 
-def lasting_interval(own: Tensor, base: Tensor, sizes: Tensor) -> Interval | None:
-    """95 % of what lasts, by leaving out one minibatch at a time (Tukey's jackknife); None with fewer than three."""
+def lasting_interval(own: Tensor, base: Tensor, sizes: Tensor) -> tuple[float, float] | tuple[None, None]:
+    """95 % of what lasts, by leaving out one minibatch at a time (Tukey's jackknife); none with fewer than three."""
     n = len(sizes)
     if n < 3:
-        return None
+        return None, None
     whole, values = lasting(own, base, sizes), []
     for i in range(n):
         kept = torch.arange(n) != i
         values.append(n * whole - (n - 1) * lasting(own[kept], base[kept], sizes[kept]))
     found = t_interval(values)
-    return Interval(math.sqrt(max(found.low, 0.0)), math.sqrt(max(found.high, 0.0)))
+    return math.sqrt(max(found.low, 0.0)), math.sqrt(max(found.high, 0.0))
 
 
 def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) -> dict[str, Any]:
@@ -90,37 +88,32 @@ def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) ->
     order = torch.randperm(len(target.test), generator=shuffled)
     parts = [target.images(order[i * size : (i + 1) * size]) for i in range(batches)]
     rows = term_rows(target.model, recipe, parts, seed)
-    return {"terms": [asdict(row) for row in rows], "answer": answer(rows, batches)}
+    return {"terms": [asdict(row) for row in rows], "answer": answer(rows[-1], batches)}
 
 
 def term_rows(model: nn.Module, recipe: Recipe, parts: list[Images], seed: int) -> list[TermRow]:
     """A row for each term and one for all they add, over the minibatches `parts`."""
     given, model = model, copy.deepcopy(model).double().train()
     found: dict[str, list[Tensor]] = {}  # name -> a gradient for each minibatch
-    gaps: dict[str, list[Tensor]] = {}
     for number, part in enumerate(parts):
         x = floats_for(given, part.x).double()
         shared = torch.Generator().manual_seed(seed + number)
         streams = ImageStreams(seed, torch.arange(len(x), device=x.device) + number * len(x))
         with perturbed(model, recipe.noise.at("inner")(model, generator=shared)):
             x_adv = recipe.attack(model, x, part.y, generator=streams)
-        of_terms, between = gradients(model, recipe, x, x_adv, part.y, shared)
-        for name, gradient in of_terms.items():
+        for name, gradient in gradients(model, recipe, x, x_adv, part.y, shared).items():
             found.setdefault(name, []).append(gradient.cpu())
-        for name, gap in between.items():
-            gaps.setdefault(name, []).append(gap - gap.mean())
-    zeroth, smoothing = torch.stack(found.pop("zeroth")), torch.stack(found.pop("smoothing"))
-    return [
-        term_row(name, torch.stack(values), zeroth, smoothing, gaps.get(name, [])) for name, values in found.items()
-    ]
+    stacked = {name: torch.stack(values) for name, values in found.items()}
+    zeroth, smoothing = stacked.pop("zeroth"), stacked.pop("smoothing")
+    return [term_row(name, gradient, zeroth, smoothing) for name, gradient in stacked.items()]
 
 
-def term_row(name: str, gradient: Tensor, zeroth: Tensor, smoothing: Tensor, gaps: list[Tensor]) -> TermRow:
+def term_row(name: str, gradient: Tensor, zeroth: Tensor, smoothing: Tensor) -> TermRow:
     """The row of a term from its gradients and the zeroth's and smoothing's, [batches, d]."""
     basis = torch.linalg.qr(torch.stack([zeroth, smoothing], 2)).Q
     own = gradient - (basis @ (basis.mT @ gradient[:, :, None])).squeeze(2)
     sizes = own.norm(dim=1) / zeroth.norm(dim=1)
-    interval = lasting_interval(own, zeroth, sizes)
+    low, high = lasting_interval(own, zeroth, sizes)
     return TermRow(
         name=name,
         over_zeroth=float((gradient.norm(dim=1) / zeroth.norm(dim=1)).mean()),
@@ -129,55 +122,43 @@ def term_row(name: str, gradient: Tensor, zeroth: Tensor, smoothing: Tensor, gap
         own=float((own.norm(dim=1) / gradient.norm(dim=1)).mean()),
         repeats=agreement(own),
         lasts=math.sqrt(max(lasting(own, zeroth, sizes), 0.0)),
-        lasts_low=interval.low if interval else None,
-        lasts_high=interval.high if interval else None,
-        gaps_repeat=agreement(torch.stack(gaps)) if gaps else None,
+        lasts_low=low,
+        lasts_high=high,
     )
 
 
 def gradients(
     model: nn.Module, recipe: Recipe, x: Tensor, x_adv: Tensor, y: Tensor, shared: torch.Generator
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The gradients of the zeroth term, of smoothing, of each Taylor term and of all; the gaps between classes."""
+) -> dict[str, Tensor]:
+    """The gradients of the zeroth term, of smoothing, of each Taylor term and of all."""
     objective: Any = recipe.objective
     smooth = replace(objective, taylor=Taylor(order=1, eta=1.0, mode="smoothing"))
     needs = objective.needs
     forward = PairedForward(model, needs, find_head(model, recipe.head) if needs.features else None)
     with frozen_bn_stats(model):
         draws = forward.draws(recipe.noise.at("outer"), recipe.noise_samples, generator=shared)
-        outputs = forward(x, x_adv, draws)
-        terms = objective(outputs, y)
+        terms = objective(forward(x, x_adv, draws), y)
         base = smooth(PairedForward(model, smooth.needs)(x, x_adv), y)
     measured = {"zeroth": base["zeroth"], "smoothing": base.pop("first")}
     measured |= {name: terms[name] for name in ("first", "second") if name in terms}
-    measured[WHOLE] = total(terms) - total(base)
-    taylor = objective.taylor
-    between = []
-    if isinstance(taylor.reading, Head):
-        between = taylor.reading.gaps(taylor, outputs, y, StepContext())[: taylor.order]
-    return term_gradients(model, measured), dict(zip(("first", "second"), between, strict=False))
+    return term_gradients(model, measured | {WHOLE: total(terms) - total(base)})
 
 
-def verdict(row: TermRow, batches: int) -> str:
-    """The conclusion, if the interval of `lasts` lies on one side of LASTS."""
-    if row.lasts_high is not None and row.lasts_high < LASTS:
-        return "The Taylor terms do nothing of their own"
-    if row.lasts_low is not None and row.lasts_low > LASTS:
-        return "The Taylor terms do something of their own"
-    return f"Whether the Taylor terms do something of their own cannot be told from {batches} minibatches"
-
-
-def answer(rows: list[TermRow], batches: int) -> str:
-    """One sentence: whether the terms do something of their own, measured on so many minibatches."""
-    row = rows[-1]
-    interval = "" if row.lasts_high is None else f" (95 %: {row.lasts_low:.2g} to {row.lasts_high:.2g})"
-    gaps = [each.gaps_repeat for each in rows if each.gaps_repeat is not None]
-    labels = f"; the gaps between classes repeat with correlation {gaps[0]:.2f}" if gaps else ""
+def answer(row: TermRow, batches: int) -> str:
+    """One sentence: whether what the terms add does something of its own, if the interval of `lasts` says so."""
+    verdict = f"Whether the Taylor terms do something of their own cannot be told from {batches} minibatches"
+    interval = ""
+    if row.lasts_low is not None and row.lasts_high is not None:
+        interval = f" (95 %: {row.lasts_low:.2g} to {row.lasts_high:.2g})"
+        if row.lasts_high < LASTS:
+            verdict = "The Taylor terms do nothing of their own"
+        elif row.lasts_low > LASTS:
+            verdict = "The Taylor terms do something of their own"
     return (
-        f"{verdict(row, batches)}: their gradient is {row.over_zeroth:.2g} of the zeroth term's, "
+        f"{verdict}: their gradient is {row.over_zeroth:.2g} of the zeroth term's, "
         f"with cosine {row.to_smoothing:.2f} to label smoothing's and {row.to_zeroth:.2f} to the zeroth's; of the rest "
         f"what lasts from minibatch to minibatch is {row.lasts:.2g}{interval} of the zeroth's, where {LASTS:g} or less "
-        f"counts as nothing{labels}."
+        f"counts as nothing."
     )
 
 

@@ -175,8 +175,7 @@ def print_result(printed: PrintedTable, number: int, options: Options, console: 
         say(printed.title)
         for block in printed.blocks:
             say(f"\n{textwrap.fill(block.caption, width)}")
-            rows = [[*row.labels, *row.cells] for row in block.rows]
-            print_table([*block.labels, *block.columns], rows, left=len(block.labels))
+            print_table(block.head, block.rows, left=block.left)
         for note in printed.notes:
             say(textwrap.fill(note, width, initial_indent="- ", subsequent_indent="  "))
     else:

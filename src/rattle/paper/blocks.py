@@ -6,7 +6,7 @@ A row number links the blocks: it is the row's place in the published block.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from rattle.objectives.registry import METHODS
 from rattle.paper import tables
@@ -19,7 +19,6 @@ from rattle.recipes.schema import epsilon_text
 from rattle.report.naming import p_value, title_of
 from rattle.stats import LEVEL
 
-Kind = Literal["ours", "detail", "paper"]  # detail: an interval, a difference or counts, below a line of ours
 CHOSEN_ON: dict[Protocol, str] = {"honest": "validation", "paper": "test images"}
 PLACES = {"%": 2, "distance": 4}  # decimals in the paper
 TITLES = {"adbd": "ADBD", "rays": "RayS"}
@@ -27,30 +26,13 @@ NETWORKS = {**ARCHITECTURES, "cnn": "small CNN"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrintedRow:
-    """One printed line."""
-
-    kind: Kind
-    labels: tuple[str, ...]  # the first one is empty but in the line that begins a group
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """Columns of labels on the left, columns of numbers on the right, under a caption that says whose they are."""
 
     caption: str
-    labels: tuple[str, ...]  # their headings
-    columns: tuple[str, ...]  # their headings
-    rows: tuple[PrintedRow, ...]
-
-    @property
-    def head(self) -> list[str]:
-        return [*self.labels, *self.columns]
-
-    @property
-    def texts(self) -> list[list[str]]:
-        return [[*row.labels, *row.cells] for row in self.rows]
+    head: list[str]
+    rows: list[list[str]]  # the first label is empty but in the line that begins a group
+    left: int  # columns of labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,39 +112,34 @@ def shown_published(cell: Cell, change: float | None) -> str:
     return cell.printed if change is None else f"{cell.printed} ({change:+.{PLACES[cell.unit]}f})"
 
 
-def lines_of(line: ComparedRow) -> Iterator[tuple[Kind, str, list[str]]]:
-    """(kind, what, cells) of the lines of a run; a line below the first that would say nothing is left out."""
+def lines_of(line: ComparedRow) -> Iterator[list[str]]:
+    """What and cells of the lines of a run; a line below the first that would say nothing is left out."""
     cells = line.row.cells
     for protocol, ours in line.ours.items():
-        yield "ours", CHOSEN_ON[protocol], [shown(cell, ours[cell.column]) for cell in cells]
+        yield [CHOSEN_ON[protocol], *(shown(cell, ours[cell.column]) for cell in cells)]
         for what, write in (("95 %", shown_interval), ("difference", shown_difference)):
             texts = [write(cell, ours[cell.column]) for cell in cells]
             if set(texts) != {"-"}:
-                yield "detail", what, texts
+                yield [what, *texts]
     ours = next(iter(line.ours.values()))  # both protocols have the same images and seeds
-    yield "detail", "n x seeds", [f"{ours[cell.column].images:,} x {len(ours[cell.column].seeds)}" for cell in cells]
+    yield ["n x seeds", *(f"{ours[cell.column].images:,} x {len(ours[cell.column].seeds)}" for cell in cells)]
 
 
 def own_blocks(lines: Sequence[ComparedRow], scale: Scale) -> list[Block]:
     """Ours, a block for each data and network that ran, every run once: one may stand for several rows of the paper."""
     numbers: dict[str, list[str]] = {}  # key of a run -> the paper's rows
-    runs: dict[str, dict[str, ComparedRow]] = {}  # setting -> key -> the run
+    settings: dict[str, list[list[str]]] = {}  # setting -> lines
     for number, line in enumerate(lines, start=1):
         if line.recipe:
             numbers.setdefault(line.key, []).append(str(number))
-            runs.setdefault(setting_of(line.recipe), {}).setdefault(line.key, line)
-    blocks = []
-    for setting, by_key in runs.items():
-        rows = []
-        for key, line in by_key.items():
-            names = ", ".join(numbers[key]), method_of(line.recipe, line.row) if line.recipe else ""
-            for kind, what, cells in lines_of(line):
-                rows.append(PrintedRow(kind=kind, labels=(*names, what), cells=tuple(cells)))
-                names = "", ""
-        columns = tuple(heading(cell, scale) for cell in lines[0].row.cells)
-        labels = ("Row", "Method", "Chosen on")
-        blocks.append(Block(caption=f"ours: {setting}", labels=labels, columns=columns, rows=tuple(rows)))
-    return blocks
+    for line in lines:
+        if line.recipe and line.key in numbers:
+            names = [", ".join(numbers.pop(line.key)), method_of(line.recipe, line.row)]
+            for texts in lines_of(line):
+                settings.setdefault(setting_of(line.recipe), []).append(names + texts)
+                names = ["", ""]
+    head = ["Row", "Method", "Chosen on", *(heading(cell, scale) for cell in lines[0].row.cells)]
+    return [Block(caption=f"ours: {setting}", head=head, rows=rows, left=3) for setting, rows in settings.items()]
 
 
 def published_block(number: int, lines: Sequence[ComparedRow]) -> Block:
@@ -170,12 +147,7 @@ def published_block(number: int, lines: Sequence[ComparedRow]) -> Block:
     rows = []
     for i, line in enumerate(lines, start=1):
         row = line.row
-        cells = [shown_published(cell, line.published_difference(cell.column)) for cell in row.cells]
-        names = (DATASETS[row.dataset], row.architecture, row.method + ("" if line.key else ", quoted"))
-        rows.append(PrintedRow(kind="paper", labels=(str(i), *names), cells=tuple(cells)))
-    return Block(
-        caption=f"published (paper): {tables.table(number).title}",
-        labels=("Row", "Data", "Network", "Method"),
-        columns=tuple(map(heading, lines[0].row.cells)),
-        rows=tuple(rows),
-    )
+        names = [str(i), DATASETS[row.dataset], row.architecture, row.method + ("" if line.key else ", quoted")]
+        rows.append(names + [shown_published(cell, line.published_difference(cell.column)) for cell in row.cells])
+    head = ["Row", "Data", "Network", "Method", *map(heading, lines[0].row.cells)]
+    return Block(caption=f"published (paper): {tables.table(number).title}", head=head, rows=rows, left=4)

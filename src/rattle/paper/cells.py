@@ -36,7 +36,7 @@ class ComparedRow:
     row: Row
     key: str  # of our runs; "" for quoted results
     recipe: Recipe | None  # of our runs: what ran, where the row says what the paper ran
-    baseline: Row | None
+    baseline: Row | None = None
     ours: Mapping[Protocol, Mapping[str, CellResult]]  # protocol -> column -> ours
 
     def published_difference(self, column: str) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rattle.data import Dataset, Images
-from rattle.paper.blocks import Block, Kind, PrintedRow, PrintedTable
+from rattle.paper.blocks import Block, PrintedTable
 from rattle.paper.estimate import EPOCH
 from rattle.paper.scales import Scale, StepSetup
 from rattle.paper.tables import table
@@ -125,21 +125,26 @@ def printed_table(scale: Scale, measured: Measured, title: str) -> PrintedTable:
     network = f"{setup.model} (width {setup.width})" if setup.width else setup.model
     caption = f"ours: generated 32x32 images, {network}, batch {setup.batch}"
     caption += f", {machine['device']}, threads: {machine['threads']}, rounds: {setup.rounds}"
-    ours, ours_plain = block("ours", caption, network, measured)
-    theirs, plain = block("paper", f"published (paper): {table(6).title}", table(6).rows[0].architecture, published())
-    rows = {"table": 6, "scale": scale.name, "setup": asdict(setup), "rows": ours_plain + plain}
-    return PrintedTable(title=title, blocks=(ours, theirs), notes=NOTES, plain=rows)
+    ours, theirs = with_ratios(network, measured), with_ratios(table(6).rows[0].architecture, published())
+    blocks = block(caption, ours), block(f"published (paper): {table(6).title}", theirs)
+    plain = {"table": 6, "scale": scale.name, "setup": asdict(setup), "rows": ours + theirs}
+    return PrintedTable(title=title, blocks=blocks, notes=NOTES, plain=plain)
 
 
-def block(kind: Kind, caption: str, network: str, figures: Measured) -> tuple[Block, list[dict[str, Any]]]:
-    """Figures as text, and as numbers for JSON."""
+def with_ratios(network: str, figures: Measured) -> list[dict[str, Any]]:
     base_seconds, base_megabytes = next(iter(figures.values()))
-    rows, plain = [], []
+    rows = []
     for method, (seconds, megabytes) in figures.items():
-        ratios = seconds / base_seconds, megabytes / base_megabytes
-        cells = (f"{seconds:,.0f}", f"{ratios[0]:.2f}", f"{megabytes:,.0f}", f"{ratios[1]:.2f}")
-        rows.append(PrintedRow(kind=kind, labels=(method,), cells=cells))
-        plain.append({"network": network, "method": method, "seconds_an_epoch": seconds, "time_ratio": ratios[0]})
-        plain[-1] |= {"megabytes": megabytes, "memory_ratio": ratios[1]}
-    columns = ("s an epoch", "of TRADES", "MB", "of TRADES")
-    return Block(caption=caption, labels=("Method",), columns=columns, rows=tuple(rows)), plain
+        row = {"network": network, "method": method, "seconds_an_epoch": seconds, "megabytes": megabytes}
+        ratios = {"time_ratio": seconds / base_seconds, "memory_ratio": megabytes / base_megabytes}
+        rows.append(row | ratios)
+    return rows
+
+
+def block(caption: str, figures: list[dict[str, Any]]) -> Block:
+    """Figures as text."""
+    rows = []
+    for row in figures:
+        seconds, megabytes = f"{row['seconds_an_epoch']:,.0f}", f"{row['megabytes']:,.0f}"
+        rows.append([row["method"], seconds, f"{row['time_ratio']:.2f}", megabytes, f"{row['memory_ratio']:.2f}"])
+    return Block(caption=caption, head=["Method", "s an epoch", "of TRADES", "MB", "of TRADES"], rows=rows, left=1)

@@ -125,10 +125,5 @@ def plan(number: int, scale: Scale, seeds: tuple[int, ...], out: Path) -> Plan:
         for key, recipe in recipes.items()
         for seed in seeds
     }
-    try:
-        sweep.check(list(jobs.values()))
-    except RattleError as reason:
-        if "--out" in str(reason):
-            raise
-        raise RattleError(f"{reason}: a folder of another version of rattle? choose another --out") from reason
+    sweep.check(list(jobs.values()))
     return Plan(number=number, scale=scale, entries=tuple(found), seeds=seeds, jobs=jobs)

@@ -7,11 +7,7 @@ under PGD-20. AutoAttack and RayS are run on that checkpoint alone, to limit the
 
 import json
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any, Literal
-
-from torch import nn
 
 from rattle.attacks.transfer import Transfer
 from rattle.data import Images
@@ -50,32 +46,10 @@ class Measured:
         return sum(self.values) / len(self.values)
 
 
-def stored_name(cell: Cell, scale: Scale) -> str:
-    """The name of the result file behind a cell."""
-    name = scale.name_of(cell.attack)
-    return f"transfer-{name}" if cell.surrogate else name
-
-
-def selection_cell(row: Row) -> Cell:
-    """PGD-20, by which the paper chooses a checkpoint, also where the table does not print it."""
-    return next((cell for cell in row.cells if cell.attack == "pgd20"), read_cell("pgd20", "-", row.norm))
-
-
-def attacked_checkpoints(cell: Cell, names: list[str], best: str) -> list[str]:
-    """The checkpoints that a column is measured on."""
-    return [best] if cell.column == "clean" or cell.attack in COSTLY else names
-
-
 def checkpoints(recipe: Recipe, protocol: Protocol) -> list[str]:
     if protocol == "honest":
         return ["best"]
     return [epoch_name(epoch) for epoch in kept_epochs(recipe.keep_checkpoints, recipe.epochs)]
-
-
-def result_file(run: Run, checkpoint: str, name: str) -> Path:
-    """Results of the best checkpoint are where `rattle evaluate` and `rattle report` expect them."""
-    folder = run.results if checkpoint == "best" else run.results / checkpoint
-    return folder / f"{name}.json"
 
 
 @dataclass(slots=True)
@@ -88,47 +62,56 @@ class Evaluator:
 
     def row(self, row: Row, job: Job, protocol: Protocol, surrogate: Run | None) -> dict[str, Measured]:
         """Every column of a row, measured on the run of a job; transfer attacks are made on the surrogate."""
-
-        def measured(cell: Cell, checkpoint: str) -> Measured:
-            return self.cell(cell, job, checkpoint, surrogate if cell.surrogate else None)
-
         names = checkpoints(job.recipe, protocol)
-        selection = selection_cell(row)
-        best = max(names, key=lambda name: measured(selection, name).mean) if len(names) > 1 else names[0]
+        # by PGD-20 the paper chooses a checkpoint, also where the table does not print it
+        selection = next((cell for cell in row.cells if cell.attack == "pgd20"), read_cell("pgd20", "-", row.norm))
+        best = names[0]
+        if len(names) > 1:
+            best = max(names, key=lambda name: self.cell(selection, job, name, surrogate).mean)
         found = {}
         for cell in row.cells:
+            attacked = [best] if cell.attack == "clean" or cell.attack in COSTLY else names
             if cell.attack == "clean":  # its flags come with the results of PGD-20, which is run anyway
                 cell = replace(selection, column="clean")
-            each = [measured(cell, name) for name in attacked_checkpoints(cell, names, best)]
+            each = [self.cell(cell, job, name, surrogate) for name in attacked]
             found[cell.column] = max(each, key=lambda one: one.mean)
         return found
 
     def cell(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> Measured:
         """One column of one checkpoint."""
-        plain = self.result(cell, job, checkpoint, surrogate)
-        entry = plain["attacks"][stored_name(cell, self.scale)]
+        name = self.scale.name_of(cell.attack)
+        attack = self.scale.attack(cell, job.recipe)
+        if cell.surrogate and surrogate:
+            other = load_model(read(surrogate.checkpoint("best")))
+            attack = Transfer(attack=attack, surrogate=other, name=surrogate.folder.name)
+            name = f"transfer-{name}"
+        plain = self.result(name, attack, self.scale.images(cell.attack), job, checkpoint)
+        entry = plain["attacks"][name]
         values = {"clean": plain["clean_flags"], "adbd": entry.get("distances")}.get(cell.column) or entry["flags"]
         protocol = [cell.column, entry["settings"], plain["data"], len(values)]
         return Measured(values=tuple(values), checkpoint=checkpoint, protocol=json.dumps(protocol, sort_keys=True))
 
-    def result(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> dict[str, Any]:
-        """What results/NAME.json holds; evaluated now if it is missing or its key is another."""
-        name, run, recipe = stored_name(cell, self.scale), job.run, job.recipe
-        path = result_file(run, checkpoint, name)
-        model, images = model_at(run.checkpoint(checkpoint)), self.images(recipe, self.scale.images(cell.attack))
-        attack = self.scale.attack(cell, recipe)
-        if surrogate is not None:
-            other = model_at(surrogate.checkpoint("best"))
-            attack = Transfer(attack=attack, surrogate=other, name=surrogate.folder.name)
+    def result(self, name: str, attack: Any, n: int | None, job: Job, checkpoint: str) -> dict[str, Any]:
+        """What results/NAME.json holds; evaluated now if there is none of these weights, images and settings.
+
+        Results of the best checkpoint are where `rattle evaluate` and `rattle report` expect them.
+        """
+        run, recipe = job.run, job.recipe
+        folder = run.results if checkpoint == "best" else run.results / checkpoint
+        model, images = load_model(read(run.checkpoint(checkpoint))), self.images(recipe, n)
         key = cache_key(model, images.x, images.y, attack, **SETTINGS)
-        if known := known_result(run, path, key):
-            return known
+        path = folder / f"{name}.json"
+        for other in (path, *sorted(run.results.rglob(path.name))):  # the best checkpoint often equals an epoch's
+            if known := read_result(other, name, key):
+                if other != path:
+                    write_atomically(path, json.dumps(known).encode())
+                return known
         self.console.log(f"{run.folder.name}, {checkpoint}: {name} on {len(images)} images")
         device = distributed.choose_device(recipe.device)
         model, images = model.to(device), images.to(device)
         metadata = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
         metadata |= {"seed": SETTINGS["seed"], "mark": key, "sample": {"order": "first"}}
-        where: dict[str, Any] = {"out": path.parent, "metadata": metadata, "console": self.console}
+        where: dict[str, Any] = {"out": folder, "metadata": metadata, "console": self.console}
         return evaluate(model, images.x, images.y, {name: attack}, **SETTINGS, **where).to_plain()
 
     def images(self, recipe: Recipe, n: int | None) -> Images:
@@ -138,26 +121,3 @@ class Evaluator:
             self.test_images[recipe.data] = recipe.data.source().test
         test = self.test_images[recipe.data]
         return test[choose_images(test.y, n, first=True)]
-
-
-@lru_cache(maxsize=3)
-def cached_model(path: Path, modified: int) -> nn.Module:
-    """The model of a checkpoint, read once for several attacks; a replaced file has another time of modification."""
-    return load_model(read(path))
-
-
-def model_at(path: Path) -> nn.Module:
-    return cached_model(path, path.stat().st_mtime_ns if path.exists() else 0)
-
-
-def known_result(run: Run, path: Path, key: str) -> dict[str, Any] | None:
-    """The result of these weights, images and settings, also if stored for another checkpoint; None if there is none.
-
-    The best checkpoint often equals that of an epoch.
-    """
-    for other in (path, run.results / path.name, *sorted(run.results.glob(f"epoch-*/{path.name}"))):
-        if plain := read_result(other, path.stem, key):
-            if other != path:
-                write_atomically(path, json.dumps(plain).encode())
-            return plain
-    return None

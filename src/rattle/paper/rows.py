@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rattle.errors import RattleError
-
 EIGHT = 8 / 255  # the l_inf radius of training and of AutoAttack (Section 5; caption of Table 2)
 ROUNDED = 0.031  # the l_inf radius of PGD-20 and CW-20 (caption of Table 2)
 L2_RADIUS = 128 / 255  # the l_2 radius of training (Section 5)
@@ -63,10 +61,7 @@ class Row:
         return next((cell.surrogate for cell in self.cells if cell.surrogate), None)
 
     def cell(self, column: str) -> Cell:
-        cells = {cell.column: cell for cell in self.cells}
-        if column not in cells:
-            raise RattleError(f"{self.method} has no column {column!r}; it has {', '.join(cells)}")
-        return cells[column]
+        return {cell.column: cell for cell in self.cells}[column]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +72,6 @@ class Table:
     title: str  # in our words
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(cell.column for cell in self.rows[0].cells)
 
 
 # Column -> what is run, its unit, and its epsilon under l_inf; under l_2 every attack has the radius of training.

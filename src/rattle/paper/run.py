@@ -39,10 +39,12 @@ def one_by_one(todo: Sequence[Job], console: Console) -> dict[str, str]:
 
 def landscape_pairs(plan: Plan) -> list[list[str]]:
     """For Figures 2 and 3: the folders of each baseline and of the 1st+2nd run on it at the paper's eta."""
-    second = [e for e in plan.entries if "-2nd" in (e.row.recipe or "") and "eta" not in e.key]
     pairs = []
-    for pair in dict.fromkeys((entry.baseline, entry.key) for entry in second):
-        jobs = [plan.jobs[key, plan.seeds[0]] for key in pair]
-        if all(job.state == "finished" and not job.run.divergence for job in jobs):
-            pairs.append([str(job.folder) for job in jobs])
+    for entry in plan.entries:
+        if "-2nd" not in (entry.row.recipe or "") or "eta" in entry.key:
+            continue
+        jobs = [plan.jobs[key, plan.seeds[0]] for key in (entry.baseline, entry.key)]
+        folders = [str(job.folder) for job in jobs]
+        if folders not in pairs and all(job.state == "finished" and not job.run.divergence for job in jobs):
+            pairs.append(folders)
     return pairs

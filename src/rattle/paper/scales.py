@@ -1,6 +1,6 @@
 """At which size a table of the paper is reproduced: full as published, small on one machine, tiny on the digits."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from rattle.recipes.schema import replace_at
 from rattle.threat import Threat
 from rattle.weights import SWA
 
-COSTLY = {"autoattack": "AutoAttack", "rays": "RayS"}  # run on one checkpoint only, and on fewer images
+COSTLY = ("autoattack", "rays")  # run on one checkpoint only, and on fewer images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,8 @@ class Scale:
     def note(self) -> str:
         """What was run, for a reader of the table: what replaces what, and the sizes that are not the paper's."""
         counts = {"training images": self.train_size, "epochs": self.epochs, "test images": self.n}
-        for attack, title in COSTLY.items():
-            name = self.name_of(attack)
-            counts[f"test images for {title if name == attack else name}"] = self.images(attack)
+        for attack in COSTLY:
+            counts[f"test images for {self.name_of(attack)}"] = self.images(attack)
         sizes = "".join(f", {count:,} {what}" for what, count in counts.items() if count is not None)
         radius = "the published epsilon" if self.published_epsilon else "the epsilon trained for"
         which = "the first of the test set, as in the authors' release"
@@ -77,17 +76,18 @@ class Scale:
         images = replace(recipe.data, root=self.root, train_size=self.train_size)
         recipe = replace(recipe, data=replace(images, name=self.sources.get(images.name, images.name)))
         if self.epochs is not None:
-            warmup = round(recipe.awp.warmup * self.epochs / recipe.epochs) if recipe.awp else 0
-            recipe = replace(recipe, epochs=self.epochs, awp=replace(recipe.awp, warmup=warmup) if recipe.awp else None)
-        return overridden(recipe, tuple(self.in_scale(overrides)))
-
-    def in_scale(self, overrides: Overrides) -> Iterator[tuple[str, float | str]]:
-        """What a row changes; a network in it is this scale's."""
-        for name, value in overrides:
-            model, width = self.models.get(str(value), (value, None)) if name.endswith(".model") else (value, None)
-            yield name, model
-            if width is not None:
-                yield name.replace(".model", ".width"), width
+            if recipe.awp:
+                warmup = round(recipe.awp.warmup * self.epochs / recipe.epochs)
+                recipe = replace(recipe, awp=replace(recipe.awp, warmup=warmup))
+            recipe = replace(recipe, epochs=self.epochs)
+        for setting, value in overrides:
+            teacher = self.models.get(str(value)) if setting.endswith(".model") else None
+            if teacher:  # the network of a teacher is this scale's too
+                recipe = replace_at(recipe, setting, teacher[0])
+                recipe = replace_at(recipe, setting.replace(".model", ".width"), teacher[1])
+            else:
+                recipe = replace_at(recipe, setting, SWA() if value == "SWA" else value)
+        return recipe
 
     def attack(self, cell: Cell, recipe: Recipe) -> Attack:
         """The attack of a cell."""
@@ -105,13 +105,6 @@ class Scale:
         """How many test images an attack is run on."""
         fewer = {"autoattack": self.autoattack_n, "rays": self.rays_n}.get(attack)
         return min(self.n or fewer, fewer) if fewer else self.n
-
-
-def overridden(recipe: Recipe, overrides: Overrides) -> Recipe:
-    """A recipe with what a row of the paper changes in it."""
-    for name, value in overrides:
-        recipe = replace_at(recipe, name, SWA() if value == "SWA" else value)
-    return recipe
 
 
 SMALL = {"preact18": ("cnn-slim", 16), "resnet18": ("cnn-slim", 16), "wrn34-10": ("wrn10-1", 8)}

@@ -82,7 +82,7 @@ def markdown(table: PrintedTable) -> str:
     text = f"# {escape_markdown(table.title)}\n\n"
     for block in table.blocks:
         text += f"## {escape_markdown(block.caption)}\n\n"
-        text += markdown_table(block.head, block.texts, left=len(block.labels)) + "\n"
+        text += markdown_table(block.head, block.rows, left=block.left) + "\n"
     return text + "".join(f"- {escape_markdown(note)}\n" for note in table.notes)
 
 
@@ -90,7 +90,7 @@ def latex(table: PrintedTable) -> str:
     text = f"% {escape_latex(table.title)}\n"
     for block in table.blocks:
         caption = escape_latex(block.caption)
-        text += f"\n{caption}\n\n" + latex_table(block.head, block.texts, left=len(block.labels))
+        text += f"\n{caption}\n\n" + latex_table(block.head, block.rows, left=block.left)
     return text + "".join(f"% {escape_latex(note)}\n" for note in table.notes)
 
 

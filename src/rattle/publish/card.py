@@ -7,11 +7,10 @@ import yaml
 
 from rattle.evaluation.results import StoredResult
 from rattle.recipes.schema import flatten
-from rattle.report.naming import method_of, threat_text, title_of
-from rattle.report.tables import percent, sorted_attacks
+from rattle.report.naming import method_of, threat_text, title_of, value_text
+from rattle.report.tables import accuracy, percent, sorted_attacks
 from rattle.report.writers import escape_markdown, markdown_table
 from rattle.runs.io import Plain
-from rattle.stats import mean_interval
 
 # The hub's names of the datasets that have one.
 HUB_DATASETS = {
@@ -61,36 +60,30 @@ def model_card(
 def results_text(name: str, results: Mapping[str, StoredResult]) -> str:
     if not results:
         return f"Not evaluated yet; `rattle evaluate hf:{name} --attacks pgd20 cw20 autoattack` does it.\n"
-    rows = []
-    for attack in sorted_attacks(list(results)):
+    rows, clean = [], ()
+    for attack in sorted_attacks(results):
         found = results[attack]
-        if not rows or found.clean != results[rows[-1][0]].clean:  # attacks on other images have another clean accuracy
-            rows.append(
-                [attack, "Clean", percent(found.clean, found.clean_error), str(len(found.clean)), found.data, ""]
-            )
-        accuracy = percent(found.flags, found.error)
-        rows.append([attack, title_of(attack), accuracy, str(len(found.flags)), found.data, settings_text(found)])
-    columns = ["Attack", "Accuracy, % [95 % interval]", "n", "Images", "Settings"]
-    table = markdown_table(columns, [row[1:] for row in rows], left=1)
+        n = str(len(found.flags))
+        if found.clean != clean:  # attacks on other images have another clean accuracy
+            clean = found.clean
+            rows.append(["Clean", percent(clean, found.clean_error), n, found.data, ""])
+        rows.append([title_of(attack), percent(found.flags, found.error), n, found.data, attack_text(found)])
+    table = markdown_table(["Attack", "Accuracy, % [95 % interval]", "n", "Images", "Settings"], rows, left=1)
     return f"{table}\nresults/ATTACK.json says which n test images these are, and has a flag for each.\n"
 
 
-def settings_text(result: StoredResult) -> str:
+def attack_text(result: StoredResult) -> str:
     """The settings of an attack in a line; those of an ensemble's parts are in its result file."""
-    settings = dict(result.settings)
-    texts, components = [str(settings.pop("kind", ""))], settings.pop("components", None)
-    words = []
-    for key, value in flatten(settings).items():
-        words.append(f"{key.removeprefix('threat.')} {f'{value:.4g}' if isinstance(value, float) else value}")
-    texts.append(", ".join(words))
-    if isinstance(components, dict):
-        texts.append(", ".join(components))
-    return "; ".join(texts)
+    settings = {name: value for name, value in result.settings.items() if name not in ("kind", "components")}
+    words = [f"{name.removeprefix('threat.')} {value_text(value)}" for name, value in flatten(settings).items()]
+    parts = result.settings.get("components")
+    texts = [str(result.settings.get("kind", "")), ", ".join(words)]
+    return "; ".join([*texts, ", ".join(parts)] if isinstance(parts, dict) else texts)
 
 
 def use_text(name: str, config: Plain, results: Mapping[str, StoredResult]) -> str:
     size, threat = f"(4, {', '.join(map(str, config['shape']))})", config["recipe"]["attack"]["threat"]
-    attacks = " ".join(a for a in sorted_attacks(list(results)) if not a.startswith("transfer-"))
+    attacks = " ".join(a for a in sorted_attacks(results) if not a.startswith("transfer-"))
     sizes = {len(result.flags) for result in results.values()}
     first = f" --n {sizes.pop()}" if len(sizes) == 1 else ""
     return f"""\
@@ -133,20 +126,19 @@ def front_matter(name: str, config: Plain, results: Mapping[str, StoredResult], 
 
 
 def measured(dataset: str, results: Mapping[str, StoredResult]) -> dict[str, Any]:
-    """The accuracies of a model-index, as fractions."""
-    ordered = [results[attack] for attack in sorted_attacks(list(results))]
-    clean = [
-        metric("clean accuracy", ordered[-1].clean, ordered[-1].clean_error)
-    ]  # of AutoAttack's images when there is one
-    robust = [metric(f"robust accuracy, {title_of(found.attack)}", found.flags, found.error) for found in ordered]
+    """The accuracies of a model-index, as fractions; clean of AutoAttack's images when there is one."""
+    ordered = [results[attack] for attack in sorted_attacks(results)]
+    last = ordered[-1]
+    metrics = [metric("clean accuracy", last.clean, last.clean_error)]
+    metrics += [metric(f"robust accuracy, {title_of(found.attack)}", found.flags, found.error) for found in ordered]
     return {
         "task": {"type": "image-classification", "name": "Image classification under attack"},
-        "dataset": {"type": dataset, "name": ordered[-1].data or dataset, "split": "test"},
-        "metrics": clean + robust,
+        "dataset": {"type": dataset, "name": last.data or dataset, "split": "test"},
+        "metrics": metrics,
     }
 
 
 def metric(name: str, flags: Sequence[float], error: float) -> dict[str, Any]:
-    interval = mean_interval(flags, error)
-    args = {"n": len(flags), "low": round(interval.low, 4), "high": round(interval.high, 4)}
-    return {"type": "accuracy", "name": name, "value": round(sum(flags) / len(flags), 4), "args": args}
+    found = accuracy(flags, error)
+    value, low, high = (round(share / 100, 4) for share in (found.value, found.low, found.high))
+    return {"type": "accuracy", "name": name, "value": value, "args": {"n": len(flags), "low": low, "high": high}}

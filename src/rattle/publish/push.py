@@ -36,23 +36,18 @@ def push(
         folder = Path(place) / "model"
         for sentence in write_folder(run, folder, name, license=license, page=page, averaged=averaged):
             note(sentence)
-        return upload(folder, name, private=private, revision=revision)
-
-
-def upload(folder: Path, name: str, *, private: bool = False, revision: str | None = None) -> str:
-    """Upload a folder as one commit and return its address; the parameters are those of `push`."""
-    with hub.meaningful(f"hf:{name}"):
-        api = hub.package("rattle push").HfApi(library_name="rattle")
-        api.create_repo(name, private=private or None, exist_ok=True)
-        if private and not api.model_info(name).private:
-            raise RattleError(f"hf:{name} exists and is public: --private is for a new repository")
-        if revision:
-            api.create_branch(name, branch=revision, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=name,
-            folder_path=folder,
-            revision=revision,
-            commit_message="Upload by rattle push",
-            delete_patterns=["results/*", "report.html"],
-        )
+        with hub.meaningful(f"hf:{name}"):
+            api = hub.package("rattle push").HfApi(library_name="rattle")
+            api.create_repo(name, private=private or None, exist_ok=True)
+            if private and not api.model_info(name).private:
+                raise RattleError(f"hf:{name} exists and is public: --private is for a new repository")
+            if revision:
+                api.create_branch(name, branch=revision, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=name,
+                folder_path=folder,
+                revision=revision,
+                commit_message="Upload by rattle push",
+                delete_patterns=["results/*", "report.html"],
+            )
     return str(commit.commit_url)

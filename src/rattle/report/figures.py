@@ -136,22 +136,19 @@ def by_epsilon(runs: Sequence[RunData]) -> Spec:
     return figure(traces, axis("attack radius epsilon", rangemode="tozero"), axis("accuracy, %", range=[0, 101]))
 
 
-def class_accuracies(gallery: Gallery, predicted: np.ndarray) -> list[float | None]:
-    """Each class's accuracy in % by the predicted classes of its images; None for a class without images."""
-    y = gallery.y
-    correct = [predicted[y == label] == label for label in range(len(gallery.classes))]
-    return [100 * float(flags.mean()) if len(flags) else None for flags in correct]
-
-
 def per_class(run: RunData, gallery: Gallery) -> Spec:
-    """Bars of robust accuracy in front of pale bars of clean accuracy."""
+    """Bars of robust accuracy in front of pale bars of clean accuracy; none for a class without images."""
     names, traces = [safe(name) for name in gallery.classes], []
     for title, predicted, opacity in (
         ("clean", gallery.clean_predicted, 0.25),
         ("under attack", gallery.adversarial_predicted, 1),
     ):
-        bars: Spec = {"type": "bar", "x": names, "y": class_accuracies(gallery, predicted), "name": title}
-        traces.append(bars | {"marker": {"color": colour(run)}, "opacity": opacity})
+        heights = []
+        for label in range(len(names)):
+            correct = predicted[gallery.y == label] == label
+            heights.append(100 * float(correct.mean()) if len(correct) else None)
+        bars: Spec = {"type": "bar", "x": names, "y": heights, "name": title, "opacity": opacity}
+        traces.append(bars | {"marker": {"color": colour(run)}})
     y_axis = axis("accuracy, %", range=[0, 101])
     return figure(traces, axis("class", type="category"), y_axis, barmode="overlay")
 

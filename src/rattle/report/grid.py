@@ -20,35 +20,29 @@ class Setting:
     clean: Summary  # accuracy on the held-out images
     robust: Summary  # under the recipe's validation attack
 
-    @property
-    def label(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.values.items()) or "the recipe as it is"
-
 
 def grid_settings(points: Sequence[tuple[Mapping[str, str], Path]]) -> list[Setting]:
     """The settings of a grid by robust accuracy, best first; runs that were never evaluated are left out."""
-    groups: dict[tuple[tuple[str, str], ...], list[tuple[Path, tuple[float, float]]]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[tuple[Path, float, float]]] = {}
     for point, folder in points:
         reached = best_epoch(read_jsonl(Run(folder).metrics, []))
         if reached is not None:
             values = tuple((name, value) for name, value in point.items() if name != SEED)
-            groups.setdefault(values, []).append((folder, reached))
+            groups.setdefault(values, []).append((folder, *reached))
     settings = []
     for values, runs in groups.items():
-        clean, robust = (summarise([reached[i] for _, reached in runs]) for i in (0, 1))
-        folders = tuple(folder for folder, _ in runs)
-        settings.append(Setting(values=dict(values), folders=folders, clean=clean, robust=robust))
+        folders, clean, robust = zip(*runs, strict=True)
+        reached = {"clean": summarise(clean), "robust": summarise(robust)}
+        settings.append(Setting(values=dict(values), folders=folders, **reached))
     return sorted(settings, key=lambda setting: -setting.robust.mean)
 
 
 def grid_rows(settings: Sequence[Setting]) -> tuple[list[str], list[list[str]]]:
     """Columns and rows: the settings, the number of seeds, and both accuracies in percent."""
-    axes = list(settings[0].values)
-    rows = [
-        [*(s.values[axis] for axis in axes), str(s.robust.n), in_percent(s.clean), in_percent(s.robust)]
-        for s in settings
-    ]
-    return [*axes, "seeds", "clean", "robust"], rows
+    rows = []
+    for each in settings:
+        rows.append([*each.values.values(), str(each.robust.n), in_percent(each.clean), in_percent(each.robust)])
+    return [*settings[0].values, "seeds", "clean", "robust"], rows
 
 
 def in_percent(summary: Summary) -> str:

@@ -6,7 +6,6 @@ from typing import Any
 
 from rattle.recipes.schema import epsilon_text, flatten
 
-ORDERS = {1: " + 1st", 2: " + 1st + 2nd"}
 NORMS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082"}
 TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "fgsm": "FGSM", "best-known": "Best known"}
 NOT_NAMED = ("name", "method", "seed", "threads", "device", "save_minutes")  # settings that say nothing of the result
@@ -25,25 +24,9 @@ def title_of(attack: str) -> str:
     return ", ".join([title, *(setting.replace("=", " ") for setting in settings)])
 
 
-def method_of(recipe: dict[str, Any]) -> str:
-    """The method of a plain recipe, as the paper writes it; recipes saved before they named it are read part by part.
-
-    >>> method_of({"objective": {"kind": "Trades", "taylor": {"order": 2}}, "awp": {"gamma": 0.005}})
-    'TRADES-AWP + 1st + 2nd'
-    """
-    if isinstance(recipe.get("method"), str):
-        return recipe["method"]
-    objective = recipe.get("objective")
-    if not isinstance(objective, dict):
-        return str(recipe.get("name", "unknown method"))
-    kind = str(objective.get("kind", "custom objective"))
-    awp = "-AWP" if recipe.get("awp") else ""
-    taylor = objective.get("taylor")
-    order = (taylor if isinstance(taylor, dict) else objective).get("order")
-    average = recipe.get("average")
-    averaged = f", {average.get('kind')}" if isinstance(average, dict) and average.get("kind") else ""
-    terms = ORDERS.get(order, "") if isinstance(order, int) else ""
-    return f"{'TRADES' if kind == 'Trades' else kind}{awp}{terms}{averaged}"
+def method_of(recipe: Mapping[str, Any]) -> str:
+    """The method that a plain recipe names, as the paper writes it."""
+    return str(recipe.get("method") or recipe.get("name", "unknown method"))
 
 
 def varied(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -62,53 +45,45 @@ def varied(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(found.values())
 
 
-def short_setting(name: str, among: Sequence[str]) -> str:
-    """The last part of a dotted name, with the one before where another of `among` ends alike.
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Settings by their dotted names in words, names by their last part; nothing where they are too many to read.
 
-    >>> short_setting("objective.taylor.eta", ["objective.taylor.eta", "awp.gamma"])
-    'eta'
-    """
-    last = name.split(".")[-1:]
-    alike = [other for other in among if other.split(".")[-1:] == last]
-    return ".".join(name.split(".")[-2:] if len(alike) > 1 else last)
-
-
-def setting_text(name: str, value: Any) -> str:
-    """A setting's value as it is written in a name; `name` tells a radius."""
-    if name.endswith("epsilon") and isinstance(value, float):
-        return epsilon_text(value)
-    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def settings_text(recipe: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The settings of those dotted names in words; nothing where they are too many to read.
-
-    >>> settings_text({"taylor": {"eta": 0.1}, "epochs": 5}, ["taylor.eta", "epochs"])
+    >>> settings_text({"objective.taylor.eta": 0.1, "epochs": 5})
     'eta 0.1, epochs 5'
     """
-    values = flatten(recipe)
-    texts = [f"{short_setting(name, names)} {setting_text(name, values.get(name))}" for name in names]
-    return ", ".join(texts) if len(texts) <= MOST_NAMED else ""
+    if len(settings) > MOST_NAMED:
+        return ""
+    lasts = [name.rpartition(".")[2] for name in settings]
+    texts = []
+    for (name, value), last in zip(settings.items(), lasts, strict=True):
+        shown = last if lasts.count(last) == 1 else name
+        texts.append(f"{shown} {value_text(value)}")
+    return ", ".join(texts)
 
 
-def unique_labels(names: Sequence[Sequence[str]]) -> list[str]:
-    """A label for each run, from its names: the first, and further ones where labels would repeat; empty ones are
-    passed over.
+def value_text(value: Any) -> str:
+    """The value of a setting."""
+    if value is None:
+        return "none"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def unique_labels(names: Sequence[tuple[str, ...]]) -> list[str]:
+    """A label for each run, from its names: the first, and as many more as tell it from every other run.
 
     >>> unique_labels([("AT", "seed 0"), ("AT", "seed 1"), ("TRADES", "seed 0")])
     ['AT, seed 0', 'AT, seed 1', 'TRADES']
     """
-    labels = [first for first, *_ in names]
-    for further in list(zip(*names, strict=True))[1:]:
-        repeated = {label for label in labels if labels.count(label) > 1}
-        labels = [
-            f"{label}, {more}" if label in repeated and more else label
-            for label, more in zip(labels, further, strict=True)
-        ]
-    return [label if labels.count(label) == 1 else f"{label} ({i})" for i, label in enumerate(labels, start=1)]
+    labels = []
+    for own in names:
+        length = 1
+        while length < len(own) and sum(other[:length] == own[:length] for other in names) > 1:
+            length += 1
+        labels.append(", ".join(own[:length]))
+    return labels
 
 
-def threat_of(recipe: dict[str, Any]) -> tuple[str, float] | None:
+def threat_of(recipe: Mapping[str, Any]) -> tuple[str, float] | None:
     """(norm, epsilon) that a plain recipe trains for."""
     attack = recipe.get("attack")
     threat = attack.get("threat") if isinstance(attack, dict) else None
@@ -117,19 +92,20 @@ def threat_of(recipe: dict[str, Any]) -> tuple[str, float] | None:
     return str(threat.get("norm", "")), float(threat["epsilon"])
 
 
-def threat_text(recipe: dict[str, Any]) -> str:
+def threat_text(recipe: Mapping[str, Any]) -> str:
     threat = threat_of(recipe)
     return f"{NORMS.get(threat[0], threat[0])}, epsilon {epsilon_text(threat[1])}" if threat else "unknown threat"
 
 
-def number(value: float | None, decimals: int = 1, missing: str = "not recorded") -> str:
+def number(value: float | None, decimals: int = 1) -> str:
     """A figure for reading, with a true minus sign."""
-    return missing if not isinstance(value, (int, float)) else f"{value:,.{decimals}f}".replace("-", "\u2212")
+    return f"{value:,.{decimals}f}".replace("-", "\u2212") if isinstance(value, (int, float)) else "not recorded"
 
 
-def significant(value: float | None, missing: str = "not recorded") -> str:
+def significant(value: float | None) -> str:
     """Three significant figures."""
-    return missing if not isinstance(value, (int, float)) else f"{value:#.3g}".rstrip(".").replace("-", "\u2212")
+    shown = f"{value:#.3g}".rstrip(".") if isinstance(value, (int, float)) else "not recorded"
+    return shown.replace("-", "\u2212")
 
 
 def p_value(p: float) -> str:

@@ -18,7 +18,6 @@ from rattle import __version__
 from rattle.report import compare, figures, sections
 from rattle.report.compare import PublishedRows
 from rattle.report.naming import duration, number, p_value, significant, title_of
-from rattle.report.palette import run_colours
 from rattle.report.run_data import RunData, baseline_first, load_runs, results_folder
 from rattle.report.sweeps import find_sweep
 from rattle.report.tables import NOTE, accuracy, sorted_attacks
@@ -27,7 +26,6 @@ from rattle.runs.io import Plain, write_atomically
 from rattle.runs.paths import Run
 
 FILTERS = {"number": number, "significant": significant, "p_value": p_value, "duration": duration, "attack": title_of}
-MOST_IN_LEGEND = 8  # with more runs a key stands below the figures
 
 
 def asset(name: str) -> str:
@@ -65,9 +63,14 @@ def script_hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
-def shared(values: Sequence[str]) -> str | None:
-    """The value that all have in common, if they are equal."""
-    return values[0] if len(set(values)) == 1 else None
+def run_colours(n: int) -> list[tuple[str, str]]:
+    """A colour in the light and in the dark theme for each run; the golden section keeps any number of hues apart.
+
+    >>> run_colours(1)
+    [('hsl(216, 65%, 36%)', 'hsl(216, 65%, 72%)')]
+    """
+    hues = [f"{(216 + 222.4922 * i) % 360:.4g}" for i in range(n)]
+    return [(f"hsl({hue}, 65%, 36%)", f"hsl({hue}, 65%, 72%)") for hue in hues]
 
 
 def context(runs: Sequence[RunData], published: PublishedRows, baseline: RunData | None = None) -> Plain:
@@ -84,27 +87,22 @@ def context(runs: Sequence[RunData], published: PublishedRows, baseline: RunData
     several = evaluated and any(len(members) > 1 for members in groups.values())
     crowded = len(runs) > compare.ALL_PAIRS
     tested = evaluated and not (crowded and several)  # every pair, to mark the best
-    samples = {run.label: compare.columns_of(run) for run in runs}
+    samples = {run.label: run.columns for run in runs}
     attack = compare.robust_attack(runs)
+    plotly = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
+    script = asset("page.js")
     return {
         "runs": runs,
         "trained": trained,
-        "detailed": sections.detailed(trained),
         "variants": groups,
         "crowded": crowded,
-        "many": len(runs) > MOST_IN_LEGEND,
-        "colours": run_colours([run.variant for run in runs]),
-        "title": " beside ".join(run.label for run in runs) if len(runs) < 3 else f"{len(runs)} runs compared",
-        "method": shared([run.method for run in runs]),
-        "data": shared([run.data for run in runs]),
-        "model": shared([run.model for run in runs]),
-        "threat": shared([run.threat for run in runs]),
+        "colours": run_colours(len(runs)),
         "samples": samples,
         "columns": sorted_attacks(["clean", "autoattack", *(name for found in samples.values() for name in found)]),
         "best": compare_rows(samples) if tested else None,
         "seeds": compare.over_seeds(runs) if several else None,
         "comparison": sections.comparison(runs, baseline, several=several),
-        "sweep": find_sweep(runs),
+        "sweep": find_sweep(trained),
         "cost": [sections.cost(run) for run in trained],
         "robust_attack": attack,
         "published": compare.published_points(runs, attack, published) if attack else [],
@@ -115,15 +113,10 @@ def context(runs: Sequence[RunData], published: PublishedRows, baseline: RunData
         "sections": sections,
         "add_figure": add_figure,
         "figures_json": lambda: for_script(specs),
-        **scripts(),
+        "plotly": plotly,
+        "script": script,
+        "hashes": f"{script_hash(plotly)} {script_hash(script)}",
     }
-
-
-def scripts() -> Plain:
-    """The page's scripts, and the hashes that the policy names."""
-    plotly = files("plotly").joinpath("package_data", "plotly.min.js").read_text(encoding="utf-8")
-    found = {"plotly": plotly, "script": asset("page.js")}
-    return found | {"hashes": " ".join(script_hash(script) for script in found.values())}
 
 
 def build(
@@ -142,7 +135,6 @@ def build(
     named = [folders] if isinstance(folders, (str, Path)) else folders
     runs = load_runs(baseline_first(named, baseline))
     path = Path(out) if out else Run(results_folder(named[0])).report
-    write_atomically(
-        path, render("page.html", context(runs, published, runs[0] if baseline else None)).encode("utf-8", "replace")
-    )
+    page = render("page.html", context(runs, published, runs[0] if baseline else None))
+    write_atomically(path, page.encode("utf-8", "replace"))
     return path

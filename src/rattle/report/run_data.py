@@ -1,8 +1,10 @@
 """A run folder as the report shows it: everything that is there, and a sentence about what cannot be read. No torch."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,35 +12,42 @@ import numpy as np
 
 from rattle.errors import RattleError
 from rattle.evaluation.results import StoredResult, load_results
-from rattle.evaluation.samples import Sample
+from rattle.evaluation.samples import Sample, on_shared_images
 from rattle.recipes.reading import parse_yaml, read_text, tidy
-from rattle.report.naming import method_of, settings_text, threat_text, unique_labels, varied
+from rattle.recipes.schema import flatten
+from rattle.report.naming import method_of, settings_text, threat_of, threat_text, unique_labels, varied
+from rattle.report.tables import sorted_attacks
 from rattle.runs.arrays import Gallery, InputPlane, InputSurface, WeightSurface
 from rattle.runs.io import Plain, load_arrays, read_json, read_jsonl
 from rattle.runs.paths import Run, is_published, slugify
 
 T = TypeVar("T")
 MANY = 4  # with more runs than this a page is about what differs: a baseline, and names without what all share
+BEST_KNOWN = "best-known"  # the column of what withstood every attack, beside AutoAttack's
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class RunData:
     """One run, read."""
 
     folder: Path
+    name: str = ""  # of its recipe, or of a model that was not trained here
+    method: str = ""
+    model: str = ""  # its network
+    data: str = ""
+    trained_for: Plain = field(default_factory=dict)  # {"attack": settings}; of a model not trained here those measured
+    seed: int = 0
+    external: bool = False  # results of a model that was not trained here, and nothing else
     index: int = 0  # its place among the runs of a page, which decides its colour
     label: str = ""  # its name on the page, which no other run has
     variant: str = ""  # what runs that differ in their seed alone share of it
-    external: bool = False  # results of a model that was not trained here, and nothing else
+    settings: Plain = field(default_factory=dict)  # by dotted name, those in which runs of its method differ
     recipe: Plain = field(default_factory=dict)
     recipe_text: str = ""
     environment: Plain = field(default_factory=dict)
     metrics: list[Plain] = field(default_factory=list)  # one entry an epoch
     timing: list[Plain] = field(default_factory=list)
     results: dict[str, StoredResult] = field(default_factory=dict)  # by attack
-    columns: dict[str, Sample] = field(
-        default_factory=dict
-    )  # kept by `compare.columns_of`: they take long of many runs
     gallery: Gallery | None = None
     plane: InputPlane | None = None  # the directions of the input surface
     input_surface: InputSurface | None = None
@@ -48,51 +57,56 @@ class RunData:
     notes: list[str] = field(default_factory=list)  # what could not be read
 
     @property
-    def largest(self) -> StoredResult | None:
-        """The result on the most images; None before the first evaluation."""
-        return max(self.results.values(), key=lambda result: len(result.clean), default=None)
-
-    @property
-    def stored_model(self) -> Mapping[str, str]:
-        """What the result files say of the model: name, checkpoint, recipe."""
-        return self.largest.model if self.largest else {}
-
-    @property
-    def name(self) -> str:
-        if self.external:
-            return external_name(self.stored_model, self.folder)
-        return str(self.recipe.get("name", self.folder.name))
-
-    @property
-    def seed(self) -> int:
-        seed = self.recipe.get("seed", 0)
-        return seed if isinstance(seed, int) else 0
-
-    @property
-    def method(self) -> str:
-        return self.name if self.external else method_of(self.recipe)
-
-    @property
-    def model(self) -> str:
-        return self.stored_model.get("recipe", "") if self.external else str(self.recipe.get("model"))
-
-    @property
-    def data(self) -> str:
-        data = {"name": self.largest.data} if self.external and self.largest else self.recipe.get("data")
-        return str(data.get("name")) if isinstance(data, dict) else "None"
-
-    @property
-    def main_attack(self) -> Plain:
-        """Settings of the attack trained with, or that a model not trained here was attacked with, as in a recipe."""
-        return {"attack": self.largest.settings} if self.external and self.largest else self.recipe
-
-    @property
     def threat(self) -> str:
-        return threat_text(self.main_attack)
+        return threat_text(self.trained_for)
+
+    @property
+    def epsilon(self) -> float | None:
+        found = threat_of(self.trained_for)
+        return found[1] if found else None
 
     @property
     def classes(self) -> list[str]:
         return [str(name) for name in self.gallery.classes] if self.gallery else []
+
+    @cached_property
+    def columns(self) -> dict[str, Sample]:
+        """What was measured: clean on the most images, the attacks, and the best known beside AutoAttack."""
+        if not self.results:
+            return {}
+        largest = most_images(self.results)
+        clean = self.sample(largest, largest.clean, json.dumps({"attack": "clean"}))
+        found = {"clean": clean}
+        for name in sorted_attacks(self.results):
+            result = self.results[name]
+            found[name] = self.sample(result, result.flags, result.protocol)
+        best = self.best_known(found) if "autoattack" in found else None
+        return found | {BEST_KNOWN: best} if best else found
+
+    def sample(self, result: StoredResult, flags: tuple[float, ...], protocol: str) -> Sample:
+        which = {"images": result.images, "places": result.places, "labels": result.labels}
+        return Sample(seeds=(self.seed,), flags=(flags,), protocol=protocol, **which)
+
+    def best_known(self, columns: Mapping[str, Sample]) -> Sample | None:
+        """AutoAttack's images that no attack of the same threat broke; None where no other broke more than it."""
+        bound, threat = columns["autoattack"], self.results["autoattack"].settings.get("threat")
+        numbered = replace(bound, flags=(tuple(range(bound.n)),))  # to see which of its images are shared
+        flags, others = list(bound.flags[0]), []
+        for name, result in self.results.items():
+            shared = on_shared_images(numbered, columns[name])
+            if name == "autoattack" or result.settings.get("threat") != threat or shared is None:
+                continue
+            others.append(name)
+            for i, flag in zip(shared[0].flags[0], shared[1].flags[0], strict=True):
+                flags[int(i)] = min(flags[int(i)], flag)
+        if sum(flags) == sum(bound.flags[0]):
+            return None
+        protocol = json.dumps({"attack": BEST_KNOWN, "of": sorted(others), "threat": threat})
+        return replace(bound, flags=(tuple(flags),), protocol=protocol)
+
+
+def most_images(results: Mapping[str, StoredResult]) -> StoredResult:
+    return max(results.values(), key=lambda result: len(result.clean))
 
 
 def external_name(model: Mapping[str, str], folder: Path) -> str:
@@ -114,27 +128,32 @@ def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
     if not folders:
         raise RattleError("name at least one run folder")
     runs = [load_run(results_folder(folder)) for folder in folders]
-    for i, (run, (variant, label)) in enumerate(zip(runs, names_of(runs), strict=True)):
-        run.index, run.variant, run.label = i, variant, label
+    name_runs(runs)
     return runs
 
 
-def names_of(runs: Sequence[RunData]) -> list[tuple[str, str]]:
-    """(variant, label) of each run: its method and the settings in which runs of this method differ; and where that
-    would repeat, seed and folder. A method that all of more than MANY runs share is left out where settings differ.
+def name_runs(runs: Sequence[RunData]) -> None:
+    """Name each run by its method and the settings in which runs of this method differ; and where that would repeat, by
+    seed and folder. A method that all of more than MANY runs share is left out where settings differ.
     """
-    members: dict[str, list[Plain]] = {}
+    members: dict[str, list[RunData]] = {}
     for run in runs:
-        members.setdefault(run.method, []).append(run.recipe)
-    settings = [settings_text(run.recipe, varied(members[run.method])) for run in runs]
-    alone = len(runs) > MANY and len(members) == 1 and all(settings)
-    variants, names = [], []
-    for run, text in zip(runs, settings, strict=True):
-        variant = text if alone else ", ".join(filter(None, (run.method, text)))
+        members.setdefault(run.method, []).append(run)
+    for same in members.values():
+        names = varied([run.recipe for run in same])
+        for run in same:
+            recipe = flatten(run.recipe)
+            run.settings = {name: recipe.get(name) for name in names}
+    texts = [settings_text(run.settings) for run in runs]
+    alone = len(runs) > MANY and len(members) == 1 and all(texts)
+    names = []
+    for i, (run, text) in enumerate(zip(runs, texts, strict=True)):
+        run.index = i
+        run.variant = text if alone else ", ".join(filter(None, (run.method, text)))
         seed = str(run.folder) if run.external else f"seed {run.seed}"
-        variants.append(variant)
-        names.append((variant, seed, run.folder.name, str(run.folder)))
-    return list(zip(variants, unique_labels(names), strict=True))
+        names.append((run.variant, seed, run.folder.name, str(run.folder), f"({i + 1})"))
+    for run, label in zip(runs, unique_labels(names), strict=True):
+        run.label = label
 
 
 def baseline_first(folders: Sequence[Path | str], baseline: Path | str | None) -> list[Path | str]:
@@ -153,50 +172,35 @@ def results_folder(name: Path | str) -> Path:
     return folder
 
 
-def check_folder(folder: Path) -> None:
-    """Raise RattleError if this is no folder."""
-    if folder.is_file():
-        raise RattleError(f"{folder} is a file, not a folder of a run or of results")
-    if not folder.is_dir():
-        raise RattleError(f"there is no run folder {folder}")
-
-
-def read_recipe(folder: Path) -> RunData:
-    """A run with its recipe alone; raises RattleError if the folder holds none."""
-    check_folder(folder)
-    if not Run(folder).exists():
-        raise RattleError(f"{folder} holds no run: it has no recipe.yaml")
-    run = RunData(folder)
-    try:
-        run.recipe_text = read_text(Run(folder).recipe)
-        plain = parse_yaml(run.recipe_text)
-    except RattleError:
-        plain = None
-    if isinstance(plain, dict):
-        run.recipe = tidy(plain)
-    else:
-        run.notes.append("recipe.yaml is not readable as a recipe")
-    return run
-
-
 def load_external(folder: Path) -> RunData:
     """A folder of results alone, such as `rattle evaluate --model ... --weights ...` or `evaluate(out=...)` writes."""
-    check_folder(folder)
-    for place in (folder, Run(folder).results):
-        results, notes = load_results(place)
-        if results:
-            models = {external_name(result.model, folder): None for result in results.values()}
-            several = [f"its results are of several models: {', '.join(models)}"] if len(models) > 1 else []
-            return RunData(folder, external=True, results=results, notes=notes + several)
-    what = "it has no recipe.yaml and no results that `rattle evaluate` wrote"
-    raise RattleError(f"{folder} holds neither a run nor results: {what}")
+    results, notes = load_results(folder)
+    if not results:
+        results, notes = load_results(Run(folder).results)
+    if not results:
+        what = "it has no recipe.yaml and no results that `rattle evaluate` wrote"
+        raise RattleError(f"{folder} holds neither a run nor results: {what}")
+    names = sorted({external_name(result.model, folder) for result in results.values()})
+    if len(names) > 1:
+        notes.append(f"its results are of several models: {', '.join(names)}")
+    largest = most_images(results)
+    run = RunData(folder, external_name(largest.model, folder), external=True, results=results, notes=notes)
+    run.method, run.model, run.data = run.name, largest.model.get("recipe", ""), largest.data
+    run.trained_for = {"attack": largest.settings}
+    return run
 
 
 def load_run(folder: Path) -> RunData:
     """Everything in a run folder that a page shows; of a folder of results, the results."""
-    if not Run(folder).exists():
+    if folder.is_file():
+        raise RattleError(f"{folder} is a file, not a folder of a run or of results")
+    if not folder.is_dir():
+        raise RattleError(f"there is no run folder {folder}")
+    files = Run(folder)
+    if not files.exists():
         return load_external(folder)
-    run, files = read_recipe(folder), Run(folder)
+    run = RunData(folder)
+    read_recipe(run, files.recipe)
     run.environment = tidy(read_json(files.environment, run.notes) or {})
     run.metrics = read_jsonl(files.metrics, run.notes)
     run.timing = read_jsonl(files.timing, run.notes)
@@ -209,6 +213,25 @@ def load_run(folder: Path) -> RunData:
     run.weight_line = load_stored(WeightSurface, files.landscape("weight-1d"), run.notes)
     run.weight_surface = load_stored(WeightSurface, files.landscape("weight-2d"), run.notes)
     return run
+
+
+def read_recipe(run: RunData, path: Path) -> None:
+    """Fill in what recipe.yaml says; a value of another type than a recipe's is left out."""
+    try:
+        run.recipe_text = read_text(path)
+        plain = parse_yaml(run.recipe_text)
+    except RattleError:
+        plain = None
+    if isinstance(plain, dict):
+        run.recipe = tidy(plain)
+    else:
+        run.notes.append("recipe.yaml is not readable as a recipe")
+    recipe = run.recipe
+    data, seed = recipe.get("data"), recipe.get("seed")
+    run.name, run.method = str(recipe.get("name", run.folder.name)), method_of(recipe)
+    run.model, run.trained_for = str(recipe.get("model")), recipe
+    run.data = str(data.get("name")) if isinstance(data, dict) else "None"
+    run.seed = seed if isinstance(seed, int) else 0
 
 
 def load_stored(kind: type[T], path: Path, notes: list[str]) -> T | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rattle.recipes.schema import epsilon_text, flatten
 from rattle.report import compare, figures, thumbnails
-from rattle.report.naming import threat_of, title_of
+from rattle.report.naming import title_of
 from rattle.report.run_data import RunData, finite
 from rattle.report.significance import PairedTest
 from rattle.runs.arrays import GROUPS
@@ -24,9 +24,8 @@ def detailed(runs: Sequence[RunData], most: int = MOST_DETAILED) -> list[RunData
 
 def other_radius(run: RunData, attack: str) -> str:
     """The radius of a result that is not the one trained for; empty if it is, or nothing was attacked."""
-    trained = threat_of(run.main_attack)
     epsilon = run.results[attack].epsilon if attack in run.results else None
-    if epsilon is None or trained is None or abs(epsilon - trained[1]) <= 1e-9:
+    if epsilon is None or run.epsilon is None or abs(epsilon - run.epsilon) <= 1e-9:
         return ""
     return epsilon_text(epsilon)
 
@@ -46,7 +45,7 @@ def examples(run: RunData) -> Plain | None:
     titles = {
         "first": "The first test image of each class, the same for every run",
         "failure": f"Broken most confidently: of {n} images those that the model is surest of after {attack}",
-        "survivor": f"Withstood most narrowly: of {n} images those whose true class leads least after {attack}",
+        "survivor": f"Withstood most narrowly: of {n} images those that the model is least sure of after {attack}",
     }
     groups: dict[str, list[Plain]] = {title: [] for title in titles.values()}
     for i, place in enumerate(g.index):
@@ -87,16 +86,12 @@ def cost(run: RunData) -> Plain:
     """Time, throughput and memory of a run, from what it logged."""
     seconds = [time for entry in run.timing if (time := finite(entry.get("seconds")))]
     memory = [size for entry in run.timing if (size := finite(entry.get("memory_mb"))) is not None]
-    steps, batch = (run.metrics[-1].get("step") if run.metrics else None), run.recipe.get("batch_size")
-    total, steps, batch = sum(seconds), finite(steps), finite(batch)
-    complete = len(seconds) == len(run.metrics)  # every epoch has its time
-    return {
-        "run": run,
-        "total": total or None,
-        "epoch": statistics.median(seconds) if seconds else None,
-        "rate": batch * steps / total if batch and steps and total and complete else None,
-        "memory": max(memory, default=None),
-    }
+    total, rate = sum(seconds), None
+    if run.metrics and total and len(seconds) == len(run.metrics):  # every epoch has its time
+        steps, batch = finite(run.metrics[-1].get("step")), finite(run.recipe.get("batch_size"))
+        rate = batch * steps / total if batch and steps else None
+    epoch = statistics.median(seconds) if seconds else None
+    return {"run": run, "total": total or None, "epoch": epoch, "rate": rate, "memory": max(memory, default=None)}
 
 
 def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:

@@ -5,15 +5,13 @@ Fewer tests never raise an adjusted p, so what a table calls best is never equal
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
 
 from rattle.evaluation.samples import Sample, on_shared_images, two_sided_p
 from rattle.recipes.schema import flatten
-from rattle.report.naming import p_value, title_of
+from rattle.report.naming import p_value, title_of, value_text
 from rattle.stats import LEVEL, McNemar, holm, mcnemar, summarise
 
 Samples = Mapping[str, Mapping[str, Sample]]  # {row: {column: what was measured}}
@@ -68,41 +66,41 @@ class PairedTest:
         return f"{self.first} and {self.second} cannot be told apart {where} (difference {points}, {facts})"
 
 
-def why_not(a: Sample, b: Sample) -> str:
-    """Why two samples cannot be tested against each other; empty if they can."""
-    if differences := protocol_differences(a.protocol, b.protocol):
-        return f"they differ in {' and '.join(differences)}"
-    if on_shared_images(a, b) is None:
-        return f"they share none of their {a.n:,} and {b.n:,} images"
-    alone = (len(a.seeds) == 1) != (len(b.seeds) == 1)
-    return "one seed against several" if alone else ""
-
-
 def paired_tests(samples: Samples, baseline: str | None = None) -> tuple[list[PairedTest], list[str]]:
     """The tests of all pairs of rows, or of `baseline` with each other row; and a sentence for each one not made."""
     pairs = list(combinations(samples, 2))
     if baseline is not None:
         pairs = [(baseline, other) for other in samples if other != baseline]
-    found, refused = [], {}
+    found: list[PairedTest] = []
+    refused: dict[tuple[str, str, str], list[str]] = {}
     for first, second in pairs:
-        for attack in (column for column in samples[first] if column in samples[second]):
-            pair = samples[first][attack], samples[second][attack]
-            reason, shared = why_not(*pair), on_shared_images(*pair)
-            if reason or shared is None:
+        for attack, a in samples[first].items():
+            b = samples[second].get(attack)
+            if b is None:
+                continue
+            shared, p = on_shared_images(a, b), None
+            differences = protocol_differences(a.protocol, b.protocol)
+            if differences:
+                reason = f"they differ in {' and '.join(differences)}"
+            elif shared is None:
+                reason = f"they share none of their {a.n:,} and {b.n:,} images"
+            else:
+                reason = "one seed against several"
+                p = two_sided_p(shared[0], replace(shared[1], protocol=shared[0].protocol))
+            if p is None or shared is None:
                 refused.setdefault((first, second, reason), []).append(title_of(attack))
                 continue
-            p = two_sided_p(shared[0], replace(shared[1], protocol=shared[0].protocol))
-            found.append({"first": first, "second": second, "attack": attack, "samples": shared, "p": p})
-    adjusted = holm([test["p"] for test in found])
-    sentences = [f"{a} and {b} ({', '.join(titles)}): {reason}" for (a, b, reason), titles in refused.items()]
-    return [PairedTest(**test, p_adjusted=p) for test, p in zip(found, adjusted, strict=True)], sentences
+            found.append(PairedTest(first=first, second=second, attack=attack, samples=shared, p=p, p_adjusted=p))
+    adjusted = holm([test.p for test in found])
+    tests = [replace(test, p_adjusted=p) for test, p in zip(found, adjusted, strict=True)]
+    return tests, [f"{a} and {b} ({', '.join(titles)}): {reason}" for (a, b, reason), titles in refused.items()]
 
 
 def protocol_differences(one: str, other: str) -> list[str]:
     """In what two protocols of `StoredResult` differ, each as "name (one; other)"; nothing if results are comparable.
 
-    A setting that one of them lacks, as another version wrote it, does not count, unless it says which attack or threat
-    this is.
+    Numbers are compared by six figures, as they are shown. A setting that one of them lacks, as another version wrote
+    it, does not count, unless it says which attack or threat this is.
     """
     if one == other:
         return []
@@ -110,20 +108,7 @@ def protocol_differences(one: str, other: str) -> list[str]:
     found = []
     for key in ours | theirs:
         shared = key in ours and key in theirs
-        first, second = ours.get(key), theirs.get(key)
-        if (shared or key.rpartition(".")[2] in IDENTITY) and not equal_settings(first, second):
-            found.append(f"{key} ({setting_text(first)}; {setting_text(second)})")
+        first, second = value_text(ours.get(key)), value_text(theirs.get(key))
+        if (shared or key.rpartition(".")[2] in IDENTITY) and first != second:
+            found.append(f"{key} ({first}; {second})")
     return found
-
-
-def equal_settings(a: Any, b: Any) -> bool:
-    """Numbers up to the rounding of their text."""
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return math.isclose(a, b, rel_tol=1e-9)
-    return a == b
-
-
-def setting_text(value: Any) -> str:
-    if value is None:
-        return "none"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rattle.recipes.schema import flatten
 from rattle.report.grid import best_epoch
-from rattle.report.naming import settings_text, varied
+from rattle.report.naming import settings_text
 from rattle.report.run_data import RunData, finite
 
 FEWEST_VALUES = 3  # of a setting that is drawn as an axis
@@ -22,27 +21,23 @@ class Sweep:
 
 
 def find_sweep(runs: Sequence[RunData]) -> Sweep | None:
-    """The sweep that runs trained here are: they differ in one setting with three numbers or more, and in at most one
-    other besides method and seed. None if they are not, or none was evaluated on held-out images."""
-    trained = [run for run in runs if not run.external]
-    recipes: dict[str, list[dict[str, object]]] = {}
-    for run in trained:
-        recipes.setdefault(run.method, []).append(run.recipe)
-    names = list(dict.fromkeys(name for of_method in recipes.values() for name in varied(of_method)))
-    numbers = {name: {value_of(run, name) for run in trained} - {None} for name in names}
-    setting = max(names, key=lambda name: len(numbers[name]), default="")
-    if len(names) > MOST_SETTINGS or len(numbers.get(setting, ())) < FEWEST_VALUES:
+    """The sweep that runs trained here are: runs of a method differ in one setting with three numbers or more, and in
+    at most one other besides the seed. None if they are not, or none was evaluated on held-out images."""
+    numbers: dict[str, set[float | None]] = {}
+    for run in runs:
+        for name, value in run.settings.items():
+            numbers.setdefault(name, set()).add(finite(value))
+    setting = max(numbers, key=lambda name: len(numbers[name] - {None}), default="")
+    if len(numbers) > MOST_SETTINGS or len(numbers.get(setting, set()) - {None}) < FEWEST_VALUES:
         return None
-    others = [name for name in names if name != setting]
+    several = len({run.method for run in runs}) > 1
     series: dict[str, dict[float, Reached]] = {}
-    for run in trained:
-        x, reached = value_of(run, setting), best_epoch(run.metrics)
-        if x is not None and reached is not None:
-            parts = run.method if len(recipes) > 1 else "", settings_text(run.recipe, others)
-            points = series.setdefault(", ".join(filter(None, parts)), {})
-            points.setdefault(x, []).append(reached)
+    for run in runs:
+        x, reached = finite(run.settings.get(setting)), best_epoch(run.metrics)
+        if x is None or reached is None:
+            continue
+        other = settings_text({name: value for name, value in run.settings.items() if name != setting})
+        method = run.method if several else ""
+        points = series.setdefault(", ".join(filter(None, (method, other))), {})
+        points.setdefault(x, []).append(reached)
     return Sweep(setting=setting, series=series) if series else None
-
-
-def value_of(run: RunData, setting: str) -> float | None:
-    return finite(flatten(run.recipe).get(setting))
