@@ -182,7 +182,7 @@ def results(rng: random.Random) -> None:
 
 
 WORDS = {
-    "evaluate": "--attacks --n --batch-size --seed --threat.epsilon --threat.norm --within --data",
+    "evaluate": "--attacks --n --batch-size --seed --threat.epsilon --threat.norm --data",
     "export": "--format --out --raw",
     "transfer": "--from --to --attacks --n",
     "fidelity": "--sigmas --draws --n --seed",
