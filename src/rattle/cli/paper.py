@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import textwrap
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -48,8 +47,7 @@ class Options:
     autoattack_n: int | None = None  # of them, by AutoAttack
     format: Literal["terminal", "markdown", "latex", "html", "json"] = "terminal"  # of what is printed
     plan: bool = False  # print the plan and its cost, and stop
-    figures: bool = False  # also draw Figures 2 and 3 for the table's runs: rattle landscape
-    yes: bool = False  # do not ask before training at scale small or full
+    yes: bool = False  # train at scale small or full, which takes hours or more
     slurm: Slurm = field(default_factory=Slurm)
 
 
@@ -63,7 +61,7 @@ def main(args: list[str]) -> None:
     from rattle.paper.estimate import estimate
     from rattle.paper.plan import plan
     from rattle.paper.protocols import Evaluator
-    from rattle.paper.run import train, unfinished
+    from rattle.paper.run import landscape_pairs, train, unfinished
     from rattle.training.sweep import check_jobs
 
     check_jobs(options.jobs)
@@ -97,7 +95,8 @@ def main(args: list[str]) -> None:
     failed = train(todo, at_once=options.jobs, out=runs, console=console)
     rows = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
     print_result(writer.printed_table(planned, title, rows), number, options, console)
-    print_landscapes(planned, options.figures, console)
+    for folders in landscape_pairs(planned):
+        console.log(f"Figures 2 and 3 for these two: rattle landscape {' '.join(folders)}")
     if failed:
         each = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise RattleError(f"{len(failed)} of {len(planned.jobs)} runs failed, the same command retries them: {each}")
@@ -142,16 +141,9 @@ def print_plan(planned: Plan, states: States) -> None:
 
 
 def confirm(options: Options) -> None:
-    """Ask before long work, which scale tiny is not; refuse it where nobody can be asked."""
-    if options.yes or options.scale == "tiny":
-        return
-    sentence = f"Table {options.table} at scale {options.scale} takes hours or more"
-    if not sys.stdin.isatty():
-        raise RattleError(f"{sentence}: give --yes to start it")
-    sys.stderr.write(f"{sentence}. Start? [y/N] ")  # stdout may be redirected to a file for the table
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise RattleError("nothing was started")
+    """Refuse long work, which scale tiny is not, without the user's word."""
+    if not options.yes and options.scale != "tiny":
+        raise RattleError(f"Table {options.table} at scale {options.scale} takes hours or more: give --yes to start it")
 
 
 def print_cost(options: Options, scale: Scale, title: str, console: Console) -> None:
@@ -182,15 +174,3 @@ def print_result(printed: PrintedTable, number: int, options: Options, console: 
     else:
         say(writer.WRITERS[options.format][0](printed), end="")
     console.log("written: " + ", ".join(map(str, paths)))
-
-
-def print_landscapes(planned: Plan, draw: bool, console: Console) -> None:
-    """Figures 2 and 3, or the command that draws them."""
-    from rattle.analysis.prepare import compute_landscapes
-    from rattle.paper.run import landscape_pairs
-
-    for folders in landscape_pairs(planned):
-        if draw:
-            say("\n".join(map(str, compute_landscapes(folders, console=console))))
-        else:
-            console.log(f"Figures 2 and 3 for these two: rattle landscape {' '.join(folders)}")

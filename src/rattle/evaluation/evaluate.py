@@ -329,7 +329,7 @@ def run_attack(
         parts={part: flags[1 + i].tolist() for i, part in enumerate(components)},
         part_seconds=part_seconds,
         distances=distances.tolist() if isinstance(attack, DistanceAttack) and measured is None else [],
-        draws=None if measured is None else join_draws(plan, found, n),
+        draws=None if measured is None else join_draws(plan, found),
     )
 
 
