@@ -27,7 +27,7 @@ for words in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 ANSWERS = {
-    "--help": "usage: rattle COMMAND",
+    "--help": "  harden ",
     "--version": "rattle ",
     "recipes": "A recipe is named",
     "recipes --all": "digits-linf-cnn-trades-2nd",
