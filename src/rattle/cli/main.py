@@ -3,7 +3,6 @@
 Only the command that is called is imported, and it imports torch after it has checked names and paths.
 """
 
-import difflib
 import os
 import signal
 import sys
@@ -15,7 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rattle import __version__
-from rattle.errors import RattleError, first_line, is_out_of_memory
+from rattle.errors import RattleError, first_line, is_out_of_memory, unknown
 from rattle.runs.paths import printable
 from rattle.runs.progress import StoppedBySignal
 
@@ -64,9 +63,7 @@ def main(argv: list[str] | None = None) -> int:
     if command.startswith("--tyro-"):
         print_completion([command, *args])
     if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean `rattle {close[0]}`?" if close else f"the commands are {', '.join(COMMANDS)}."
-        return fail(f"unknown command {command!r}; {hint}")
+        return fail(f"{unknown('command', command, COMMANDS)}; `rattle --help` lists all")
     warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"  # without file and line
     os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -118,8 +117,10 @@ def scale_of(options: Options) -> Scale:
             raise RattleError(f"--data {word} does nothing at scale {scale.name}, where {only}")
         else:
             files[name] = file
-    given = {name: getattr(options, name) for name in ("epochs", "train_size", "n", "autoattack_n", "extra")}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {}
+    for name in ("epochs", "train_size", "n", "autoattack_n", "extra"):
+        if getattr(options, name) is not None:
+            given[name] = getattr(options, name)
     return replace(scale, sources=files, root=options.data_root, **given)
 
 
@@ -129,8 +130,7 @@ def print_plan(planned: Plan, states: States) -> None:
 
     rows = []
     for key in dict.fromkeys(key for key, _ in planned.jobs):
-        count = Counter(states[key, seed] for seed in planned.seeds)
-        state = next(iter(count)) if len(count) == 1 else ", ".join(f"{n} {one}" for one, n in count.items())
+        state = " ".join(states[key, seed] for seed in planned.seeds)
         job = planned.jobs[key, planned.seeds[0]]
         first = ", ".join(trained_first(job.recipe, job.run))
         name = key.removeprefix("recipe=") + (f" (teachers first: {first})" if first else "")
