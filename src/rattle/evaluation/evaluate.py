@@ -226,7 +226,7 @@ def evaluate(
     if check_model:
         accuracies = {name: attack.accuracy for name, attack in results.items()}
         parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in results.items()}
-        warnings += post_checks(result.clean_accuracy, accuracies, parts)
+        warnings += post_checks(accuracies, parts)
         result = replace(result, warnings=tuple(warnings))
     if plan.out is not None:
         finish(partial(save_results, result, plan.out), plan.out, chosen)
