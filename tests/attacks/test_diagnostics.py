@@ -64,6 +64,22 @@ def test_a_model_that_changes_while_predicting_is_named() -> None:
     assert any("changes its weights or buffers" in warning for warning in find_warnings(Counts(), *images()))
 
 
+@pytest.mark.parametrize(
+    ("classes", "words"), [(2, "apgd-dlr maximises the margin"), (3, "targeted DLR"), (5, "4 targets, not 9")]
+)
+def test_few_classes_are_explained(classes, words) -> None:
+    x, y = images()
+    assert any(words in warning for warning in find_warnings(Wrapped(classes=classes), x, y % classes))
+
+
+def test_view_models_are_told_to_flatten() -> None:
+    class Views(Wrapped):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x.view(len(x), -1))
+
+    assert any("channels-last" in warning for warning in find_warnings(Views(), *images()))
+
+
 def test_models_that_return_no_logits_are_refused() -> None:
     for after, words in ((lambda z: {"scores": z}, "must return logits"), (lambda z: z / 0 * 0, "NaN")):
         with pytest.raises(RattleError, match=words):

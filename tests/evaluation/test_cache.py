@@ -109,7 +109,7 @@ def test_a_stop_callback_interrupts_after_a_batch_and_the_same_call_finishes(tmp
     assert not (tmp_path / "a.json").exists()
     attack = Counting()
     assert run(attack, tmp_path, stop=lambda: bool(asked.append(1))) == run(Counting())
-    assert (attack.batches, len(asked)) == (3, 2 + 3)
+    assert (attack.batches, len(asked)) == (3, 2 + 5)
 
 
 def test_a_finished_attack_is_not_repeated_when_a_later_one_is_interrupted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which images are attacked: fair nested samples."""
+"""Which images are attacked: fair nested samples, and as many as a precision asks for."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+import rattle
 from rattle.cli.main import main
 from rattle.data.dataset import choose_images, fair_order
 from rattle.evaluation.evaluate import evaluate
+from rattle.evaluation.results import load_results
+from rattle.stats import LEVEL_OF_LOOKS, wilson
 from rattle.threat import Threat
 from support.command import Command
 from support.tiny_runs import digits, linear, save_files, save_run
@@ -67,5 +70,37 @@ def test_a_file_sorted_by_class_is_sampled_fairly(here: Path) -> None:
     assert "index" not in first  # as in files of earlier versions, which always took the first n
 
 
+def test_an_attack_ends_once_its_accuracy_is_known_precisely_enough(tmp_path: Path) -> None:
+    _, _, x, y = digits()
+    order = fair_order(y, 0)
+    attacks = ["fgsm", "pgd5"]
+    settings = {"threat": Threat(epsilon=0.02), "index": order, "batch_size": 20, "out": tmp_path}
+    result = evaluate(linear(), x[order], y[order], attacks, within=5, **settings)
+    stored, _ = load_results(tmp_path)
+    whole = evaluate(linear(), x[order], y[order], attacks, threat=Threat(epsilon=0.02), index=order)
+    for name, attack in result.attacks.items():
+        n = len(attack.flags)
+        assert n == 260 < len(y) == result.n  # the end of the batch in which the 250th image is
+        assert attack.flags == whole.attacks[name].flags[:n]
+        interval = wilson(sum(attack.flags), n, LEVEL_OF_LOOKS)
+        assert interval.high - interval.low <= 0.1
+        assert stored[name].flags == tuple(attack.flags)
+        assert len(json.loads((tmp_path / f"{name}.json").read_text())["index"]) == n
+
+
+def test_a_precision_is_asked_for_on_the_command_line_and_in_python(tmp_path: Path, command: Command) -> None:
+    run = save_run(tmp_path / "run")
+    words = ["--attacks", "fgsm", "pgd5", "--threat.epsilon", "0.2", "--within", "5", "--batch-size", "25"]
+    out = command("evaluate", str(run), *words)
+    result = rattle.benchmark(rattle.load(run), "digits", attacks="fgsm", epsilon=0.2, within=5, batch_size=25)
+    saved = json.loads((run / "results" / "fgsm.json").read_text())
+    assert (saved["within"], saved["attacks"]["fgsm"]["flags"]) == (5, result.attacks["fgsm"].flags)
+    assert saved["n"] < saved["test_images"]
+    assert f"(n {saved['n']})" in out
+    assert out.rstrip().rpartition("\n")[2].startswith("caveats: a stronger attack")
+
+
 def test_the_first_images_are_no_sample(tmp_path: Path, command: Command) -> None:
-    assert "--first goes with --n" in command.refused("evaluate", str(save_run(tmp_path / "run")), "--first")
+    run = save_run(tmp_path / "run")
+    for words in (["--first"], ["--first", "--n", "20", "--within", "5"]):
+        assert "--first goes with --n, and not with --within" in command.refused("evaluate", str(run), *words)

@@ -172,7 +172,7 @@ def results(rng: random.Random) -> None:
 
 
 WORDS = {
-    "evaluate": "--attacks --n --batch-size --seed --threat.epsilon --threat.norm --data",
+    "evaluate": "--attacks --n --batch-size --seed --threat.epsilon --threat.norm --within --data",
     "export": "--format --out --raw",
     "transfer": "--from --to --attacks --n",
     "fidelity": "--sigmas --draws --n --seed",

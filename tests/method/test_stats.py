@@ -9,12 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rattle.errors import RattleError
+from rattle.evaluation.evaluate import LOOK_EVERY
 from rattle.evaluation.samples import Sample, difference, two_sided_p
 from rattle.stats import (
+    LEVEL_OF_LOOKS,
     Interval,
     McNemar,
     holm,
     mcnemar,
+    precise_enough,
     seeds_interval,
     student,
     summarise,
@@ -203,3 +206,37 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order() -> None:
     assert holm([0.5, 0.01, 0.02]) == [0.5, 0.03, 0.04]
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def coverage_of_a_sequential_evaluation(accuracy: float, within: float, batch: int) -> tuple[float, float]:
+    """Exact: how often the interval at the end holds the accuracy, and the images it takes, looking after every batch.
+
+    A recursion over the number of robust images among those drawn so far.
+    """
+    from scipy.stats import binom
+
+    step = binom.pmf(np.arange(batch + 1), batch, accuracy)
+    going, n, covered, images = np.array([1.0]), 0, 0.0, 0.0
+    while going.sum() > 1e-9:
+        going, n = np.convolve(going, step), n + batch
+        for robust in np.flatnonzero(going > 1e-15):
+            if precise_enough(int(robust), n, within):
+                interval = wilson(int(robust), n, LEVEL_OF_LOOKS)
+                covered += going[robust] * (interval.low <= accuracy <= interval.high)
+                images += going[robust] * n
+                going[robust] = 0
+    return covered, images
+
+
+@pytest.mark.parametrize("within", [0.05, 0.03])
+def test_looking_after_every_batch_keeps_the_coverage_of_a_sequential_evaluation(within: float) -> None:
+    found = [coverage_of_a_sequential_evaluation(p, within, 50) for p in (0.03, 0.1, 0.25, 0.4, 0.5, 0.8, 0.95)]
+    assert min(covered for covered, _ in found) >= 0.95
+    assert max(images for _, images in found) < 1.25 * (1.96 / within) ** 2 / 4  # what half would need, known before
+
+
+@pytest.mark.parametrize("accuracy", [0.005, 0.995])
+def test_looks_250_images_apart_keep_the_coverage_at_the_ends(accuracy: float) -> None:
+    """Looks after every image covered 91 to 93 %; an evaluation looks after every 250, whatever its batches."""
+    assert LOOK_EVERY == 250
+    assert coverage_of_a_sequential_evaluation(accuracy, 0.03, LOOK_EVERY)[0] >= 0.95

@@ -8,6 +8,7 @@ from rattle.attacks.base import Attack
 from rattle.attacks.ensemble import Ensemble
 from rattle.attacks.fab import FAB
 from rattle.attacks.square import Square
+from rattle.errors import RattleError
 from rattle.settings import check_settings
 from rattle.threat import Threat
 
@@ -30,6 +31,7 @@ ENSEMBLES: dict[str, dict[str, APGD | FAB | Square]] = {  # Sec. 4 of the paper;
     },
 }
 STANDARD_L1 = {"apgd-ce": {"restarts": 5, "eps_schedule": True}, "apgd-t": {"targets": 5, "eps_schedule": True}}
+RENAMED = {"fast": "apgd-ce+t", "brief": "smoke-ensemble"}  # former versions, which were not AutoAttack
 
 
 def components(kind: str, threat: Threat) -> dict[str, Attack]:
@@ -50,6 +52,9 @@ class AutoAttack(Ensemble):
     version: Literal["standard", "plus", "rand"] = "standard"  # as in the reference package; rand: for random models
 
     def __post_init__(self) -> None:
+        if self.version in RENAMED:
+            new = RENAMED[self.version]
+            raise RattleError(f"attack.version {self.version!r} was not AutoAttack; it is now called {new}")
         check_settings(self, "attack")
 
     def components(self) -> dict[str, Attack]:

@@ -3,7 +3,7 @@
 They are those of the reference AutoAttack package (Croce and Hein 2020) and of Carlini et al. 2019.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from rattle import losses
+from rattle.attacks.apgd import APGD, FEWEST_CLASSES
 from rattle.attacks.base import attack_mode
-from rattle.inputs import NoGradient, check_batch, clean_logits, input_gradient, logits_of, weights_type
+from rattle.inputs import (
+    NoGradient,
+    accepts_channels_last,
+    check_batch,
+    clean_logits,
+    input_gradient,
+    logits_of,
+    trains_channels_last,
+    weights_type,
+)
 
 SAMPLE = 250  # images used at most
 # The most that rounding changes logits by in batches of other sizes, as a share of their length.
@@ -22,17 +32,24 @@ REPEATED, HALF_REPEATED = 1e-4, 1e-2  # the same of one batch passed again, wher
 WEAK_TO_STRONG = ("fgsm", "pgd10", "pgd20", "pgd50", "apgd-ce", "autoattack")  # accuracy must not rise along it
 
 
-def find_warnings(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
+def find_warnings(model: nn.Module, x: Tensor, y: Tensor, attacks: Collection[str] = ("apgd-t",)) -> list[str]:
     """All warnings that can be given before attacking, a sentence each, from the first 250 images and their labels.
+
+    attacks: the names of those that will run, components of ensembles too.
 
     >>> soft = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3), torch.nn.Softmax(1))
     >>> [warning.split(":")[0] for warning in find_warnings(soft, torch.rand(5, 1, 2, 2), torch.arange(5) % 3)]
-    ['the model returns probabilities']
+    ['the model returns probabilities', 'with 3 classes apgd-t maximises the margin instead of targeted DLR']
     """
     x, y = check_batch(x[:SAMPLE], y[:SAMPLE])
     with attack_mode(model):
         logits = clean_logits(model, x, y)
-        return [*in_logits(model, x, logits), *while_predicting(model, x), *in_gradients(model, x, y)]
+        found = [*in_logits(model, x, logits), *while_predicting(model, x), *in_gradients(model, x, y)]
+        if not {"apgd-t", "apgd-dlr", "fab-t"}.isdisjoint(attacks):
+            found += few_classes(logits.shape[1])
+        if x.ndim == 4 and trains_channels_last(model) and not accepts_channels_last(model, x):
+            found.append("the model does not take channels-last images: use .flatten(1), not .view, for faster attacks")
+        return found
 
 
 @torch.no_grad()
@@ -116,6 +133,16 @@ def in_gradients(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:
     if counts:
         where = " and ".join(counts)
         yield f"the gradient is exactly zero ({where}): gradient attacks are unreliable there, compare with square"
+
+
+def few_classes(classes: int) -> Iterator[str]:
+    """Which loss and how many targets AutoAttack uses when there are few classes."""
+    if classes < FEWEST_CLASSES["dlr"]:
+        yield f"with {classes} classes apgd-dlr maximises the margin: DLR needs {FEWEST_CLASSES['dlr']}"
+    if classes < (needed := FEWEST_CLASSES["dlr-targeted"]):
+        yield f"with {classes} classes apgd-t maximises the margin instead of targeted DLR: that needs {needed}"
+    elif classes - 1 < APGD().targets:
+        yield f"with {classes} classes apgd-t and fab-t have {classes - 1} targets, not {APGD().targets}"
 
 
 def post_checks(accuracies: Mapping[str, float], parts: Mapping[str, Mapping[str, float]]) -> list[str]:

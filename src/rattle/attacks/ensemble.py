@@ -32,8 +32,7 @@ class Ensemble(AttackExtras):
         x, y = check_batch(x, y)
         draws = streams(generator, len(x), x.device)
         with eval_mode(model):
-            found = nothing_found(model, x, y)
-            *_, found = run_components(self, model, x, y, draws, lambda x_adv, _, y: is_correct(model, x_adv, y), found)
+            *_, found = run_components(self, model, x, y, draws, lambda x_adv, _, y: is_correct(model, x_adv, y))
         return found.x_adv
 
     def models(self) -> dict[str, nn.Module]:
@@ -58,11 +57,6 @@ class Found:
     seconds: Tensor  # of each component, [components]
 
 
-def nothing_found(model: nn.Module, x: Tensor, y: Tensor) -> Found:
-    """Before the first component."""
-    return Found(x.clone(), is_correct(model, x, y)[None], torch.zeros(0))
-
-
 def run_components(
     ensemble: Ensemble,
     model: nn.Module,
@@ -70,12 +64,14 @@ def run_components(
     y: Tensor,
     draws: ImageStreams,
     still_correct: StillCorrect,
-    found: Found,
+    found: Found | None = None,
 ) -> Iterator[Found]:
     """Run each component on the correct images that the ones before it left correct, as `still_correct` decides.
 
     found: the result of the first components, which are not run again. Yields the result after each component.
     """
+    if found is None:
+        found = Found(x.clone(), is_correct(model, x, y)[None], torch.zeros(0))
     components = list(ensemble.components().values())
     for number in range(len(found.seconds), len(components)):
         begun = time.perf_counter()

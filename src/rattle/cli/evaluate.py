@@ -55,6 +55,7 @@ class AttackOptions:
     n: int | None = None  # a sample of n test images, classes in proportion; all when not given
     first: bool = False  # take the first n test images instead of a sample, as the reference does
     sample_seed: int = 0  # draws the sample; the n images of one seed are among those of every larger n
+    within: float | None = None  # end each attack once its accuracy is known to +- this many points, at most n images
     batch_size: int | None = None  # 250 on a GPU, on a CPU fewer for large networks, when not given
     jobs: int = 1  # processes that attack batches side by side: as many as there are cores, where networks are small
     seed: int = 0  # of the attacks' random draws
@@ -117,8 +118,8 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
         if setting.startswith("threat"):
             raise RattleError(f"the threat is the same for all attacks: --threat.epsilon, not --{option}")
         changes.setdefault(name, {})[setting.replace("-", "_")] = text
-    if options.first and options.n is None:
-        raise RattleError("--first goes with --n")
+    if options.first and (options.n is None or options.within is not None):
+        raise RattleError("--first goes with --n, and not with --within, which needs a random order")
     return options, changes
 
 
@@ -168,7 +169,8 @@ def attack_target(options: Options, changes: Changes, target: Target) -> None:
         by_epsilon[epsilon] = chosen_attacks(options.attacks[:1], changes, replace(threat, epsilon=epsilon))[first]
     if ":" in options.path and not options.out and is_main():
         say(f"results go to {settings['out']} (--out chooses another folder)", stderr=True)
-    result = evaluate(target.model, images.x, images.y, attacks, save_adversarial=options.save_adversarial, **settings)
+    more = {"save_adversarial": options.save_adversarial, "within": options.within}
+    result = evaluate(target.model, images.x, images.y, attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
     if not is_main():
         return
@@ -192,9 +194,12 @@ def settings_of(options: AttackOptions, target: Target) -> dict[str, Any]:
     from rattle.data.dataset import choose_images
     from rattle.runs.distributed import is_main
 
-    index = choose_images(target.test.y, options.n, first=options.first, seed=options.sample_seed)
+    shuffled = options.within is not None
+    index = choose_images(target.test.y, options.n, first=options.first, seed=options.sample_seed, shuffled=shuffled)
     sample: dict[str, Any] = {"order": "first"} if options.first else {"order": "fair", "seed": options.sample_seed}
     metadata = target.metadata | {"seed": options.seed, "sample": sample, "test_images": len(target.test)}
+    if shuffled:
+        metadata["within"] = options.within
     return {
         "out": Path(options.out) if options.out else target.results,
         "metadata": metadata,
@@ -228,8 +233,15 @@ def chosen_attacks(names: tuple[str, ...], changes: Changes, threat: Threat) -> 
 
 def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> None:
     """The table, accuracy after each part of an ensemble, and the mean distance of attacks that measure it."""
-    title = f"{result.n} images, {threat.norm} epsilon {epsilon_text(threat.epsilon)}, {note}"
-    print_table(["model", "clean", *result.attacks], [accuracy_row(name, result)], title=title)
+    sizes = {"clean": result.n}
+    for attack, found in result.attacks.items():
+        sizes[attack] = len(found.flags)
+    if len(set(sizes.values())) == 1:
+        columns, images = list(sizes), f"{result.n} images, "
+    else:
+        columns, images = [f"{attack} (n {n})" for attack, n in sizes.items()], ""
+    title = f"{images}{threat.norm} epsilon {epsilon_text(threat.epsilon)}, {note}"
+    print_table(["model", *columns], [accuracy_row(name, result)], title=title)
     if len(result.attacks) > 1:
         say(f"under the strongest of these on each image: {percent(result.worst_case, result.worst_error)}")
     for attack, found in result.attacks.items():

@@ -13,15 +13,19 @@ def overview(state: TrainState) -> str:
     batch = min(recipe.batch_size, n)
     shape = "x".join(map(str, data.train.shape[1:]))
     images = f"{n:,} of {shape} from {recipe.data.name}, {len(data.classes)} classes; {recipe.data.augment}"
+    if state.extra is not None:
+        count = recipe.data.extra_count(batch)
+        images += f"; {count} of every {batch} from {recipe.data.extra} ({len(state.extra):,})"
     left = f", {recipe.epochs - done} of them left" if done else ""
     rate = f"learning rate {recipe.optimizer.lr:g}, {type(recipe.schedule).__name__}"
+    steps = recipe.steps(n)
     weights = sum(p.numel() for p in state.model.parameters())
     rows = {
         "images": images,
         "held out": f"{len(data.val):,} images, to choose the best checkpoint by" if data.val else NONE_HELD_OUT,
         "network": f"{recipe.model}, {weights:,} parameters",
         "method": recipe.with_seed(f"{recipe.method} against {threat.norm} {epsilon_text(threat.epsilon)}"),
-        "epochs": f"{recipe.epochs}{left}, each {recipe.steps(n)} steps of {batch} images; {rate}",
+        "epochs": f"{recipe.epochs}{left}, each {steps} step{'s' if steps > 1 else ''} of {batch} images; {rate}",
     }
     if recipe.awp is not None and recipe.awp.warmup:
         trained = recipe.epochs - recipe.awp.warmup

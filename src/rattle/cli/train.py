@@ -40,6 +40,8 @@ class Options:
     out: str = ""  # run folder; runs/NAME-seedN when not given
     resume: bool = False  # continue the run in --out, bit for bit; a RUN given in place of the recipe needs no --out
     overwrite: bool = False  # replace the run in --out
+    mean: tuple[float, ...] = ()  # of each channel, where the weights of --init were trained on normalised images
+    std: tuple[float, ...] = ()  # goes with --mean
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a YAML file or a run names as its model
     log: Literal["tensorboard", "wandb", "none"] = "tensorboard"  # besides metrics.jsonl; wandb is an extra, offline
 
@@ -89,6 +91,10 @@ def read(args: list[str], *, resume: bool = False) -> tuple[Options, Recipe, str
     else:
         base = resolve(text)
     options, recipe = with_options(base, rest, f"train {text}")
+    if options.mean or options.std:
+        if len(options.mean) != len(options.std):
+            raise RattleError("--mean and --std go together: a number for each channel")
+        recipe = replace(recipe, normalise=(*options.mean, *options.std))
     refuse_unsaid([] if options.trust_code else [recipe], args)
     if ":" in recipe.model and ":" not in base.model and not is_given(rest, "width"):
         recipe = replace(recipe, width=None)  # a width chosen for the recipe's own network means nothing to the user's

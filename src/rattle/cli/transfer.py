@@ -38,7 +38,7 @@ def main(args: list[str]) -> None:
     attacks = {}
     for name, attack in chosen_attacks(options.attacks, changes, threat).items():
         attacks[f"transfer-{name}"] = Transfer(attack=attack, surrogate=surrogate.model, name=surrogate.name)
-    result = evaluate(target.model, images.x, images.y, attacks, **settings)
+    result = evaluate(target.model, images.x, images.y, attacks, within=options.within, **settings)
     if options.json:
         print(json.dumps(result.to_plain()))
         return

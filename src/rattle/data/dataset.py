@@ -230,14 +230,17 @@ def check_count(n: int | None) -> None:
         raise RattleError(f"the number of images must be >= 1, got {n}")
 
 
-def choose_images(y: Tensor, n: int | None = None, *, first: bool = False, seed: int = 0) -> Tensor:
+def choose_images(
+    y: Tensor, n: int | None = None, *, first: bool = False, seed: int = 0, shuffled: bool = False
+) -> Tensor:
     """Indices of n of the labels y, the same ones among every larger n: a fair sample by seed, or the first n.
 
-    All of them in their own order when n is None or not fewer than there are.
+    All of them in their own order when n is None or not fewer than there are; in `fair_order` then too if shuffled.
     """
     check_count(n)
     n = len(y) if n is None else min(n, len(y))
-    return torch.arange(n) if first or n == len(y) else fair_order(y, seed)[:n]
+    whole = n == len(y) and not shuffled
+    return torch.arange(n) if first or whole else fair_order(y, seed)[:n]
 
 
 def shuffle_classes(y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ def benchmark(
     check_count(n)
     if isinstance(data, str):
         test = Data(name=data, root=root).source().test
-        index = choose_images(test.y, n, first=first)
+        index = choose_images(test.y, n, first=first, shuffled=settings.get("within") is not None)
         images = test.subset(index)
         x, y = images.x, images.y
         settings.setdefault("index", index)

@@ -27,20 +27,24 @@ from rattle.evaluation.draws import Measured, attack_random, draws_of, join_draw
 from rattle.evaluation.inputs import Attacks, as_attacks, as_threat, image_checksums
 from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.normalisation import missing_normalisation
+from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_results
 from rattle.evaluation.verify import attack_batch, save_images
 from rattle.inputs import Array, Given, as_float, as_tensors, is_correct, takes_channels_last
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole, RichConsole
 from rattle.settings import Bound, Count, check_cores, check_settings
+from rattle.stats import precise_enough
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
 LARGEST_BATCH, SMALLEST_BATCH = 250, 16
 WEIGHTS_IN_A_BATCH = 100_000_000  # on a CPU: images times weights
+LOOK_EVERY = 250  # images after which `within` is asked, whatever the batches: its coverage was computed for this
 SAMPLE = 250  # images from which a model's warnings are found
 EOT = 16  # draws of a random model that attacks average over
 DRAWS = 32  # fresh ones that a rate is measured by
+Points = Annotated[float, Bound(above=0, below=50)]  # percentage points to either side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ class EvalPlan:
     channels_last: bool  # the layout of the images that the model is given
     batch_size: Count
     out: Path | None = None
+    within: Points | None = None
     jobs: Count = 1
     seed: int = 0
     save_adversarial: bool = False
@@ -72,6 +77,8 @@ class EvalPlan:
             raise RattleError("save_adversarial needs a folder to write to: give it as out")
         if len(self.index) != len(self.y):
             raise RattleError(f"{len(self.y)} images but an index of {len(self.index)}")
+        if self.within is not None and distributed.world_size() > 1:
+            raise RattleError("within decides batch by batch when to stop and runs in one process: leave out torchrun")
 
     def batches(self) -> tuple[Tensor, ...]:
         """The rows of each of this rank's batches; ranks take turns."""
@@ -149,6 +156,7 @@ def evaluate(
     out: Path | str | None = None,  # folder for the result files
     metadata: Mapping[str, Any] | None = None,  # more entries for the result files, such as checkpoint and data
     index: Array | None = None,  # the images' numbers in their dataset, [n], kept in the result; 0 to n - 1 if None
+    within: float | None = None,  # stop each attack once its accuracy is known to +- this many percentage points
     mask: Sequence[bool] | None = None,  # attack only these images; the others count as not robust
     batch_size: int | None = None,  # None: 250 on a GPU, fewer on a CPU for large networks (`default_batch_size`)
     jobs: int = 1,  # processes that attack batches side by side, on a CPU; every result is that of one
@@ -182,6 +190,7 @@ def evaluate(
         index=index,
         device=device,
         batch_size=batch_size,
+        within=within,
         jobs=jobs,
         seed=seed,
         save_adversarial=save_adversarial,
@@ -195,27 +204,36 @@ def evaluate(
 
     warnings: list[str] = []
     with eval_mode(plan.model):
-        if draws is not None or (check_model and answers_at_random(plan)):
+        if draws is None and check_model and answers_at_random(plan):
+            plan = replace(plan, draws=DRAWS)
+        if plan.draws is None:
+            measured, clean = None, classify(plan)
+            if eot is not None:
+                raise RattleError(
+                    "eot averages over draws, and the model was not seen to answer at random: leave it out"
+                )
+        else:
             if mask is not None or save_adversarial:
                 raise RattleError("a random model has rates, not flags: leave out mask and save_adversarial")
-            plan = replace(plan, draws=draws or DRAWS, eot=eot or EOT)
-            measured, start = measure_all(plan), torch.ones(len(plan.y), dtype=torch.bool)
-            clean = measured.rate
-        elif eot is not None:
-            raise RattleError("eot averages over draws, and the model was not seen to answer at random: leave it out")
-        else:
-            measured, clean = None, classify(plan)
-            start = clean if mask is None else clean & torch.tensor(list(mask))
+            plan = replace(plan, eot=eot or EOT)
+            measured, clean = measure_all(plan), torch.ones(len(plan.y), dtype=torch.bool)
         if check_model:
             x, y = plan.images(torch.arange(min(SAMPLE, len(plan.y))))
-            warnings = [*find_warnings(plan.model, x, y), *missing_normalisation(plan.model, x, y)]
+            names = list(chosen)
+            for attack in chosen.values():
+                if isinstance(attack, Ensemble):
+                    names += attack.components()
+            warnings = [*find_warnings(plan.model, x, y, names), *missing_normalisation(plan.model, x, y)]
+        start = clean
+        if mask is not None:
+            start = clean & torch.tensor(list(mask))
         results = {}
         for name, attack in chosen.items():
             results[name] = run_attack(plan, name, attack, start, measured)
 
     first = torch.equal(plan.index, torch.arange(len(plan.index)))
     result = Evaluation(
-        clean=clean.tolist(),
+        clean=clean.tolist() if measured is None else measured.rate.tolist(),
         draws=None if measured is None else draws_of(plan, measured),
         attacks=results,
         labels=plan.y.tolist(),
@@ -270,97 +288,104 @@ def run_attack(
     """
     cache = None
     if plan.out is not None:
-        settings = {"seed": plan.seed, "batch_size": plan.batch_size, "draws": (plan.draws, plan.eot)}
-        key = cache_key(plan.model, plan.x, plan.y, attack, mask=start.tolist(), index=plan.index.tolist(), **settings)
+        settings = {
+            "seed": plan.seed,
+            "batch_size": plan.batch_size,
+            "mask": start.tolist(),
+            "draws": (plan.draws, plan.eot),
+        }
+        key = cache_key(plan.model, plan.x, plan.y, attack, index=plan.index.tolist(), **settings)
         cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
-    found = dict(cache.done) if cache else {}  # the row of each batch, by its first image
-    missing = [rows for rows in plan.batches() if int(rows[0]) not in found]
     components = list(attack.components()) if isinstance(attack, Ensemble) else []
-    n, console = len(plan.y), plan.console or NullConsole()
-    total = seen = robust = 0  # images: of this rank, of its batches that are done, and what these left
-    for rows in plan.batches():
-        total += len(rows)
-        if int(rows[0]) in found:
-            seen += len(rows)
-            robust += sum(found[int(rows[0])]["flags"][0])
-
-    def show(done: int, more: int, size: int) -> None:
-        """So many components are done with a batch under way, and leave so many of its images robust."""
-        part = {}
-        if done < len(components):
-            part = {"part": f"{components[done]} ({done + 1} of {len(components)})"}
-        advance(0, robust=f"{100 * (robust + more) / (seen + size):.1f} %", **part)
-
-    with (
-        distributed.raise_on_all_ranks(),
-        console.progress(name, total, done=seen) as advance,
-        closing(attack_batches(plan, attack, missing, start, cache, measured, show)) as batches,
-    ):
-        for first, row, x_adv in batches:
-            if cache:
-                cache.add(first, row, x_adv if plan.save_adversarial else None)
-            found[first] = row
-            size = min(plan.batch_size, n - first)
-            seen, robust = seen + size, robust + sum(row["flags"][0])
-            advance(size, robust=f"{100 * robust / seen:.1f} %")
-            if plan.stop is not None and plan.stop():
-                raise Interrupted
+    found: dict[int, dict[str, Any]] = {}  # the row of each batch, by its first image
+    n = len(plan.y)
+    console = plan.console or NullConsole()
+    cached = set(cache.done) if cache else set()
+    total = sum(len(rows) for rows in plan.batches())
+    done = sum(len(rows) for rows in plan.batches() if int(rows[0]) in cached)
+    with distributed.raise_on_all_ranks(), console.progress(name, total, done=done) as advance:
+        progress = AttackProgress(console, advance, components)
+        with closing(attack_batches(plan, attack, start, cache, progress, measured)) as batches:
+            for rows, row in batches:
+                first, last = int(rows[0]), int(rows[-1]) + 1
+                found[first] = row
+                progress.end_batch(len(rows), sum(row["flags"][0]), cached=first in cached)
+                if plan.stop is not None and plan.stop():
+                    raise Interrupted
+                looks = last // LOOK_EVERY > first // LOOK_EVERY
+                if plan.within and looks and precise_enough(progress.robust, last, plan.within / 100):
+                    n = last
+                    break
 
     for other in distributed.gather(found):
         found |= other
     kind = torch.bool if measured is None else torch.float64
     flags = torch.zeros(1 + len(components), n, dtype=kind)
     distances = torch.zeros(n)
+    seconds = torch.zeros(1 + len(components), dtype=torch.float64)
     for first, row in found.items():
         rows = torch.arange(first, min(first + plan.batch_size, n))
         live = rows[start[rows]]
         flags[:, live] = torch.tensor(row["flags"], dtype=kind)
         distances[live] = torch.tensor(row["distances"])
-    part_seconds = {}
-    for i, part in enumerate(components):
-        part_seconds[part] = sum(row["part_seconds"][i] for row in found.values() if row["part_seconds"])
-        console.log(f"{part}: {100 * float(flags[1 + i].double().mean()):.1f} % robust, {part_seconds[part]:.0f} s")
+        seconds[0] += row["seconds"]
+        if row["part_seconds"]:
+            seconds[1:] += torch.tensor(row["part_seconds"])
     if cache and plan.save_adversarial:
-        distributed.on_main(partial(save_broken, plan, attack.threat, start, flags[0], cache))
-    return AttackResult(
+        distributed.on_main(partial(save_broken, plan, attack.threat, start[:n], flags[0], cache))
+    result = AttackResult(
         settings=describe(attack),
         flags=flags[0].tolist(),
-        seconds=sum(row["seconds"] for row in found.values()),
+        seconds=float(seconds[0]),
         parts={part: flags[1 + i].tolist() for i, part in enumerate(components)},
-        part_seconds=part_seconds,
+        part_seconds=dict(zip(components, seconds[1:].tolist(), strict=True)),
         distances=distances.tolist() if isinstance(attack, DistanceAttack) and measured is None else [],
         draws=None if measured is None else join_draws(plan, found),
     )
+    progress.finish(result)
+    return result
 
 
 def attack_batches(
     plan: EvalPlan,
     attack: Attack,
-    missing: Sequence[Tensor],
     start: Tensor,
     cache: ResultCache | None,
+    progress: AttackProgress,
     measured: Measured | None,
-    show: Callable[..., None],
-) -> Generator[tuple[int, dict[str, Any], Tensor], None, None]:
-    """What `attack_batch`, or `attack_random`, returns for each of these batches, in the order in which they end."""
+) -> Generator[tuple[Tensor, dict[str, Any]], None, None]:
+    """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
+    done = dict(cache.done) if cache else {}
+    missing = [rows for rows in plan.batches() if int(rows[0]) not in done]
 
     def tasks() -> Iterator[tuple[Any, ...]]:
+        """The arguments of `attack_batch`, or of `attack_random`, for each missing batch."""
         for rows in missing:
-            live, first = rows[start[rows]], int(rows[0])
-            task = first, plan.model, attack, *plan.images(live), plan.seed, plan.index[live].to(plan.device)
+            live = rows[start[rows]]
+            index = plan.index[live].to(plan.device)
+            state = cache.state_file(int(rows[0])) if cache else None
+            task = int(rows[0]), plan.model, attack, *plan.images(live), plan.seed, index
             if measured is None:
-                yield *task, cache.state_file(first) if cache else None
+                yield *task, state
             else:
                 yield *task, measured[rows.to(plan.device)], plan.draws, plan.eot
 
+    def one_by_one() -> Generator[tuple[int, dict[str, Any], Tensor], None, None]:
+        for rows, task in zip(missing, tasks(), strict=True):
+            progress.begin_batch(len(rows))
+            yield attack_batch(*task, progress=progress) if measured is None else attack_random(*task)
+
+    found = one_by_one()
     if plan.jobs > 1:
-        yield from in_processes(plan.jobs, plan.model, attack_batch if measured is None else attack_random, tasks())
-        return
-    for rows, task in zip(missing, tasks(), strict=True):
-        if measured is None:
-            yield attack_batch(*task, show=partial(show, size=len(rows)))
-        else:
-            yield attack_random(*task)
+        found = in_processes(plan.jobs, plan.model, attack_batch if measured is None else attack_random, tasks())
+    with closing(found):
+        for rows in plan.batches():
+            while int(rows[0]) not in done:
+                first, row, x_adv = next(found)
+                if cache:
+                    cache.add(first, row, x_adv if plan.save_adversarial else None)
+                done[first] = row
+            yield rows, done[int(rows[0])]
 
 
 def save_broken(plan: EvalPlan, threat: Threat, start: Tensor, robust: Tensor, cache: ResultCache) -> None:

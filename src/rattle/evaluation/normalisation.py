@@ -13,11 +13,14 @@ from rattle.models.layers import Normalise
 USUAL: dict[int, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     1: {
         "MNIST": ((0.1307,), (0.3081,)),
+        "Fashion-MNIST": ((0.2860,), (0.3530,)),
         "[-1, 1]": ((0.5,), (0.5,)),
     },
     3: {
         "CIFAR-10": ((0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)),
+        "CIFAR-100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
         "ImageNet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        "SVHN": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
         "[-1, 1]": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
     },
 }
@@ -38,8 +41,8 @@ def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[st
         mean, std = (" ".join(map(str, values)) for values in USUAL[x.shape[1]][best])
         yield (
             f"{plain:.1%} of the first {n} images are classified correctly, but {found[best]:.1%} when they are "
-            f"normalised as for {best}: was the model trained so? Then give --mean {mean} --std {std} (to train "
-            f"--normalise {mean} {std}; in Python nn.Sequential(rattle.Normalise(mean, std), model))"
+            f"normalised as for {best}: was the model trained so? Then give --mean {mean} --std {std} (in Python "
+            "nn.Sequential(rattle.Normalise(mean, std), model))"
         )
 
 

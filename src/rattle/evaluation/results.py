@@ -91,7 +91,7 @@ class Evaluation:
     """What every attack did to the same images."""
 
     clean: list[bool] | list[float]  # correct without an attack, image by image; rates of a random model
-    attacks: dict[str, AttackResult]
+    attacks: dict[str, AttackResult]  # each of all images, or of as many of the first as `within` asked for
     labels: list[int] | None = None  # the images' classes
     index: list[int] | None = None  # the images' numbers in their dataset; None: the first n of it
     images: list[str] | None = None  # their checksums, by which results are paired; None where no file is written

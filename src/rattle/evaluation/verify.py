@@ -4,7 +4,6 @@ A point counts only inside the threat's ball and [0, 1], and misclassified in a 
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,10 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack
-from rattle.attacks.ensemble import Ensemble, nothing_found, run_components
+from rattle.attacks.ensemble import Ensemble, run_components
 from rattle.errors import RattleError
 from rattle.evaluation.cache import read_parts, write_parts
+from rattle.evaluation.progress import AttackProgress
 from rattle.inputs import as_float, is_correct, takes_channels_last
 from rattle.randomness import ImageStreams
 from rattle.runs.io import atomic_file, read_arrays
@@ -41,14 +41,13 @@ def attack_batch(
     seed: int,
     index: Tensor,
     state: Path | None = None,
-    show: Callable[..., None] | None = None,
+    progress: AttackProgress | None = None,
 ) -> tuple[int, dict[str, Any], Tensor]:
     """Attack the correctly classified images of a batch (perhaps none) and verify every point.
 
     first: number of the batch's first image, returned. seed, index [n]: give each image its own random stream. state: a
-    file to which an ensemble saves after each component, and from which it resumes. show: is told how many components
-    are done and how many images they left. Returns the row that the cache stores, and the points: `flags` are bool
-    [1 + components, n], robust at the end and after each component.
+    file to which an ensemble saves after each component, and from which it resumes. Returns the row that the cache
+    stores, and the points: `flags` are bool [1 + components, n], robust at the end and after each component.
     """
     begun = time.perf_counter()
     draws = ImageStreams(seed, index)
@@ -58,14 +57,15 @@ def attack_batch(
     if len(x) == 0:
         x_adv, flags = x, torch.ones(1, 0, dtype=torch.bool)
     elif isinstance(attack, Ensemble):
-        found = begin = read_parts(state, x, len(attack.components())) or nothing_found(model, x, y)
-        if show:
-            show(len(begin.seconds), int(begin.correct[-1].sum()))
-        for found in run_components(attack, model, x, y, draws, correct, begin):
+        found = stored = read_parts(state, x, len(attack.components()))
+        if stored is not None and progress is not None:
+            progress.end_component(len(stored.seconds) - 1, stored.correct[-1])
+        for found in run_components(attack, model, x, y, draws, correct, stored):
             if state is not None:
                 write_parts(state, found)
-            if show:
-                show(len(found.seconds), int(found.correct[-1].sum()))
+            if progress is not None:
+                progress.end_component(len(found.seconds) - 1, found.correct[-1])
+        assert found is not None, "an ensemble has components"
         x_adv, flags = found.x_adv, torch.cat([found.correct[-1:], found.correct[1:]])
         components = found.seconds.tolist()
     else:

@@ -133,7 +133,7 @@ class AutoAttack:
         """Each attack on the images that the ones before it did not break; the images, changed where one succeeded."""
         device = next(self.model.parameters(), x_orig).device
         x, y = x_orig.to(device), y_orig.to(device)
-        for sentence in find_warnings(self.model, x, y):
+        for sentence in find_warnings(self.model, x, y, attacks):
             warnings.warn(sentence, stacklevel=3)
         seed = self.seed
         if seed is None:  # with a folder the same call must draw the same
