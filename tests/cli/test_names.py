@@ -27,7 +27,7 @@ for words in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 ANSWERS = {
-    "--help": "usage: rattle COMMAND",
+    "--help": "  harden ",
     "--version": "rattle ",
     "recipes": "A recipe is named",
     "recipes --all": "digits-linf-cnn-trades-2nd",
@@ -35,7 +35,7 @@ ANSWERS = {
     "--tyro-print-completion bash": "complete",
 }
 MISTAKES = {
-    "trian": "did you mean `rattle train`?",
+    "trian": "did you mean 'train'?",
     "train digits-linf-cnn-tradse": "did you mean 'digits-linf-cnn-trades'?",
     "train digits-linf-cnnn-trades": "did you mean 'cnn'?",
     "train nowhere.yaml": "nowhere.yaml",

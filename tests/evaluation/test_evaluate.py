@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import AttackResult, Evaluation
-from rattle.models.registry import create_model
 from rattle.stats import wilson
 from rattle.threat import Threat
 
@@ -112,16 +111,3 @@ def test_the_json_holds_settings_intervals_and_a_flag_per_image() -> None:
     assert (pgd["robust_accuracy"], pgd["robust_interval"]) == (0.4, [interval.low, interval.high])
     assert pgd["settings"].items() >= {"kind": "PGD", "steps": 20, "threat": {"norm": "linf", "epsilon": 0.1}}.items()
     assert plain["seconds"] == pytest.approx(sum(a["seconds"] for a in plain["attacks"].values()))
-
-
-def test_the_model_keeps_its_mode() -> None:
-    model, x, y = (
-        create_model("cnn", classes=4, channels=1, width=2).train(),
-        torch.rand(8, 1, 8, 8),
-        torch.arange(8) % 4,
-    )
-    model.body[1].eval()
-    modes, values = [m.training for m in model.modules()], {k: v.clone() for k, v in model.state_dict().items()}
-    evaluate(model, x, y, ["fgsm"])
-    assert [m.training for m in model.modules()] == modes
-    assert all(torch.equal(v, values[k]) for k, v in model.state_dict().items())

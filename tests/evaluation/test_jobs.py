@@ -86,7 +86,7 @@ def test_two_processes_give_every_bit_of_one(tmp_path: Path, monkeypatch: pytest
 def test_what_cannot_be_pickled_is_refused() -> None:
     model, x, y = case(8)
     model.lock = Lock()  # type: ignore[assignment]
-    with pytest.raises(RattleError, match=r"cannot be sent to other processes .*lock.*; leave out jobs"):
+    with pytest.raises(RattleError, match="cannot be pickled"):
         evaluate(model, x, y, "fgsm", jobs=2)
 
 
@@ -110,7 +110,7 @@ class Failing:
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("how", "sentence"),
-    [("raise", "^attacking a batch raised ValueError: no luck$"), ("kill", "was killed .*SIGKILL")],
+    [("raise", "^attacking a batch raised ValueError: no luck$"), ("kill", "was killed")],
 )
 def test_what_goes_wrong_in_one_is_a_sentence_and_the_batches_done_are_kept(
     how: str, sentence: str, tmp_path: Path

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import shutil
-import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,6 @@ import numpy as np
 import pytest
 
 from rattle.cli import main as cli
-from rattle.cli import paper as command
 from rattle.errors import RattleError
 from rattle.evaluation.samples import Difference
 from rattle.objectives.base import Teacher
@@ -301,16 +296,6 @@ def test_an_a100_takes_for_the_papers_network_what_table_6_says() -> None:
     assert awp > base > 10 * slim
 
 
-@pytest.mark.parametrize(("answer", "starts"), [("YES\n", True), ("\n", False), ("\x04", False)])
-def test_a_person_is_asked_before_long_work(answer: str, starts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    keyboard, terminal = pty.openpty()
-    os.write(keyboard, answer.encode())
-    with open(terminal) as stdin, os.fdopen(keyboard):
-        monkeypatch.setattr(sys, "stdin", stdin)
-        with nullcontext() if starts else pytest.raises(RattleError, match="nothing was started"):
-            command.confirm(command.Options(table=7, scale="small"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("there", [("trades",), pytest.param((), marks=pytest.mark.slow)])
 def test_runs_at_once_give_the_same_table(
@@ -322,16 +307,6 @@ def test_runs_at_once_give_the_same_table(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert run_paper(tmp_path, 7, "--jobs", "2") == 0
     assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]
-
-
-@pytest.mark.slow
-def test_figures_2_and_3_are_drawn_for_a_tables_runs(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_paper(out, 7, "--figures") == 0
-    drawn = [Path(line) for line in capsys.readouterr().out.splitlines() if line.endswith(".png")]
-    assert {path.name for path in drawn} == {
-        "landscape-input.png", "landscape-weight-1d.png", "landscape-weight-2d.png",
-    }  # fmt: skip
-    assert all(path.stat().st_size > 10_000 for path in drawn)
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ def by_strength(test: PairedTest) -> tuple[bool, float]:
 
 def row(test: PairedTest) -> list[str]:
     accuracies, counts = (percent(sample.flags[0]) for sample in test.samples), test.counts
-    low, high = (number(100 * end) for end in (counts.interval.low, counts.interval.high))
-    change = f"{'+' if counts.difference > 0 else ''}{number(100 * counts.difference)} [{low}, {high}]"
+    change, low, high = (number(100 * x) for x in (counts.difference, counts.interval.low, counts.interval.high))
+    change = f"{'+' if counts.difference > 0 else ''}{change} [{low}, {high}]"
     return [title_of(test.attack), f"{counts.n:,}", *accuracies, change, p_value(test.p_adjusted)]
 
 

@@ -65,7 +65,7 @@ def recipe_of(args: list[str]) -> tuple[Recipe, list[str]]:
         raise RattleError(f"--norm must be linf or l2, got {norm!r}")
     settings: dict[str, Any] = {"model": given.get("model", "MODEL"), "norm": norm}
     if "epsilon" in given:
-        settings["epsilon"] = epsilon_of(given["epsilon"], norm)
+        settings["epsilon"] = number(given["epsilon"], "--epsilon")
     name, method = given.get("data.name", "DATA"), given.get("method", METHOD)
     if name in SETTINGS:
         return make_recipe(method, data=SETTINGS[name].data, **settings), rest
@@ -88,22 +88,11 @@ def fit_to_images(recipe: Recipe, args: list[str]) -> tuple[Recipe, Loaded | Non
     return recipe, Loaded(images)
 
 
-def epsilon_of(text: str, norm: str) -> float:
-    """The number that --epsilon gives; images are in [0, 1]."""
-    epsilon = number(text, "--epsilon")
-    if not epsilon > 0 or (norm == "linf" and epsilon >= 1):
-        hint = f": did you mean {text}/255?" if epsilon >= 1 else ""
-        bounds = "between 0 and 1" if norm == "linf" else "above 0"
-        raise RattleError(f"--epsilon is {bounds}, since images are in [0, 1], got {text}{hint}")
-    return epsilon
-
-
 def check_usual(data: Dataset, norm: str) -> None:
     """Ask for epsilon unless there is a usual one; what is usual depends on the images."""
     if data.channels == 3 and data.size <= SMALL:
         return
-    size = f"images of {data.size} pixels and {data.channels} channel{'s' if data.channels > 1 else ''}"
     raise RattleError(
-        f"say how large a perturbation to defend against: {data.name} has {size}, for which no --epsilon goes without "
-        f"saying ({USUAL[norm]})"
+        f"say how large a perturbation to defend against: {data.name} has images of {data.size} pixels in "
+        f"{data.channels} channels, for which no --epsilon goes without saying ({USUAL[norm]})"
     )

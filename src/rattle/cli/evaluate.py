@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
-from rattle.attacks.registry import check_attack, counted, list_attacks
+from rattle.attacks.registry import check_attack, list_attacks
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import RunPath, check_exists, parse, take
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.network import Network
 from rattle.models.registry import check_model
+from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schema import epsilon_text, number
 from rattle.report.tables import accuracy_row, percent
 from rattle.runs.progress import NullConsole
@@ -113,9 +114,7 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
     for option, text in given.items():
         name, _, setting = option.partition(".")
         if name not in options.attacks:
-            if name not in list_attacks() and counted(name) is None:
-                raise unknown("attack", name, [*options.attacks, "threat"])
-            raise RattleError(f"--{name}.* changes {name}, but --attacks runs {', '.join(options.attacks)}")
+            raise unknown("attack of this evaluation", name, [*options.attacks, "threat"])
         if setting.startswith("threat"):
             raise RattleError(f"the threat is the same for all attacks: --threat.epsilon, not --{option}")
         changes.setdefault(name, {})[setting.replace("-", "_")] = text
@@ -224,22 +223,12 @@ def chosen_attacks(names: tuple[str, ...], changes: Changes, threat: Threat) -> 
         usual, settings, label = get_attack(name, threat), {}, [name]
         hints = types_of(type(usual))
         for key, text in sorted(changes.get(name, {}).items()):
-            settings[key] = value = typed(text, hints.get(key), f"{name}.{key}")
+            value = number(text, f"{name}.{key}") if hints.get(key) is float else parse_yaml(text)
+            settings[key] = value
             if value != getattr(usual, key, None):
                 label.append(f"{key.replace('_', '-')}={f'{value:.6g}' if isinstance(value, float) else value}")
         found[",".join(label)] = get_attack(name, threat, **settings)
     return found
-
-
-def typed(text: str, kind: Any, where: str) -> Any:
-    """What was written for a field of this type; what cannot be read as one stays text, for the field to refuse."""
-    if kind is float:
-        return number(text, where)
-    if kind is int and text.lstrip("+-").isdecimal():
-        return int(text)
-    if kind is bool and text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    return text
 
 
 def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> None:

@@ -3,8 +3,6 @@
 Only the command that is called is imported, and it imports torch after it has checked names and paths.
 """
 
-import difflib
-import errno
 import os
 import signal
 import sys
@@ -16,7 +14,7 @@ from types import FrameType
 from typing import NoReturn
 
 from rattle import __version__
-from rattle.errors import RattleError, first_line, is_out_of_memory
+from rattle.errors import RattleError, first_line, is_out_of_memory, unknown
 from rattle.runs.paths import printable
 from rattle.runs.progress import StoppedBySignal
 
@@ -44,8 +42,7 @@ COMMANDS = {
 
 
 def usage() -> str:
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {command:<{width}}  {line}" for command, line in COMMANDS.items())
+    commands = "\n".join(f"  {command:<9}  {line}" for command, line in COMMANDS.items())
     return (
         "usage: rattle COMMAND [options]\n\n"
         "Train image classifiers that resist adversarial examples, and measure how well they do.\n\n"
@@ -67,9 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     if command.startswith("--tyro-"):
         print_completion([command, *args])
     if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean `rattle {close[0]}`?" if close else f"the commands are {', '.join(COMMANDS)}."
-        return fail(f"unknown command {command!r}; {hint}")
+        return fail(f"{unknown('command', command, COMMANDS)}; `rattle --help` lists all")
     warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"  # without file and line
     os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:
@@ -85,8 +80,6 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `rattle recipes | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as reason:
         if reason.filename is None:  # of a stream, see `run`
             raise
@@ -96,8 +89,7 @@ def main(argv: list[str] | None = None) -> int:
             return fail("another rank of the job has ended, and this one with it: start the job again with --resume")
         if not is_out_of_memory(reason):
             raise
-        advice = "take a smaller --batch-size; what was saved is intact"
-        return fail(f"out of memory ({first_line(reason)}): {advice}")
+        return fail(f"out of memory ({first_line(reason)}): take a smaller --batch-size; what was saved is intact")
     return 0
 
 
@@ -152,9 +144,7 @@ def run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if isinstance(reason, BrokenPipeError):
             return 0
-        if reason.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EBADF) and reason.filename is None:
-            return fail(f"cannot write to stdout: {reason.strerror}; files that were written are whole")
-        return fail(f"the operating system refused a file, a library or the working directory: {reason}")
+        return fail(f"the operating system refused a file, a stream or a library: {reason}")
     return code
 
 
@@ -176,6 +166,6 @@ def keep_memory() -> None:
     import ctypes
 
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    for setting, value in ((-4, 0), (-1, 2**31 - 1)):  # M_MMAP_MAX, M_TRIM_THRESHOLD
-        if mallopt is not None:
-            mallopt(setting, value)
+    if mallopt is not None:
+        mallopt(-4, 0)  # M_MMAP_MAX
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD

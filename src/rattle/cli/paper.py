@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import textwrap
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -48,8 +46,7 @@ class Options:
     autoattack_n: int | None = None  # of them, by AutoAttack
     format: Literal["terminal", "markdown", "latex", "html", "json"] = "terminal"  # of what is printed
     plan: bool = False  # print the plan and its cost, and stop
-    figures: bool = False  # also draw Figures 2 and 3 for the table's runs: rattle landscape
-    yes: bool = False  # do not ask before training at scale small or full
+    yes: bool = False  # train at scale small or full, which takes hours or more
     slurm: Slurm = field(default_factory=Slurm)
 
 
@@ -63,7 +60,7 @@ def main(args: list[str]) -> None:
     from rattle.paper.estimate import estimate
     from rattle.paper.plan import plan
     from rattle.paper.protocols import Evaluator
-    from rattle.paper.run import train, unfinished
+    from rattle.paper.run import landscape_pairs, train, unfinished
     from rattle.training.sweep import check_jobs
 
     check_jobs(options.jobs)
@@ -97,7 +94,8 @@ def main(args: list[str]) -> None:
     failed = train(todo, at_once=options.jobs, out=runs, console=console)
     rows = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
     print_result(writer.printed_table(planned, title, rows), number, options, console)
-    print_landscapes(planned, options.figures, console)
+    for folders in landscape_pairs(planned):
+        console.log(f"Figures 2 and 3 for these two: rattle landscape {' '.join(folders)}")
     if failed:
         each = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise RattleError(f"{len(failed)} of {len(planned.jobs)} runs failed, the same command retries them: {each}")
@@ -119,8 +117,10 @@ def scale_of(options: Options) -> Scale:
             raise RattleError(f"--data {word} does nothing at scale {scale.name}, where {only}")
         else:
             files[name] = file
-    given = {name: getattr(options, name) for name in ("epochs", "train_size", "n", "autoattack_n", "extra")}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {}
+    for name in ("epochs", "train_size", "n", "autoattack_n", "extra"):
+        if getattr(options, name) is not None:
+            given[name] = getattr(options, name)
     return replace(scale, sources=files, root=options.data_root, **given)
 
 
@@ -130,8 +130,7 @@ def print_plan(planned: Plan, states: States) -> None:
 
     rows = []
     for key in dict.fromkeys(key for key, _ in planned.jobs):
-        count = Counter(states[key, seed] for seed in planned.seeds)
-        state = next(iter(count)) if len(count) == 1 else ", ".join(f"{n} {one}" for one, n in count.items())
+        state = " ".join(states[key, seed] for seed in planned.seeds)
         job = planned.jobs[key, planned.seeds[0]]
         first = ", ".join(trained_first(job.recipe, job.run))
         name = key.removeprefix("recipe=") + (f" (teachers first: {first})" if first else "")
@@ -142,16 +141,9 @@ def print_plan(planned: Plan, states: States) -> None:
 
 
 def confirm(options: Options) -> None:
-    """Ask before long work, which scale tiny is not; refuse it where nobody can be asked."""
-    if options.yes or options.scale == "tiny":
-        return
-    sentence = f"Table {options.table} at scale {options.scale} takes hours or more"
-    if not sys.stdin.isatty():
-        raise RattleError(f"{sentence}: give --yes to start it")
-    sys.stderr.write(f"{sentence}. Start? [y/N] ")  # stdout may be redirected to a file for the table
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise RattleError("nothing was started")
+    """Refuse long work, which scale tiny is not, without the user's word."""
+    if not options.yes and options.scale != "tiny":
+        raise RattleError(f"Table {options.table} at scale {options.scale} takes hours or more: give --yes to start it")
 
 
 def print_cost(options: Options, scale: Scale, title: str, console: Console) -> None:
@@ -181,15 +173,3 @@ def print_result(printed: PrintedTable, number: int, options: Options, console: 
     else:
         say(writer.WRITERS[options.format][0](printed), end="")
     console.log("written: " + ", ".join(map(str, paths)))
-
-
-def print_landscapes(planned: Plan, draw: bool, console: Console) -> None:
-    """Figures 2 and 3, or the command that draws them."""
-    from rattle.analysis.prepare import compute_landscapes
-    from rattle.paper.run import landscape_pairs
-
-    for folders in landscape_pairs(planned):
-        if draw:
-            say("\n".join(map(str, compute_landscapes(folders, console=console))))
-        else:
-            console.log(f"Figures 2 and 3 for these two: rattle landscape {' '.join(folders)}")

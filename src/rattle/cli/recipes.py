@@ -11,7 +11,7 @@ from rattle.cli.console import say
 from rattle.cli.options import parse
 from rattle.errors import RattleError
 from rattle.models.registry import list_models
-from rattle.objectives.registry import AWP, GROUPS, METHODS, TAYLOR, variants_of
+from rattle.objectives.registry import GROUPS, METHODS
 from rattle.recipes.names import DATASETS, TIMM, list_recipes, split_method, split_recipe
 from rattle.runs import zoo
 
@@ -88,16 +88,14 @@ def method_lines() -> Iterator[str]:
 
 def name_lines() -> list[str]:
     """How a recipe's name is built."""
-    no_taylor = [name for name in METHODS if not {*TAYLOR} & {*variants_of(name)}]
-    awp = [name for name in METHODS if {*AWP} & {*variants_of(name)}]
     rows = {
         "DATASET": ", ".join(DATASETS),
         "NORM": "linf, l2",
         "MODEL": f"{', '.join(list_models())}; cnn for the digits; {', '.join(TIMM)} of timm",
         "METHOD": "one of the above, and then, each if wanted:",
-        "  -awp": f"adversarial weight perturbation (Wu et al. 2020): {', '.join(awp)}",
+        "  -awp": "adversarial weight perturbation (Wu et al. 2020), on many methods",
         "  -sam, -asam": "sharpness-aware minimisation in its place, on any method",
-        "  -1st, -2nd": f"the paper's Taylor terms; not for {', '.join(no_taylor)}",
+        "  -1st, -2nd": "the paper's Taylor terms, on most methods",
         "  -released": "trades-2nd and trades-awp-2nd as the authors released them",
         "  -fast": "about a third of the cost",
     }

@@ -14,6 +14,7 @@ from rattle.cli import custom
 from rattle.cli.console import Console, say
 from rattle.cli.options import is_given, parse, take
 from rattle.errors import RattleError
+from rattle.models.registry import check_model
 from rattle.recipes.names import check_recipe
 from rattle.runs.paths import Run, slugify
 
@@ -50,7 +51,10 @@ def main(args: list[str]) -> None:
         print(USAGE)
         parse(Options, ["--help"], "train RECIPE")
     if "WORLD_SIZE" not in os.environ:  # ranks refuse together, below
-        check_names(args)
+        if args[0] == "custom":
+            custom.check_names(args[1:])
+        else:
+            check_recipe(args[0])
     from rattle.cli.overview import overview
     from rattle.models.user import is_code
     from rattle.runs import distributed
@@ -71,14 +75,6 @@ def main(args: list[str]) -> None:
             return
     trust = " --trust-code" if is_code(recipe.model) else ""
     say(f"trained into {run.folder}; evaluate it with: rattle evaluate {run.folder} --attacks pgd20 cw20{trust}")
-
-
-def check_names(args: list[str]) -> None:
-    """Refuse a mistyped recipe, dataset, model or method. Imports no torch."""
-    if args[0] == "custom":
-        custom.check_names(args[1:])
-    else:
-        check_recipe(args[0])
 
 
 def read(args: list[str], *, resume: bool = False) -> tuple[Options, Recipe, str]:
@@ -109,7 +105,10 @@ def read(args: list[str], *, resume: bool = False) -> tuple[Options, Recipe, str
     if resume:
         options = replace(options, resume=True, overwrite=False)
     check_folder(run, resume=options.resume, overwrite=options.overwrite)
-    check_settings(recipe, new=not (options.resume and run.exists()))
+    recipe.data.check()
+    check_model(recipe.model)
+    if not (options.resume and run.exists()):
+        recipe.refuse_idle()
     return options, recipe, out
 
 
@@ -177,13 +176,3 @@ def refuse_unsaid(recipes: Sequence[Recipe], args: list[str]) -> None:
     said = {part for word in args for part in (word, word.partition("=")[2])}
     for recipe in recipes:
         refuse_code([name for name in code_of(recipe) if name not in said], args[0])
-
-
-def check_settings(recipe: Recipe, *, new: bool) -> None:
-    """Refuse names that nothing has, and in a new run settings that do nothing."""
-    from rattle.models.registry import check_model
-
-    recipe.data.check()
-    check_model(recipe.model)
-    if new:
-        recipe.refuse_idle()

@@ -5,7 +5,7 @@ from rattle.stats import wilson
 
 NEAR_CHANCE = 1.5  # times the accuracy of guessing: the model does not do its job
 FINE = 2.0  # points to either side; a wider interval is worth more images
-STRONG = ("autoattack",)  # what the field takes for an answer; other attacks bound it from above
+STRONG = "autoattack"  # what the field takes for an answer; other attacks bound it from above
 
 
 def caveats_of(result: Evaluation, *, classes: int, test_images: int) -> str:
@@ -19,15 +19,13 @@ def caveats_of(result: Evaluation, *, classes: int, test_images: int) -> str:
     """
     reasons = []
     if result.clean_accuracy < NEAR_CHANCE / classes:
-        share = f"{100 * result.clean_accuracy:.1f} % with {classes} classes"
-        reasons.append(f"right weights, labels or normalisation (clean accuracy is near chance, {share})")
+        reasons.append("right weights, labels or normalisation (clean accuracy is near chance)")
     if result.warnings:
-        reasons.append(f"the cause of the warning{'s' if len(result.warnings) > 1 else ''} above")
-    if result.attacks and not any(name in STRONG for name in result.attacks):
+        reasons.append("the cause of the warnings above")
+    if result.attacks and STRONG not in result.attacks:
         reasons.append(f"a stronger attack ({', '.join(result.attacks)} can only overestimate; autoattack is the rule)")
-    robust = result.worst_case
-    n = len(robust)
-    interval = wilson(sum(robust), n)
+    n = result.n
+    interval = wilson(sum(result.worst_case), n)
     spread = 50 * (interval.high - interval.low)
     if spread > FINE and n < test_images:
         reasons.append(f"more images (n = {n:,} of {test_images:,} leaves {spread:.1f} points to a side)")

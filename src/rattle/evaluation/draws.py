@@ -94,19 +94,16 @@ def measure_all(plan: EvalPlan) -> Measured:
 
 
 def draws_of(plan: EvalPlan, measured: Measured) -> Draws:
-    """What a result says of the draws; batches do not share any."""
+    """What a result says of the draws on the clean images; batches do not share any."""
     batches = torch.arange(len(plan.y), device=plan.device).split(plan.batch_size)
-    variance = sum(measured[rows].variance for rows in batches)
-    return Draws(
-        count=plan.draws or 0,
-        eot=plan.eot or 0,
-        error=variance**0.5 / len(plan.y),
-        pilot=measured.pilot.tolist(),
-        majority=measured.majority.bool().tolist(),
-    )
+    rows = []
+    for batch in batches:
+        own = measured[batch]
+        rows.append({"pilot": own.pilot.tolist(), "majority": own.majority.tolist(), "variance": own.variance})
+    return join_draws(plan, dict(enumerate(rows)))
 
 
-def join_draws(plan: EvalPlan, found: Mapping[int, Mapping[str, Any]], n: int) -> Draws:
+def join_draws(plan: EvalPlan, found: Mapping[int, Mapping[str, Any]]) -> Draws:
     """What the rows of all batches say of the draws."""
     pilot, majority = [], []
     for first in sorted(found):
@@ -115,10 +112,10 @@ def join_draws(plan: EvalPlan, found: Mapping[int, Mapping[str, Any]], n: int) -
     return Draws(
         count=plan.draws or 0,
         eot=plan.eot or 0,
-        error=sum(row["variance"] for row in found.values()) ** 0.5 / n,
+        error=sum(row["variance"] for row in found.values()) ** 0.5 / len(pilot),
         pilot=pilot,
         majority=majority,
-        passes=sum(row["passes"] for row in found.values()) / n,
+        passes=sum(row.get("passes", 0) for row in found.values()) / len(pilot),
     )
 
 
@@ -139,6 +136,7 @@ def attack_random(
     clean: the batch without an attack. draws: K of a rate; eot: draws that attacks average over. The other parameters
     and what is returned are as in `attack_batch`; `flags` are rates.
     """
+    ensemble = isinstance(attack, Ensemble)
     components = attack.components() if isinstance(attack, Ensemble) else {"": attack}
     x_adv, found = x.clone(), clean[torch.arange(len(x), device=x.device)]
     expected = Expected(model, eot, derive_seed(seed, first, COMMON))
@@ -150,7 +148,7 @@ def attack_random(
             left = (found.pilot > 0).nonzero().squeeze(1)
             try:
                 if len(left):
-                    own = spawn(streams[left], number) if isinstance(attack, Ensemble) else streams[left]
+                    own = spawn(streams[left], number) if ensemble else streams[left]
                     points = component(expected, x[left].clone(), y[left], generator=own).to(x)
                     pilot = pilot_rates(model, points, y[left], draws)
                     worse = attack.threat.contains(points, x[left]) & (pilot < found.pilot[left])
@@ -159,14 +157,14 @@ def attack_random(
                         x_adv[rows] = points[worse]
                         found[rows] = measure(model, x_adv[rows], y[rows], pilot[worse], draws)
             except NoGradient:
-                if not isinstance(attack, Ensemble):
+                if not ensemble:
                     raise  # in an ensemble other components need none
             rates.append(found.rate.tolist())
             seconds.append(time.perf_counter() - begun)
     row = {
-        "flags": [rates[-1], *(rates if isinstance(attack, Ensemble) else [])],
+        "flags": [rates[-1], *rates] if ensemble else rates,
         "distances": [0.0] * len(x),
-        "part_seconds": seconds if isinstance(attack, Ensemble) else [],
+        "part_seconds": seconds if ensemble else [],
         "seconds": sum(seconds),
         "pilot": found.pilot.tolist(),
         "majority": found.majority.tolist(),

@@ -244,7 +244,7 @@ def evaluate(
     if check_model:
         accuracies = {name: attack.accuracy for name, attack in results.items()}
         parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in results.items()}
-        warnings += post_checks(result.clean_accuracy, accuracies, parts)
+        warnings += post_checks(accuracies, parts)
         result = replace(result, warnings=tuple(warnings))
     if plan.out is not None:
         finish(partial(save_results, result, plan.out), plan.out, chosen)
@@ -340,7 +340,7 @@ def run_attack(
         parts={part: flags[1 + i].tolist() for i, part in enumerate(components)},
         part_seconds=dict(zip(components, seconds[1:].tolist(), strict=True)),
         distances=distances.tolist() if isinstance(attack, DistanceAttack) and measured is None else [],
-        draws=None if measured is None else join_draws(plan, found, n),
+        draws=None if measured is None else join_draws(plan, found),
     )
     progress.finish(result)
     return result

@@ -69,12 +69,10 @@ def in_processes(
     except RattleError:
         raise
     except pickle.PicklingError as reason:
-        why = str(reason.__cause__ or reason).strip('"\n').splitlines()[-1]  # the last line of a traceback
-        raise RattleError(f"the model or attack cannot be sent to other processes ({why}); leave out jobs") from reason
+        raise RattleError("the model or attack cannot be pickled for other processes: leave out jobs") from reason
     except BrokenProcessPool as reason:
-        codes = str(reason).rpartition("exit codes of the workers are ")[2]
         raise RattleError(
-            f"a process that attacked batches was killed {codes}; the machine may be short of memory: try fewer jobs; "
+            "a process that attacked batches was killed; the machine may be short of memory: try fewer jobs; "
             "finished batches are kept when there is a folder for results"
         ) from reason
     except Exception as reason:  # of the network's own code

@@ -109,19 +109,16 @@ class Evaluation:
 
     @property
     def worst_case(self) -> list[bool] | list[float]:
-        """Correct under every attack, of the images that every attack was run on.
-
-        Of a random model the rate at the point whose pilot rate is lowest.
-        """
+        """Correct under every attack; of a random model the rate at the point whose pilot rate is lowest."""
         if self.draws:
             known = [(self.draws.pilot, self.clean)]
             known += [(a.draws.pilot, a.flags) for a in self.attacks.values() if a.draws]
             rates = []
-            for i in range(min(len(flags) for _, flags in known)):
-                lowest = min(known, key=lambda each: each[0][i])
-                rates.append(lowest[1][i])
+            for i in range(self.n):
+                _, lowest = min(known, key=lambda each: each[0][i])
+                rates.append(lowest[i])
             return rates
-        return [all(flags) for flags in zip(self.clean, *(a.flags for a in self.attacks.values()), strict=False)]
+        return [all(flags) for flags in zip(self.clean, *(a.flags for a in self.attacks.values()), strict=True)]
 
     @property
     def robust_accuracy(self) -> float:
@@ -136,19 +133,6 @@ class Evaluation:
     def worst_error(self) -> float:
         """The same of the robust accuracy: no more than that of the attack whose draws differ most."""
         return max([self.error, *(attack.error for attack in self.attacks.values())])
-
-    def alone(self, name: str) -> "Evaluation":
-        """One attack and the images it was run on."""
-        attack = self.attacks[name]
-        n = len(attack.flags)
-        return replace(
-            self,
-            clean=self.clean[:n],
-            attacks={name: attack},
-            labels=self.labels and self.labels[:n],
-            index=self.index and self.index[:n],
-            images=self.images and self.images[:n],
-        )
 
     def records(self) -> list[Plain]:
         """A flat row for the clean images, each attack and each part of an ensemble, for a table or a data frame."""
@@ -165,11 +149,7 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         """The table of `__str__` for a notebook."""
-        rows = []
-        for line in str(self).splitlines():
-            cells = re.split(" {2,}", line)  # one in a warning
-            rows.append("".join(f'<td colspan="{6 - len(cells)}">{escape(cell)}</td>' for cell in cells))
-        return f"<table><tr>{'</tr><tr>'.join(rows)}</tr></table>"
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         """A small table: accuracy in percent with its 95 % interval, n, and seconds; then the warnings."""
@@ -207,14 +187,11 @@ class Evaluation:
             "attacks": {name: a.to_plain() for name, a in self.attacks.items()},
             "clean_flags": numbers(self.clean),
         }
-        if self.labels is not None:
-            plain["labels"] = self.labels
+        for key in ("labels", "index", "images"):
+            if getattr(self, key) is not None:
+                plain[key] = getattr(self, key)
         if self.draws:
             plain["draws"] = self.draws.to_plain()
-        if self.index is not None:
-            plain["index"] = self.index
-        if self.images is not None:
-            plain["images"] = self.images
         return plain | {"advice": list(self.warnings)}
 
 
@@ -266,7 +243,7 @@ def check_name(name: str) -> str:
 def save_results(result: Evaluation, folder: Path) -> None:
     """Write ATTACK.json for each attack: what `Evaluation.to_plain` gives for that attack alone."""
     for name in result.attacks:
-        plain = result.alone(name).to_plain()
+        plain = replace(result, attacks={name: result.attacks[name]}).to_plain()
         write_atomically(folder / f"{check_name(name)}.json", json.dumps(plain, default=str).encode())
 
 
@@ -334,8 +311,8 @@ def load_results(folder: Path) -> tuple[dict[str, StoredResult], list[str]]:
 
 def stored_result(plain: Plain, name: str) -> StoredResult:
     """One attack of a result file; if that is damaged, one of the errors that `load_results` catches."""
-    entry = plain["attacks"][name]
-    random, number = "draws" in plain, float if "draws" in plain else int
+    entry, random = plain["attacks"][name], "draws" in plain
+    number = float if random else int
     found = StoredResult(
         attack=name,
         settings=dict(tidy(entry.get("settings") or {})),
@@ -350,16 +327,10 @@ def stored_result(plain: Plain, name: str) -> StoredResult:
         clean_error=float(plain["draws"]["error"]) if random else 0.0,
     )
     n = len(found.flags)
-    if (
-        n == 0
-        or len(found.clean) != n
-        or len(found.index) != n
-        or len(found.images) not in (0, n)
-        or len(found.labels) not in (0, n)
-    ):
-        raise ValueError(name)
-    values = {*found.flags, *found.clean}
-    if not (all(0 <= value <= 1 for value in values) if random else values <= {0, 1}):
+    for values in (found.flags, found.clean, found.index, found.images or found.index, found.labels or found.index):
+        if len(values) != n or n == 0:
+            raise ValueError(name)
+    if not all(0 <= value <= 1 for value in found.flags + found.clean):
         raise ValueError(name)
     return found
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rattle.evaluation.results import worst_class
 from rattle.stats import Interval, error_of_images, mcnemar, normal, seeds_interval, student, t_interval, welch, wilson
@@ -36,10 +37,12 @@ class Sample:
 
     def at(self, rows: Sequence[int]) -> "Sample":
         """The same of these images alone."""
-        flags = tuple(tuple(each[i] for i in rows) for each in self.flags)
-        images, places = (tuple(each[i] for i in rows) if each else () for each in (self.images, self.places))
-        labels = tuple(self.labels[i] for i in rows) if self.labels else ()
-        return replace(self, flags=flags, images=images, places=places, labels=labels)
+
+        def chosen(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(values[i] for i in rows) if values else ()
+
+        which = {"images": chosen(self.images), "places": chosen(self.places), "labels": chosen(self.labels)}
+        return replace(self, flags=tuple(map(chosen, self.flags)), **which)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
