@@ -23,6 +23,7 @@ import torch
 import yaml
 from safetensors.torch import save as serialise
 
+import rattle
 from fuzz import doors, formats, mutate
 from fuzz.commands import Refused, command
 from rattle.data.registry import Data
@@ -55,8 +56,14 @@ def base() -> Path:
     for name in ("evil.py", "package/__init__.py", "package/module.py"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(CANARY)
-    x, y, x_test, y_test = (part.numpy() for part in digits())
-    np.savez(folder / "images.npz", x_train=x[:40], y_train=y[:40], x_test=x_test[:20], y_test=y_test[:20])
+    x, y, _, _ = digits()
+    arrays = {
+        "x_train": x[:40].numpy(),
+        "y_train": y[:40].numpy(),
+        "x_test": x[40:60].numpy(),
+        "y_test": y[40:60].numpy(),
+    }
+    np.savez(folder / "images.npz", **arrays)
     torch.save(small_cnn().state_dict(), folder / "weights.pt")
     return folder
 
@@ -83,32 +90,35 @@ def checkpoints(rng: random.Random) -> None:
     saved = read(Path("run/checkpoints/best.safetensors"))
     progress = {"epoch": 1, "batch": 0, "step": 2, "sums": {"clean": 1.0}, "best": 0.5, "best_epoch": 1}
     progress |= {"metrics_size": 0, "rate": 1.0, "closed": False}
-    plain: dict[str, Any] = {"classes": list(saved.classes), "shape": [1, 8, 8], "progress": progress if last else {}}
-    recipe, tensors, how = yaml.safe_load(RECIPE.to_yaml()), dict(saved.tensors), rng.random()
+    texts = {"format": "2", "recipe": RECIPE.to_yaml(), "classes": list(saved.classes), "shape": [1, 8, 8]}
+    texts |= {"progress": progress if last else {}}
+    plain, tensors, how = {**texts}, dict(saved.tensors), rng.random()
     if how < 0.5:
-        chosen = rng.choice(sorted(plain))
-        plain[chosen] = mutate.data(rng, plain[chosen])
+        chosen = rng.choice(("classes", "shape", "progress"))
+        plain[chosen] = mutate.data(rng, [plain[chosen]])
+        plain[chosen] = plain[chosen][0] if isinstance(plain[chosen], list) and plain[chosen] else plain[chosen]
     elif how < 0.75:
-        recipe = mutate.data(rng, recipe)
+        plain["recipe"] = yaml.safe_dump(mutate.data(rng, yaml.safe_load(RECIPE.to_yaml())), allow_unicode=True)
     else:
         found = mutate.state_dict(rng, tensors)
         tensors = {str(k): v for k, v in found.items() if storable(v)} if isinstance(found, dict) else {}
-    texts = {"format": "2", "recipe": yaml.safe_dump(recipe, allow_unicode=True)}
-    texts |= {key: json.dumps(value) for key, value in plain.items()}
-    if rng.random() < 0.1:
-        del texts[rng.choice(sorted(texts))]
-    texts = {key: text.encode("utf-8", "replace").decode() for key, text in texts.items()}
+    kept = {k: v if isinstance(v, str) else json.dumps(v) for k, v in plain.items() if rng.random() > 0.02}
+    kept = {k: v.encode("utf-8", "replace").decode() for k, v in kept.items()}
     tensors = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
-    content = serialise(tensors, {**texts, "digest": digest(tensors, texts)})
+    content = serialise(tensors, {**kept, "digest": digest(tensors, kept)})
     Path(f"run/checkpoints/{'last' if last else 'best'}.safetensors").write_bytes(content)
     if last:
         command(["train", "run", "--resume", "--log", "none"])
         return
-    ways = [["evaluate", "run", *FEW], ["export", "run"], ["transfer", "--from", "run", "--to", "run", *FEW]]
+    ways = [["load"], ["evaluate", "run", *FEW], ["export", "run"], ["transfer", "--from", "run", "--to", "run", *FEW]]
     if rng.random() < 0.1:  # these take longer
         ways = [["push", "run", "me/x", "--to", "pushed"], ["report", "run"]]
         ways += [["fidelity", "run", "--n", "2", "--draws", "1", "--sigmas", "0.1"]]
-    command(rng.choice(ways))
+    words = rng.choice(ways)
+    if words == ["load"]:
+        rattle.load("run")
+    else:
+        command(words)
 
 
 def storable(value: Any) -> bool:
@@ -190,9 +200,44 @@ WORDS = {
 }
 NEEDED = {"train": ["--epochs", "1", "--data.train-size", "20", "--log", "none"]}
 NEEDED |= {"landscape": ["--images", "0"], "evaluate": ["--n", "4", "--attacks", "fgsm"], "report": ["--no-compute"]}
-ARGUMENTS = """-1 0 1 3 nan inf -inf 1e30 8/255 1/0 x run shown gone fgsm digits digits-linf-cnn-trades images.npz
-weights.pt evil.py zoo:x hf:x linf l2 none csv /dev/null . .. -- - --help 99999999999999999999"""
-VALUES = [*ARGUMENTS.split(), "", "é", "\x1b[2J", "\udc80"]
+VALUES = [
+    "-1",
+    "0",
+    "1",
+    "3",
+    "nan",
+    "inf",
+    "-inf",
+    "1e30",
+    "8/255",
+    "1/0",
+    "x",
+    "run",
+    "shown",
+    "gone",
+    "fgsm",
+    "digits",
+    "digits-linf-cnn-trades",
+    "images.npz",
+]
+VALUES += [
+    "weights.pt",
+    "evil.py",
+    "zoo:x",
+    "hf:x",
+    "linf",
+    "l2",
+    "none",
+    "csv",
+    "/dev/null",
+    ".",
+    "..",
+    "--",
+    "-",
+    "--help",
+    "99999999999999999999",
+]
+VALUES += ["", "é", "\x1b[2J", "\udc80"]
 
 
 def moved(rng: random.Random) -> None:
@@ -211,7 +256,12 @@ def moved(rng: random.Random) -> None:
     else:
         place.symlink_to(part.absolute())
     name = rng.choice(("run", str(place)))
-    ways = [["evaluate", name, "--data", "images.npz", *FEW], ["table", name], ["export", name]]
+    ways = [
+        ["evaluate", name, *FEW],
+        ["evaluate", name, "--data", "images.npz", *FEW],
+        ["table", name],
+        ["export", name],
+    ]
     ways += [["train", name, "--resume", "--log", "none"], ["train", name, "--out", "again", "--log", "none"]]
     command(rng.choice(ways))
 

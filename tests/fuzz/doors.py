@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,24 @@ import rattle
 from support.tiny_runs import digits
 from support.training import tiny
 
-NUMBERS: list[Any] = [-1, 0, 1, 3, 0.5, 10**30, float("nan"), float("inf"), "x", "0.1", None, [], True, torch.ones(2)]
+NUMBERS: list[Any] = [
+    -1,
+    0,
+    1,
+    3,
+    0.5,
+    10**6,
+    10**9,
+    10**30,
+    float("nan"),
+    float("inf"),
+    "x",
+    "0.1",
+    None,
+    [],
+    True,
+    torch.ones(2),
+]
 WORDS: list[Any] = ["", "x", "pgd3", "linf", "l2", "digits", "cnn", "../x", "a\x00b", "é", None, 3, b"x", ["cnn"]]
 
 
@@ -143,9 +159,16 @@ def odd_labels(rng: random.Random, y: torch.Tensor) -> Any:
 
 
 def odd_delta(rng: random.Random, delta: dict[str, torch.Tensor]) -> Any:
-    change = rng.choice([torch.Tensor.double, torch.Tensor.half, lambda d: d[:1], lambda d: d.to("meta")])
-    changed = {name: change(d) for name, d in delta.items()}
-    made = [changed, changed, {"x": torch.zeros(2)}, {1: torch.zeros(1)}, {"1.weight": 0.1}, {}, [], 3, torch.zeros(2)]
+    made: list[Any] = [
+        {"x": torch.zeros(2)},
+        {name: d[:1] for name, d in delta.items()},
+        None,
+        [],
+        3,
+        {"1.weight": 0.1},
+    ]
+    made += [{name: d.double() for name, d in delta.items()}, {name: d.to("meta") for name, d in delta.items()}, {}]
+    made += [{name: d.half() for name, d in delta.items()}, {1: torch.zeros(1)}, torch.zeros(2)]
     return rng.choice(made)
 
 
@@ -217,10 +240,10 @@ def python(rng: random.Random) -> None:
         rattle.S2OTrades,
     ]
     chosen = rng.choice(objectives)
-    few = {"attacks": "fgsm", "epsilon": 0.1, "norm": "linf", "batch_size": 2, "seed": 0, "jobs": 1}
+    few = {"attacks": "fgsm", "epsilon": 0.1, "n": 4, "norm": "linf", "batch_size": 2, "seed": 0, "jobs": 1}
     recipe = tiny("at", batch_size=2, epochs=1)
     doors: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-        *[(partial(loss, chosen), batch | {"head": "1"})] * 3,
+        *[(lambda **given: loss(chosen, **given), batch | {"head": "1"})] * 3,
         (
             sampled_loss,
             batch | {"u": (delta,), "mode": rng.choice(["exact", "sampled", "head"])},
@@ -231,7 +254,8 @@ def python(rng: random.Random) -> None:
             {"model": model, "sigma": 0.1, "scale": "filter"},
         ),
         (climbing(rattle.AWP), {"model": model, "gradients": delta, "gamma": 0.1}),
-        (climbing(rng.choice([rattle.SAM, rattle.ASAM])), {"model": model, "gradients": delta, "rho": 0.1}),
+        (climbing(rattle.SAM), {"model": model, "gradients": delta, "rho": 0.1}),
+        (climbing(rattle.ASAM), {"model": model, "gradients": delta, "rho": 0.1}),
         (rattle.EMA, {"decay": 0.9, "start": 0.5}),
         (rattle.SWA, {"start": 0.5}),
         (rattle.Threat, {"norm": "linf", "epsilon": 0.1}),
@@ -243,8 +267,16 @@ def python(rng: random.Random) -> None:
             {"name": "apgd-ce", "epsilon": 0.1, "steps": 2, "rho": 0.5},
         ),
         *[(attack_of(rng), {"model": model, "x": x, "y": y})] * 3,
-        (rattle.evaluate, {"model": model, "x": x, "y": y, **few}),
-        (rattle.benchmark, {"model": model, "data": (x, y), "n": 4, **few}),
+        (
+            lambda model, x, y, **more: rattle.evaluate(model, x, y, **more),
+            {
+                "model": model,
+                "x": x,
+                "y": y,
+                **{k: few[k] for k in ("attacks", "epsilon", "norm", "batch_size", "seed", "jobs")},
+            },
+        ),
+        (lambda model, data, **more: rattle.benchmark(model, data, **more), {"model": model, "data": (x, y), **few}),
         (
             lambda model, data: rattle.fit(recipe, "fitted", model=model, data=data),
             {"model": model, "data": tuple(part[:8] for part in digits()[:2])},

@@ -36,9 +36,15 @@ def cifar_batches(rng: random.Random) -> Files:
     files, protocol = {}, rng.choice((2, 2, 3, 4, 5))
     for name in (*CIFAR10.train, CIFAR10.test):
         batch: Any = {b"data": pixels(rng, 4, 3072), CIFAR10.labels.encode(): [rng.randrange(10) for _ in range(4)]}
-        if rng.random() < 0.2:
-            others = [mutate.array(rng, batch[b"data"]), mutate.data(rng, [1, 2, 3, 4]), Evil()]
-            batch[rng.choice((b"data", b"labels", b"x"))] = rng.choice(others)
+        how = rng.random()
+        if how < 0.05:
+            batch[b"data"] = mutate.array(rng, batch[b"data"])
+        elif how < 0.1:
+            batch = mutate.data(rng, {"data": 3, "labels": [1, 2, 3]})
+        elif how < 0.15:
+            batch[rng.choice((b"data", b"labels", b"x"))] = Evil()
+        elif how < 0.2:
+            batch[b"labels"] = mutate.data(rng, [1, 2, 3, 4])
         files[name] = dumped(batch, protocol)
     names: Any = {CIFAR10.names.encode(): [f"class {i}".encode() for i in range(10)]}
     files[CIFAR10.meta] = dumped(
@@ -73,16 +79,22 @@ def mnist(rng: random.Random) -> Files:
 
 def folder(rng: random.Random) -> Files:
     """Pictures of several formats, modes and sizes under class folders, some of them no pictures at all."""
-    files = {}
+    files, odd = {}, rng.random() < 0.7
     for part in rng.choice((("train/", "test/"), ("",), ("train/",))):
         for name in ("a", "b", rng.choice(("c", "\udc80", "é", " ", "x" * 200))):
             for number in range(2):
-                size, mode = (8, 8), "RGB"
-                if rng.random() < 0.1:
-                    size, mode = rng.choice(((1, 1), (9, 8), (8, 4000))), rng.choice(("L", "RGBA", "P", "1", "I;16"))
+                size = rng.choice(((8, 8), (1, 1), (9, 8), (8, 4000))) if odd and rng.random() < 0.1 else (8, 8)
+                mode = rng.choice(("L", "RGBA", "P", "1", "I;16", "CMYK", "F")) if odd and rng.random() < 0.1 else "RGB"
+                kind, suffix = rng.choice(
+                    (("PNG", "png"), ("PNG", "png"), ("JPEG", "jpg"), ("GIF", "png"), ("TIFF", "jpeg"))
+                )
                 file = io.BytesIO()
-                Image.new(mode, size).save(file, rng.choice(("PNG", "TIFF")))
-                files[f"pictures/{part}{name}/{number}.{rng.choice(('png', 'jpg'))}"] = file.getvalue()
+                try:
+                    Image.new(mode, size).save(file, kind)
+                except (OSError, ValueError, KeyError):  # not every format holds every mode
+                    Image.new("RGB", size).save(file, "PNG")
+                content = mutate.content(rng, file.getvalue()) if odd and rng.random() < 0.15 else file.getvalue()
+                files[f"pictures/{part}{name}/{number}.{suffix}"] = content
     return files
 
 

@@ -19,8 +19,19 @@ ODD += [float("inf"), float("-inf"), float("nan"), "", "x", "8/255", "1/0", "nan
 ODD += ["\ud800", "é", "../../etc/passwd", "evil.py:build", "package.module:build", "os:abort", "python:Net", "timm:x"]
 ODD += ["memory:0", "zoo:none", "cnn", "wrn34-10", "wrn7-1", "wrn99999-1", "cuda:7", "meta", "relu", [], [0.5], [[]]]
 ODD += [["a"], [None, 1], {}, {"kind": "PGD"}, {"kind": None}, {"": {}}, {"a": {"a": {"a": 1}}}, NESTED]
-TEXT = [*" \n\t:{}[]'\"#|>~\0é\ufeff\u2028\x85", "%YAML 9.9\n", "---\n", "...\n"]
-TEXT += ["- ", "&a ", "*a", "!!int ", "!!binary ", "<<: ", "null", "1e999", "0x", "2020-13-01"]
+TEXT = [
+    *" \n\t:{}[]'\"#|>~\0é\ufeff\u2028\x85",
+    "- ",
+    "&a ",
+    "*a",
+    "!!int ",
+    "!!binary ",
+    "<<: ",
+    "null",
+    "1e999",
+    "0x",
+]
+TEXT += ["%YAML 9.9\n", "---\n", "...\n", "2020-13-01"]
 
 
 def places(plain: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -77,16 +88,34 @@ def content(rng: random.Random, given: bytes) -> bytes:
 
 
 def array(rng: random.Random, given: np.ndarray) -> np.ndarray:
-    """An array of another dtype, shape or content; one may hold Python objects, which only a pickle could hold."""
-    kind = rng.choice(["f4", "f8", "f2", "i1", "i8", "u8", "?", "c8", "S3", "U3", ">i8"])
-    made = [given.reshape(-1), given[..., None], given[None][:0], given[None].repeat(2, 0), np.asfortranarray(given)]
-    made += [np.array(rng.choice(ODD[:18]), dtype=rng.choice([None, "f8", object]))]
-    if given.dtype.kind in "fiub":
+    """An array of another dtype, shape or content; a few may be Python objects, which only a pickle could hold."""
+    how = rng.randrange(9)
+    if given.dtype.kind == "U" and how in (0, 7):
+        return given.astype("S")
+    if given.ndim == 0 and how in (3, 6):
+        return given[None]
+    if how == 0:
+        return given.astype(rng.choice(["f4", "f8", "f2", "i1", "i8", "u8", "?", "c8", "S3", "U3", "M8[s]"]), copy=True)
+    if how == 1:
+        return given.reshape(-1)
+    if how == 2:
+        return given[..., None]
+    if how == 3:
+        return given[: rng.choice((0, 1, len(given) // 2))] if given.ndim else given
+    if how == 4:
+        return np.array(rng.choice(ODD[:18]), dtype=rng.choice([None, "f8", object]))
+    if how == 5 and given.size:
+        changed = given.copy()
         with np.errstate(all="ignore"):
-            value = np.asarray(rng.choice((-1, 255, 10**7, 2**40, float("nan"), float("inf")))).astype(given.dtype)
-        made += [given.astype(kind), np.where(np.arange(given.size).reshape(given.shape) == 0, value, given)]
-        made += [given.astype("f8") * 10**7]
-    return rng.choice(made)
+            value = rng.choice((-1, 255, 10**7, 2**40, float("nan"), float("inf")))
+            kind = np.asarray(value).astype(changed.dtype) if changed.dtype.kind in "fiub" else changed.flat[0]
+            changed.flat[rng.randrange(changed.size)] = kind
+        return changed
+    if how == 6:
+        return np.asfortranarray(given) if given.ndim > 1 else given[::-1]
+    if how == 7:
+        return given.astype(">i8") if given.dtype.kind in "iub" else given
+    return given.astype("i8") * 10**7 if given.dtype.kind in "iub" else -given if given.dtype.kind == "f" else given
 
 
 def archive(rng: random.Random, arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -116,26 +145,52 @@ def archive(rng: random.Random, arrays: dict[str, np.ndarray], path: Path) -> No
 
 def tensor(rng: random.Random, given: torch.Tensor) -> Any:
     """A tensor of another dtype, shape, content or kind; or no tensor."""
-    kinds = [torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
-    made: list[Any] = [given.to(rng.choice(kinds)), given[None], given.reshape(-1)[:1], given.to("meta")]
-    made += [torch.full_like(given.float(), rng.choice((float("nan"), float("inf"), 1e38, 0.0)))]
-    made += [given.float().reshape(-1).to_sparse(), torch.quantize_per_tensor(given.float(), 0.1, 0, torch.qint8)]
-    made += [torch.zeros(1).expand(2**20, 2**10), torch.nn.Parameter(given.float()), torch.empty(0)]
-    made += [None, 3, "x", [given], {"a": given}]
-    return rng.choice(made)
+    how = rng.randrange(12)
+    if how == 0:
+        return given.to(
+            rng.choice([torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.bool, torch.complex64])
+        )
+    if how == 1:
+        return given[None]
+    if how == 2:
+        return given.reshape(-1)[: rng.choice((0, 1, 3))]
+    if how == 3:
+        return torch.full_like(given.float(), rng.choice((float("nan"), float("inf"), 1e38, 0.0)))
+    if how == 4:
+        return given.float().reshape(-1).to_sparse()
+    if how == 5:
+        return torch.quantize_per_tensor(given.float(), 0.1, 0, torch.qint8)
+    if how == 6:
+        return given.to("meta")
+    if how == 7:
+        return torch.zeros(1).expand(2**20, 2**10)
+    if how == 8:
+        return torch.nn.Parameter(given.float())
+    if how == 9:
+        return given.T if given.ndim == 2 else given.clone()
+    return rng.choice([None, 3, "x", [given], {"a": given}, torch.Size([2]), b"x"]) if how == 10 else torch.empty(0)
 
 
 def state_dict(rng: random.Random, given: dict[str, torch.Tensor]) -> Any:
     """What somebody saved in place of a state dict."""
+    found: dict[Any, Any] = dict(given)
     name = rng.choice(sorted(given))
-    changed = given | {name: tensor(rng, given[name])}
-    missing = {key: value for key, value in given.items() if key != name}
-    renamed = {rng.choice([3, "", "a.b", "module." + name, None, (1, 2)]): given[name], **given}
-    wrapped: dict[Any, Any] = {rng.choice(["state_dict", "model", "ema", "x", 3, "best"]): given}
-    circle = dict(wrapped)
-    circle["state_dict"] = circle
-    others = [[], {}, None, 3, "x", given[name], [given], {"model": {"model": {}}}]
-    return rng.choice([changed, changed, changed, missing, renamed, wrapped, circle, rng.choice(others)])
+    how = rng.randrange(8)
+    if how < 3:
+        found[name] = tensor(rng, given[name])
+    elif how == 3:
+        del found[name]
+    elif how == 4:
+        found[rng.choice([3, "", "a.b", "module." + name, None, (1, 2)])] = found[name]
+    elif how == 5:
+        found = {rng.choice(["state_dict", "model", "ema", "x", 3, "best"]): found}
+        if rng.random() < 0.5:
+            found["state_dict"] = found  # a circle
+    elif how == 6:
+        found = {key: tensor(rng, value) for key, value in given.items()}
+    else:
+        return rng.choice([[], {}, None, 3, "x", given[name], [given], {"model": {"model": {}}}])
+    return found
 
 
 def as_json(rng: random.Random, plain: Any) -> str:
