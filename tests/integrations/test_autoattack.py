@@ -72,7 +72,7 @@ def test_it_prints_the_references_lines_and_logs_them(tmp_path: Path, capsys: py
 
 
 @pytest.mark.usefixtures("short")
-def test_after_an_interruption_it_resumes_and_all_examples_come_back(
+def test_after_an_interruption_it_goes_on_and_all_examples_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = images(20)
@@ -82,7 +82,7 @@ def test_after_an_interruption_it_resumes_and_all_examples_come_back(
 
     def interrupted(*args: object, **options: object) -> object:
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 6:
             raise KeyboardInterrupt
         return real(*args, **options)
 
@@ -91,7 +91,7 @@ def test_after_an_interruption_it_resumes_and_all_examples_come_back(
         AutoAttack(small_cnn(), **settings).run_standard_evaluation(x, y, bs=5, state_path=tmp_path / "state")
     again = AutoAttack(small_cnn(), **settings).run_standard_evaluation(x, y, bs=5, state_path=tmp_path / "state")
     assert torch.equal(again, whole)
-    assert len(calls) == 3 + 2  # of four batches, two were done
+    assert len(calls) == 6 + 3  # of eight batches, five were done
 
 
 @pytest.mark.usefixtures("short")

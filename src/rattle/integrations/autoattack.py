@@ -7,7 +7,6 @@ x_adv = adversary.run_standard_evaluation(x, y, bs=250)
 
 import tempfile
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,12 +17,11 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.autoattack import components
-from rattle.attacks.diagnostics import find_warnings
-from rattle.attacks.ensemble import AttackSequence
 from rattle.errors import RattleError, unknown
+from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
-from rattle.evaluation.results import Evaluation
-from rattle.evaluation.verify import load_images
+from rattle.evaluation.results import read_result
+from rattle.evaluation.verify import SavedImages, load_images
 from rattle.inputs import logits_of
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
@@ -77,30 +75,25 @@ class AutoAttack:
         """
         attacks = self.chosen()
         self.log(f"using {self.version} version including {', '.join(attacks)}.")
-        x_adv, result = self.run(attacks, x_orig, y_orig, bs, state_path)
-        self.log(f"initial accuracy: {result.clean_accuracy:.2%}")
-        found, seconds = result.attacks["autoattack"], 0.0
-        for name, flags in found.parts.items():
-            seconds += found.part_seconds[name]
-            accuracy = sum(flags) / len(flags)
-            self.log(f"robust accuracy after {name.upper()}: {accuracy:.2%} (total time {seconds:.1f} s)")
-        largest, missing = float(self.threat.distance(x_adv, x_orig).max()), int(x_adv.isnan().sum())
-        extremes = f"max: {float(x_adv.max()):.5f}, min: {float(x_adv.min()):.5f}"
-        self.log(f"max {self.norm} perturbation: {largest:.5f}, nan in tensor: {missing}, {extremes}")
-        self.log(f"robust accuracy: {found.accuracy:.2%}")
+        x_adv = self.run(attacks, x_orig, y_orig, bs, state_path)
         return (x_adv, self.labels(x_adv, bs).to(y_orig)) if return_labels else x_adv
 
     def run_standard_evaluation_individual(
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
     ) -> dict[str, Any]:
         """Each attack on all images, on its own: {attack: adversarial images (and labels)}."""
-        attacks, found = self.chosen(), {}
+        attacks, verbose, found = self.chosen(), self.verbose, {}
         self.log(f"using {self.version} version including {', '.join(attacks)}")
         for name, attack in attacks.items():
-            x_adv, result = self.run({name: attack}, x_orig, y_orig, bs)
-            found[name] = (x_adv, self.labels(x_adv, bs).to(y_orig)) if return_labels else x_adv
-            accuracy, seconds = result.robust_accuracy, result.attacks["autoattack"].seconds
-            self.log(f"robust accuracy by {name.upper()}\t{accuracy:.2%}\t(time attack: {seconds:.1f} s)")
+            begun, self.verbose = time.time(), False
+            try:
+                x_adv = self.run({name: attack}, x_orig, y_orig, bs)
+                labels = self.labels(x_adv, bs)
+            finally:
+                self.verbose = verbose
+            found[name] = (x_adv, labels.to(y_orig)) if return_labels else x_adv
+            accuracy = float((labels == y_orig.cpu()).double().mean())
+            self.log(f"robust accuracy by {name.upper()}\t{accuracy:.2%}\t(time attack: {time.time() - begun:.1f} s)")
         return found
 
     def clean_accuracy(self, x_orig: Tensor, y_orig: Tensor, bs: int = 250) -> float:
@@ -129,24 +122,31 @@ class AutoAttack:
         y_orig: Tensor,
         bs: int,
         state_path: str | Path | None = None,
-    ) -> tuple[Tensor, Evaluation]:
+    ) -> Tensor:
         """Each attack on the images that the ones before it did not break; the images, changed where one succeeded."""
         device = next(self.model.parameters(), x_orig).device
         x, y = x_orig.to(device), y_orig.to(device)
-        for sentence in find_warnings(self.model, x, y, attacks):
-            warnings.warn(sentence, stacklevel=3)
-        seed = self.seed
-        if seed is None:  # with a folder the same call must draw the same
-            seed = 0 if state_path else int(time.time())
-        folder = nullcontext(str(state_path)) if state_path else tempfile.TemporaryDirectory()
+        seed = self.seed or 0
+        if self.seed is None and state_path is None:
+            seed = int(time.time())
+        robust = evaluate(self.model, x, y, {}, batch_size=bs, check_model=False, quiet=True).clean
+        self.log(f"initial accuracy: {sum(robust) / len(robust):.2%}")
+        x_adv, begun = x.clone(), time.time()
+        folder = tempfile.TemporaryDirectory() if state_path is None else nullcontext(str(state_path))
         with folder as place:
-            sequence = {"autoattack": AttackSequence(dict(attacks))}
-            settings = {"batch_size": bs, "seed": seed, "check_model": False, "quiet": not self.verbose}
-            result = evaluate(self.model, x, y, sequence, out=place, save_adversarial=True, **settings)
-            broken = load_images(Path(place) / "autoattack-adversarial.npz")
-        x_adv = x.clone()
-        x_adv[broken.index.to(device)] = broken.x_adv.to(x_adv)
-        return x_adv.to(x_orig.device), result
+            for number, (name, attack) in enumerate(attacks.items()):
+                if not any(robust):
+                    break
+                settings = {"batch_size": bs, "seed": seed + number, "mask": robust}  # other draws for each
+                robust, broken = attacked(self.model, x, y, name, attack, Path(place), settings)
+                x_adv[broken.index.to(device)] = broken.x_adv.to(x_adv)
+                accuracy, seconds = sum(robust) / len(robust), time.time() - begun
+                self.log(f"robust accuracy after {name.upper()}: {accuracy:.2%} (total time {seconds:.1f} s)")
+        largest, missing = float(self.threat.distance(x_adv, x).max()), int(x_adv.isnan().sum())
+        extremes = f"max: {float(x_adv.max()):.5f}, min: {float(x_adv.min()):.5f}"
+        self.log(f"max {self.norm} perturbation: {largest:.5f}, nan in tensor: {missing}, {extremes}")
+        self.log(f"robust accuracy: {sum(robust) / len(robust):.2%}")
+        return x_adv.to(x_orig.device)
 
     @torch.no_grad()
     def labels(self, x: Tensor, bs: int) -> Tensor:
@@ -162,3 +162,17 @@ class AutoAttack:
         if self.log_path is not None:
             with open(self.log_path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
+
+
+def attacked(
+    model: nn.Module, x: Tensor, y: Tensor, name: str, attack: Attack, folder: Path, settings: dict[str, Any]
+) -> tuple[list[bool], SavedImages]:
+    """One attack's flags and the images it broke; read from the folder if the attack was finished there before."""
+    key = cache_key(model, x, y, attack, **settings)
+    done = read_result(folder / f"{name}.json", name, key)
+    if done is None:
+        more = {"save_adversarial": True, "check_model": False, "metadata": {"mark": key}}
+        evaluate(model, x, y, {name: attack}, out=folder, quiet=True, **more, **settings)
+        done = read_result(folder / f"{name}.json", name, key)
+    assert done is not None, "evaluate has just written it"
+    return [bool(flag) for flag in done["attacks"][name]["flags"]], load_images(folder / f"{name}-adversarial.npz")
