@@ -105,13 +105,16 @@ def mcnemar(first: Sequence[float], second: Sequence[float]) -> McNemar:
     >>> mcnemar([1, 1, 1, 1, 0], [0, 0, 0, 1, 1]).p_mid
     0.375
     """
-    from scipy.stats import binom
-
     a, b = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
     only_first, only_second = int((a & ~b).sum()), int((b & ~a).sum())
     fewer, trials = min(only_first, only_second), only_first + only_second
-    p = float(2 * binom.cdf(fewer, trials, 0.5) - binom.pmf(fewer, trials, 0.5))
-    return McNemar(n=len(a), only_first=only_first, only_second=only_second, p_mid=min(1.0, p))
+    ways = tail = 1  # to choose k of the trials, and to choose at most k
+    for k in range(fewer):
+        ways = ways * (trials - k) // (k + 1)
+        tail += ways
+    return McNemar(
+        n=len(a), only_first=only_first, only_second=only_second, p_mid=min(1.0, (2 * tail - ways) / 2**trials)
+    )
 
 
 def summarise(values: Sequence[float]) -> Summary:

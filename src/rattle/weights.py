@@ -52,6 +52,8 @@ def weights_of(model: nn.Module, delta: Delta) -> dict[str, nn.Parameter]:
     """The model's parameters by name; refuses a delta that is not of them."""
     if not isinstance(model, nn.Module):
         raise RattleError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(delta, Mapping):
+        raise RattleError(f"perturbations of weights are a dict by parameter name, got {type(delta).__name__}")
     refuse_inference_tensors(model)
     parameters = dict(model.named_parameters())
     for name, d in delta.items():

@@ -90,7 +90,7 @@ def test_built_in_names_give_the_named_recipe(capsys: pytest.CaptureFixture[str]
         ("--data.name my.npz --model my_net.py", "FILE.py:FUNCTION"),
         ("--data.name my.npz --model my_net.py:bild", "did you mean 'build'?"),
         ("--data.name my.npz --model net.py:build", "no file net.py"),
-        ("--data.name my.npz --model my_net.py:build --head tail", "--head NAME (head= in Python): 3 [256"),
+        ("--data.name my.npz --model my_net.py:build --head tail", "--head NAME (head= in Python): 3"),
         ("--data.name my.npz --model cnn --data.val-size 9999", "none of the 100 training images"),
         ("--data.name my.npz --model cnn --log wandb", "wandb extra"),
     ],

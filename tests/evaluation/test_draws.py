@@ -162,7 +162,8 @@ def test_a_random_evaluation_repeats_resumes_and_says_its_draws(tmp_path: Path, 
     [
         ({"draws": 0}, "draws must be >= 8"),
         ({"eot": 0}, "eot must be >= 1"),
-        ({"save_adversarial": True, "out": "here"}, "leave out mask and save_adversarial"),
+        ({"save_adversarial": True, "out": "here"}, "leave out mask"),
+        ({"within": 2}, "leave out mask"),
     ],
 )
 def test_settings_of_draws_are_refused_in_a_sentence(

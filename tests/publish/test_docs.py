@@ -88,4 +88,4 @@ def test_the_lines_for_robustbench_give_its_names_and_the_whole_test_set(here: P
         network = create_model(model, classes=10)
         renamed = names["renamed"](network.state_dict(), kind)
         assert set(renamed) == {words[1] for words in stored if words[0] == model}
-        assert set(adapt(renamed, network)[0]) == set(network.state_dict())
+        assert set(adapt(renamed, network)) == set(network.state_dict())

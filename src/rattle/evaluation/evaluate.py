@@ -213,8 +213,8 @@ def evaluate(
                     "eot averages over draws, and the model was not seen to answer at random: leave it out"
                 )
         else:
-            if mask is not None or save_adversarial:
-                raise RattleError("a random model has rates, not flags: leave out mask and save_adversarial")
+            if mask is not None or save_adversarial or within is not None:
+                raise RattleError("a random model has rates, not flags: leave out mask, within and save_adversarial")
             plan = replace(plan, eot=eot or EOT)
             measured, clean = measure_all(plan), torch.ones(len(plan.y), dtype=torch.bool)
         if check_model:

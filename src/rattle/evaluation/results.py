@@ -118,11 +118,25 @@ class Evaluation:
                 _, lowest = min(known, key=lambda each: each[0][i])
                 rates.append(lowest[i])
             return rates
-        return [all(flags) for flags in zip(self.clean, *(a.flags for a in self.attacks.values()), strict=True)]
+        # with `within` each attack ends where it is known well enough: the images that all of them were run on
+        return [all(flags) for flags in zip(self.clean, *(a.flags for a in self.attacks.values()), strict=False)]
 
     @property
     def robust_accuracy(self) -> float:
         return sum(self.worst_case) / len(self.worst_case)
+
+    def alone(self, name: str) -> "Evaluation":
+        """One attack and the images it was run on."""
+        attack = self.attacks[name]
+        n = len(attack.flags)
+        return replace(
+            self,
+            clean=self.clean[:n],
+            attacks={name: attack},
+            labels=self.labels and self.labels[:n],
+            index=self.index and self.index[:n],
+            images=self.images and self.images[:n],
+        )
 
     @property
     def error(self) -> float:
@@ -243,7 +257,7 @@ def check_name(name: str) -> str:
 def save_results(result: Evaluation, folder: Path) -> None:
     """Write ATTACK.json for each attack: what `Evaluation.to_plain` gives for that attack alone."""
     for name in result.attacks:
-        plain = replace(result, attacks={name: result.attacks[name]}).to_plain()
+        plain = result.alone(name).to_plain()
         write_atomically(folder / f"{check_name(name)}.json", json.dumps(plain, default=str).encode())
 
 

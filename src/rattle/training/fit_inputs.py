@@ -12,7 +12,7 @@ from torch.utils import data as torch_data
 from rattle.data import Data, Dataset, Images
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
-from rattle.inputs import as_tensors, finite, is_correct, logits_of, to_float, weights_type
+from rattle.inputs import as_tensors, finite, is_correct, log, logits_of, to_float, weights_type
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
 from rattle.recipes.catalog import SETTINGS, resolve
@@ -136,6 +136,8 @@ def count_logits(model: nn.Module, x: Tensor) -> int:
     refuse_one_logit(logits)
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-5):
         raise RattleError("the model returns probabilities: return the logits before the softmax, the losses have one")
+    if bool((logits <= 0).all()) and torch.allclose(logits.logsumexp(1), torch.zeros_like(logits[:, 0]), atol=1e-5):
+        log.warning("the model returns log-probabilities: leave out its log-softmax, the losses have one")
     return logits.shape[1]
 
 
