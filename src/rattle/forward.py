@@ -140,6 +140,8 @@ class PairedForward(nn.Module):
 
 def at_least_float32(values: Tensor) -> Tensor:
     """Losses and head gradients are computed in single precision at least, whatever autocast made of the outputs."""
+    if not values.is_floating_point():
+        raise RattleError(f"the model returned {values.dtype}, which has no gradient: return floating-point logits")
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 

@@ -142,6 +142,7 @@ def test_an_endless_loader_ends_where_its_length_says() -> None:
         ({"batch_size": 0}, "batch_size must be >= 1"),
         ({"within": 50}, "within must be > 0 and < 50"),
         ({"model": copy.deepcopy(linear()).to("meta"), "jobs": 2}, "on the CPU, not meta"),
+        ({"model": copy.deepcopy(linear()).to("meta")}, "meta device"),
         ({"device": "meta"}, "there is no device 'meta' here"),
         ({"save_adversarial": True}, "save_adversarial needs a folder"),
     ],

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs, PairedForward
 from rattle.objectives import AT, Taylor, Trades
+from rattle.objectives.loss import compute_loss
 
 
 def random_outputs(classes: int = 4, n: int = 6) -> tuple[Outputs, Tensor]:
@@ -76,3 +77,11 @@ def test_two_classes_turn_the_taylor_terms_into_cross_entropies() -> None:
     wanted = 0.5 * (F.cross_entropy(outputs.logits, y) + F.cross_entropy(outputs.logits_adv, y))
     assert torch.allclose(terms["first"], wanted)
     assert torch.allclose(terms["second"], 0.5 * wanted)
+
+
+def test_a_model_that_returns_whole_numbers_is_refused() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    model.register_forward_hook(lambda *given: given[-1].round().long())
+    x, y = torch.rand(5, 1, 2, 2), torch.zeros(5, dtype=torch.long)
+    with pytest.raises(RattleError, match=r"int64, which has no gradient"):
+        compute_loss(Trades(), model, x, x, y)

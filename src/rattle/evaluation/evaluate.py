@@ -73,6 +73,8 @@ class EvalPlan:
         check_cores("jobs", self.jobs, each=4)
         if self.jobs > 1 and (distributed.world_size() > 1 or self.device.type != "cpu"):
             raise RattleError(f"jobs are for one machine's cores, without torchrun and on the CPU, not {self.device}")
+        if self.device.type == "meta":
+            raise RattleError("the model is on the meta device, where nothing is computed: load its weights first")
         if self.save_adversarial and self.out is None:
             raise RattleError("save_adversarial needs a folder to write to: give it as out")
         if len(self.index) != len(self.y):
