@@ -13,6 +13,8 @@ from rattle.analysis.frontier import Curve, Frontier, Point, compare_curves
 from rattle.analysis.trace import plan
 from rattle.analysis.weight_line import Line, barriers, frontier_between
 from rattle.errors import RattleError
+from rattle.report.page import build
+from support import run_folders
 from support.training import tiny
 
 CLEAN, ROBUST = (0.5, 0.6, 0.7), (0.40, 0.35, 0.25)  # a frontier: more clean accuracy, less robustness
@@ -132,6 +134,19 @@ def test_a_frontier_is_trained_attacked_and_extended(tmp_path: Path) -> None:
     assert [point["value"] for point in plain["curves"][0]["points"]] == [3, 6, 12]
     assert plain["curves"][0]["points"][0]["attacks"]["fgsm"]["n"] == 40
     assert (out / "frontier.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_page_of_a_frontier_shows_its_runs_and_refuses_a_damaged_file(tmp_path: Path) -> None:
+    first, second = simulated(np.random.default_rng(0), seeds=2, images=50)
+    Frontier(curves=(second, first), threat="linf 8/255").save(tmp_path)
+    run_folders.whole(tmp_path / "second" / "value=1,seed=0")
+    run_folders.whole(tmp_path / "first" / "value=1,seed=0", right=0.8)
+    page = build(tmp_path, tmp_path / "page.html").read_text()
+    for words in ("Frontiers over inv_lambda", "first less second", "PGD-20, linf 8/255, n 50, 2 seeds", "value=1"):
+        assert words in page
+    (tmp_path / "frontier.json").write_text('{"curves": [{"method": 3}], "comparisons": []}')
+    with pytest.raises(RattleError, match=r"frontier\.json is damaged"):
+        build(tmp_path, tmp_path / "page.html")
 
 
 def test_the_line_between_two_runs_ends_at_them(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from rattle.cli.console import Console, say
 from rattle.cli.options import RunPaths, check_exists, parse
 from rattle.paper.tables import published
+from rattle.report.frontiers import with_runs
 from rattle.report.page import build
 from rattle.report.run_data import baseline_first, load_runs
 from rattle.report.sections import detailed
@@ -17,7 +18,7 @@ class Options:
     """Write one self-contained HTML page of runs: results, comparison, curves, examples, landscapes, cost, settings.
     What it needs and a run lacks (gallery, accuracy against epsilon, landscapes) is computed from the checkpoint."""
 
-    runs: RunPaths  # run folders, or folders of results of other models
+    runs: RunPaths  # run folders, folders of frontiers, or folders of results of other models
     # one of the folders, or one more: compare each other with it alone, instead of every pair; of more than four runs
     # each is compared with the first when not given
     baseline: str = ""
@@ -54,7 +55,9 @@ def report(
     if compute:
         from rattle.analysis.prepare import prepare
 
-        loaded = load_runs(baseline_first(runs, baseline))  # refuses what is no run before minutes are spent on others
+        loaded = load_runs(
+            baseline_first(with_runs(runs), baseline)
+        )  # refuses what is no run before minutes are spent on others
         shown = [run.folder for run in detailed([run for run in loaded if not run.external])]
         prepare(shown, device=device, console=console, trust_code=trust_code)
     return build(runs, out, baseline=baseline, published=published)

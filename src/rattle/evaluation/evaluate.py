@@ -127,10 +127,9 @@ def make_plan(
 
 
 def default_batch_size(model: nn.Module, device: torch.device) -> int:
-    """250 images on a GPU; on a CPU fewer for large networks, at least 16, so that a batch takes minutes.
+    """250 images on a GPU; on a CPU fewer for large networks, at least 16: what an interruption costs is minutes.
 
-    An interruption costs at most one component of an attack on one batch. Every image has its own random stream: up to
-    floating-point rounding the flags do not depend on the batch size.
+    Every image has its own random stream, so the flags do not depend on it beyond rounding.
 
     >>> default_batch_size(nn.Linear(1000, 1000), torch.device("cpu"))
     99

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rattle.report.compare import Point
+from rattle.report.frontiers import Series
 from rattle.report.run_data import RunData, finite
 from rattle.report.sweeps import Sweep
 from rattle.report.tables import Accuracy, accuracy
@@ -104,6 +105,17 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
         if not point.paper:
             trace |= {"error_x": error_bars([point.clean]), "error_y": error_bars([point.robust])}
         traces.append(trace)
+    return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {robust_title}, %"))
+
+
+def frontier(series: Sequence[Series], robust_title: str) -> Spec:
+    """Clean against robust accuracy over the trade-off settings, with 95 % intervals and the setting at each point."""
+    traces = []
+    for number, each in enumerate(series):
+        values = [point.value for point in each.robust]
+        trace = line(each.clean, values, each.method, f"var(--term-{number % TERM_COLOURS})", mode="lines+markers+text")
+        texts = [safe(text) for text in each.settings]
+        traces.append(trace | {"text": texts, "textposition": "top right", "error_y": error_bars(each.robust)})
     return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {robust_title}, %"))
 
 

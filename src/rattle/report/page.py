@@ -17,6 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from rattle import __version__
 from rattle.report import compare, figures, sections
 from rattle.report.compare import PublishedRows
+from rattle.report.frontiers import FrontierSection, read_frontiers, with_runs
 from rattle.report.naming import duration, number, p_value, significant, title_of
 from rattle.report.run_data import RunData, baseline_first, load_runs, results_folder
 from rattle.report.sweeps import find_sweep
@@ -73,7 +74,12 @@ def run_colours(n: int) -> list[tuple[str, str]]:
     return [(f"hsl({hue}, 65%, 36%)", f"hsl({hue}, 65%, 72%)") for hue in hues]
 
 
-def context(runs: Sequence[RunData], published: PublishedRows, baseline: RunData | None = None) -> Plain:
+def context(
+    runs: Sequence[RunData],
+    published: PublishedRows,
+    baseline: RunData | None = None,
+    frontiers: Sequence[FrontierSection] = (),
+) -> Plain:
     """Everything the template needs; `baseline` is the run that the others are compared with, if one was named."""
     specs: list[figures.Spec] = []  # of the figures, in the order in which the template asks for them
 
@@ -103,6 +109,7 @@ def context(runs: Sequence[RunData], published: PublishedRows, baseline: RunData
         "seeds": compare.over_seeds(runs) if several else None,
         "comparison": sections.comparison(runs, baseline, several=several),
         "sweep": find_sweep(trained),
+        "frontiers": frontiers,
         "cost": [sections.cost(run) for run in trained],
         "robust_attack": attack,
         "published": compare.published_points(runs, attack, published) if attack else [],
@@ -126,15 +133,18 @@ def build(
     baseline: Path | str | None = None,
     published: PublishedRows = lambda recipe: (),
 ) -> Path:
-    """Write the page of one or more run folders and return its path: `out`, or report.html in the first run's folder.
+    """Write the page of one or more run folders and return its path: `out`, or report.html in the first folder.
+
+    The folder of a frontier stands for its runs.
 
     `baseline` is the folder that each other is compared with, one of them or one more; without it all pairs are, and
     of more than four runs each with the first. `published` gives the rows of the paper that a recipe's name stands
     for, to draw beside ours.
     """
     named = [folders] if isinstance(folders, (str, Path)) else folders
-    runs = load_runs(baseline_first(named, baseline))
+    frontiers = read_frontiers(named)
+    runs = load_runs(baseline_first(with_runs(named), baseline))
     path = Path(out) if out else Run(results_folder(named[0])).report
-    page = render("page.html", context(runs, published, runs[0] if baseline else None))
+    page = render("page.html", context(runs, published, runs[0] if baseline else None, frontiers))
     write_atomically(path, page.encode("utf-8", "replace"))
     return path
