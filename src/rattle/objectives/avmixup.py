@@ -9,7 +9,7 @@ from torch import Tensor
 from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Batch, Method, Objective, StepContext
+from rattle.objectives.base import Batch, Method, Objective, StepContext, Terms
 from rattle.settings import Bound, Share
 
 
@@ -21,14 +21,11 @@ class AVMixup(Objective):
     """
 
     title = "AVMixup"
+    smooths_labels = True
     needs_run = True
     gamma: Annotated[float, Bound(least=1)] = 2.0  # length of the vertex over that of the perturbation
     lambda1: Share = 1.0  # mass on the true class at x
     lambda2: Share = 0.1  # mass on the true class at the vertex; the published 0.1 is uniform over 10 classes
-
-    @property
-    def smooths_labels(self) -> bool:
-        return True
 
     @property
     def needs(self) -> ForwardSpec:
@@ -43,7 +40,7 @@ class AVMixup(Objective):
         rest = smoothed(y, self.lambda2, context.classes, x.dtype)
         return Batch(x=x, x_adv=a_x * x + (1 - a_x) * vertex, y=a * soft + (1 - a) * rest)
 
-    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {"mixed": ce(outputs.logits_adv, y).mean()}
 
 

@@ -11,7 +11,7 @@ from rattle.errors import RattleError
 from rattle.forward import Outputs
 from rattle.inputs import check_batch, logits_of
 from rattle.losses import ce
-from rattle.objectives.base import Memory, Method, Objective, StepContext
+from rattle.objectives.base import Memory, Method, Objective, StepContext, Terms
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.settings import BelowOne, Positive
 from rattle.threat import Threat
@@ -55,7 +55,7 @@ class MMA(Objective):
             memory=context.memory,
         )
 
-    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         assert outputs.logits is not None, "needs() asks for the logits at x"
         margin = ce(outputs.logits_adv, y)
         if "margin" in context.memory.tensors:  # in a run

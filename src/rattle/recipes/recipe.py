@@ -124,8 +124,10 @@ class Recipe:
             raise RattleError("noise_samples > 1 does nothing without objective.taylor.mode exact or sampled")
         if needs.draw is not None and self.noise.sigma == 0:
             raise RattleError("this objective.taylor.mode is taken along u: it needs noise.sigma > 0")
-        if self.data.augment.mix != "none":
-            self.check_soft_labels(f"data.augment.mix {self.data.augment.mix} makes soft labels")
+        soft = self.objective.soft_labels and not needs.features
+        if self.data.augment.mix != "none" and (not soft or self.attack.loss == "cw"):
+            taker = "attack.loss cw" if soft else self.method
+            raise RattleError(f"data.augment.mix {self.data.augment.mix} makes soft labels, which {taker} cannot take")
         if (self.data.extra is not None or self.data.balanced) and self.objective.remembers_images:
             raise RattleError(
                 f"{self.method} remembers every training image once an epoch: no data.extra and no data.balanced"
@@ -181,12 +183,6 @@ class Recipe:
     def replays(self) -> int:
         """Optimizer steps on each minibatch."""
         return self.objective.replays
-
-    def check_soft_labels(self, why: str) -> None:
-        """Refuse labels that are rows of probabilities where the objective or its attack needs classes."""
-        soft = self.objective.soft_labels and not self.objective.needs.features
-        if not soft or self.attack.loss == "cw":
-            raise RattleError(f"{why}, which {'attack.loss cw' if soft else self.method} cannot take")
 
     @property
     def method(self) -> str:
