@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
 from rattle.forward import Outputs
-from rattle.inputs import check_batch, logits_of
+from rattle.inputs import check_batch, input_gradient, logits_of
 from rattle.losses import ce
 from rattle.objectives.base import ONE_STEP, Method, Moment, StepContext, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
@@ -44,7 +44,7 @@ class GuidedStep:
                 with torch.no_grad():
                     clean = logits_of(model, x)
                 loss = loss + self.weight * squared_distance(clean, logits).sum()
-            (gradient,) = torch.autograd.grad(loss, start)
+            gradient = input_gradient(loss, start)
         return threat.project(threat.ascend(start.detach(), gradient, epsilon), x)
 
 

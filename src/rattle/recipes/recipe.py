@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import yaml
 
@@ -16,10 +16,8 @@ from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schedules import Cosine, KeptEpochs, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
-from rattle.settings import BelowOne, Between, Bound, Count, NonNegative, Positive, Share, check_settings
+from rattle.settings import BelowOne, Between, Count, NonNegative, Positive, PositiveShare, Share, check_settings
 from rattle.weights import ASAM, AWP, EMA, SAM, SWA, Noise
-
-Momentum = Annotated[float, Bound(above=0, most=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +102,9 @@ class Recipe:
     compile: bool = False  # torch.compile the network
     deterministic: bool = False  # only algorithms that give the same bits every time, on GPUs too; slower (scale.md)
     batch_norm: Literal["local", "sync", "held"] = "local"  # statistics: each rank's own | over ranks | not moved
-    batch_norm_momentum: Momentum | None = None  # share of a batch in the statistics; the network's own when not given
+    batch_norm_momentum: PositiveShare | None = (
+        None  # share of a batch in the statistics; the network's own when not given
+    )
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     threads: Count | None = None  # CPU threads; torch's own choice when not given
     save_minutes: NonNegative = 10.0  # wall-clock minutes between checkpoints inside an epoch
