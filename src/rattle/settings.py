@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from rattle.errors import RattleError, unknown
 
 T = TypeVar("T")
+Plain = dict[str, Any]  # plain data by name, as YAML and JSON hold it
 MOST = 10**6  # the largest count: more is a slip, and would never end or not fit
 
 
@@ -46,8 +47,10 @@ class Bound:
 Positive = Annotated[float, Bound(above=0)]
 NonNegative = Annotated[float, Bound(least=0)]
 Share = Annotated[float, Bound(least=0, most=1)]  # a fraction, 0 and 1 included
+PositiveShare = Annotated[float, Bound(above=0, most=1)]
 Between = Annotated[float, Bound(above=0, below=1)]  # a fraction, 0 and 1 excluded
 BelowOne = Annotated[float, Bound(least=0, below=1)]  # a fraction, 0 included
+OneOrMore = Annotated[float, Bound(least=1)]
 Count = Annotated[int, Bound(least=1, most=MOST)]
 CountOrZero = Annotated[int, Bound(least=0, most=MOST)]
 

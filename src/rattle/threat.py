@@ -15,9 +15,14 @@ LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1e4, "l1": 1e8}  # no image in [0
 SPARSE = 0.01  # the share of coordinates that one l_1 step moves (Tramer and Boneh 2019)
 
 
+def per_image(values: Tensor, x: Tensor) -> Tensor:
+    """A value of each image, [n] or [n, 1], shaped to broadcast over the images x."""
+    return values.view(-1, *[1] * (x.ndim - 1))
+
+
 def length(delta: Tensor) -> Tensor:
     """l_2 length of each image's perturbation, shaped to broadcast over it."""
-    return delta.flatten(1).norm(dim=1).view(-1, *[1] * (delta.ndim - 1))
+    return per_image(delta.flatten(1).norm(dim=1), delta)
 
 
 def shrink_l1(delta: Tensor, room: Tensor, epsilon: float | Tensor) -> Tensor:
@@ -89,9 +94,7 @@ class Threat:
             size = gradient.abs().flatten(1)
             k = max(1, round(SPARSE * size.shape[1]))
             step = (size >= size.topk(k, dim=1).values[:, -1:]).view_as(x_adv) * gradient.sign()
-            return x_adv + step_size * step / step.abs().flatten(1).sum(1).clamp_min(1).view(
-                -1, *[1] * (x_adv.ndim - 1)
-            )
+            return x_adv + step_size * step / per_image(step.abs().flatten(1).sum(1).clamp_min(1), step)
         return x_adv + step_size * gradient / length(gradient).clamp_min(1e-12)
 
     def random_start(self, x: Tensor, draws: ImageStreams, radius: float | Tensor | None = None) -> Tensor:

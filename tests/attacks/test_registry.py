@@ -80,7 +80,7 @@ def test_a_registered_attack_can_be_replaced_but_a_built_in_one_cannot() -> None
     for share in (0.5, 1.0):
         register_attack("toward-grey", lambda threat, share=share: TowardGrey(threat, share))
     assert get_attack("toward-grey", Threat()) == TowardGrey(Threat(), 1.0)
-    for name in ("autoattack", "pgd7", "cw", "autoattack-fast"):
+    for name in ("autoattack", "pgd7", "cw"):
         with pytest.raises(RattleError, match=f"^the attack name '{name}' is taken$"):
             register_attack(name, TowardGrey)
     for name in ("Toward-Grey", "../grey", ""):

@@ -47,7 +47,6 @@ MISTAKES = {
     "sweep digits-linf-cnn-tradse": "did you mean 'digits-linf-cnn-trades'?",
     "evaluate nowhere": "nowhere",
     "evaluate zoo:any --attacks pdg20": "did you mean 'pgd20'?",
-    "evaluate zoo:any --attacks autoattack-fast": "apgd-ce+t",
     "evaluate --model cnnn": "did you mean 'cnn'?",
     "transfer --from nowhere --to runs/a": "nowhere",
     "compare nowhere runs/a": "nowhere",

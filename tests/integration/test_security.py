@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from rattle.cli import main as cli
+from rattle.data.files import IN_MEMORY
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache
 from rattle.evaluation.verify import load_images
 from rattle.models.weight_file import open_weights
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
-from rattle.runs.io import MOST_UNPACKED
 from rattle.runs.load import load
 from rattle.runs.paths import Run
 from support.training import tiny
@@ -50,7 +50,7 @@ def test_a_pickle_in_saved_images_is_refused_and_does_not_run(tmp_path: Path) ->
     path, mark = tmp_path / "images.npz", tmp_path / "ran"
     evil = np.array([Malicious(mark)], dtype=object)
     np.savez(path, index=evil, x_adv=evil, y=evil)
-    with pytest.raises(RattleError, match="is not a file of adversarial images"):
+    with pytest.raises(RattleError, match="truncated or damaged"):
         load_images(path)
     assert not mark.exists()
 
@@ -58,8 +58,8 @@ def test_a_pickle_in_saved_images_is_refused_and_does_not_run(tmp_path: Path) ->
 def test_saved_images_that_would_unpack_without_bound_are_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "images.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name in ("index.npy", "x_adv.npy", "y.npy"):
-            archive.writestr(name, bytes(MOST_UNPACKED * 2**20 // 2))
+        for name in ("index.npy", "x_adv.npy"):
+            archive.writestr(name, bytes(IN_MEMORY + 1))
     with pytest.raises(RattleError, match=r"would unpack to [\d,]+ bytes"):
         load_images(path)
 

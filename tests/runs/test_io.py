@@ -105,5 +105,5 @@ def test_a_dataclass_of_arrays_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 and then nothing", b"\x93NUMPY"])
 def test_a_file_that_holds_no_arrays_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(RattleError, match=r"a.npz is not an .npz file of arrays, or is damaged"):
+    with pytest.raises(RattleError, match="truncated or damaged"):
         read_arrays(tmp_path / "a.npz")

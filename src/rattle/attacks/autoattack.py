@@ -1,15 +1,14 @@
 """AutoAttack (Croce and Hein 2020), the ensemble that robust accuracies are compared by."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from rattle.attacks.apgd import APGD
 from rattle.attacks.base import Attack
 from rattle.attacks.ensemble import Ensemble
 from rattle.attacks.fab import FAB
 from rattle.attacks.square import Square
-from rattle.errors import RattleError
-from rattle.settings import check_settings
+from rattle.settings import Plain, check_settings
 from rattle.threat import Threat
 
 ENSEMBLES: dict[str, dict[str, APGD | FAB | Square]] = {  # Sec. 4 of the paper; `components` puts the threat in
@@ -31,12 +30,11 @@ ENSEMBLES: dict[str, dict[str, APGD | FAB | Square]] = {  # Sec. 4 of the paper;
     },
 }
 STANDARD_L1 = {"apgd-ce": {"restarts": 5, "eps_schedule": True}, "apgd-t": {"targets": 5, "eps_schedule": True}}
-RENAMED = {"fast": "apgd-ce+t", "brief": "smoke-ensemble"}  # former versions, which were not AutoAttack
 
 
 def components(kind: str, threat: Threat) -> dict[str, Attack]:
     """The attacks of an ensemble on a threat; for l_1 the standard ones are set as by Croce and Hein 2021."""
-    changes: dict[str, Any] = STANDARD_L1 if kind == "standard" and threat.norm == "l1" else {}
+    changes: Plain = STANDARD_L1 if kind == "standard" and threat.norm == "l1" else {}
     return {name: replace(attack, threat=threat, **changes.get(name, {})) for name, attack in ENSEMBLES[kind].items()}
 
 
@@ -52,9 +50,6 @@ class AutoAttack(Ensemble):
     version: Literal["standard", "plus", "rand"] = "standard"  # as in the reference package; rand: for random models
 
     def __post_init__(self) -> None:
-        if self.version in RENAMED:
-            new = RENAMED[self.version]
-            raise RattleError(f"attack.version {self.version!r} was not AutoAttack; it is now called {new}")
         check_settings(self, "attack")
 
     def components(self) -> dict[str, Attack]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rattle.inputs import check_model
 from rattle.randomness import Randomness
+from rattle.settings import Plain
 from rattle.threat import Threat
 from rattle.weights import eval_mode, refuse_inference_tensors
 
@@ -53,7 +54,7 @@ class AttackExtras:
         """Other models that the result depends on, by name (transfer)."""
         return {}
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Plain:
         """What a result file records of the attack, as plain data."""
         return class_and_fields(self)
 
@@ -81,11 +82,11 @@ class DistanceAttack(AttackExtras):
         raise NotImplementedError
 
 
-def describe(attack: Attack) -> dict[str, Any]:
+def describe(attack: Attack) -> Plain:
     """What a result file records of an attack, as plain data: class, settings, and the components of an ensemble."""
     return attack.metadata() if isinstance(attack, AttackExtras) else class_and_fields(attack)
 
 
-def class_and_fields(attack: Any) -> dict[str, Any]:
+def class_and_fields(attack: Any) -> Plain:
     described = asdict(attack) if is_dataclass(attack) else {"threat": asdict(attack.threat)}  # type: ignore[arg-type]
     return {"kind": type(attack).__name__, **described}

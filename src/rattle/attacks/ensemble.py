@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from rattle.attacks.rows import spawn
 from rattle.errors import RattleError
 from rattle.inputs import NoGradient, check_batch, is_correct
 from rattle.randomness import ImageStreams, Randomness, streams
+from rattle.settings import Plain
 from rattle.threat import Threat
 from rattle.weights import eval_mode
 
@@ -43,7 +43,7 @@ class Ensemble(AttackExtras):
                     found[f"{name}/{other}"] = model
         return found
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Plain:
         parts = {name: describe(component) for name, component in self.components().items()}
         return class_and_fields(self) | {"components": parts}
 
@@ -106,6 +106,6 @@ class AttackSequence(Ensemble):
     def components(self) -> dict[str, Attack]:
         return dict(self.attacks)
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Plain:
         parts = {name: describe(attack) for name, attack in self.attacks.items()}
         return {"kind": "AttackSequence", "threat": asdict(self.threat), "components": parts}

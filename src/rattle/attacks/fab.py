@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from rattle import losses
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.inputs import check_batch, input_gradient
 from rattle.randomness import ImageStreams, Randomness
-from rattle.settings import Bound, Count, CountOrZero, Share, check_settings
+from rattle.settings import Count, CountOrZero, OneOrMore, PositiveShare, Share, check_settings
 from rattle.threat import Norm, Threat
 
 MOST_NEWTON_STEPS = 1000  # about ten are needed; a gradient that overflowed would never converge
@@ -97,8 +96,8 @@ class FAB:
     steps: Count = 100  # of each run
     restarts: Count = 1  # the first run starts at the image, further ones at random within half the ball
     alpha_max: Share = 0.1  # most weight given to the projection of the image itself
-    overshoot: Annotated[float, Bound(least=1)] = 1.05  # eta: how far beyond the boundary a step goes
-    backward: Annotated[float, Bound(above=0, most=1)] = 0.9  # beta: how far back towards the image after a success
+    overshoot: OneOrMore = 1.05  # eta: how far beyond the boundary a step goes
+    backward: PositiveShare = 0.9  # beta: how far back towards the image after a success
 
     def __post_init__(self) -> None:
         check_settings(self, "attack")

@@ -1,5 +1,7 @@
 """What the names of attacks stand for: a function of the threat for each, which attacks/registry.py finds by name."""
 
+from functools import partial
+
 from rattle.attacks.autoattack import AutoAttack, components
 from rattle.attacks.base import Attack
 from rattle.attacks.ensemble import AttackSequence
@@ -13,28 +15,16 @@ def fgsm(threat: Threat) -> Attack:
     return PGD(threat=threat, steps=1, step_size=threat.epsilon, start="none")
 
 
-def apgd_ce(threat: Threat) -> Attack:
-    return components("standard", threat)["apgd-ce"]
+def component(kind: str, name: str, threat: Threat) -> Attack:
+    return components(kind, threat)[name]
 
 
-def apgd_t(threat: Threat) -> Attack:
-    return components("standard", threat)["apgd-t"]
-
-
-def fab_t(threat: Threat) -> Attack:
-    return components("standard", threat)["fab-t"]
-
-
-def square(threat: Threat) -> Attack:
-    return components("standard", threat)["square"]
-
-
-def apgd_dlr(threat: Threat) -> Attack:
-    return components("plus", threat)["apgd-dlr"]
-
-
-def fab(threat: Threat) -> Attack:
-    return components("plus", threat)["fab"]
+apgd_ce = partial(component, "standard", "apgd-ce")
+apgd_t = partial(component, "standard", "apgd-t")
+fab_t = partial(component, "standard", "fab-t")
+square = partial(component, "standard", "square")
+apgd_dlr = partial(component, "plus", "apgd-dlr")
+fab = partial(component, "plus", "fab")
 
 
 def autoattack(threat: Threat) -> Attack:

@@ -11,7 +11,7 @@ from rattle.attacks.base import attack_mode
 from rattle.inputs import check_batch, check_labels, input_gradient, logits_of
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.settings import Count, NonNegative, check_settings
-from rattle.threat import Threat
+from rattle.threat import Threat, per_image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,7 @@ class PGD:
                 with torch.no_grad():
                     loss = self.sample_losses(logits_of(model, x_adv), reference)
                     best_loss = self.sample_losses(logits_of(model, best), reference)
-                higher = (loss > best_loss).view(-1, *[1] * (x.ndim - 1))
-                best = torch.where(higher, x_adv, best)
+                best = torch.where(per_image(loss > best_loss, x), x_adv, best)
             return best
 
     def ascend(self, model: nn.Module, x: Tensor, reference: Tensor, draws: ImageStreams) -> Tensor:

@@ -12,7 +12,7 @@ from rattle.errors import RattleError
 from rattle.inputs import check_batch, is_correct
 from rattle.randomness import Randomness
 from rattle.settings import Count, Positive, check_settings
-from rattle.threat import Threat
+from rattle.threat import Threat, per_image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class RayS(DistanceAttack):
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         """The points found inside the ball, x elsewhere; an image is done once its point is inside."""
         found = self.search(model, x, y, near_enough=self.threat.epsilon)
-        inside = (found.distance <= self.threat.epsilon).view(-1, *[1] * (x.ndim - 1))
+        inside = per_image(found.distance <= self.threat.epsilon, x)
         return torch.where(inside, found.x_adv, x)
 
     def search(

@@ -41,7 +41,6 @@ ATTACKS: Registry[Callable[[Threat], Attack]] = Registry(
     package="rattle.attacks",
     points="rattle.attacks",
 )
-RENAMED = {"autoattack-fast": "apgd-ce+t", "autoattack-brief": "smoke-ensemble"}  # they are not AutoAttack
 
 
 def list_attacks() -> list[str]:
@@ -59,7 +58,7 @@ def register_attack(name: str, make: Callable[[Threat], Attack]) -> None:
         raise RattleError(f"make must be a function of the threat, got {type(make).__name__}")
     if not re.fullmatch(r"[a-z][a-z0-9+-]*", name):
         raise RattleError(f"an attack's name has lower-case letters, digits, + and - only, got {name!r}")
-    if name in RENAMED or counted(name):
+    if counted(name):
         raise RattleError(f"the attack name {name!r} is taken")
     ATTACKS.add(name, make)
 
@@ -73,8 +72,6 @@ def counted(name: str) -> tuple[str, int] | None:
 def check_attack(name: str) -> None:
     """Raise RattleError if there is no attack of this name."""
     check_type("the attack's name", name, str)
-    if name in RENAMED:
-        raise RattleError(f"{name} is not AutoAttack and is now called {RENAMED[name]}")
     _, steps = counted(name) or ("", 0)
     if steps < 1 and name not in ATTACKS:
         raise unknown("attack", name, list_attacks())

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from rattle.attacks.rows import FlatModel, RunResult, TargetRows, best_of_runs
 from rattle.errors import RattleError
 from rattle.inputs import check_batch
 from rattle.randomness import ImageStreams, Randomness
-from rattle.settings import Bound, Count, check_settings
+from rattle.settings import Count, PositiveShare, check_settings
 from rattle.threat import Threat
 
 BLOCK = 50  # queries whose random numbers are drawn at once
@@ -66,7 +65,7 @@ class Square:
 
     threat: Threat = Threat()
     queries: Count = 5000  # forward passes for each image and restart
-    p_init: Annotated[float, Bound(above=0, most=1)] = 0.8  # share of the image that the first patches cover
+    p_init: PositiveShare = 0.8  # share of the image that the first patches cover
     restarts: Count = 1  # further searches on the images that are not broken yet
 
     def __post_init__(self) -> None:

@@ -1,7 +1,6 @@
 """Transfer: adversarial examples made on a surrogate and tried on the defended model (paper, Table 4)."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from rattle.attacks.base import Attack, AttackExtras, attack_mode, describe
 from rattle.inputs import accepts_channels_last
 from rattle.randomness import Randomness
+from rattle.settings import Plain
 from rattle.threat import Threat
 
 
@@ -33,5 +33,5 @@ class Transfer(AttackExtras):
     def models(self) -> dict[str, nn.Module]:
         return {self.name: self.surrogate}
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Plain:
         return {"kind": "Transfer", "surrogate": self.name, "attack": describe(self.attack)}

@@ -1,14 +1,14 @@
 """Batch augmentation on the device: a function of (seed, epoch, index), whatever the batch or rank."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from rattle.randomness import ImageStreams
-from rattle.settings import Bound, CountOrZero, check_settings
+from rattle.settings import CountOrZero, PositiveShare, check_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,7 @@ class Augment:
 
     pad: CountOrZero = 4  # pixels of padding before a random crop of the original size
     flip: bool = True  # mirror half of the images
-    area: Annotated[float, Bound(above=0, most=1)] | None = (
-        None  # smallest share of a picture in random crops of data.crop; 0.08 when not given
-    )
+    area: PositiveShare | None = None  # smallest share of a picture in random crops of data.crop; 0.08 when not given
     cutout: CountOrZero = 0  # side of the square set to zero
     mix: Literal["none", "cutmix", "mixup"] = "none"  # each image with another: a rectangle of it | a share of each
 

@@ -22,7 +22,7 @@ TEST_SHARE = 5  # a dataset without a test part gives one image in five to it
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Images:
-    """Images x [n, C, H, W], uint8 or float in [0, 1], and labels y int64 [n], or probabilities [n, C] of extra images.
+    """Images x [n, C, H, W], uint8 or float in [0, 1], and labels y int64 [n].
 
     `images[index]` is a batch in memory. x may be mapped from a file, which is then read batch by batch, or `Pictures`,
     which are decoded on the fly.

@@ -6,9 +6,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+from numpy.lib.npyio import NpzFile
+
 from rattle.data.sources import URLS
 from rattle.errors import RattleError, first_line
 
+ARRAY_LIMIT = 64 * 2**30  # bytes of one unpacked array
+DENSEST = 100  # bytes that a byte of a larger array may unpack to; photographs come to 2, grey drawings to 10
+IN_MEMORY = 2**28  # bytes; a larger array of bytes that is not compressed is mapped: every rank would hold a copy
 MEMBER_LIMIT = 2**30  # bytes of one unpacked file of a known dataset; the largest, CIFAR-100's train, has 155 MB
 
 
@@ -47,12 +53,6 @@ def md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def check_size(size: int, what: object, limit: int = MEMBER_LIMIT) -> None:
-    """Refuse data whose unpacked size is over the limit; called before any of it is read."""
-    if size > limit:
-        raise RattleError(f"{what} would unpack to {size:,} bytes, more than the {limit:,} allowed; it is not read")
-
-
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
     """Turn what parsers raise on a damaged file, which is every kind of exception, into a RattleError that names it.
@@ -68,6 +68,18 @@ def readable(path: Path) -> Iterator[None]:
     except Exception as error:
         reason = first_line(error).rstrip(".")
         raise RattleError(f"{path} is truncated or damaged ({reason}); nothing was loaded") from error
+
+
+@contextmanager
+def open_arrays(path: Path) -> Iterator[NpzFile]:
+    """The arrays of a file, to be read while it is open; arrays of Python objects, which need pickle, are refused."""
+    with readable(path), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        for info in arrays.zip.infolist():
+            limit = min(ARRAY_LIMIT, max(IN_MEMORY, DENSEST * info.compress_size))
+            if info.file_size > limit:
+                name = info.filename.removesuffix(".npy")
+                raise RattleError(f"{path}: {name} would unpack to {info.file_size:,} bytes, over {limit:,}: not read")
+        yield arrays
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 import struct
 import warnings
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +11,10 @@ from numpy.lib.npyio import NpzFile
 from torch import Tensor
 
 from rattle.data.dataset import Dataset, Images, train_test_split
-from rattle.data.files import check_size, readable
+from rattle.data.files import IN_MEMORY, open_arrays
 from rattle.errors import RattleError
 
-ARRAY_LIMIT = 64 * 2**30  # bytes of one unpacked array of images
-DENSEST = 100  # bytes that a byte of a larger array may unpack to; photographs come to 2, grey drawings to 10
 MOST_CLASSES = 100_000  # more are a mistake, and would take much memory
-IN_MEMORY = 2**28  # bytes; a larger array of bytes that is not compressed is mapped: every rank would hold a copy
 BLOCK = 4096  # images that are converted at a time
 AS_NUMBERS = "number them from 0 with `classes, y = np.unique(y, return_inverse=True)` and save `classes` too"
 
@@ -42,16 +37,6 @@ def npz(path: Path, seed: int) -> Dataset:
     test = images["_test"]
     train = images.get("_train", test[torch.arange(0)])
     return Dataset(name=path.stem, train=train, test=test, classes=classes)
-
-
-@contextmanager
-def open_arrays(path: Path) -> Iterator[NpzFile]:
-    """The arrays of a file, to be read while it is open; arrays of Python objects, which need pickle, are refused."""
-    with readable(path), path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        for info in arrays.zip.infolist():
-            limit = min(ARRAY_LIMIT, max(IN_MEMORY, DENSEST * info.compress_size))
-            check_size(info.file_size, f"{path}: {info.filename.removesuffix('.npy')}", limit)
-        yield arrays
 
 
 def read_labels(y: np.ndarray, where: str) -> Tensor:

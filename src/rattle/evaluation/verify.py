@@ -22,14 +22,14 @@ from rattle.evaluation.progress import AttackProgress
 from rattle.inputs import as_float, is_correct, takes_channels_last
 from rattle.randomness import ImageStreams
 from rattle.runs.io import atomic_file, read_arrays
-from rattle.threat import Threat
+from rattle.threat import Threat, per_image
 from rattle.weights import eval_mode
 
 
 def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Which images stay correct at an attack's points, [n] bool; a point outside the threat does not count."""
     inside = threat.contains(x_adv, x)
-    return is_correct(model, torch.where(inside.view(-1, *[1] * (x.ndim - 1)), x_adv, x), y) | ~inside
+    return is_correct(model, torch.where(per_image(inside, x), x_adv, x), y) | ~inside
 
 
 def attack_batch(
@@ -116,7 +116,7 @@ def save_images(path: Path, index: Tensor, x_adv: np.ndarray, y: Tensor, threat:
 def load_images(path: Path) -> SavedImages:
     """Read what `save_images` wrote; raises RattleError if the file is something else or damaged."""
     what = "a file of adversarial images"
-    stored = read_arrays(path, what)
+    stored = read_arrays(path)
     try:
         index, x_adv, y = (torch.from_numpy(stored[key]) for key in ("index", "x_adv", "y"))
         norm, epsilon = str(stored["norm"]), float(stored["epsilon"])

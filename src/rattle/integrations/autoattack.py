@@ -23,6 +23,7 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import read_result
 from rattle.evaluation.verify import SavedImages, load_images
 from rattle.inputs import logits_of
+from rattle.settings import Plain
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
@@ -165,7 +166,7 @@ class AutoAttack:
 
 
 def attacked(
-    model: nn.Module, x: Tensor, y: Tensor, name: str, attack: Attack, folder: Path, settings: dict[str, Any]
+    model: nn.Module, x: Tensor, y: Tensor, name: str, attack: Attack, folder: Path, settings: Plain
 ) -> tuple[list[bool], SavedImages]:
     """One attack's flags and the images it broke; read from the folder if the attack was finished there before."""
     key = cache_key(model, x, y, attack, **settings)

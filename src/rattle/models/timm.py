@@ -13,6 +13,7 @@ from torch import nn
 
 from rattle.errors import RattleError, first_line, unknown
 from rattle.models.layers import MeanStd, normalisation
+from rattle.settings import Plain
 
 
 def timm_builder(spec: str) -> Callable[..., nn.Module]:
@@ -42,7 +43,7 @@ def timm_builder(spec: str) -> Callable[..., nn.Module]:
     return build
 
 
-def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
+def parse_spec(spec: str) -> tuple[str, Plain]:
     """The model's name and timm's arguments.
 
     >>> parse_spec("timm:vit_tiny_patch16_224,pretrained,img_size=32")
@@ -51,7 +52,7 @@ def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
     {'depths': [2, 2, 6, 2]}
     """
     name, *words = re.split(r",(?![^\[{]*[\]}])", spec.removeprefix("timm:"))  # not at the commas inside brackets
-    settings: dict[str, Any] = {}
+    settings: Plain = {}
     for key, equals, value in (word.strip().partition("=") for word in words):
         if not key.isidentifier() or key in ("num_classes", "in_chans"):
             wanted = "timm:NAME,pretrained,img_size=32; the data say how many classes and channels there are"

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Method, StepContext
+from rattle.objectives.base import Method, StepContext, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import NonNegative
 
@@ -29,7 +29,7 @@ class ALP(TaylorObjective):
     trade_off = "objective.weight"
     weight: NonNegative = 0.5  # lambda, weight of the pairing
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {
             "clean": outputs.mean(lambda z, z_adv: 0.5 * ce(z, y).mean()),
             "zeroth": outputs.mean(lambda z, z_adv: 0.5 * ce(z_adv, y).mean()),

@@ -7,7 +7,7 @@ from torch import Tensor
 from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Method, StepContext
+from rattle.objectives.base import Method, StepContext, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.weights import AWP
 
@@ -25,7 +25,7 @@ class AT(TaylorObjective):
     soft_labels = True
     uses_clean = False
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {"zeroth": outputs.mean(lambda z, z_adv: ce(z_adv, y).mean())}
 
 

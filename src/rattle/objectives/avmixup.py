@@ -1,7 +1,6 @@
 """Adversarial vertex mixup (Lee et al. 2020): images and soft labels between x and a point beyond x'."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -9,8 +8,9 @@ from torch import Tensor
 from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Batch, Method, Objective, StepContext
-from rattle.settings import Bound, Share
+from rattle.objectives.base import Batch, Method, Objective, StepContext, Terms
+from rattle.settings import OneOrMore, Share
+from rattle.threat import per_image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,14 +21,11 @@ class AVMixup(Objective):
     """
 
     title = "AVMixup"
+    smooths_labels = True
     needs_run = True
-    gamma: Annotated[float, Bound(least=1)] = 2.0  # length of the vertex over that of the perturbation
+    gamma: OneOrMore = 2.0  # length of the vertex over that of the perturbation
     lambda1: Share = 1.0  # mass on the true class at x
     lambda2: Share = 0.1  # mass on the true class at the vertex; the published 0.1 is uniform over 10 classes
-
-    @property
-    def smooths_labels(self) -> bool:
-        return True
 
     @property
     def needs(self) -> ForwardSpec:
@@ -37,13 +34,13 @@ class AVMixup(Objective):
     def prepare(self, batch: Batch, context: StepContext) -> Batch:
         x, y = batch.x, batch.y
         a = context.draws.uniform(1).to(x.dtype)  # Beta(1, 1)
-        a_x = a.view(-1, *[1] * (x.ndim - 1))
+        a_x = per_image(a, x)
         vertex = (x + self.gamma * (batch.x_adv - x)).clamp(0, 1)
         soft = smoothed(y, self.lambda1, context.classes, x.dtype)
         rest = smoothed(y, self.lambda2, context.classes, x.dtype)
         return Batch(x=x, x_adv=a_x * x + (1 - a_x) * vertex, y=a * soft + (1 - a) * rest)
 
-    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {"mixed": ce(outputs.logits_adv, y).mean()}
 
 

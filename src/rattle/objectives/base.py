@@ -21,6 +21,7 @@ from rattle.randomness import ImageStreams
 from rattle.settings import check_settings
 from rattle.weights import AWP, EMA, SWA
 
+Terms = dict[str, Tensor]  # by name, each a scalar
 ONE_STEP = ("steps", "step_size", "loss", "start", "restarts")  # `unused` of an attack with one step of its own
 
 
@@ -106,6 +107,9 @@ class Teacher:
             raise RattleError(f"a teacher's model {self.model} does nothing: its weights {self.weights} determine it")
 
 
+Teachers = Mapping[str, tuple[Teacher, str]]  # by name: a network, and the method that trains it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """The outer minimisation. The fields of the frozen dataclasses that inherit from it are settings of a recipe."""
@@ -117,6 +121,7 @@ class Objective:
     replays: ClassVar[int] = 1  # optimizer steps on each minibatch
     needs_run: ClassVar[bool] = False  # its terms need teachers, a state, or images that it prepares
     remembers_images: ClassVar[bool] = False  # its state has a row for each training image
+    smooths_labels: ClassVar[bool] = False  # it learns from soft labels of its own: an attack on the CE is misled
 
     def __post_init__(self) -> None:
         check_settings(self, "objective")
@@ -126,16 +131,11 @@ class Objective:
         """What the forward passes have to provide; by default the logits at x and x'."""
         return ForwardSpec()
 
-    @property
-    def smooths_labels(self) -> bool:
-        """Whether it learns from soft labels of its own, which mislead an attack on the cross-entropy."""
-        return False
-
-    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
-        """Named terms, each a scalar, whose sum is the loss."""
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
+        """Named terms whose sum is the loss."""
         raise NotImplementedError
 
-    def __call__(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
+    def __call__(self, outputs: Outputs, y: Tensor) -> Terms:
         """The terms outside of a run."""
         return self.terms(outputs, y, StepContext())
 
@@ -159,7 +159,7 @@ class Objective:
         """Update the state from what the loss was computed from; called once in a step, after the gradient."""
 
     @property
-    def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
+    def teachers(self) -> Teachers:
         """By name: a network to learn from, and the method that trains it first where it has no weights.
 
         Instead of a method's name, "cotrained": trained by this objective together with the model, saved and resumed

@@ -8,7 +8,7 @@ from torch import Tensor
 from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Method, StepContext, label_rows
+from rattle.objectives.base import Method, StepContext, Terms, label_rows
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import NonNegative, Positive
 from rattle.weights import AWP
@@ -53,7 +53,7 @@ class DKL(TaylorObjective):
         seen = sums.sum(1, keepdim=True)
         return torch.where(seen > 0, sums / seen.clamp_min(1e-12), 1 / classes).to(outputs.logits_adv)
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         means = self.class_means(outputs, context)
         w = (label_rows(y, len(means), means.dtype) @ means) ** self.gamma
         return {

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
-from rattle.inputs import check_batch, logits_of
+from rattle.inputs import check_batch, input_gradient, logits_of
 from rattle.objectives.at import AT
 from rattle.objectives.base import Method, StepContext
 from rattle.randomness import Randomness, streams
@@ -44,7 +44,7 @@ class EarlyStoppedPGD:
                 found[row[~live]] = point.detach()[~live]
                 if not bool(live.any()):
                     return found
-                (gradient,) = torch.autograd.grad(pgd.sample_losses(logits, reference).sum(), point)
+                gradient = input_gradient(pgd.sample_losses(logits, reference).sum(), point)
                 row, x, y, reference, left = (value[live] for value in (row, x, y, reference, left))
                 draws = draws[live]
                 x_adv = self.threat.ascend(point.detach()[live], gradient[live], pgd.step_size)

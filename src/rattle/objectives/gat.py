@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
 from rattle.forward import Outputs
-from rattle.inputs import check_batch, logits_of
+from rattle.inputs import check_batch, input_gradient, logits_of
 from rattle.losses import ce
-from rattle.objectives.base import ONE_STEP, Method, Moment, StepContext
+from rattle.objectives.base import ONE_STEP, Method, Moment, StepContext, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.randomness import Randomness, streams
 from rattle.settings import NonNegative
@@ -44,7 +44,7 @@ class GuidedStep:
                 with torch.no_grad():
                     clean = logits_of(model, x)
                 loss = loss + self.weight * squared_distance(clean, logits).sum()
-            (gradient,) = torch.autograd.grad(loss, start)
+            gradient = input_gradient(loss, start)
         return threat.project(threat.ascend(start.detach(), gradient, epsilon), x)
 
 
@@ -65,7 +65,7 @@ class GAT(TaylorObjective):
         weight = self.weight_at(context.moment) if context.moment.step % 2 else 0.0
         return GuidedStep(threat=pgd.threat, weight=weight)
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         weight = self.weight_at(context.moment)
         return {
             "clean": outputs.mean(lambda z, z_adv: ce(z, y).mean()),

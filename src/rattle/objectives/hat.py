@@ -1,6 +1,5 @@
 """HAT (Rade and Moosavi-Dezfooli 2022): TRADES, and beyond x' a point that gets the label a plain network gives x'."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -8,7 +7,7 @@ from torch import Tensor
 from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Batch, Method, StepContext, Teacher
+from rattle.objectives.base import Batch, Method, StepContext, Teacher, Teachers, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.objectives.trades import Trades
 from rattle.settings import NonNegative
@@ -40,14 +39,14 @@ class HAT(TaylorObjective):
         return replace(self.taylor.needs(clean=True), extra=True, taught_adv=("standard",))
 
     @property
-    def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
+    def teachers(self) -> Teachers:
         return {"standard": (self.teacher, "standard")}
 
     def prepare(self, batch: Batch, context: StepContext) -> Batch:
         helper = batch.x + H * (batch.x_adv - batch.x)  # may leave [0, 1], as the authors' does
         return replace(batch, extra=helper)
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         assert outputs.extra is not None, "prepare() adds the helper"
         helper = ce(outputs.extra, outputs.taught_adv["standard"].argmax(1)).mean()
         return Trades(inv_lambda=self.beta).own_terms(outputs, y, context) | {"helper": self.gamma * helper}

@@ -1,6 +1,5 @@
 """KD + SWA (Chen et al. 2021): AT smoothed by a standard and a robust teacher at x', and by averaged weights."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch.nn import functional as F
 from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import Method, StepContext, Teacher
+from rattle.objectives.base import Method, StepContext, Teacher, Teachers, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import NonNegative, Positive
 from rattle.weights import SWA
@@ -42,10 +41,10 @@ class KD(TaylorObjective):
         return replace(self.taylor.needs(clean=False), taught_adv=("standard", "robust"))
 
     @property
-    def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
+    def teachers(self) -> Teachers:
         return {"standard": (self.standard_teacher, "standard"), "robust": (self.robust_teacher, "at")}
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         t = self.temperature
 
         def distilled(teacher: str) -> Tensor:

@@ -8,7 +8,7 @@ from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce
 from rattle.objectives.avmixup import smoothed
-from rattle.objectives.base import Method, StepContext
+from rattle.objectives.base import Method, StepContext, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import Between
 from rattle.weights import AWP
@@ -27,14 +27,11 @@ class LabelSmoothing(TaylorObjective):
     """
 
     title = "AT, smoothed labels"
+    smooths_labels = True
     uses_clean = False
     smoothing: Between = 0.2  # mass taken from the label
 
-    @property
-    def smooths_labels(self) -> bool:
-        return True
-
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         labels = smoothed(y, 1 - self.smoothing, outputs.logits_adv.shape[1], outputs.logits_adv.dtype)
         return {"zeroth": outputs.mean(lambda z, z_adv: ce(z_adv, labels).mean())}
 

@@ -1,6 +1,5 @@
 """LBGAT (Cui et al. 2021): the logits at x' follow those at x of a plain network that is trained along."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -9,7 +8,7 @@ from torch.nn import functional as F
 from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
-from rattle.objectives.base import Method, StepContext, Teacher
+from rattle.objectives.base import Method, StepContext, Teacher, Teachers, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import NonNegative
 
@@ -37,10 +36,10 @@ class LBGAT(TaylorObjective):
         return replace(self.taylor.needs(clean=True), taught_clean=("natural",))
 
     @property
-    def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
+    def teachers(self) -> Teachers:
         return {"natural": (self.teacher, "cotrained")}
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         taught = outputs.taught_clean["natural"]  # not detached: the teacher is also pulled towards the model
         terms = {
             "guided": outputs.mean(lambda z, z_adv: F.mse_loss(z_adv, taught)),

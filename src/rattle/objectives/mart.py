@@ -9,7 +9,7 @@ from torch import Tensor
 from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce, kl
-from rattle.objectives.base import Method, StepContext
+from rattle.objectives.base import Method, StepContext, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import NonNegative
 from rattle.weights import AWP
@@ -33,7 +33,7 @@ class Mart(TaylorObjective):
     trade_off = "objective.weight"
     weight: NonNegative = 5.0  # lambda, weight of the zeroth term; 6 in the authors' WideResNet runs
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         def zeroth(z: Tensor, z_adv: Tensor) -> Tensor:
             doubt = 1 - z.softmax(1).gather(1, y[:, None]).squeeze(1)
             return self.weight * (kl(z, z_adv) * doubt).mean()

@@ -9,12 +9,12 @@ from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
 from rattle.errors import RattleError
 from rattle.forward import Outputs
-from rattle.inputs import check_batch, logits_of
+from rattle.inputs import check_batch, input_gradient, logits_of
 from rattle.losses import ce
-from rattle.objectives.base import Memory, Method, Objective, StepContext
+from rattle.objectives.base import Memory, Method, Objective, StepContext, Terms
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.settings import BelowOne, Positive
-from rattle.threat import Threat
+from rattle.threat import Threat, per_image
 
 REACH = 1.05  # the search goes beyond d_max, so that an image on d_max can be told from one farther away
 SEARCH_STEPS = 10  # halvings of the bracket around the boundary
@@ -55,7 +55,7 @@ class MMA(Objective):
             memory=context.memory,
         )
 
-    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         assert outputs.logits is not None, "needs() asks for the logits at x"
         margin = ce(outputs.logits_adv, y)
         if "margin" in context.memory.tensors:  # in a run
@@ -86,7 +86,7 @@ class BoundaryPGD:
             with torch.no_grad():
                 right = soft_margin(logits_of(model, x), y) < 0
             if bool(right.any()):
-                some = x[right], y[right], radius[right].view(-1, *[1] * (x.ndim - 1))
+                some = x[right], y[right], per_image(radius[right], x)
                 x_adv[right], found[right] = self.search(model, *some, draws[right])
         self.memory["margin"] = found / self.d_max
         return x_adv
@@ -110,7 +110,7 @@ class BoundaryPGD:
         x_adv = self.threat.random_start(x, draws, radius)
         for _ in range(self.steps):
             x_adv = x_adv.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(soft_margin(logits_of(model, x_adv), y).sum(), x_adv)
+            gradient = input_gradient(soft_margin(logits_of(model, x_adv), y).sum(), x_adv)
             moved = self.threat.ascend(x_adv.detach(), gradient, STEP / self.steps * radius)
             x_adv = self.threat.project(moved, x, radius)
         return x_adv.detach()

@@ -1,13 +1,12 @@
 """N-FGSM (de Jorge et al. 2022): AT with one step from strong noise, which is not projected."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from rattle.attacks import PGD, Attack
 from rattle.attacks.base import attack_mode
-from rattle.inputs import check_batch, logits_of
+from rattle.inputs import check_batch, input_gradient, logits_of
 from rattle.losses import ce
 from rattle.objectives.at import AT
 from rattle.objectives.base import ONE_STEP, Method, StepContext
@@ -30,13 +29,10 @@ class NoisyStep:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
         x, y = check_batch(x, y, soft=True)
         threat, epsilon = self.threat, self.threat.epsilon
-        start = (
-            replace(threat, epsilon=self.noise * epsilon)
-            .random_start(x, streams(generator, len(x), x.device))
-            .requires_grad_()
-        )
+        draws = streams(generator, len(x), x.device)
+        start = threat.random_start(x, draws, self.noise * epsilon).requires_grad_()
         with attack_mode(model):
-            (gradient,) = torch.autograd.grad(ce(logits_of(model, start), y).sum(), start)
+            gradient = input_gradient(ce(logits_of(model, start), y).sum(), start)
         return threat.ascend(start.detach(), gradient, self.step * epsilon).clamp(0, 1)
 
 

@@ -1,6 +1,5 @@
 """ReBAT (Wang et al. 2023): AT whose predictions stay near those of the average of its own weights."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
-from rattle.objectives.base import Method, StepContext, Teacher
+from rattle.objectives.base import Method, StepContext, Teacher, Teachers, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import NonNegative
 from rattle.weights import EMA
@@ -33,10 +32,10 @@ class ReBAT(TaylorObjective):
         return replace(self.taylor.needs(clean=False), taught_adv=("average",))
 
     @property
-    def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
+    def teachers(self) -> Teachers:
         return {"average": (Teacher(), "average")}
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         zeroth = outputs.mean(lambda z, z_adv: ce(z_adv, y).mean())
         pull = torch.zeros_like(zeroth)
         if "average" in outputs.taught_adv:

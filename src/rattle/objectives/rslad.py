@@ -1,6 +1,5 @@
 """RSLAD (Zi et al. 2021): a robust teacher's probabilities at x take the labels' place, in the inner attack too."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from rattle.attacks.base import attack_mode
 from rattle.forward import ForwardSpec, Outputs
 from rattle.inputs import logits_of
 from rattle.losses import kl
-from rattle.objectives.base import Method, Objective, StepContext, Teacher
+from rattle.objectives.base import Method, Objective, StepContext, Teacher, Teachers, Terms
 from rattle.randomness import Randomness, streams
 from rattle.settings import Share
 from rattle.threat import Threat
@@ -37,13 +36,13 @@ class RSLAD(Objective):
         return ForwardSpec(taught_clean=("robust",))
 
     @property
-    def teachers(self) -> Mapping[str, tuple[Teacher, str]]:
+    def teachers(self) -> Teachers:
         return {"robust": (self.teacher, "trades")}
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
         return AwayFrom(teacher=context.teachers["robust"], pgd=pgd)
 
-    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         assert outputs.logits is not None, "needs() asks for the logits at x"
         taught = outputs.taught_clean["robust"]
         zeroth, clean = kl(taught, outputs.logits_adv).mean(), kl(taught, outputs.logits).mean()

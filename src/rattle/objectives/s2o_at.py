@@ -9,7 +9,7 @@ from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.forward import Outputs
 from rattle.losses import ce, kl_to_target
-from rattle.objectives.base import Method, StepContext
+from rattle.objectives.base import Method, StepContext, Terms
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import Between
 from rattle.taylor import soft_targets
@@ -48,13 +48,10 @@ class S2OAT(TaylorObjective):
     """
 
     title = "AT-S2O"
+    smooths_labels = True
     share: Between = 0.1  # weight of the soft labels; the labels have the rest
 
-    @property
-    def smooths_labels(self) -> bool:
-        return True
-
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {
             "zeroth": outputs.mean(lambda z, z_adv: (1 - self.share) * ce(z_adv, y).mean()),
             "statistics": self.share * second_order(outputs, y, context),

@@ -7,7 +7,7 @@ from torch import Tensor
 from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce, kl
-from rattle.objectives.base import Method, StepContext
+from rattle.objectives.base import Method, StepContext, Terms
 from rattle.objectives.s2o_at import second_order
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import Between, NonNegative
@@ -19,15 +19,12 @@ class S2OTrades(TaylorObjective):
     """(1 - share) CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + share second_order(z, z', y) + Taylor terms."""
 
     title = "TRADES-S2O"
+    smooths_labels = True
     trade_off = "objective.inv_lambda"
     inv_lambda: NonNegative = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
     share: Between = 0.3  # weight of the soft labels; the labels have the rest
 
-    @property
-    def smooths_labels(self) -> bool:
-        return True
-
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {
             "clean": outputs.mean(lambda z, z_adv: (1 - self.share) * ce(z, y).mean()),
             "zeroth": outputs.mean(lambda z, z_adv: self.inv_lambda * kl(z, z_adv).mean()),

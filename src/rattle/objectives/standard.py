@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from rattle.attacks import PGD, Attack
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
-from rattle.objectives.base import ONE_STEP, Method, Objective, StepContext
+from rattle.objectives.base import ONE_STEP, Method, Objective, StepContext, Terms
 from rattle.randomness import Randomness
 from rattle.threat import Threat
 
@@ -28,7 +28,7 @@ class Standard(Objective):
     def attack(self, pgd: PGD, context: StepContext) -> Attack:
         return NoAttack(threat=pgd.threat)
 
-    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {"clean": ce(outputs.logits_adv, y).mean()}
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
-from rattle.objectives.base import Objective, StepContext
+from rattle.objectives.base import Objective, StepContext, Terms
 from rattle.objectives.readings import READINGS, Reading
 from rattle.settings import Bound, NonNegative, check_settings
 
@@ -48,7 +48,7 @@ class Taylor:
         spec = self.reading.needs(self)
         return replace(spec, clean=clean or spec.clean)
 
-    def __call__(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def __call__(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         """The terms by name, weighted."""
         if self.order == 0:
             return {}
@@ -69,12 +69,12 @@ class TaylorObjective(Objective):
         return self.taylor.needs(clean=self.uses_clean)
 
     @property
-    def smooths_labels(self) -> bool:
+    def smooths_labels(self) -> bool:  # type: ignore[override]
         return self.taylor.order > 0 and self.taylor.reading.smooths
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         """The method's own terms; `Outputs.mean` averages them over u where the outer step draws it."""
         raise NotImplementedError
 
-    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return self.own_terms(outputs, y, context) | self.taylor(outputs, y, context)

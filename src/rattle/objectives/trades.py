@@ -8,7 +8,7 @@ from rattle.attacks import PGD
 from rattle.errors import RattleError
 from rattle.forward import Outputs
 from rattle.losses import ce, kl
-from rattle.objectives.base import Method, StepContext
+from rattle.objectives.base import Method, StepContext, Terms
 from rattle.objectives.taylor_terms import Taylor, TaylorObjective
 from rattle.settings import NonNegative
 from rattle.weights import AWP
@@ -29,7 +29,7 @@ class Trades(TaylorObjective):
     soft_labels = True
     inv_lambda: NonNegative = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
 
-    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         assert outputs.logits is not None, "needs() asks for the logits at x"
         zeroth = outputs.mean(lambda z, z_adv: kl(z, z_adv).mean())
         return {"clean": self.clean_loss(outputs.logits, y), "zeroth": self.inv_lambda * zeroth}

@@ -18,7 +18,7 @@ from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
 from rattle.recipes.schema import epsilon_text, replace_at
-from rattle.settings import check_type, with_fields
+from rattle.settings import Plain, check_type, with_fields
 from rattle.threat import Norm, Threat
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
 
@@ -93,7 +93,7 @@ def get_recipe(name: str) -> Recipe:
     0.2
     """
     dataset, norm, model, method = split_recipe(name)
-    changes: dict[str, Any] = {"activation": "silu"} if model.endswith("-silu") else {}
+    changes: Plain = {"activation": "silu"} if model.endswith("-silu") else {}
     model = model.removesuffix("-silu")
     model = TIMM.get(model, model)
     data = SETTINGS[dataset].data
@@ -177,7 +177,7 @@ def batch_size(n: int, usual: int = 128) -> int:
     return min(usual, 2 ** int(math.log2(max(n / FEWEST_STEPS, SMALLEST_BATCH))))
 
 
-def threat_of(setting: Setting, norm: Norm, epsilon: float | None, step_size: float | None) -> dict[str, Any]:
+def threat_of(setting: Setting, norm: Norm, epsilon: float | None, step_size: float | None) -> Plain:
     """Threat and step size of an attack; what is not given is the setting's, the step in proportion to epsilon."""
     check_type("norm", norm, str)
     if norm not in setting.step_sizes and (epsilon is None or step_size is None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Literal
 
 import yaml
 
@@ -16,10 +16,8 @@ from rattle.objectives.taylor_terms import PUBLISHED_ETA
 from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schedules import Cosine, KeptEpochs, OneCycle, Piecewise
 from rattle.recipes.schema import OPEN, from_plain, to_plain
-from rattle.settings import BelowOne, Between, Bound, Count, NonNegative, Positive, Share, check_settings
+from rattle.settings import BelowOne, Between, Count, NonNegative, Positive, PositiveShare, Share, check_settings
 from rattle.weights import ASAM, AWP, EMA, SAM, SWA, Noise
-
-Momentum = Annotated[float, Bound(above=0, most=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +102,9 @@ class Recipe:
     compile: bool = False  # torch.compile the network
     deterministic: bool = False  # only algorithms that give the same bits every time, on GPUs too; slower (scale.md)
     batch_norm: Literal["local", "sync", "held"] = "local"  # statistics: each rank's own | over ranks | not moved
-    batch_norm_momentum: Momentum | None = None  # share of a batch in the statistics; the network's own when not given
+    batch_norm_momentum: PositiveShare | None = (
+        None  # share of a batch in the statistics; the network's own when not given
+    )
     device: str = "auto"  # cuda, mps or cpu; auto takes what there is
     threads: Count | None = None  # CPU threads; torch's own choice when not given
     save_minutes: NonNegative = 10.0  # wall-clock minutes between checkpoints inside an epoch
@@ -124,8 +124,10 @@ class Recipe:
             raise RattleError("noise_samples > 1 does nothing without objective.taylor.mode exact or sampled")
         if needs.draw is not None and self.noise.sigma == 0:
             raise RattleError("this objective.taylor.mode is taken along u: it needs noise.sigma > 0")
-        if self.data.augment.mix != "none":
-            self.check_soft_labels(f"data.augment.mix {self.data.augment.mix} makes soft labels")
+        soft = self.objective.soft_labels and not needs.features
+        if self.data.augment.mix != "none" and (not soft or self.attack.loss == "cw"):
+            taker = "attack.loss cw" if soft else self.method
+            raise RattleError(f"data.augment.mix {self.data.augment.mix} makes soft labels, which {taker} cannot take")
         if (self.data.extra is not None or self.data.balanced) and self.objective.remembers_images:
             raise RattleError(
                 f"{self.method} remembers every training image once an epoch: no data.extra and no data.balanced"
@@ -181,12 +183,6 @@ class Recipe:
     def replays(self) -> int:
         """Optimizer steps on each minibatch."""
         return self.objective.replays
-
-    def check_soft_labels(self, why: str) -> None:
-        """Refuse labels that are rows of probabilities where the objective or its attack needs classes."""
-        soft = self.objective.soft_labels and not self.objective.needs.features
-        if not soft or self.attack.loss == "cw":
-            raise RattleError(f"{why}, which {'attack.loss cw' if soft else self.method} cannot take")
 
     @property
     def method(self) -> str:

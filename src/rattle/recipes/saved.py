@@ -11,8 +11,9 @@ from rattle.errors import RattleError
 from rattle.objectives.readings import READINGS
 from rattle.objectives.registry import objective_kinds
 from rattle.recipes.schedules import CYCLE_END
+from rattle.settings import Plain
 
-REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notice
+REMOVED: Plain = {  # setting -> its default, which a run did not notice
     "data.in_memory_limit": 4.0,
     "attack.box_first": False,
     "awp.climbs": "loss",
@@ -40,7 +41,7 @@ REMOVED: dict[str, Any] = {  # setting -> its default, which a run did not notic
     "val_attack.start": "uniform",
 }
 GUIDE = {"weight": 10.0, "late_factor": 4.0, "late_from": 0.86, "noise": 0.5, "step": 1.0}
-REMOVED_OF: dict[str, dict[str, Any]] = {  # kind of objective -> its setting -> the default
+REMOVED_OF: dict[str, Plain] = {  # kind of objective -> its setting -> the default
     "FAT": {"stop": {"tau": 0, "raise_at": [50 / 120, 90 / 120], "omega": 0.001}},
     "FATTrades": {"stop": {"tau": 0, "raise_at": [30 / 85, 50 / 85, 70 / 85], "omega": 0.0}, "clean_weight": "one"},
     "GAT": {"guide": GUIDE},
@@ -113,7 +114,7 @@ def upgraded(plain: Any, *, to_open: bool = False) -> Any:
     return plain
 
 
-def part_of(plain: dict[str, Any], *names: str) -> dict[str, Any]:
+def part_of(plain: Plain, *names: str) -> Plain:
     """The settings below these names; empty if there are none."""
     part: Any = plain
     for name in names:

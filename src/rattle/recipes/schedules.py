@@ -5,10 +5,10 @@ Any length of a run keeps their shape.
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from rattle.errors import RattleError
-from rattle.settings import Between, Bound, Positive, check_settings
+from rattle.settings import BelowOne, Between, Positive, check_settings
 
 WARM_START = 0.01  # where a warm-up begins: at 0 the first step would do nothing
 CYCLE_START = 0.04  # the factor at the start of a cycle, as in torch's OneCycleLR
@@ -16,7 +16,6 @@ CYCLE_END = {"linear": 0.001, "cosine": 4e-6}  # and at its end, by its shape; t
 DROPS = (0.5, 0.75)  # fractions of a run at which the paper's learning rate drops
 DENSE, SPARSE = 0.05, 0.025  # every epoch is kept for that much of the run after a drop, then one every so much of it
 
-Warmup = Annotated[float, Bound(least=0, below=1)]
 KeptEpochs = Literal["none", "paper", "all"]
 
 
@@ -35,7 +34,7 @@ class Piecewise:
 
     drops: tuple[Between, ...] = DROPS  # fractions of the run at which the rate drops
     factor: Positive = 0.1  # what it is multiplied by at each drop
-    warmup: Warmup = 0.0  # fraction of the run, before the first drop, in which the rate rises to its peak
+    warmup: BelowOne = 0.0  # fraction of the run, before the first drop, in which the rate rises to its peak
 
     def __post_init__(self) -> None:
         check_settings(self, "schedule")
@@ -54,7 +53,7 @@ class Cosine:
     [0.01, 0.505, 1.0, 0.5, 0.0]
     """
 
-    warmup: Warmup = 0.0  # fraction of the run in which the rate rises to its peak
+    warmup: BelowOne = 0.0  # fraction of the run in which the rate rises to its peak
 
     def __post_init__(self) -> None:
         check_settings(self, "schedule")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_args, get_origin
 
 from rattle.errors import RattleError, unknown
-from rattle.settings import check_value, types_of
+from rattle.settings import Plain, check_value, types_of
 
 T = TypeVar("T")
 OPEN: dict[Any, Callable[[], Sequence[type]]] = {}  # protocol -> the dataclasses that are registered for it now
@@ -40,7 +40,7 @@ def replace_at(settings: T, path: str, value: Any) -> T:
     return dataclasses.replace(settings, **{name: value})  # type: ignore[type-var]
 
 
-def flatten(plain: Any, prefix: str = "") -> dict[str, Any]:
+def flatten(plain: Any, prefix: str = "") -> Plain:
     """Nested plain settings by their dotted names.
 
     >>> flatten({"objective": {"order": 2}, "awp": None})

@@ -22,6 +22,7 @@ from rattle.recipes.reading import parse_json
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
 from rattle.runs.paths import FORMAT  # `save` writes it, `read` takes older ones too
+from rattle.settings import Plain
 
 
 class Damaged(RattleError):
@@ -36,7 +37,7 @@ class Checkpoint:
     recipe: Recipe
     classes: tuple[str, ...]  # names
     shape: tuple[int, ...]  # [C, H, W] of an image
-    progress: dict[str, Any]  # epoch, step and so on, as training/state.py wrote them
+    progress: Plain  # epoch, step and so on, as training/state.py wrote them
     tensors: dict[str, Tensor]  # on the CPU
     trust_code: bool = False  # the user's word that code which the recipe names as its model may run
 

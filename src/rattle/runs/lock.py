@@ -27,33 +27,28 @@ class Held(RattleError):
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Hold a lock file alone; raises Held if another process holds it.
 
     The system releases the lock of a process that dies, so there are no stale locks.
     """
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=PATIENCE)
+        held = FileLock(path).acquire(timeout=patience)
     except Timeout:
         raise Held(f"{path.parent} is being written by another process: wait, or choose another --out") from None
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def is_locked(path: Path) -> bool:
     """Whether a process holds a lock file."""
     if not path.is_file() or path.is_symlink():
         return False
-    lock = FileLock(path)
     try:
-        lock.acquire(blocking=False)
-    except Timeout:
+        with locked(path, patience=0):
+            return False
+    except Held:
         return True
-    lock.release()
-    return False
 
 
 @contextmanager

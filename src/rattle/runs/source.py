@@ -11,18 +11,18 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 from rattle.errors import RattleError
 from rattle.models.user import plugins, source_file
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
 from rattle.runs.paths import Run
+from rattle.settings import Plain
 
 
-def keep_source(run: Run, recipe: Recipe) -> dict[str, Any]:
+def keep_source(run: Run, recipe: Recipe) -> Plain:
     """Keep the text of the recipe's FILE.py and of plug-ins in a run that begins; what environment.json says of it."""
-    about: dict[str, Any] = {}
+    about: Plain = {}
     path = source_file(recipe.model)
     if path is not None and path.is_file():
         about["source"] = keep(run, path)
@@ -56,7 +56,7 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Plain:
     """Versions, commit and hardware, as plain data for result files."""
     import numpy
     import torch

@@ -29,7 +29,7 @@ from rattle.runs.io import write_atomically
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name, held_out_accuracies
 from rattle.runs.progress import HANDLED, Console, NullConsole, RichConsole, StoppedBySignal, listening
-from rattle.settings import check_cores
+from rattle.settings import Plain, check_cores
 from rattle.training.fit_inputs import Given, first_state, named_recipe, start_note
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
 from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
@@ -232,11 +232,11 @@ def update_average(state: TrainState, *, begins: bool) -> None:
         state.average.update_parameters(state.model)
 
 
-def epoch_metrics(state: TrainState, steps: int) -> dict[str, Any]:
+def epoch_metrics(state: TrainState, steps: int) -> Plain:
     """The epoch's mean loss and terms, with the accuracies on the held-out images when they are due."""
     recipe, progress = state.recipe, state.progress
     epoch = progress.epoch + 1
-    metrics: dict[str, Any] = {
+    metrics: Plain = {
         "epoch": epoch,
         "step": progress.step,
         "lr": learning_rate(state, progress.step - 1, steps),
@@ -277,7 +277,7 @@ def validate(state: TrainState, model: nn.Module) -> dict[str, float]:
     return {name: total / len(val) for name, total in zip(counts, totals, strict=True)}
 
 
-def record(state: TrainState, run: Run, metrics: dict[str, Any]) -> None:
+def record(state: TrainState, run: Run, metrics: Plain) -> None:
     """Write an epoch's line and checkpoints: `best` when it is, and `last` last, since resuming starts from it."""
     recipe, progress = state.recipe, state.progress
     progress.epoch += 1

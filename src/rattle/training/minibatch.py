@@ -128,7 +128,8 @@ def augmented(state: TrainState, images: Images, index: Tensor) -> tuple[Tensor,
     draws = ImageStreams(mix_seed, to_device(index, state.device))
     draws.calls = here.calls  # the same streams continued on the device
     x, share = augment.mixed(x, other, draws)
-    return x, share * as_rows(state, y) + (1 - share) * as_rows(state, y_other)
+    rows, others = (label_rows(each, len(state.data.classes), torch.get_default_dtype()) for each in (y, y_other))
+    return x, share * rows + (1 - share) * others
 
 
 def partners(state: TrainState, n: int, draws: ImageStreams) -> Tensor:
@@ -153,20 +154,14 @@ def drawn(state: TrainState, images: Images, rows: Tensor) -> Images:
     chosen = ImageStreams(seed, rows[~own]).integers(len(state.extra), 1)[:, 0]
     second = state.extra[chosen].to(device)
     x = to_float(second.x, torch.contiguous_format) if first.x.is_floating_point() else second.x
-    labels = as_rows(state, first.y) if second.y.ndim == 2 else first.y
     place = torch.cat([own.nonzero(), (~own).nonzero()])[:, 0].argsort()  # the order of the rows again
-    return Images(torch.cat([first.x, x])[place], torch.cat([labels, second.y.to(labels.dtype)])[place])
+    return Images(torch.cat([first.x, x])[place], torch.cat([first.y, second.y])[place])
 
 
 def taken(images: Images, rows: Tensor) -> Images:
     """The images of these rows in memory; a picture that one rank cannot decode stops all ranks."""
     with distributed.raise_on_all_ranks() if images.decoded else nullcontext():
         return images[rows]
-
-
-def as_rows(state: TrainState, y: Tensor) -> Tensor:
-    """Labels as rows of probabilities, in the precision that soft labels have here."""
-    return label_rows(y, len(state.data.classes), y.dtype if y.ndim == 2 else torch.get_default_dtype())
 
 
 def context_of(state: TrainState, index: Tensor, place: int = 0) -> StepContext:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rattle.errors import RattleError
 from rattle.runs.progress import Console, NullConsole, StoppedBySignal
-from rattle.settings import Count, CountOrZero, check_settings
+from rattle.settings import Count, CountOrZero, Plain, check_settings
 
 if TYPE_CHECKING:
     from rattle.training.sweep import Job
@@ -84,7 +84,7 @@ def submit(
     except ImportError:
         raise RattleError("the slurm launcher needs submitit: pip install 'rattle-robust[slurm]'") from None
     executor: Callable[..., Any] = submitit.AutoExecutor
-    settings: dict[str, Any] = {
+    settings: Plain = {
         "name": "rattle",
         "timeout_min": slurm.time,
         "cpus_per_task": slurm.cpus,

@@ -188,14 +188,11 @@ def set_momentum(model: nn.Module, momentum: float) -> None:
 
 
 def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
-    """The extra images that the recipe names; refuses those that its method cannot learn from."""
+    """The extra images that the recipe names."""
     recipe.data.extra_count(min(recipe.batch_size, len(data.train)))
     if distributed.active():  # one rank unpacks the file while the others wait to map it
         distributed.on_main(lambda: recipe.data.load_extra(data))
-    extra = recipe.data.load_extra(data)
-    if extra is not None and extra.y.ndim == 2:
-        recipe.check_soft_labels(f"{recipe.data.extra} has soft labels")
-    return extra
+    return recipe.data.load_extra(data)
 
 
 def new_model(recipe: Recipe, data: Dataset, number: int = 0) -> nn.Module:

@@ -13,7 +13,7 @@ from rattle.forward import ForwardSpec, Outputs
 from rattle.registry import Entry, Registry
 
 if TYPE_CHECKING:
-    from rattle.objectives.base import StepContext
+    from rattle.objectives.base import StepContext, Terms
     from rattle.objectives.taylor_terms import Taylor
 
 
@@ -28,7 +28,7 @@ class Reading:
         """What the forward passes have to provide; by default the logits at x and x'."""
         return ForwardSpec()
 
-    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         """`first` and `second`, as far as `taylor.order` asks for them, before they are weighted."""
         raise NotImplementedError
 

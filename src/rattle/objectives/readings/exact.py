@@ -16,7 +16,7 @@ from rattle.taylor import directional
 from rattle.weights import Delta, Noise
 
 if TYPE_CHECKING:
-    from rattle.objectives.base import StepContext
+    from rattle.objectives.base import StepContext, Terms
     from rattle.objectives.taylor_terms import Taylor
 
 
@@ -26,7 +26,7 @@ class Exact(Reading):
     def needs(self, taylor: Taylor) -> ForwardSpec:
         return ForwardSpec(clean=False, draw=Noise.__call__, along_u=partial(with_derivatives, order=taylor.order))
 
-    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         terms = {"first": kl_of_small(*outputs.derivatives[0]).mean()}
         if taylor.order == 2:
             terms["second"] = kl_of_small(*outputs.derivatives[1]).mean()

@@ -14,7 +14,7 @@ from rattle.objectives.readings import Reading
 from rattle.taylor import head_gradient, soft_targets
 
 if TYPE_CHECKING:
-    from rattle.objectives.base import StepContext
+    from rattle.objectives.base import StepContext, Terms
     from rattle.objectives.taylor_terms import Taylor
 
 
@@ -35,7 +35,7 @@ class Head(Reading):
         r, r_adv = context.mean(torch.stack([head_gradient(h, z, y), head_gradient(h_adv, z_adv, y)]))
         return [r.abs() - r_adv.abs(), r.square() - r_adv.square()]
 
-    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         first, second = self.gaps(taylor, outputs, y, context)
         terms = {"first": soft_label_term(first, outputs, y)}
         if taylor.order == 2:

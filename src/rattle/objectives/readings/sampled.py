@@ -12,7 +12,7 @@ from rattle.objectives.readings import Reading
 from rattle.weights import Delta, Noise
 
 if TYPE_CHECKING:
-    from rattle.objectives.base import StepContext
+    from rattle.objectives.base import StepContext, Terms
     from rattle.objectives.taylor_terms import Taylor
 
 
@@ -24,7 +24,7 @@ class Sampled(Reading):
     def needs(self, taylor: Taylor) -> ForwardSpec:
         return ForwardSpec(clean=False, draw=Noise.__call__, along_u=with_draws)
 
-    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {}
 
 

@@ -11,7 +11,7 @@ from rattle.objectives.readings import Reading
 from rattle.objectives.readings.head import soft_label_term
 
 if TYPE_CHECKING:
-    from rattle.objectives.base import StepContext
+    from rattle.objectives.base import StepContext, Terms
     from rattle.objectives.taylor_terms import Taylor
 
 
@@ -20,7 +20,7 @@ class Smoothing(Reading):
 
     smooths = True
 
-    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> dict[str, Tensor]:
+    def terms(self, taylor: Taylor, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         classes = outputs.logits_adv.shape[1]
         term = soft_label_term(outputs.logits_adv.new_zeros(classes), outputs, y)
         return {"first": term} if taylor.order == 1 else {"first": term, "second": term}
