@@ -186,14 +186,16 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float:
     return float(ttest_ind_from_stats(*statistics, equal_var=False).pvalue)
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:
     """p-values adjusted for being several (Holm 1979), in the order given.
+
+    family: of how many tests these are some, which makes none of them smaller than in the whole family.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    order = np.argsort(p_values)
-    steps = np.asarray(p_values)[order] * np.arange(len(p_values), 0, -1)
+    order, n = np.argsort(p_values), family or len(p_values)
+    steps = np.asarray(p_values)[order] * np.arange(n, n - len(p_values), -1)
     adjusted = np.empty(len(p_values))
     adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1)
     return adjusted.tolist()

@@ -186,6 +186,7 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order() -> None:
     assert holm([0.5, 0.01, 0.02]) == [0.5, 0.03, 0.04]
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([0.01, 0.02], family=10) == [0.1, 0.18]
 
 
 def coverage_of_a_sequential_evaluation(accuracy: float, within: float, batch: int) -> tuple[float, float]:

@@ -5,7 +5,7 @@ Fewer tests never raise an adjusted p, so what a table calls best is never equal
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -71,27 +71,34 @@ def paired_tests(samples: Samples, baseline: str | None = None) -> tuple[list[Pa
     pairs = list(combinations(samples, 2))
     if baseline is not None:
         pairs = [(baseline, other) for other in samples if other != baseline]
+    return compare_pairs(samples, [(a, b, column) for a, b in pairs for column in samples[a] if column in samples[b]])
+
+
+def compare_pairs(
+    samples: Samples, pairs: Iterable[tuple[str, str, str]], family: int | None = None
+) -> tuple[list[PairedTest], list[str]]:
+    """The tests of these (row, row, column), and a sentence for each pair not tested.
+
+    family: adjust each p for being one of so many tests, of which these are some; None for these alone.
+    """
     found: list[PairedTest] = []
     refused: dict[tuple[str, str, str], list[str]] = {}
-    for first, second in pairs:
-        for attack, a in samples[first].items():
-            b = samples[second].get(attack)
-            if b is None:
-                continue
-            shared, p = on_shared_images(a, b), None
-            differences = protocol_differences(a.protocol, b.protocol)
-            if differences:
-                reason = f"they differ in {' and '.join(differences)}"
-            elif shared is None:
-                reason = f"they share none of their {a.n:,} and {b.n:,} images"
-            else:
-                reason = "one seed against several"
-                p = two_sided_p(shared[0], replace(shared[1], protocol=shared[0].protocol))
-            if p is None or shared is None:
-                refused.setdefault((first, second, reason), []).append(title_of(attack))
-                continue
-            found.append(PairedTest(first=first, second=second, attack=attack, samples=shared, p=p, p_adjusted=p))
-    adjusted = holm([test.p for test in found])
+    for first, second, attack in pairs:
+        a, b = samples[first][attack], samples[second][attack]
+        shared, p = on_shared_images(a, b), None
+        differences = protocol_differences(a.protocol, b.protocol)
+        if differences:
+            reason = f"they differ in {' and '.join(differences)}"
+        elif shared is None:
+            reason = f"they share none of their {a.n:,} and {b.n:,} images"
+        else:
+            reason = "one seed against several"
+            p = two_sided_p(shared[0], replace(shared[1], protocol=shared[0].protocol))
+        if p is None or shared is None:
+            refused.setdefault((first, second, reason), []).append(title_of(attack))
+            continue
+        found.append(PairedTest(first=first, second=second, attack=attack, samples=shared, p=p, p_adjusted=p))
+    adjusted = holm([test.p for test in found], family)
     tests = [replace(test, p_adjusted=p) for test, p in zip(found, adjusted, strict=True)]
     return tests, [f"{a} and {b} ({', '.join(titles)}): {reason}" for (a, b, reason), titles in refused.items()]
 

@@ -1,5 +1,7 @@
 """Accuracies with their intervals, and tables of methods over seeds."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -7,9 +9,9 @@ from typing import Literal
 from rattle.errors import RattleError
 from rattle.evaluation.results import Evaluation
 from rattle.report.naming import title_of
-from rattle.report.significance import Samples, paired_tests
+from rattle.report.significance import Samples, compare_pairs
 from rattle.report.writers import Bold, csv_table, latex_table, markdown_table
-from rattle.stats import mean_interval, summarise
+from rattle.stats import Summary, mean_interval, summarise
 
 Format = Literal["markdown", "latex", "csv"]
 
@@ -94,17 +96,21 @@ def compare(samples: Samples) -> Comparison:
     columns = sorted_attacks(column for by_column in samples.values() for column in by_column)
     if not columns:
         raise RattleError("none of these runs has been evaluated; `rattle evaluate RUN` does it")
-    rows: dict[str, dict[str, Cell]] = {method: {} for method in samples}
-    tests, refused = paired_tests(samples)
-    better = {(test.attack, *test.better) for test in tests if test.better}
+    found: dict[str, dict[str, Summary]] = {}  # column -> method
+    pairs, family = [], 0
     for column in columns:
-        found = {method: summarise(by[column].accuracies) for method, by in samples.items() if column in by}
-        best = max(found, key=lambda method: found[method].mean)
-        wins = len(found) > 1 and all((column, best, other) in better for other in found if other != best)
-        for method, summary in found.items():
+        found[column] = {method: summarise(by[column].accuracies) for method, by in samples.items() if column in by}
+        best = max(found[column], key=lambda method: found[column][method].mean)
+        pairs += [(best, other, column) for other in found[column] if other != best]
+        family += math.comb(len(found[column]), 2)
+    tests, refused = compare_pairs(samples, pairs, family)  # of n methods n - 1 tests a column decide what is bold
+    beaten = Counter((test.attack, test.better[0]) for test in tests if test.better)
+    rows: dict[str, dict[str, Cell]] = {method: {} for method in samples}
+    for column, summaries in found.items():
+        for method, summary in summaries.items():
             sample = samples[method][column]
-            best_here = wins and method == best
-            rows[method][column] = Cell(**asdict(summary), images=sample.n, best=best_here, worst=sample.worst_class)
+            best = 0 < len(summaries) - 1 == beaten[column, method]
+            rows[method][column] = Cell(**asdict(summary), images=sample.n, best=best, worst=sample.worst_class)
     return Comparison(columns=columns, rows=rows, refused=refused)
 
 
