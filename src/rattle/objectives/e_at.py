@@ -1,0 +1,73 @@
+"""E-AT (Croce and Hein 2022): AT in l_inf or l_1, drawn for each minibatch, the norm that is behind more often."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from rattle.attacks import PGD, Attack
+from rattle.forward import Outputs
+from rattle.objectives.at import AT
+from rattle.objectives.base import Method, StepContext
+from rattle.randomness import Randomness, derive_seed
+from rattle.settings import Positive
+from rattle.threat import Threat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EAT(AT):
+    """CE(f(x'), y) + Taylor terms, x' in the l_inf ball around x or in an l_1 ball.
+
+    P(l_1) = e_1 / (e_inf + e_1) with e_p the robust error in l_p: the mean over the minibatches so far that drew it.
+    """
+
+    title = "E-AT"
+    soft_labels = False  # the label decides what is misclassified
+    norms = ("linf",)
+    # Radius of the l_1 ball over d epsilon, the l_1 length of the l_inf ball's corners; of CIFAR-10's 12 beside 8/255.
+    l1_share: Positive = 12 / (3072 * 8 / 255)
+
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
+        return {"errors": torch.zeros(2, 2)}  # of l_inf and l_1: sum over their minibatches, and how many there were
+
+    def attack(self, pgd: PGD, context: StepContext) -> Attack:
+        return InL1(pgd=pgd, share=self.l1_share) if self.draws_l1(context) else pgd
+
+    def draws_l1(self, context: StepContext) -> bool:
+        """Whether a minibatch is attacked in l_1: a function of seed, step and errors, the same on every rank."""
+        (of_linf, seen_linf), (of_l1, seen_l1) = context.memory.tensors["errors"].tolist()
+        share = 0.5
+        if seen_linf and seen_l1 and of_linf + of_l1 > 0:
+            share = (of_l1 / seen_l1) / (of_linf / seen_linf + of_l1 / seen_l1)
+        return derive_seed(context.draws.seed, context.moment.step) / 2**62 < share
+
+    def remember(self, outputs: Outputs, y: Tensor, context: StepContext) -> None:
+        error = context.mean((outputs.logits_adv.argmax(1) != y).float().mean())
+        context.memory.tensors["errors"][int(self.draws_l1(context))] += torch.stack([error, torch.ones_like(error)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InL1:
+    """PGD in the l_1 ball, its step in the same proportion to the radius."""
+
+    pgd: PGD  # steps, start and restarts; the l_inf radius and step that those in l_1 are in proportion to
+    share: float  # radius over d epsilon
+
+    @property
+    def threat(self) -> Threat:
+        """The l_inf threat that the l_1 radius is in proportion to: d is known with the images alone."""
+        return self.pgd.threat
+
+    def in_l1(self, d: int) -> PGD:
+        scale = self.share * d
+        threat = Threat(norm="l1", epsilon=scale * self.pgd.threat.epsilon)
+        return replace(self.pgd, threat=threat, step_size=scale * self.pgd.step_size)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor, *, generator: Randomness = None) -> Tensor:
+        return self.in_l1(x[0].numel())(model, x, y, generator=generator)
+
+
+METHOD = Method(
+    objective=EAT(),
+    attack=PGD(loss="ce", start="uniform"),
+)
