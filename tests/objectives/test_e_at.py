@@ -120,6 +120,6 @@ def test_the_radius_for_cifar10_is_the_papers() -> None:
     assert (pgd.threat.norm, pgd.threat.epsilon, pgd.step_size) == ("l1", pytest.approx(12), pytest.approx(3))
 
 
-def test_a_recipe_in_another_norm_is_refused() -> None:
-    with pytest.raises(RattleError, match=r"E-AT needs attack\.threat\.norm linf, got l2"):
-        make_recipe("e-at", norm="l2")
+def test_a_recipe_in_l1_alone_is_refused() -> None:
+    with pytest.raises(RattleError, match=r"E-AT needs attack\.threat\.norm linf or l2, got l1"):
+        make_recipe("e-at", norm="l1", epsilon=12.0, step_size=3.0)
