@@ -19,6 +19,7 @@ from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.randomness import ImageStreams
 from rattle.settings import check_settings
+from rattle.threat import Norm
 from rattle.weights import AWP, EMA, SWA
 
 Terms = dict[str, Tensor]  # by name, each a scalar
@@ -117,6 +118,7 @@ class Objective:
     title: ClassVar[str] = ""  # what tables call the method
     soft_labels: ClassVar[bool] = False  # takes rows of probabilities [n, C] for y: images may be mixed
     unused: ClassVar[tuple[str, ...]] = ()  # settings of the recipe's attack that it has no use for
+    norms: ClassVar[tuple[Norm, ...]] = ("linf", "l2", "l1")  # that the recipe's attack may have
     trade_off: ClassVar[str] = "attack.threat.epsilon"  # the setting that trades clean for robust accuracy
     replays: ClassVar[int] = 1  # optimizer steps on each minibatch
     needs_run: ClassVar[bool] = False  # its terms need teachers, a state, or images that it prepares

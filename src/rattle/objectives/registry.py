@@ -61,6 +61,7 @@ METHODS: Registry[Method] = Registry(
         "n-fgsm": Entry(
             ".n_fgsm:METHOD", "AT with one step from strong noise", "de Jorge et al. 2022", "cheap", TAYLOR
         ),
+        "e-at": Entry(".e_at:METHOD", "AT in l_inf or l_1, by minibatch", "Croce and Hein 2022", "other", TAYLOR),
         "free": Entry(".free:METHOD", "AT by replayed minibatches", "Shafahi et al. 2019", "cheap", TAYLOR),
         "lbgat": Entry(".lbgat:METHOD", "guided by a clean network trained along", "Cui et al. 2021", "rows", TAYLOR),
         "hat": Entry(".hat:METHOD", "TRADES with helper points", "Rade and Moosavi-Dezfooli 2022", "rows", TAYLOR),

@@ -119,6 +119,11 @@ class Recipe:
             half = len(self.normalise) // 2
             if len(self.normalise) != 2 * half or not all(std > 0 for std in self.normalise[half:]):
                 raise RattleError(f"normalise takes a mean and then a std > 0 for each channel, got {self.normalise}")
+        if self.attack.threat.norm not in self.objective.norms:
+            allowed = " or ".join(self.objective.norms)
+            raise RattleError(
+                f"{self.objective.title} needs attack.threat.norm {allowed}, got {self.attack.threat.norm}"
+            )
         needs = self.objective.needs
         if self.noise_samples > 1 and needs.draw is None:
             raise RattleError("noise_samples > 1 does nothing without objective.taylor.mode exact or sampled")
