@@ -90,7 +90,7 @@ class ReleasedTargets(Head):
         terms = {"first": soft_label_term(first, outputs, y)}
         if taylor.order == 2:
             assert outputs.logits is not None
-            target = soft_targets(-second)[y]
+            target = soft_targets(-second, y)
             both = kl_to_target(target, outputs.logits_adv) + kl_to_target(target, outputs.logits)
             terms["second"] = 0.5 * both.mean()
         return terms

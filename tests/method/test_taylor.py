@@ -33,7 +33,7 @@ def test_head_gradient_is_the_row_sum_of_autograds_gradient(n: int, d: int, clas
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=2, max_size=12))
 def test_soft_targets_are_probabilities_with_two_over_c_on_the_class_itself(gap: list[float]) -> None:
-    rows = soft_targets(torch.tensor(gap))
+    rows = soft_targets(torch.tensor(gap), torch.arange(len(gap)))
     assert rows.shape == (len(gap), len(gap))
     assert torch.allclose(rows.sum(1), torch.ones(len(gap)), atol=1e-5)
     assert (rows >= 0).all()
@@ -55,7 +55,17 @@ EVEN = [[1 / 2, 0, 1 / 2, 0], [0, 1 / 2, 1 / 2, 0], [1 / 6, 1 / 6, 1 / 2, 1 / 6]
     ],
 )
 def test_soft_targets_by_hand(gap: list[float], by_hand: list[list[float]]) -> None:
-    assert torch.allclose(soft_targets(torch.tensor(gap)), torch.tensor(by_hand, dtype=torch.float32), atol=1e-6)
+    assert torch.allclose(
+        soft_targets(torch.tensor(gap), torch.arange(len(gap))), torch.tensor(by_hand, dtype=torch.float32), atol=1e-6
+    )
+
+
+def test_soft_targets_of_a_batch_are_the_rows_of_its_classes() -> None:
+    gap, y = torch.randn(1000), torch.tensor([7, 999, 7, 0])
+    rows = soft_targets(gap, torch.arange(1000))
+    assert soft_targets(gap, y).shape == (4, 1000)
+    assert torch.equal(soft_targets(gap, y), rows[y])
+    assert torch.equal(soft_targets(gap.expand(1000, 1000), y), rows[y])
 
 
 def logits_at(model: nn.Module, x: Tensor, u: dict[str, Tensor], t: float) -> Tensor:

@@ -1,9 +1,14 @@
 """Checkpoints come back bit for bit, and a file that is none gets one sentence."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save as serialise
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
@@ -88,11 +93,11 @@ def test_other_programs_weights_are_told_apart(tmp_path: Path, metadata: dict | 
 
 def test_a_newer_format_asks_for_an_upgrade(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = read(saved)
-    monkeypatch.setattr(checkpoint, "FORMAT", 3)
+    monkeypatch.setattr(checkpoint, "FORMAT", 4)
     model = create_model("cnn", classes=10, channels=1, width=2)
     save(saved, recipe=RECIPE, classes=found.classes, shape=found.shape, progress={}, model=model)
     monkeypatch.undo()
-    assert "has checkpoint format 3; this version reads up to 2: upgrade rattle" in refused(saved)
+    assert "has checkpoint format 4; this version reads up to 3: upgrade rattle" in refused(saved)
 
 
 def test_a_missing_file_and_a_folder_are_no_checkpoints(tmp_path: Path) -> None:
@@ -104,3 +109,58 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RattleError, match=r"cannot write .*c.json: File exists"):
         write_atomically(tmp_path / "file" / "c.json", b"1")
+
+
+def test_a_file_has_the_entries_that_safetensors_itself_writes(saved: Path) -> None:
+    def entries(content: bytes) -> dict[str, object]:
+        size = int.from_bytes(content[:8], "little")
+        assert size % 8 == 0
+        return json.loads(content[8 : 8 + size])
+
+    content = saved.read_bytes()
+    with safe_open(saved, framework="pt") as file:
+        again = serialise({key: file.get_tensor(key) for key in file.keys()}, file.metadata())  # noqa: SIM118
+    assert entries(content) == entries(again)
+    assert content[8 + int.from_bytes(content[:8], "little") :] == again[8 + int.from_bytes(again[:8], "little") :]
+
+
+def test_a_checkpoint_of_format_2_opens_and_its_damage_is_noticed(saved: Path) -> None:
+    now = read(saved)
+    with safe_open(saved, framework="pt") as file:
+        texts = dict(file.metadata()) | {"format": "2"}
+    del texts["digest"]
+    texts["digest"] = checkpoint.digest(now.tensors, texts)
+    save_file(now.tensors, saved, texts)
+    found = read(saved)
+    assert all(torch.equal(value, now.tensors[key]) for key, value in found.tensors.items())
+    content = bytearray(saved.read_bytes())
+    content[-1] ^= 0x10
+    saved.write_bytes(content)
+    assert "its checksum does not match its content" in refused(saved)
+
+
+SAVE = """
+import resource, sys
+import json
+import subprocess
+import sys
+from pathlib import Path
+import torch
+from rattle.recipes.catalog import get_recipe
+from rattle.runs.checkpoint import save
+model = torch.nn.Sequential(*(torch.nn.Conv2d(128, 128, 5) for _ in range(40))).to(memory_format=torch.channels_last)
+about = {"recipe": get_recipe("digits-linf-cnn-trades"), "classes": (), "shape": (1, 8, 8), "progress": {}}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+save(Path(sys.argv[1]), **about, model=model)
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before), Path(sys.argv[1]).stat().st_size)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in other units")
+def test_no_second_copy_of_the_weights_is_made_to_save_them(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", SAVE, tmp_path / "c"], capture_output=True, text=True, check=True)
+    grown, size = (int(word) for word in done.stdout.split())
+    assert size > 60e6
+    assert grown < 0.3 * size

@@ -32,7 +32,7 @@ def second_order(outputs: Outputs, y: Tensor, context: StepContext) -> Tensor:
         with torch.no_grad():  # averaged over ranks before abs, so that N ranks compute what one process would
             moments = torch.stack([z.T @ z / len(z), z_adv.T @ z_adv / len(z_adv)])
             moment, moment_adv = context.mean(moments)
-            rows, rows_adv = soft_targets(-moment.abs())[y], soft_targets(-moment_adv.abs())[y]
+            rows, rows_adv = soft_targets(-moment.abs(), y), soft_targets(-moment_adv.abs(), y)
         return 0.5 * (kl_to_target(rows, z) + kl_to_target(rows_adv, z_adv)).mean()
 
     return outputs.mean(term)

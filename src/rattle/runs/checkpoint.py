@@ -7,6 +7,7 @@ and memory.*; the file's metadata are the format, the recipe, the progress of th
 import hashlib
 import json
 import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +15,28 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialise
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
 from rattle.recipes.reading import parse_json
 from rattle.recipes.recipe import Recipe
-from rattle.runs.io import write_atomically
+from rattle.runs.io import atomic_file
 from rattle.runs.paths import FORMAT  # `save` writes it, `read` takes older ones too
 from rattle.settings import Plain
+
+DTYPES = {  # as safetensors names them
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 
 class Damaged(RattleError):
@@ -46,16 +60,36 @@ class Checkpoint:
         return {key[len(name) + 1 :]: value for key, value in self.tensors.items() if key.startswith(f"{name}.")}
 
 
-def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """A checksum over the names, dtypes, shapes and values of CPU tensors, and over texts by name."""
+def raw(value: Tensor) -> memoryview | bytes:
+    """The bytes of a tensor, without a copy if it is contiguous and on the CPU."""
+    value = value.detach().cpu().contiguous()
+    return value.view(-1).view(torch.uint8).numpy().data if value.numel() else b""
+
+
+def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str], sums: Mapping[str, int] | None = None) -> str:
+    """A checksum over the names, dtypes, shapes and values of tensors, and over texts by name.
+
+    sums: the CRC-32 of each tensor's bytes, to take in place of the bytes themselves.
+    """
     total = hashlib.blake2b(digest_size=16)
     for key in sorted(tensors):
-        value = tensors[key].contiguous()
-        total.update(f"{key} {value.dtype} {list(value.shape)}".encode())
-        total.update(value.view(-1).view(torch.uint8).numpy().data if value.numel() else b"")
+        total.update(f"{key} {tensors[key].dtype} {list(tensors[key].shape)}".encode())
+        total.update(raw(tensors[key]) if sums is None else sums[key].to_bytes(4, "little"))
     for key in sorted(texts):
         total.update(f"{key}={texts[key]}".encode())
     return total.hexdigest()
+
+
+def header(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> bytes:
+    """What a safetensors file begins with: its own length, and as JSON the texts and the place of each tensor."""
+    entries: dict[str, Any] = {"__metadata__": dict(texts)}
+    end = 0
+    for key, value in tensors.items():
+        begin, end = end, end + value.nbytes
+        entries[key] = {"dtype": DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
 
 
 def save(
@@ -83,10 +117,18 @@ def save(
     if optimizer is not None:
         tensors |= optimizer_tensors("optimizer", optimizer, model)
     tensors |= more or {}
-    tensors = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    tensors = {key: tensors[key] for key in sorted(tensors, key=lambda key: (-tensors[key].itemsize, key))}  # aligned
     plain = {"classes": classes, "shape": shape, "progress": progress}
     texts = {"format": str(FORMAT), "recipe": recipe.to_yaml(), **{k: json.dumps(v) for k, v in plain.items()}}
-    write_atomically(path, serialise(tensors, {**texts, "digest": digest(tensors, texts)}), backup=backup)
+    with atomic_file(path, backup=backup) as file:
+        file.write(header(tensors, {**texts, "digest": "0" * 32}))
+        sums = {}
+        for key, value in tensors.items():  # one after the other: no copy of them all
+            content = raw(value)
+            file.write(content)
+            sums[key] = zlib.crc32(content)
+        file.seek(0)
+        file.write(header(tensors, {**texts, "digest": digest(tensors, texts, sums)}))
 
 
 def read(path: Path) -> Checkpoint:
@@ -104,7 +146,8 @@ def read(path: Path) -> Checkpoint:
     if int(texts["format"]) > FORMAT:
         found = f"{path} has checkpoint format {texts['format']}"
         raise RattleError(f"{found}; this version reads up to {FORMAT}: upgrade rattle")
-    if texts.pop("digest", None) != digest(tensors, texts):
+    sums = None if int(texts["format"]) < 3 else {key: zlib.crc32(raw(value)) for key, value in tensors.items()}
+    if texts.pop("digest", None) != digest(tensors, texts, sums):
         raise Damaged(f"{path} is damaged: its checksum does not match its content")
     try:
         classes, shape, progress = (parse_json(texts.get(name, "")) for name in ("classes", "shape", "progress"))

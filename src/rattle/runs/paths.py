@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FORMAT = 2  # of a run folder, written into its checkpoints; 1 had the Taylor settings among the objective's own
+# Of a run folder, written into checkpoints; 1 had the Taylor settings among the objective's own, 2 a slower checksum
+FORMAT = 3
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of a published model
 PREFIXES = ("hf:", "zoo:")  # of models that are published, on the hub or in the package
 LANDSCAPES = ("input", "weight-1d", "weight-2d")  # the surfaces that `Run.landscape` names, besides "plane"
