@@ -3,7 +3,6 @@ PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
-DOCS   := $(VENV)/.installed-docs
 
 .PHONY: demo smoke test test-slow test-oldest test-extras test-wheel fuzz check format lint types bench size zoo dist docs clean
 
@@ -72,9 +71,10 @@ zoo: $(READY)
 
 # The site, into build/site: open build/site/index.html. Broken links, unknown references and public names without a
 # docstring fail; so does anything that a page would fetch from elsewhere.
-docs: $(DOCS)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	$(BIN)/python docs/_site/offline.py build/site
+DOCS := .venv-docs
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+	$(DOCS)/bin/python docs/_site/offline.py build/site
 
 # Reinstalled only when what is to be installed has changed.
 # torch goes first, by its exact pin, so that no other package's range can pull a CUDA build.
@@ -95,9 +95,11 @@ $(EXTRAS)/.installed: pyproject.toml constraints.txt
 	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hub,slurm,wandb,onnx,timm,lightning]"
 	@touch $@
 
-$(DOCS): $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(DOCS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(EXTRAS) .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
+	rm -rf $(VENV) $(OLDEST) $(EXTRAS) $(DOCS) .pytest_cache .ruff_cache .hypothesis build dist src/*.egg-info
