@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import APGD, FAB, PGD, AutoAttack, RayS, Square
-from rattle.attacks.linearised import LinearisedAPGD
 from rattle.attacks.rows import FlatModel, RunResult, TargetRows, spawn
 from rattle.errors import RattleError
 from rattle.inputs import accepts_channels_last, logits_of
@@ -171,7 +170,6 @@ def test_bad_inputs_are_refused_in_a_sentence(name, change, message) -> None:
         (APGD, {"eot": 0}),
         (APGD, {"rho": 2.0}),
         (APGD, {"eps_schedule": True}),
-        (LinearisedAPGD, {"candidates": 2}),
         (FAB, {"targets": -1}),
         (FAB, {"overshoot": 0.5}),
         (FAB, {"backward": 0.0}),
