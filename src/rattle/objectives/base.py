@@ -74,7 +74,7 @@ class StepContext:
     memory: Memory = field(default_factory=lambda: Memory({}, torch.arange(0)))
     classes: int = 0  # C, for soft labels
     teachers: Mapping[str, nn.Module] = field(default_factory=dict)  # for an inner attack that queries them
-    place: int = 0  # of the first image in its minibatch, of which ranks and micro-batches have consecutive parts
+    place: int = 0  # of the first image in its minibatch: ranks and micro-batches have consecutive parts
     reduce: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict  # averages named tensors over ranks
 
     def mean(self, statistic: Tensor) -> Tensor:
