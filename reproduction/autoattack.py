@@ -49,6 +49,7 @@ from rattle.inputs import to_float
 from rattle.models.registry import create_model
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
+from reproduction import linearised as linearised  # registers apgd-t-linearised
 from reproduction.bench.passes import Counted
 
 EPSILON = {"digits": 0.2, "cifar10": 2 / 255, "cifar10-wide": 6 / 255}

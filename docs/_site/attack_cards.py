@@ -85,7 +85,7 @@ def attack_card(name: str) -> str:
         "## Cost and check",
         MEASURED.format(**seconds()[name]) if name in seconds() else "Its time was not measured by itself.",
         LINEAR.format(it="its parts" if parts_of(name) else "it")
-        + (REFERENCE if re.match("(?!.*linearised)(apgd|fab|square|autoattack)", name) else "")
+        + (REFERENCE if re.match("apgd|fab|square|autoattack", name) else "")
         + ".",
     ]
     return "\n\n".join(chunk for chunk in chunks if chunk) + "\n"

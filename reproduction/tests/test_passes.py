@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from rattle.attacks import APGD, FAB
-from rattle.attacks.linearised import LinearisedAPGD
 from rattle.randomness import ImageStreams
 from rattle.threat import Threat
 from reproduction.bench.__main__ import main
 from reproduction.bench.cases import COMPONENTS
 from reproduction.bench.passes import THEIRS, Counted, Tally, count_passes, pass_rows
 from reproduction.bench.setup import Setup
+from reproduction.linearised import LinearisedAPGD
 from support.attack_cases import linear
 
 SLIM = Setup(model="cnn", width=2, batch=6, side=8, device="cpu")
@@ -54,11 +54,11 @@ def test_plain_fab_asks_for_no_gradient_of_the_label() -> None:
     assert found == Tally(PROBED + n * (1 + 2 * steps), n * steps * (classes - 1))
 
 
-def test_ranking_targets_asks_for_one_forward_pass_and_a_gradient_a_candidate() -> None:
+def test_ranking_targets_asks_for_two_forward_passes_and_a_gradient_a_candidate() -> None:
     n, steps, targets, classes = 5, 7, 2, 6
     found = asked(LinearisedAPGD(threat=BREAKS_NOTHING, targets=targets, steps=steps))
     runs = n * targets
-    assert found == Tally(PROBED + n * (1 + 1) + runs * (steps + 1), n * (classes - 1) + runs * (steps + 1))
+    assert found == Tally(PROBED + n * (1 + 1 + 1) + runs * (steps + 1), n * (classes - 1) + runs * (steps + 1))
 
 
 @pytest.fixture(scope="module")

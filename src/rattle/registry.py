@@ -4,7 +4,7 @@ An entry says where the object is ("module:attribute"); it is imported when it i
 refusal of a mistyped name needs no import at all. Entry points of installed packages are entries too.
 """
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ class Entry:
     variants: tuple[str, ...] | None = None  # suffixes that recipes may add to a method's name; None: ask the method
 
 
-class Registry(MutableMapping[str, T]):
+class Registry(Mapping[str, T]):
     """Objects by name, in the order of their entries.
 
     package: what modules that begin with a dot are relative to. points: the group of entry points by which installed
@@ -70,14 +70,6 @@ class Registry(MutableMapping[str, T]):
             module, _, attribute = self.known[name].where.partition(":")
             self.objects[name] = getattr(import_module(module, self.package), attribute)
         return self.objects[name]
-
-    def __setitem__(self, name: str, value: T) -> None:
-        self.known.setdefault(name, Entry())
-        self.objects[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self.known[name]
-        self.objects.pop(name, None)
 
     def __contains__(self, name: object) -> bool:
         return name in self.known or name in self.entries

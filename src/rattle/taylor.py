@@ -52,7 +52,7 @@ def soft_targets(gap: Tensor, y: Tensor) -> Tensor:
 
 
 def elementary_norm(x: Tensor, dims: list[int], eps: float) -> Tensor:
-    """x less its mean, over its standard deviation, by operations whose derivatives of every order are right."""
+    """x less its mean, over its std, by operations whose derivatives of every order are right."""
     centred = x - x.mean(dims, keepdim=True)
     return centred / (centred.square().mean(dims, keepdim=True) + eps).sqrt()
 

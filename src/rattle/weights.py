@@ -98,7 +98,7 @@ def frozen_bn_stats(model: nn.Module) -> Iterator[None]:
 class Noise:
     """u ~ N(0, sigma^2) on the weights (paper, Section 4)."""
 
-    sigma: NonNegative = 0.01  # standard deviation of u: 0.01 in the paper, 1e-4 in the authors' release, 0 for none
+    sigma: NonNegative = 0.01  # std of u: 0.01 in the paper, 1e-4 in the authors' release, 0 for none
     scale: Literal["absolute", "filter"] = "absolute"  # sigma itself | sigma times the rms of each filter's weights
     inner: NonNegative | None = None  # sigma of the inner step, if another than that of the modes that draw u again
 
@@ -122,7 +122,7 @@ class Noise:
         """One draw of u by parameter name, on the weights' device.
 
         A generator of another device, such as the CPU's beside a GPU, gives the seed of a counter-based stream on the
-        weights' own: the same u on every kind of GPU, where torch's generators draw by the number of processors.
+        weights' own: the same u on every kind of GPU, where torch's draws depend on how many multiprocessors a GPU has.
         """
         moved = {name: p.detach() for name, p in weights_of(model, {}).items() if self.moves(p)}
         here = generator.device if generator is not None else torch.device("cpu")

@@ -54,7 +54,7 @@ def test_autoattack_on_a_model_weights_and_images_of_ones_own(files: Path, capsy
 def test_autoattack_and_rays_on_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ATTACKS, "rays", lambda threat: RayS(threat=threat, queries=20))
+    monkeypatch.setitem(ATTACKS.objects, "rays", lambda threat: RayS(threat=threat, queries=20))
     run = save_run(tmp_path / "run")
     words = ["--attacks", "apgd-ce+t", "rays", "--n", "2", "--threat.epsilon", "0.02"]
     result = said(capsys, str(run), *words)

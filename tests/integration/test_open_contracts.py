@@ -38,7 +38,7 @@ def smoothed() -> Iterator[Method]:
     method = Method(objective=Smoothed(), attack=PGD(steps=2))
     register_method("smooth", method, paper="Szegedy et al. 2016")
     yield method
-    del METHODS["smooth"]
+    del METHODS.known["smooth"]
 
 
 def test_recipes_list_and_refuse_what_the_method_has(smoothed: Method) -> None:

@@ -102,7 +102,7 @@ def test_a_wide_resnet_starts_from_kaiming_fan_out() -> None:
     ("options", "words"),
     [
         ({"name": "preact19"}, "did you mean 'preact1"),
-        ({"name": "preact18", "classes": 1}, "at least 2 classes"),
+        ({"name": "preact18", "classes": 1}, "classes must be at least 2"),
         ({"name": "preact18", "activation": "relo"}, "did you mean 'relu'"),
         ({"name": "preact18", "width": 0}, "at least 1"),
         ({"name": "preact18", "normalise": ((0.5,) * 2, (0.5,) * 2)}, "each of 3 channels"),

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from rattle.attacks import APGD, FAB, PGD, Attack, RayS, Square
-from rattle.attacks.linearised import LinearisedAPGD
 from rattle.randomness import ImageStreams
 from rattle.threat import Norm, Threat
 
@@ -105,7 +104,6 @@ ATTACKS: dict[str, tuple[Callable[[Threat], Attack], tuple[Norm, ...]]] = {
     "apgd-ce": (lambda threat: APGD(threat=threat, steps=8, restarts=2), NORMS),
     "apgd-dlr": (lambda threat: APGD(threat=threat, loss="dlr", steps=8), NORMS),
     "apgd-t": (lambda threat: APGD(threat=threat, loss="dlr-targeted", targets=3, steps=8), NORMS),
-    "apgd-t-linearised": (lambda threat: LinearisedAPGD(threat=threat, targets=2, steps=8), NORMS),
     "apgd-eps-schedule": (lambda threat: APGD(threat=threat, steps=10, eps_schedule=True), ("l1",)),
     "fab": (lambda threat: FAB(threat=threat, targets=0, steps=5, restarts=2), NORMS),
     "fab-t": (lambda threat: FAB(threat=threat, targets=3, steps=5), NORMS),

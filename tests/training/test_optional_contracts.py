@@ -69,7 +69,7 @@ class Everything(Objective):
 def recipe() -> Iterator[Recipe]:
     register_method("everything", Method(objective=Everything(), attack=PGD(steps=2)))
     yield tiny("everything")
-    del METHODS["everything"]
+    del METHODS.known["everything"]
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class APGD:
         return best_of_runs(self, model, x, y, generator, targets=targets, share=0.75)  # rows are large: hold fewer
 
     def run(self, model: FlatModel, rows: TargetRows, draws: ImageStreams, restart: int) -> RunResult:
-        """One random start; with `eps_schedule` through larger balls first, of which only the last points are used."""
+        """One random start; with `eps_schedule` in larger balls first, each from the last points of the one before."""
         if not self.eps_schedule:
             start = self.threat.random_start(rows.x, draws)
             return self.ascend(model, self.threat, rows, start, self.steps)

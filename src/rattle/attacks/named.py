@@ -5,7 +5,6 @@ from functools import partial
 from rattle.attacks.autoattack import AutoAttack, components
 from rattle.attacks.base import Attack
 from rattle.attacks.ensemble import AttackSequence
-from rattle.attacks.linearised import LinearisedAPGD
 from rattle.attacks.pgd import PGD
 from rattle.attacks.rays import RayS
 from rattle.threat import Threat
@@ -42,10 +41,6 @@ def autoattack_rand(threat: Threat) -> Attack:
 def apgd_ce_t(threat: Threat) -> Attack:
     """AutoAttack's first two components: an upper bound on the robust accuracy that AutoAttack leaves."""
     return AttackSequence({"apgd-ce": apgd_ce(threat), "apgd-t": apgd_t(threat)})
-
-
-def apgd_t_linearised(threat: Threat) -> Attack:
-    return LinearisedAPGD(threat=threat)
 
 
 def smoke_ensemble(threat: Threat) -> Attack:

@@ -34,7 +34,6 @@ ATTACKS: Registry[Callable[[Threat], Attack]] = Registry(
         "autoattack-plus": Entry(".named:autoattack_plus", "AutoAttack's larger ensemble"),
         "autoattack-rand": Entry(".named:autoattack_rand", "AutoAttack for models that draw at random"),
         "apgd-ce+t": Entry(".named:apgd_ce_t", "AutoAttack's first two components"),
-        "apgd-t-linearised": Entry(".named:apgd_t_linearised", "targeted Auto-PGD on linearised losses"),
         "smoke-ensemble": Entry(".named:smoke_ensemble", "AutoAttack's components with a tenth of the steps"),
         "rays": Entry(".named:rays", "RayS, which sees the predicted class alone"),
     },

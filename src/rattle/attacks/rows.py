@@ -1,6 +1,5 @@
 """Rows of images under attack: a model of flat images; targets side by side, packed as images are broken."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -105,9 +104,6 @@ def likeliest(logits: Tensor, y: Tensor, count: int) -> Tensor:
     return wrong.topk(min(count, logits.shape[1] - 1), dim=1).indices
 
 
-Choose = Callable[[FlatModel, Tensor, Tensor, Tensor], Tensor]  # (model, rows, logits, y) -> target classes [n, c]
-
-
 def best_of_runs(
     attack: StartedAttack,
     model: nn.Module,
@@ -116,13 +112,11 @@ def best_of_runs(
     draw: Randomness,
     targets: int = 0,
     share: float = 1.0,
-    choose: Choose | None = None,
 ) -> Tensor:
     """The point of highest score that any restart, or any of the likeliest `targets`, found for each image.
 
     Misclassified images are returned as they are. All targets of an image run side by side, so that it leaves as soon
     as one of them breaks it. Images are attacked in groups of at most `share` rows per image given, for memory.
-    `choose` takes other targets than the likeliest.
     """
     if attack.threat.epsilon == 0:
         return x.clone()
@@ -144,8 +138,6 @@ def best_of_runs(
                 left = group[best.score[group] < torch.inf]
                 if len(left) == 0:
                     break
-                if choose:
-                    classes[left] = choose(flat_model, flat[left], logits[left], y[left])
                 number = torch.arange(len(left) * count, device=x.device)
                 image = left.repeat_interleave(count)
                 rows = TargetRows(number, image, flat[image], y[image], classes[left].flatten(), to_the_end=random)

@@ -26,7 +26,7 @@ def data_root(root: str | Path | None = None) -> Path:
 def find(name: str, root: Path, files: Sequence[str], folders: Sequence[str] = ()) -> Path:
     """The first existing path among `files` of dataset `name`; a file that has the name of an official one must be it.
 
-    files: alternative names, any of which will do. folders: where to look under root; root/name and root by default.
+    files: alternative names. folders: where to look under root; root/name and root by default.
     """
     searched = [root / folder for folder in folders or (name, ".")]
     for path in (folder / file for folder in searched for file in files):

@@ -1,6 +1,6 @@
 """Folders of PNG or JPEG pictures, one sub-folder a class: read into memory, or decoded on the fly.
 
-train/CLASS/*.jpg beside test/ (or val/, validation/); or CLASS/*.jpg, a fifth of which becomes the test part.
+train/CLASS/*.jpg beside test/ (or val/, validation/); or CLASS/*.jpg alone: a fifth becomes the test part.
 """
 
 import glob

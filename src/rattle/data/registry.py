@@ -139,8 +139,8 @@ def batches(
 ) -> Iterator[Tensor]:
     """The shuffled batches of one epoch, as indices below n; the same for the same (seed, epoch).
 
-    A last batch of fewer than batch_size images is left out unless `drop_last` is False. balanced: labels [n], of which
-    each has the same probability.
+    A last batch of fewer than batch_size images is left out unless `drop_last` is False. balanced: labels [n]; each
+    class has the same probability.
     """
     if n < 1:
         raise RattleError("there are no training images to draw batches from")

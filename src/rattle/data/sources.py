@@ -6,7 +6,7 @@ A source is a function load(root) -> Dataset. One file and one line of SOURCES a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,15 +76,13 @@ SOURCES: Registry[Load] = Registry(
 DECODED = {"imagenet": 224}  # found under the root, decoded on the fly; the side of the crops when not given
 
 
-def register_source(name: str, load: Load, *, urls: Sequence[Remote] = ()) -> None:
+def register_source(name: str, load: Load) -> None:
     """Make `Data(name=name)` and `rattle ... --data.name NAME` load a dataset of your own.
 
     name: not a built-in one; registering a name again replaces it. load: given the folder of datasets, returns the
-    Dataset. urls: files that `rattle data get NAME` downloads.
+    Dataset.
     """
     SOURCES.add(name, load)
-    if urls:
-        URLS[name] = tuple(urls)
 
 
 def list_datasets() -> list[str]:

@@ -1,4 +1,4 @@
-"""A method and a robust accuracy in anybody's training loop: Lightning, transformers, accelerate, timm or your own."""
+"""A method and a robust accuracy in a loop of your own: Lightning, transformers, accelerate, timm or plain torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

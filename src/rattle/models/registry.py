@@ -115,14 +115,13 @@ def create_model(
     """
     from rattle.models.user import call_builder
 
-    for what, value in {"classes": classes, "channels": channels, "width": 1 if width is None else width}.items():
+    check_type("the model's name", name, str)
+    check_type("activation", activation, str)
+    sizes = {"classes": (classes, 2), "channels": (channels, 1), "width": (1 if width is None else width, 1)}
+    for what, (value, least) in sizes.items():
         check_type(what, value, int)
-    for what, value in {"the model's name": name, "activation": activation}.items():
-        check_type(what, value, str)
-    if classes < 2:
-        raise RattleError(f"a classifier needs at least 2 classes, got {classes}")
-    if channels < 1 or (width is not None and width < 1):
-        raise RattleError(f"channels and width must be at least 1, got {channels} and {width}")
+        if value < least:
+            raise RattleError(f"{what} must be at least {least}, got {value}")
     no_download = {"pretrained": False} if name.startswith("timm:") and not pretrained else {}
     options = {"width": width, "activation": None if activation == "relu" else activation, "normalise": normalise}
     return call_builder(find_builder(name), name, classes=classes, channels=channels, **options, **no_download)

@@ -21,7 +21,7 @@ class AVMixup(Objective):
     """
 
     title = "AVMixup"
-    smooths_labels = True
+    smooths = True
     needs_run = True
     gamma: OneOrMore = 2.0  # length of the vertex over that of the perturbation
     lambda1: Share = 1.0  # mass on the true class at x

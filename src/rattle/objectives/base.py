@@ -75,7 +75,7 @@ class StepContext:
     memory: Memory = field(default_factory=lambda: Memory({}, torch.arange(0)))
     classes: int = 0  # C, for soft labels
     teachers: Mapping[str, nn.Module] = field(default_factory=dict)  # for an inner attack that queries them
-    place: int = 0  # of the first image in its minibatch, of which ranks and micro-batches have consecutive parts
+    place: int = 0  # of the first image in its minibatch: ranks and micro-batches have consecutive parts
     reduce: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict  # averages named tensors over ranks
 
     def mean(self, statistic: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class Objective:
     replays: ClassVar[int] = 1  # optimizer steps on each minibatch
     needs_run: ClassVar[bool] = False  # its terms need teachers, a state, or images that it prepares
     remembers_images: ClassVar[bool] = False  # its state has a row for each training image
-    smooths_labels: ClassVar[bool] = False  # it learns from soft labels of its own: an attack on the CE is misled
+    smooths: ClassVar[bool] = False  # it learns from soft labels of its own
 
     def __post_init__(self) -> None:
         check_settings(self, "objective")
@@ -132,6 +132,11 @@ class Objective:
     def needs(self) -> ForwardSpec:
         """What the forward passes have to provide; by default the logits at x and x'."""
         return ForwardSpec()
+
+    @property
+    def smooths_labels(self) -> bool:
+        """Whether it learns from soft labels, which mislead an attack on the cross-entropy."""
+        return self.smooths
 
     def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         """Named terms whose sum is the loss."""

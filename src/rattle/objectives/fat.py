@@ -17,7 +17,7 @@ from rattle.threat import Threat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStoppedPGD:
-    """PGD that each image leaves tau steps after it is misclassified; the others go on as a smaller batch."""
+    """PGD that each image leaves tau steps after it is misclassified; the others continue as a smaller batch."""
 
     pgd: PGD  # threat, steps, step size, loss and start
     tau: int = 0  # steps that are still made at a misclassified point
@@ -60,7 +60,7 @@ class FAT(AT):
     """CE(f(x'), y) + Taylor terms, x' of early-stopped PGD."""
 
     title = "FAT"
-    soft_labels = False  # the label tells what is misclassified
+    soft_labels = False  # a class decides what is misclassified
     unused = ("restarts",)
     raise_at = (50 / 120, 90 / 120)  # fractions of the run at which tau grows by 1
     omega = 0.001  # std of the Gaussian noise added at every step of the attack

@@ -18,7 +18,7 @@ from rattle.threat import Threat
 class Free(AT):
     """CE(f(x + delta), y) + Taylor terms; each minibatch is trained on `replays` times in a row.
 
-    delta belongs to the places of a minibatch: it goes on into the next replay, and into the next minibatch.
+    delta belongs to the places of a minibatch: the next replay and the next minibatch begin with it.
     """
 
     title = "Free AT"

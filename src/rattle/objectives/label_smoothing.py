@@ -27,7 +27,7 @@ class LabelSmoothing(TaylorObjective):
     """
 
     title = "AT, smoothed labels"
-    smooths_labels = True
+    smooths = True
     uses_clean = False
     smoothing: Between = 0.2  # mass taken from the label
 

@@ -48,7 +48,7 @@ class S2OAT(TaylorObjective):
     """
 
     title = "AT-S2O"
-    smooths_labels = True
+    smooths = True
     share: Between = 0.1  # weight of the soft labels; the labels have the rest
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:

@@ -19,7 +19,7 @@ class S2OTrades(TaylorObjective):
     """(1 - share) CE(f(x), y) + (1/lambda) KL(p(x) || p(x')) + share second_order(z, z', y) + Taylor terms."""
 
     title = "TRADES-S2O"
-    smooths_labels = True
+    smooths = True
     trade_off = "objective.inv_lambda"
     inv_lambda: NonNegative = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
     share: Between = 0.3  # weight of the soft labels; the labels have the rest

@@ -69,8 +69,8 @@ class TaylorObjective(Objective):
         return self.taylor.needs(clean=self.uses_clean)
 
     @property
-    def smooths_labels(self) -> bool:  # type: ignore[override]
-        return self.taylor.order > 0 and self.taylor.reading.smooths
+    def smooths_labels(self) -> bool:
+        return self.smooths or (self.taylor.order > 0 and self.taylor.reading.smooths)
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         """The method's own terms; `Outputs.mean` averages them over u where the outer step draws it."""

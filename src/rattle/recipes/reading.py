@@ -1,4 +1,4 @@
-"""Text of YAML and JSON as plain data, within limits that honest files never meet: what is read may be anybody's."""
+"""Text of YAML and JSON as plain data, within limits that honest files never meet: files are untrusted."""
 
 import json
 import math

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError, first_line
+from rattle.models.layers import MeanStd
 from rattle.models.registry import create_model
 from rattle.models.user import refuse_code
 from rattle.recipes.recipe import Recipe
@@ -111,12 +112,12 @@ def build_model(
     *,
     classes: int,
     channels: int,
-    statistics: tuple[list[float], list[float]] | None = None,
+    statistics: MeanStd = None,
     pretrained: bool = True,
 ) -> nn.Module:
     """The recipe's network with fresh weights, drawn from torch's global generator.
 
-    classes, channels: of the data; statistics: mean and standard deviation of each channel, None for no normalisation;
+    classes, channels: of the data; statistics: mean and std of each channel, None for no normalisation;
     pretrained: as for `create_model`.
     """
     if recipe.model.partition(":")[0] == "python":  # the name that `fit` gives to a module handed to it

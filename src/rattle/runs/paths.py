@@ -19,6 +19,7 @@ from typing import Any
 # Of a run folder, written into checkpoints; 1 had the Taylor settings among the objective's own, 2 a slower checksum
 FORMAT = 3
 WEIGHTS, CONFIG = "model.safetensors", "config.json"  # of a published model
+LONGEST = 120  # characters of a folder's name
 PREFIXES = ("hf:", "zoo:")  # of models that are published, on the hub or in the package
 LANDSCAPES = ("input", "weight-1d", "weight-2d")  # the surfaces that `Run.landscape` names, besides "plane"
 
@@ -107,15 +108,15 @@ def printable(text: str) -> str:
     return shown
 
 
-def slugify(text: str, longest: int = 120) -> str:
-    """A folder name made of any text: safe for file systems and shells, never a path, at most `longest` characters.
+def slugify(text: str) -> str:
+    """A folder name made of any text: safe for file systems and shells, never a path, at most LONGEST characters.
 
     >>> slugify("../../epsilon=8/255")
     '_.._epsilon=8_255'
     """
     name = re.sub(r"[^A-Za-z0-9.,=+_-]", "_", text).lstrip(".-") or "run"
-    if len(name) > longest:
-        name = f"{name[: longest - 9]}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+    if len(name) > LONGEST:
+        name = f"{name[: LONGEST - 9]}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
     return name
 
 

@@ -35,7 +35,7 @@ class Console(Protocol):
         ...
 
     def progress(self, title: str, total: int, *, done: int = 0) -> AbstractContextManager[Advance]:
-        """A bar of `total` steps, of which `done` are done already."""
+        """A bar of `total` steps that begins at `done`."""
         ...
 
 

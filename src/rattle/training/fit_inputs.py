@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import data as torch_data
@@ -12,7 +11,7 @@ from torch.utils import data as torch_data
 from rattle.data import Data, Dataset, Images
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
-from rattle.inputs import as_tensors, finite, is_correct, log, logits_of, to_float, weights_type
+from rattle.inputs import Array, as_tensors, finite, is_correct, log, logits_of, to_float, weights_type
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
 from rattle.recipes.catalog import SETTINGS, resolve
@@ -34,8 +33,7 @@ class Loaded:
     images: Dataset
 
 
-Array = Tensor | np.ndarray
-Given = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data | Loaded
+TrainingData = tuple[Array, Array] | torch_data.Dataset | torch_data.DataLoader | Dataset | Data | Loaded
 
 
 def named_recipe(text: str, trust_code: bool) -> Recipe:
@@ -49,7 +47,7 @@ def first_state(
     recipe: Recipe,
     run: Run,
     model: nn.Module | None,
-    data: Given | None,
+    data: TrainingData | None,
     classes: Sequence[str] | None,
     resume: bool,
     trust_code: bool,
@@ -81,7 +79,7 @@ def start_note(state: TrainState) -> str:
 
 
 def take(
-    recipe: Recipe, model: nn.Module | None, data: Given | None, classes: Sequence[str] | None
+    recipe: Recipe, model: nn.Module | None, data: TrainingData | None, classes: Sequence[str] | None
 ) -> tuple[Recipe, Dataset]:
     """The recipe with what was given named in it, and the images, some of them held out; arguments as for `fit`."""
     if model is not None:

@@ -35,7 +35,7 @@ from rattle.runs.lock import check_folder
 from rattle.runs.paths import Run, held_out_accuracies
 from rattle.runs.progress import Console, RichConsole
 from rattle.threat import Norm, Threat
-from rattle.training.fit_inputs import Given, Loaded, as_dataset, as_images
+from rattle.training.fit_inputs import Loaded, TrainingData, as_dataset, as_images
 from rattle.training.loop import fit
 from rattle.training.metrics import LogTarget
 from rattle.weights import eval_mode
@@ -91,13 +91,13 @@ class Hardened:
 
 def harden(
     model: nn.Module | Network,
-    data: Given,
+    data: TrainingData,
     epsilon: float = 8 / 255,
     *,
     norm: Norm = "linf",
     clean_drop: float = 2.0,
     out: Path | str = "runs/hardened",
-    test: Given | None = None,
+    test: TrainingData | None = None,
     classes: Sequence[str] | None = None,
     method: str = "trades",
     attacks: Attacks = "pgd20",
@@ -168,7 +168,9 @@ def harden(
     )
 
 
-def all_images(model: nn.Module | Network, data: Given, test: Given | None, classes: Sequence[str] | None) -> Dataset:
+def all_images(
+    model: nn.Module | Network, data: TrainingData, test: TrainingData | None, classes: Sequence[str] | None
+) -> Dataset:
     """Training and test images, nothing held out yet."""
     module = None if isinstance(model, Network) else model
     images = data.source() if isinstance(data, Data) else as_dataset(data, module, classes)

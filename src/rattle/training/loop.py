@@ -30,7 +30,7 @@ from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name, held_out_accuracies
 from rattle.runs.progress import HANDLED, Console, NullConsole, RichConsole, StoppedBySignal, listening
 from rattle.settings import Plain, check_cores
-from rattle.training.fit_inputs import Given, first_state, named_recipe, start_note
+from rattle.training.fit_inputs import TrainingData, first_state, named_recipe, start_note
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
 from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
@@ -47,7 +47,7 @@ def fit(
     out: Path | str,
     *,
     model: nn.Module | None = None,
-    data: Given | None = None,
+    data: TrainingData | None = None,
     classes: Sequence[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,

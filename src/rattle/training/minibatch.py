@@ -17,7 +17,7 @@ from rattle.data import Images, to_device
 from rattle.errors import RattleError, first_line
 from rattle.forward import PairedForward
 from rattle.inputs import to_float
-from rattle.objectives.base import Memory, Moment, StepContext, label_rows
+from rattle.objectives.base import Memory, Moment, StepContext, Terms, label_rows
 from rattle.objectives.trades import Released
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.recipes.recipe import Recipe
@@ -31,14 +31,14 @@ AREA = 0.08  # smallest share of a picture in a random crop, as usual for ImageN
 
 def train_step(
     state: TrainState, forward: PairedForward, ddp_forward: nn.Module, images: Images, index: Tensor
-) -> dict[str, Tensor]:
+) -> Terms:
     """The gradient of one minibatch; everything random is a function of seed, epoch, image and step.
 
     With `accumulate` the minibatch goes through the same step in micro-batches, whose gradients add up. Each has its
     own BatchNorm statistics, head gradients and AWP direction; all have the same u.
     """
     recipe, progress, device = state.recipe, state.progress, state.device
-    sums: dict[str, Tensor] = {}
+    sums: Terms = {}
     parts = to_device(index, images.y.device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
         x, y = augmented(state, images, part)

@@ -16,7 +16,7 @@ from rattle.errors import RattleError
 from rattle.forward import at_least_float32
 from rattle.inputs import images_checked
 from rattle.losses import logits_in
-from rattle.objectives.base import total
+from rattle.objectives.base import Terms, total
 from rattle.objectives.trades import Released
 from rattle.randomness import ImageStreams
 from rattle.threat import length
@@ -24,7 +24,7 @@ from rattle.training.step import StepInputs
 from rattle.weights import AWP, frozen_bn_stats, perturbed, weight_gradients
 
 
-def released_step(given: StepInputs, *, awp_script: bool, resnet: bool, weight_decay: float) -> dict[str, Tensor]:
+def released_step(given: StepInputs, *, awp_script: bool, resnet: bool, weight_decay: float) -> Terms:
     """Compute the gradient of one minibatch, as `step` does; weights are where they were, also with AWP.
 
     awp_script: the script with AWP, also in the epochs before it starts; resnet: the script for ResNet-18;

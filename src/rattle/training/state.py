@@ -15,6 +15,7 @@ from rattle.data import Dataset, Images
 from rattle.errors import RattleError
 from rattle.inputs import to_float, trains_channels_last
 from rattle.models.head import check_width, find_head
+from rattle.models.layers import MeanStd
 from rattle.randomness import derive_seed
 from rattle.recipes.recipe import AdamW, Recipe
 from rattle.runs import distributed
@@ -243,7 +244,7 @@ def choose_layout(model: nn.Module, name: str) -> torch.memory_format:
     return torch.channels_last if takes and trains_channels_last(model) else torch.contiguous_format
 
 
-def statistics(recipe: Recipe, data: Dataset) -> tuple[list[float], list[float]] | None:
+def statistics(recipe: Recipe, data: Dataset) -> MeanStd:
     """Mean and std of each channel by which the recipe normalises: its own, or those of the training images."""
     if isinstance(recipe.normalise, tuple):
         if len(recipe.normalise) != 2 * data.channels:

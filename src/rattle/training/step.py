@@ -13,7 +13,7 @@ from torch import Tensor
 from rattle.attacks import PGD
 from rattle.forward import Outputs, PairedForward, full_precision
 from rattle.inputs import images_checked
-from rattle.objectives.base import Batch, Objective, StepContext, total
+from rattle.objectives.base import Batch, Objective, StepContext, Terms, total
 from rattle.weights import ASAM, AWP, SAM, Noise, frozen_bn_stats, perturbed
 
 
@@ -35,7 +35,7 @@ class StepInputs:
     ddp_forward: Callable[..., Outputs] | None = None  # `forward`, averaging gradients over ranks
 
 
-def step(given: StepInputs) -> dict[str, Tensor]:
+def step(given: StepInputs) -> Terms:
     """Compute the gradient of one minibatch: returns the named terms, adds their sum's gradient to every `.grad`."""
     x, y, awp, context = given.x, given.y, given.awp, given.context
     forward, model = given.forward, given.forward.model
@@ -49,7 +49,7 @@ def step(given: StepInputs) -> dict[str, Tensor]:
     batch = objective.prepare(Batch(x=x, x_adv=x_adv, y=y), context)
     u = forward.draws(given.noise.at("outer"), given.noise_samples, generator=given.shared)
 
-    def outer(forward: Callable[..., Outputs]) -> tuple[Outputs, dict[str, Tensor]]:
+    def outer(forward: Callable[..., Outputs]) -> tuple[Outputs, Terms]:
         outputs = forward(batch.x, batch.x_adv, u, batch.extra)
         with full_precision(x.device):
             return outputs, objective.terms(outputs, batch.y, context)

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from rattle.errors import RattleError, unknown
+from rattle.errors import unknown
 from rattle.runs.io import Plain
 
 FOLDER = Path(str(files("rattle.runs.zoo")))
@@ -39,8 +39,4 @@ def entry(name: str) -> Plain:
 
 def fetch(name: str) -> tuple[Path, Plain]:
     """The file of weights of `zoo:NAME`, and its config."""
-    config = entry(name)["config"]
-    path = FOLDER / f"{name.removeprefix('zoo:')}.safetensors"
-    if not path.is_file():
-        raise RattleError(f"{path} is missing: install rattle again")
-    return path, config
+    return FOLDER / f"{name.removeprefix('zoo:')}.safetensors", entry(name)["config"]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from rattle.attacks import APGD, describe
-from rattle.attacks.linearised import LinearisedAPGD
 from rattle.attacks.registry import get_attack
 from rattle.attacks.rows import FlatModel, likeliest
 from rattle.threat import Threat
+from reproduction.linearised import LinearisedAPGD
 from support.attack_cases import NORMS, linear, robust_after
 
 
