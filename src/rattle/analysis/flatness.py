@@ -9,7 +9,6 @@ after `iterations` steps, or when every relative residual is at most TOLERANCE.
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from rattle.attacks.base import attack_mode
 from rattle.inputs import check_batch, check_labels
 from rattle.randomness import Randomness, streams
 from rattle.runs.arrays import Array
+from rattle.runs.io import Plain
 from rattle.threat import Threat
 from rattle.weights import Noise, eval_mode, perturbed
 
@@ -181,7 +181,7 @@ def flatness(
     iterations: int = 100,
     draws: int = 20,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Plain:
     """All four as plain numbers, means over images or draws.
 
     `threat` is the ball of the Lipschitz constant, `draws` counts the samples of weight noise; the same seed gives

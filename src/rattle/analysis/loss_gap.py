@@ -28,7 +28,7 @@ from rattle.inputs import floats_for, logits_of
 from rattle.losses import ce, kl
 from rattle.randomness import ImageStreams
 from rattle.runs.distributed import choose_device
-from rattle.runs.io import write_atomically
+from rattle.runs.io import Plain, write_atomically
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run, printable
 from rattle.runs.progress import Console, NullConsole
@@ -36,7 +36,7 @@ from rattle.weights import Noise, perturbed
 
 LEAST = 4  # images or checkpoints that a correlation takes
 NAMES = ("clean", "adversarial", "kl", "gap")  # L(f(x), y), L(f(x'), y), KL(f(x) || f(x')), |difference of the losses|
-Moment = dict[str, Any]  # epoch; train and test: the means of NAMES, and the correlation of kl with gap over images
+Moment = Plain  # epoch; train and test: the means of NAMES, and the correlation of kl with gap over images
 
 
 def losses_of(
@@ -115,7 +115,7 @@ def measure_gaps(
     device: str = "auto",
     trust_code: bool = False,
     console: Console | None = None,
-) -> tuple[dict[str, dict[str, Any]], list[Path]]:
+) -> tuple[dict[str, Plain], list[Path]]:
     """Measure every kept checkpoint of run folders on n training and n test images each; writes loss-gap.json into the
     results of each, and one picture of all as loss-gap.png and .svg. Returns what the files hold, by the runs' labels,
     and the first run's pictures.

@@ -23,6 +23,7 @@ from rattle.inputs import NoGradient, clean_logits
 from rattle.randomized import Expected, seeded
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.runs import distributed
+from rattle.runs.io import Plain
 
 if TYPE_CHECKING:
     from rattle.evaluation.evaluate import EvalPlan
@@ -130,7 +131,7 @@ def attack_random(
     clean: Measured,
     draws: int,
     eot: int,
-) -> tuple[int, dict[str, Any], Tensor]:
+) -> tuple[int, Plain, Tensor]:
     """Attack the images of a batch that some draw of the pilot classified correctly, and measure the worst points.
 
     clean: the batch without an attack. draws: K of a rate; eot: draws that attacks average over. The other parameters

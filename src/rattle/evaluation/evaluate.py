@@ -32,6 +32,7 @@ from rattle.evaluation.results import AttackResult, Evaluation, save_results
 from rattle.evaluation.verify import attack_batch, save_images
 from rattle.inputs import Array, Given, as_float, as_tensors, is_correct, takes_channels_last
 from rattle.runs import distributed
+from rattle.runs.io import Plain
 from rattle.runs.progress import Console, Interrupted, NullConsole, RichConsole
 from rattle.settings import Bound, Count, check_cores, check_settings
 from rattle.stats import precise_enough
@@ -298,7 +299,7 @@ def run_attack(
         key = cache_key(plan.model, plan.x, plan.y, attack, index=plan.index.tolist(), **settings)
         cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
     components = list(attack.components()) if isinstance(attack, Ensemble) else []
-    found: dict[int, dict[str, Any]] = {}  # the row of each batch, by its first image
+    found: dict[int, Plain] = {}  # the row of each batch, by its first image
     n = len(plan.y)
     console = plan.console or NullConsole()
     cached = set(cache.done) if cache else set()
@@ -354,7 +355,7 @@ def attack_batches(
     cache: ResultCache | None,
     progress: AttackProgress,
     measured: Measured | None,
-) -> Generator[tuple[Tensor, dict[str, Any]], None, None]:
+) -> Generator[tuple[Tensor, Plain], None, None]:
     """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
     done = dict(cache.done) if cache else {}
     missing = [rows for rows in plan.batches() if int(rows[0]) not in done]
@@ -371,7 +372,7 @@ def attack_batches(
             else:
                 yield *task, measured[rows.to(plan.device)], plan.draws, plan.eot
 
-    def one_by_one() -> Generator[tuple[int, dict[str, Any], Tensor], None, None]:
+    def one_by_one() -> Generator[tuple[int, Plain, Tensor], None, None]:
         for rows, task in zip(missing, tasks(), strict=True):
             progress.begin_batch(len(rows))
             yield attack_batch(*task, progress=progress) if measured is None else attack_random(*task)

@@ -6,7 +6,6 @@ A row number links the blocks: it is the row's place in the published block.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rattle.objectives.registry import METHODS
 from rattle.paper import tables
@@ -17,6 +16,7 @@ from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import epsilon_text
 from rattle.report.naming import p_value, title_of
+from rattle.runs.io import Plain
 from rattle.stats import LEVEL
 
 CHOSEN_ON: dict[Protocol, str] = {"honest": "validation", "paper": "test images"}
@@ -42,7 +42,7 @@ class PrintedTable:
     title: str
     blocks: tuple[Block, ...]
     notes: tuple[str, ...]
-    plain: dict[str, Any]  # all numbers, for JSON
+    plain: Plain  # all numbers, for JSON
 
 
 def data_of(recipe: Recipe) -> str:

@@ -17,6 +17,7 @@ from rattle.paper.scales import Scale, StepSetup
 from rattle.paper.tables import table
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
+from rattle.runs.io import Plain
 from rattle.runs.progress import Console
 from rattle.runs.source import environment
 from rattle.training.minibatch import train_step
@@ -131,7 +132,7 @@ def printed_table(scale: Scale, measured: Measured, title: str) -> PrintedTable:
     return PrintedTable(title=title, blocks=blocks, notes=NOTES, plain=plain)
 
 
-def with_ratios(network: str, figures: Measured) -> list[dict[str, Any]]:
+def with_ratios(network: str, figures: Measured) -> list[Plain]:
     base_seconds, base_megabytes = next(iter(figures.values()))
     rows = []
     for method, (seconds, megabytes) in figures.items():
@@ -141,7 +142,7 @@ def with_ratios(network: str, figures: Measured) -> list[dict[str, Any]]:
     return rows
 
 
-def block(caption: str, figures: list[dict[str, Any]]) -> Block:
+def block(caption: str, figures: list[Plain]) -> Block:
     """Figures as text."""
     rows = []
     for row in figures:

@@ -12,7 +12,7 @@ from rattle.paper.cells import CellResult, ComparedRow
 from rattle.paper.plan import Plan
 from rattle.report.page import render
 from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
-from rattle.runs.io import write_atomically
+from rattle.runs.io import Plain, write_atomically
 from rattle.runs.source import environment
 
 Format = Literal["terminal", "markdown", "latex", "html", "json"]
@@ -41,7 +41,7 @@ def printed_table(plan: Plan, title: str, lines: Sequence[ComparedRow]) -> Print
     )
 
 
-def plain_row(line: ComparedRow) -> dict[str, Any]:
+def plain_row(line: ComparedRow) -> Plain:
     """A row and everything measured for it."""
     row = line.row
     cells = {
@@ -63,7 +63,7 @@ def plain_row(line: ComparedRow) -> dict[str, Any]:
     return labels | {"run": line.key or None, "cells": cells}
 
 
-def plain_result(ours: CellResult) -> dict[str, Any]:
+def plain_result(ours: CellResult) -> Plain:
     """Its fields, with null for what JSON cannot hold; of a cell without a number only the reason."""
     if ours.state:
         return {"state": ours.state}
