@@ -13,7 +13,7 @@ from rattle.errors import RattleError
 from rattle.paper import tables as paper
 from rattle.report import build
 from rattle.report.compare import compare_runs, published_points
-from rattle.report.figures import by_epsilon, comparable, confusion_counts, terms
+from rattle.report.figures import by_epsilon, confusion_counts, on_one_plane, terms
 from rattle.report.page import for_script
 from rattle.report.run_data import RunData, load_runs
 from rattle.report.thumbnails import enlargement_factor
@@ -162,8 +162,8 @@ def test_the_curve_over_epsilon_is_the_flags_mean_and_the_confusion_matrix_count
 
 def test_surfaces_over_other_planes_are_not_called_comparable(tmp_path: Path) -> None:
     first, second = (made.landscapes(made.recipe(tmp_path / n), sign=s) for n, s in (("a", 1), ("b", -1)))
-    assert comparable(load_runs([first]))
-    assert not comparable(load_runs([first, second]))
+    assert on_one_plane(load_runs([first]))
+    assert not on_one_plane(load_runs([first, second]))
     assert "cannot be compared" in Page(build([first, second])).text
 
 

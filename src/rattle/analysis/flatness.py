@@ -111,15 +111,14 @@ def input_curvature(
     values = []
     with attack_mode(model):
         for (xs, ys), start in zip(batches(x, y), starts.split(BATCH_SIZE), strict=True):
-
-            def summed_loss(points: Tensor, ys: Tensor = ys) -> Tensor:
-                return losses_at(model, points, ys).sum()
-
-            def apply(v: Tensor, xs: Tensor = xs, summed_loss: Apply = summed_loss) -> Tensor:
-                return vhp(summed_loss, xs, v.view_as(xs))[1].flatten(1)  # type: ignore[union-attr]
-
+            apply = partial(hessian_product, model, xs, ys)
             values.append(largest_eigenvalue(apply, start.flatten(1), iterations))
     return as_array(torch.cat(values)).astype(np.float64)
+
+
+def hessian_product(model: nn.Module, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+    """Each image's Hessian times its row of v, [n, d]."""
+    return vhp(lambda points: losses_at(model, points, y).sum(), x, v.view_as(x))[1].flatten(1)  # type: ignore[union-attr]
 
 
 def weight_curvature(

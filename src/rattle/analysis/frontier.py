@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rattle.analysis.equal_accuracy import Array, compare_at_equal
+from rattle.analysis.equal_accuracy import compare_at_equal
 from rattle.errors import RattleError, unknown
 from rattle.recipes.schema import epsilon_text
+from rattle.runs.arrays import Array
 from rattle.runs.io import Plain, write_atomically
 from rattle.stats import Interval, mean_interval, seeds_interval
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import tyro
 
-from rattle.attacks.registry import check_attack, list_attacks
+from rattle.attacks.registry import list_attacks
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import RunPath, check_exists, parse, take
+from rattle.cli.options import RunPath, check_attacks, check_exists, parse, take
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.network import Network
 from rattle.models.registry import check_model
@@ -107,10 +107,7 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
             dotted.append(name)
     given, rest = take(args, {*dotted}, alone="true")
     options = parse(kind, rest, command)
-    if not options.attacks:
-        raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
-    for name in options.attacks:
-        check_attack(name)
+    check_attacks(options.attacks)
     changes: dict[str, dict[str, str]] = {}
     for option, text in given.items():
         name, _, setting = option.partition(".")

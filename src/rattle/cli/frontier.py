@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rattle.attacks.registry import check_attack
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import check_exists, parse
+from rattle.cli.options import check_attacks, check_exists, parse
 from rattle.cli.sweep import occurrences
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
@@ -68,10 +67,7 @@ def main(args: list[str]) -> None:
         chosen = own if name.split(".")[0] in OWN else rest
         chosen += [name, *words]
     options = parse(Options, own, "frontier RECIPE")
-    for name in options.attacks:
-        check_attack(name)
-    if not options.attacks:
-        raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
+    check_attacks(options.attacks)
     for text in texts:
         check_recipe(text)
     found = between(options, texts, rest) if options.between else trained(options, texts, rest, args)

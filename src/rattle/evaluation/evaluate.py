@@ -23,7 +23,7 @@ from rattle.attacks.ensemble import Ensemble
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
-from rattle.evaluation.draws import Measured, attack_random, draws_of, join_draws, measure_all
+from rattle.evaluation.draws import Measured, attack_random, join_draws, measure_all
 from rattle.evaluation.inputs import Attacks, as_attacks, as_threat, image_checksums
 from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.normalisation import missing_normalisation
@@ -234,9 +234,14 @@ def evaluate(
             results[name] = run_attack(plan, name, attack, start, measured)
 
     first = torch.equal(plan.index, torch.arange(len(plan.index)))
+    rates, draws_of_clean = [], None
+    if measured is not None:
+        for batch in measured.values():
+            rates += batch.rate.tolist()
+        draws_of_clean = join_draws(plan, {first: batch.row() for first, batch in measured.items()})
     result = Evaluation(
-        clean=clean.tolist() if measured is None else measured.rate.tolist(),
-        draws=None if measured is None else draws_of(plan, measured),
+        clean=clean.tolist() if measured is None else rates,
+        draws=draws_of_clean,
         attacks=results,
         labels=plan.y.tolist(),
         index=None if first else plan.index.tolist(),
@@ -282,11 +287,11 @@ def answers_at_random(plan: EvalPlan) -> bool:
 
 
 def run_attack(
-    plan: EvalPlan, name: str, attack: Attack, start: Tensor, measured: Measured | None = None
+    plan: EvalPlan, name: str, attack: Attack, start: Tensor, measured: dict[int, Measured] | None = None
 ) -> AttackResult:
     """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again.
 
-    measured: of a random model, the clean images.
+    measured: of a random model, the clean images, each batch by its first image.
     """
     cache = None
     if plan.out is not None:
@@ -354,7 +359,7 @@ def attack_batches(
     start: Tensor,
     cache: ResultCache | None,
     progress: AttackProgress,
-    measured: Measured | None,
+    measured: dict[int, Measured] | None,
 ) -> Generator[tuple[Tensor, Plain], None, None]:
     """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
     done = dict(cache.done) if cache else {}
@@ -370,7 +375,7 @@ def attack_batches(
             if measured is None:
                 yield *task, state
             else:
-                yield *task, measured[rows.to(plan.device)], plan.draws, plan.eot
+                yield *task, measured[int(rows[0])], plan.draws, plan.eot
 
     def one_by_one() -> Generator[tuple[int, Plain, Tensor], None, None]:
         for rows, task in zip(missing, tasks(), strict=True):

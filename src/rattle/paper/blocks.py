@@ -55,7 +55,7 @@ def network_of(recipe: Recipe) -> str:
     return NETWORKS.get(recipe.model, recipe.model) + (f" (width {recipe.width})" if recipe.width else "")
 
 
-def method_of(recipe: Recipe, row: Row) -> str:
+def method_text(recipe: Recipe, row: Row) -> str:
     """The method that a recipe trains, with eta where the row sets it, and its name where another has its loss."""
     eta, name = dict(row.overrides).get("objective.taylor.eta"), parts_of(row.recipe)[3] if row.recipe else ""
     own = METHODS.get(name)
@@ -134,7 +134,7 @@ def own_blocks(lines: Sequence[ComparedRow], scale: Scale) -> list[Block]:
             numbers.setdefault(line.key, []).append(str(number))
     for line in lines:
         if line.recipe and line.key in numbers:
-            names = [", ".join(numbers.pop(line.key)), method_of(line.recipe, line.row)]
+            names = [", ".join(numbers.pop(line.key)), method_text(line.recipe, line.row)]
             for texts in lines_of(line):
                 settings.setdefault(setting_of(line.recipe), []).append(names + texts)
                 names = ["", ""]

@@ -217,7 +217,7 @@ def weight_lines(runs: Runs) -> Spec:
     return figure(traces, x_axis, axis("mean loss", rangemode="tozero"))
 
 
-def comparable(runs: Runs) -> bool:
+def on_one_plane(runs: Runs) -> bool:
     """Whether the runs' input surfaces were taken over the same plane of the same images."""
     planes = [run.plane for run in runs if run.plane]
     return len(runs) < 2 or (len(planes) == len(runs) and same_plane(planes))
