@@ -21,6 +21,14 @@ class Interval:
     low: float
     high: float
 
+    def percent(self, form: str = ".1f") -> str:
+        """An interval of a share, in %.
+
+        >>> Interval(0.25, 0.5).percent()
+        '[25.0, 50.0]'
+        """
+        return f"[{100 * self.low:{form}}, {100 * self.high:{form}}]"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:

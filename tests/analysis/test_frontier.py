@@ -157,7 +157,7 @@ def test_the_line_between_two_runs_ends_at_them(tmp_path: Path) -> None:
     found = line.at(1.0).state_dict()
     assert all(torch.equal(found[name], end[name]) for name, _ in line.model.named_parameters())
     result = frontier_between(
-        tmp_path / "a", tmp_path / "b", points=3, attacks=["fgsm"], n=60, out=tmp_path / "line", save=0.5, quiet=True
+        tmp_path / "a", tmp_path / "b", points=3, attacks=["fgsm"], n=60, out=tmp_path / "line", save=0.5
     )
     assert [point.value for point in result.curves[0].points] == [0, 0.5, 1]
     saved = rattle.load(tmp_path / "line" / "between-0.5").state_dict()

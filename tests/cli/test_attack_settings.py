@@ -36,11 +36,6 @@ def test_settings_are_typed_recorded_and_a_part_of_the_name(plain: list[str], tm
     assert recorded["apgd-ce,eps-schedule=False,steps=2"]["eps_schedule"] is False
 
 
-def test_a_setting_that_is_the_usual_one_changes_no_name(plain: list[str], tmp_path: Path) -> None:
-    assert main([*plain, "--attacks", "pgd4", "--pgd4.restarts", "1", "--out", str(tmp_path)]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["pgd4.json"]
-
-
 def test_an_attack_with_other_settings_is_never_compared_as_equal(plain: list[str], tmp_path: Path) -> None:
     usual, other, renamed = (tmp_path / name for name in ("usual", "other", "renamed"))
     assert main([*plain, "--attacks", "pgd4", "--out", str(usual)]) == 0

@@ -135,12 +135,6 @@ def test_a_file_that_has_changed_is_warned_of_and_refused_only_where_the_weights
         rattle.load("runs/a", trust_code=True)
 
 
-def test_other_text_is_not_taken_for_the_kept_one(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("other.py").write_text(NET.format(width=8) + "# a remark\n")
-    said = mistake(capsys, "train", "runs/a", "--model", "other.py:build", "--resume")
-    assert "(model net.py:build -> other.py:build)" in said
-
-
 def test_a_refused_training_replaces_no_run(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,11 +220,6 @@ def test_a_model_of_one_logit_is_told_to_return_two(name: str) -> None:
         ONE_LOGIT[name](Returns("one"), x[:4] / 255, y[:4])
 
 
-def test_images_that_the_model_does_not_take_are_one_sentence_in_python() -> None:
-    with pytest.raises(RattleError, match=r"the model does not take images of shape \[3, 8, 8\]: Given groups=1"):
-        rattle.evaluate(small_cnn(), torch.rand(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64), "fgsm")
-
-
 class Binarises(nn.Module):
     """Undoes MNIST's normalisation and keeps the ink: sees nothing at all in images that were not normalised."""
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from rattle.cli import main as cli
@@ -29,7 +28,6 @@ from rattle.recipes.catalog import get_recipe
 from rattle.runs.paths import Run
 from rattle.stats import Interval
 from support.command import Command
-from support.tiny_runs import digits
 
 LEAST = replace(
     SCALES["tiny"],
@@ -249,20 +247,15 @@ def test_several_seeds_give_a_std_and_student_s_interval(out: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("form", "words"),
-    [
-        ("markdown", ["| TRADES |", "| test images |", "82.89"]),
-        ("latex", [r"\toprule", r"2 & TRADES+1st+2nd & validation &", "test images", r"published (paper): RayS"]),
-        ("html", ["<!doctype html>", "Content-Security-Policy", "TRADES+1st+2nd"]),
-        ("json", ['"table": 7', '"published": 82.89']),
-    ],
+    ("form", "word"),
+    [("markdown", "| TRADES |"), ("latex", r"\toprule"), ("html", "Content-Security-Policy"), ("json", '"table": 7')],
 )
 def test_a_format_is_printed_as_it_is_written(
-    form: str, words: list[str], out: Path, capsys: pytest.CaptureFixture[str]
+    form: str, word: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_paper(out, 7, "--format", form) == 0
     printed = capsys.readouterr().out
-    assert all(word in printed for word in words)
+    assert word in printed
     assert printed == (out / f"table-7-tiny.{WRITERS[form][1]}").read_text()
 
 
@@ -297,13 +290,8 @@ def test_an_a100_takes_for_the_papers_network_what_table_6_says() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("there", [("trades",), pytest.param((), marks=pytest.mark.slow)])
-def test_runs_at_once_give_the_same_table(
-    there: tuple[str, ...], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_at_once_give_the_same_table(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_paper(out, 7)
-    for name in (f"recipe=digits-linf-cnn-{method},seed=0" for method in there):  # trained already: a process less
-        shutil.copytree(out / "tiny" / name, tmp_path / "tiny" / name)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert run_paper(tmp_path, 7, "--jobs", "2") == 0
     assert numbers(tmp_path, 7)["rows"] == numbers(out, 7)["rows"]
@@ -315,6 +303,7 @@ def test_runs_at_once_give_the_same_table(
         (["9"], "the paper has no Table 9; its tables are numbered 1 to 8"),
         (["1", "--seeds", "0", "0"], "none of them twice, got 0 0"),
         (["1", "--n", "0"], "--n must be >= 1, got 0"),
+        (["8", "--extra", "generated.npz"], "there is no file generated.npz of extra images"),
         (
             ["1", "--scale", "tiny", "--data", "cifar10=a.npz"],
             "does nothing at scale tiny, where digits stand in for cifar10",
@@ -359,22 +348,6 @@ def test_table_8_trains_the_row_of_generated_images_where_they_are_given() -> No
     assert generated.key == f"{plain.key},data.extra=1m.npz"
     with pytest.raises(RattleError, match="--extra does nothing for Table 2"):
         entries(2, replace(SCALES["full"], extra="1m.npz"))
-
-
-def test_the_command_trains_the_row_of_generated_images(
-    out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if (out / "tiny").exists():  # the other rows, if they are trained
-        shutil.copytree(out / "tiny", tmp_path / "tiny")
-    file = tmp_path / "generated.npz"
-    assert run_paper(tmp_path, 8, "--extra", str(file)) == 2
-    assert f"there is no file {file} of extra images" in capsys.readouterr().err
-    x, y, *_ = digits()
-    np.savez(file, image=x[:60].permute(0, 2, 3, 1).numpy(), label=y[:60].numpy())
-    assert run_paper(tmp_path, 8, "--extra", str(file), "--format", "markdown") == 0
-    said = capsys.readouterr().out
-    assert "| HAT, extra images |" in said
-    assert "quoted" not in said
 
 
 def test_a_teachers_network_is_the_scales() -> None:

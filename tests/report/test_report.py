@@ -13,8 +13,7 @@ from rattle.errors import RattleError
 from rattle.paper import tables as paper
 from rattle.report import build
 from rattle.report.compare import compare_runs, published_points
-from rattle.report.figures import by_epsilon, comparable, confusion_counts, terms
-from rattle.report.naming import title_of
+from rattle.report.figures import by_epsilon, confusion_counts, on_one_plane, terms
 from rattle.report.page import for_script
 from rattle.report.run_data import RunData, load_runs
 from rattle.report.thumbnails import enlargement_factor
@@ -163,8 +162,8 @@ def test_the_curve_over_epsilon_is_the_flags_mean_and_the_confusion_matrix_count
 
 def test_surfaces_over_other_planes_are_not_called_comparable(tmp_path: Path) -> None:
     first, second = (made.landscapes(made.recipe(tmp_path / n), sign=s) for n, s in (("a", 1), ("b", -1)))
-    assert comparable(load_runs([first]))
-    assert not comparable(load_runs([first, second]))
+    assert on_one_plane(load_runs([first]))
+    assert not on_one_plane(load_runs([first, second]))
     assert "cannot be compared" in Page(build([first, second])).text
 
 
@@ -190,11 +189,6 @@ def test_the_papers_points_come_with_the_recipe_they_belong_to(tmp_path: Path) -
 @pytest.mark.parametrize(("delta", "factor"), [(8 / 255, 10), (-0.2, 2.5), (0, 10)])
 def test_perturbations_are_enlarged_ten_times_unless_that_would_leave_the_picture(delta: float, factor: float) -> None:
     assert enlargement_factor(np.full((1, 1, 2, 2), delta)) == factor
-
-
-def test_an_attack_that_a_user_registered_is_shown_by_its_name() -> None:
-    assert [title_of(name) for name in ("pgd20", "cw100", "autoattack")] == ["PGD-20", "CW-100", "AutoAttack"]
-    assert [title_of(name) for name in ("fab-t", "noise", "My2", "spatial30")] == ["fab-t", "noise", "My2", "spatial30"]
 
 
 def test_a_run_that_is_named_twice_gets_two_labels(tmp_path: Path) -> None:

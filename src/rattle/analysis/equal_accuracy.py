@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rattle.runs.arrays import Array
 from rattle.stats import LEVEL, Interval
 
 REPLICATES = 500  # of each bootstrap: the standard error is known to 3 %
 GRID = 51  # values of x over which a difference is averaged
-Array = np.ndarray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class GapAtEqual:
     """y of a method less y of the baseline at equal x."""
 
     low: float  # the range that both curves cover
@@ -26,13 +26,13 @@ class Difference:
     at: tuple[tuple[float, Interval], ...]  # at each point of the method; NaN outside the baseline's range
 
 
-def difference(x: Array, y: Array, base_x: Array, base_y: Array) -> tuple[Array, float, float, float]:
+def gap_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> tuple[Array, float, float, float]:
     """y of a method less y of the baseline at equal x: at each point of the method, NaN outside the baseline's range;
     the mean over the range that both cover, NaN if there is none; that range.
 
     Between points both curves are straight, so that neither leaves the range of its neighbours.
 
-    >>> at, mean, low, high = difference(*(np.array(v) for v in ([1, 3], [5.0, 5.0], [0, 2], [4.0, 6.0])))
+    >>> at, mean, low, high = gap_at_equal(*(np.array(v) for v in ([1, 3], [5.0, 5.0], [0, 2], [4.0, 6.0])))
     >>> at.tolist(), round(mean, 3), low, high
     ([0.0, nan], -0.5, 1.0, 2.0)
     """
@@ -47,7 +47,7 @@ def difference(x: Array, y: Array, base_x: Array, base_y: Array) -> tuple[Array,
     return at, float(gap.mean()), float(low), float(high)
 
 
-def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> Difference:
+def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> GapAtEqual:
     """The difference of two curves, with intervals of a bootstrap over seeds and one over images, both paired.
 
     Seeds and images are drawn for all points of both curves together. Few seeds vary less among themselves than their
@@ -58,7 +58,7 @@ def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> Differ
 
     curves = (x, y, base_x, base_y)
     _, seeds, images = x.shape
-    at, mean, low, high = difference(*(curve.mean((1, 2)) for curve in curves))
+    at, mean, low, high = gap_at_equal(*(curve.mean((1, 2)) for curve in curves))
     estimate = np.append(at, mean)
     known = ~np.isnan(estimate)
     generator = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> Differ
             means = [curve.mean(3 - axis) for curve in curves]  # [points, size]
             draws = []
             for weights in generator.multinomial(size, np.full(size, 1 / size), REPLICATES) / size:
-                drawn_at, drawn_mean, _, _ = difference(*(each @ weights for each in means))
+                drawn_at, drawn_mean, _, _ = gap_at_equal(*(each @ weights for each in means))
                 draws.append(np.append(drawn_at, drawn_mean))
             variance[known] = np.nanvar(np.array(draws)[:, known], axis=0) * size / (size - 1)
         variances.append(variance)
@@ -80,4 +80,4 @@ def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> Differ
     half = np.sqrt(total) * t.ppf((1 + LEVEL) / 2, freedom)
     intervals = [Interval(float(e - h), float(e + h)) for e, h in zip(estimate, half, strict=True)]
     points = tuple(zip(at.tolist(), intervals, strict=False))
-    return Difference(low=low, high=high, mean=mean, interval=intervals[-1], at=points)
+    return GapAtEqual(low=low, high=high, mean=mean, interval=intervals[-1], at=points)

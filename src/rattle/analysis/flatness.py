@@ -9,7 +9,6 @@ after `iterations` steps, or when every relative residual is at most TOLERANCE.
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from rattle.attacks.base import attack_mode
 from rattle.inputs import check_batch, check_labels
 from rattle.randomness import Randomness, streams
 from rattle.runs.arrays import Array
+from rattle.runs.io import Plain
 from rattle.threat import Threat
 from rattle.weights import Noise, eval_mode, perturbed
 
@@ -111,15 +111,14 @@ def input_curvature(
     values = []
     with attack_mode(model):
         for (xs, ys), start in zip(batches(x, y), starts.split(BATCH_SIZE), strict=True):
-
-            def summed_loss(points: Tensor, ys: Tensor = ys) -> Tensor:
-                return losses_at(model, points, ys).sum()
-
-            def apply(v: Tensor, xs: Tensor = xs, summed_loss: Apply = summed_loss) -> Tensor:
-                return vhp(summed_loss, xs, v.view_as(xs))[1].flatten(1)  # type: ignore[union-attr]
-
+            apply = partial(hessian_product, model, xs, ys)
             values.append(largest_eigenvalue(apply, start.flatten(1), iterations))
     return as_array(torch.cat(values)).astype(np.float64)
+
+
+def hessian_product(model: nn.Module, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
+    """Each image's Hessian times its row of v, [n, d]."""
+    return vhp(lambda points: losses_at(model, points, y).sum(), x, v.view_as(x))[1].flatten(1)  # type: ignore[union-attr]
 
 
 def weight_curvature(
@@ -181,7 +180,7 @@ def flatness(
     iterations: int = 100,
     draws: int = 20,
     seed: int = 0,
-) -> dict[str, Any]:
+) -> Plain:
     """All four as plain numbers, means over images or draws.
 
     `threat` is the ball of the Lipschitz constant, `draws` counts the samples of weight noise; the same seed gives

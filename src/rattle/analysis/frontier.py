@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rattle.analysis.equal_accuracy import Array, compare_at_equal
+from rattle.analysis.equal_accuracy import compare_at_equal
 from rattle.errors import RattleError, unknown
 from rattle.recipes.schema import epsilon_text
+from rattle.runs.arrays import Array
 from rattle.runs.io import Plain, write_atomically
 from rattle.stats import Interval, mean_interval, seeds_interval
 
@@ -42,10 +43,6 @@ class Point:
     def accuracy(self, attack: str) -> tuple[float, float]:
         """Clean and robust, the mean over seeds."""
         return float(self.clean[attack].mean()), float(self.robust[attack].mean())
-
-    def interval(self, attack: str) -> Interval:
-        """95 % of the robust accuracy."""
-        return interval_of(self.robust[attack])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +86,8 @@ class Gap:
 
     def to_plain(self) -> Plain:
         at = [{"value": v, "difference": d, "interval": [i.low, i.high]} for v, d, i in self.at]
-        names = ("method", "baseline", "attack", "equal", "low", "high", "mean", "seeds", "images", "verdict")
-        plain = {name: getattr(self, name) for name in names}
-        return plain | {"interval": [self.interval.low, self.interval.high], "at": at}
+        interval = [self.interval.low, self.interval.high]
+        return asdict(self) | {"verdict": self.verdict, "interval": interval, "at": at}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +99,14 @@ class Choice:
     value: str
     run: str  # the seed that is most robust on held-out images
     held_out: tuple[float, float]  # clean and robust accuracy there, mean over seeds
-    test: dict[str, tuple[float, Interval]]  # clean and attacks
+    test: dict[str, str]  # clean and attacks: accuracy and its 95 % interval, %
 
     def __str__(self) -> str:
-        rows = [
-            f"{name} {100 * accuracy:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
-            for name, (accuracy, interval) in self.test.items()
-        ]
         clean, robust = self.held_out
+        test = ", ".join(f"{name} {accuracy}" for name, accuracy in self.test.items())
         return (
             f"{self.method} at {self.setting} {self.value}: {self.run}\n"
-            f"held-out images: clean {100 * clean:.1f} %, robust {100 * robust:.1f} %; test images: {', '.join(rows)}"
+            f"held-out images: clean {100 * clean:.1f} %, robust {100 * robust:.1f} %; test images, %: {test}"
         )
 
 
@@ -123,7 +116,7 @@ class Frontier:
 
     curves: tuple[Curve, ...]
     threat: str = ""  # what they were attacked by
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def attacks(self) -> list[str]:
@@ -134,10 +127,9 @@ class Frontier:
         return [curve.method for curve in self.curves]
 
     def curve(self, method: str) -> Curve:
-        for curve in self.curves:
-            if curve.method == method:
-                return curve
-        raise unknown("method of this frontier", method, self.methods)
+        if method not in self.methods:
+            raise unknown("method of this frontier", method, self.methods)
+        return self.curves[self.methods.index(method)]
 
     def compare(self, baseline: str | None = None, *, equal: str = "clean") -> list[Gap]:
         """Every other method against the baseline, the first when not given, by every attack.
@@ -145,6 +137,8 @@ class Frontier:
         equal: the accuracy that is held equal, "clean" or "robust". A pair whose curves cover no common range is
         refused.
         """
+        if equal not in ("clean", "robust"):
+            raise RattleError(f"equal must be clean or robust, got {equal!r}")
         base = self.curve(baseline or self.methods[0])
         gaps = []
         for curve in self.curves:
@@ -175,10 +169,8 @@ class Frontier:
             )
         _, curve, point = max(found, key=lambda each: each[0])
         assert point.held_out is not None
-        attack = self.attacks[0]
-        test = {"clean": (point.accuracy(attack)[0], interval_of(point.clean[attack]))}
-        for name in self.attacks:
-            test[name] = (point.accuracy(name)[1], point.interval(name))
+        test = {"clean": percent_text(point.clean[self.attacks[0]])}
+        test |= {name: percent_text(flags) for name, flags in point.robust.items()}
         clean, robust = point.held_out.mean(0).tolist()
         return Choice(
             method=curve.method,
@@ -194,21 +186,17 @@ class Frontier:
         rows = []
         for curve in self.curves:
             for point in curve.points:
-                first = self.attacks[0]
-                seeds, images = point.clean[first].shape
-                row = [curve.method, f"{curve.setting} {curve.text(point)}", str(seeds), str(images)]
-                row.append(percent_text(point.clean[first]))
-                row += [percent_text(point.robust[attack]) for attack in self.attacks]
-                rows.append(row)
+                clean = point.clean[self.attacks[0]]
+                names = [curve.method, f"{curve.setting} {curve.text(point)}", *map(str, clean.shape)]
+                rows.append([*names, percent_text(clean), *map(percent_text, point.robust.values())])
         return ["method", "setting", "seeds", "n", "clean", *self.attacks], rows
 
     def summary(self, baseline: str | None = None) -> str:
         """A sentence for each method against the baseline."""
-        gaps = self.compare(baseline)
-        sentences = []
-        for method in dict.fromkeys(gap.method for gap in gaps):
-            sentences.append(sentence([gap for gap in gaps if gap.method == method]))
-        return "\n".join(sentences)
+        by_method: dict[str, list[Gap]] = {}
+        for gap in self.compare(baseline):
+            by_method.setdefault(gap.method, []).append(gap)
+        return "\n".join(map(sentence, by_method.values()))
 
     def plot(self) -> Figure:
         """A panel for each attack: clean accuracy on x, robust accuracy on y, a curve with its band for each method."""
@@ -221,24 +209,19 @@ class Frontier:
         for panel, attack in zip(panels, self.attacks, strict=True):
             for number, curve in enumerate(self.curves):
                 color = LINES[number % len(LINES)]
-                points = sorted(curve.points, key=lambda point: point.accuracy(attack)[0])
-                x, y, low, high = [], [], [], []
-                for point in points:
-                    clean, robust = point.accuracy(attack)
-                    interval = point.interval(attack)
-                    x.append(100 * clean)
-                    y.append(100 * robust)
-                    low.append(100 * interval.low)
-                    high.append(100 * interval.high)
-                    panel.annotate(
-                        curve.text(point), (x[-1], y[-1]), (4, 5), textcoords="offset points", fontsize=7, color=color
-                    )
+                rows = []
+                for point in sorted(curve.points, key=lambda point: point.accuracy(attack)[0]):
+                    interval = interval_of(point.robust[attack])
+                    row = 100 * np.array([*point.accuracy(attack), interval.low, interval.high])
+                    rows.append(row)
+                    style: Any = {"textcoords": "offset points", "fontsize": 7, "color": color}
+                    panel.annotate(curve.text(point), row[:2], (4, 5), **style)
+                x, y, low, high = np.array(rows).T
                 panel.plot(x, y, "o-", color=color, markersize=4, label=curve.method)
                 panel.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
             seeds, images = self.curves[0].points[0].clean[attack].shape
             panel.set_title(f"{attack}, {self.threat}, n {images}, {seeds} seed{'s' if seeds > 1 else ''}", fontsize=9)
-            panel.set_xlabel("clean accuracy, %")
-            panel.set_ylabel("robust accuracy, %")
+            panel.set(xlabel="clean accuracy, %", ylabel="robust accuracy, %")
             panel.grid(color=FAINT, alpha=0.25)
         panels[0].legend(frameon=False, fontsize=8)
         return figure
@@ -251,7 +234,7 @@ class Frontier:
             for point in curve.points:
                 attacks = {}
                 for name in self.attacks:
-                    interval = point.interval(name)
+                    interval = interval_of(point.robust[name])
                     attacks[name] = {
                         "n": point.robust[name].shape[1],
                         "clean": point.clean[name].mean(1).tolist(),
@@ -259,9 +242,7 @@ class Frontier:
                         "interval": [interval.low, interval.high],
                     }
                 held_out = None if point.held_out is None else point.held_out.tolist()
-                points.append(
-                    {"value": point.value, "runs": list(point.runs), "attacks": attacks, "held_out": held_out}
-                )
+                points.append({"value": point.value, "runs": point.runs, "attacks": attacks, "held_out": held_out})
             curves.append({"method": curve.method, "setting": curve.setting, "points": points})
         comparisons = []
         for equal in ("clean", "robust"):
@@ -269,7 +250,7 @@ class Frontier:
                 comparisons += [gap.to_plain() for gap in self.compare(baseline, equal=equal)]
             except RattleError as reason:
                 comparisons.append({"equal": equal, "refused": str(reason)})
-        return {"threat": self.threat, "curves": curves, "notes": list(self.notes), "comparisons": comparisons}
+        return {"threat": self.threat, "curves": curves, "notes": self.notes, "comparisons": comparisons}
 
     def save(self, folder: Path | str, baseline: str | None = None) -> None:
         """Write frontier.json, frontier.png and frontier.svg."""
@@ -281,8 +262,7 @@ class Frontier:
 
 
 def percent_text(flags: Array) -> str:
-    interval = interval_of(flags)
-    return f"{100 * flags.mean():.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    return f"{100 * flags.mean():.1f} {interval_of(flags).percent()}"
 
 
 def interval_of(flags: Array) -> Interval:
@@ -295,8 +275,8 @@ def sentence(gaps: Sequence[Gap]) -> str:
     """Which of two frontiers is above, by which attack; the strongest attack, the lowest on average, decides."""
     parts = []
     for gap in gaps:
-        points = f"{100 * gap.mean:+.1f} [{100 * gap.interval.low:+.1f}, {100 * gap.interval.high:+.1f}]"
-        parts.append(f"{gap.verdict} by {gap.attack} ({points} points)")
+        points = f"{100 * gap.mean:+.1f} {gap.interval.percent('+.1f')} points"
+        parts.append(f"{gap.verdict} by {gap.attack} ({points})")
     first = gaps[0]
     text = f"at equal clean accuracy the frontier of {first.method} is {', '.join(parts)} against {first.baseline}"
     strongest = next((gap for gap in gaps if gap.attack == "autoattack"), None)
@@ -311,8 +291,6 @@ def sentence(gaps: Sequence[Gap]) -> str:
 
 def compare_curves(curve: Curve, base: Curve, attack: str, equal: str = "clean") -> Gap:
     """One curve against another where the clean, or the robust, accuracy is equal."""
-    if equal not in ("clean", "robust"):
-        raise RattleError(f"equal must be clean or robust, got {equal!r}")
     for one in (curve, base):
         if len(one.points) < 2:
             raise RattleError(f"{one.method} has one point: a frontier needs two or more values of {one.setting}")

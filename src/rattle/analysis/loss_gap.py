@@ -22,13 +22,13 @@ from rattle.analysis import plots
 from rattle.analysis.prepare import labels, open_run
 from rattle.attacks import PGD
 from rattle.data import Images
-from rattle.data.dataset import check_count, choose_images
+from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
 from rattle.inputs import floats_for, logits_of
 from rattle.losses import ce, kl
 from rattle.randomness import ImageStreams
 from rattle.runs.distributed import choose_device
-from rattle.runs.io import write_atomically
+from rattle.runs.io import Plain, write_atomically
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run, printable
 from rattle.runs.progress import Console, NullConsole
@@ -36,7 +36,7 @@ from rattle.weights import Noise, perturbed
 
 LEAST = 4  # images or checkpoints that a correlation takes
 NAMES = ("clean", "adversarial", "kl", "gap")  # L(f(x), y), L(f(x'), y), KL(f(x) || f(x')), |difference of the losses|
-Moment = dict[str, Any]  # epoch; train and test: the means of NAMES, and the correlation of kl with gap over images
+Losses = Plain  # epoch; train and test: the means of NAMES, and the correlation of kl with gap over images
 
 
 def losses_of(
@@ -92,12 +92,12 @@ def kept_checkpoints(run: Run) -> list[Path]:
     return found
 
 
-def excess(found: Sequence[Moment], name: str) -> list[float]:
+def excess(found: Sequence[Losses], name: str) -> list[float]:
     """By how much a loss is higher on test than on training images, checkpoint by checkpoint."""
     return [moment["test"][name] - moment["train"][name] for moment in found]
 
 
-def over_training(found: Sequence[Moment]) -> dict[str, dict[str, float | None]]:
+def over_training(found: Sequence[Losses]) -> dict[str, dict[str, float | None]]:
     """The correlations over checkpoints of the mean KL on training images with the mean gap there, and with what the
     clean and the adversarial loss are higher by on test images."""
     gaps = [moment["train"]["gap"] for moment in found]
@@ -115,7 +115,7 @@ def measure_gaps(
     device: str = "auto",
     trust_code: bool = False,
     console: Console | None = None,
-) -> tuple[dict[str, dict[str, Any]], list[Path]]:
+) -> tuple[dict[str, Plain], list[Path]]:
     """Measure every kept checkpoint of run folders on n training and n test images each; writes loss-gap.json into the
     results of each, and one picture of all as loss-gap.png and .svg. Returns what the files hold, by the runs' labels,
     and the first run's pictures.
@@ -123,7 +123,6 @@ def measure_gaps(
     u is drawn `draws` times from the noise of the run's inner step; x' comes from the attack that the run trained with,
     unaugmented images. seed: of u and the attack; device: where to compute; trust_code: as for `load`.
     """
-    check_count(n)
     if n < LEAST or draws < 1:
         raise RattleError(f"n must be >= {LEAST} and draws >= 1, got {n} and {draws}")
     if not folders:
@@ -141,7 +140,7 @@ def measure_gaps(
             for path in kept:
                 saved = open_checkpoint(path, trust_code=trust_code)
                 model = load_model(saved, device=where)
-                moment: Moment = {"epoch": int(saved.progress.get("epoch", 0))}
+                moment: Losses = {"epoch": int(saved.progress.get("epoch", 0))}
                 for name, images in parts.items():
                     losses = losses_of(model, images, attack=recipe.attack, noise=noise, draws=draws, seed=seed)
                     moment[name] = split_of(losses)
@@ -164,7 +163,7 @@ def measure_gaps(
     return found, pictures[0]
 
 
-def answer(label: str, found: Sequence[Moment]) -> str:
+def answer(label: str, found: Sequence[Losses]) -> str:
     """One sentence on a run."""
 
     def text(value: float | None) -> str:
@@ -180,7 +179,7 @@ def answer(label: str, found: Sequence[Moment]) -> str:
     )
 
 
-def plot(runs: Mapping[str, Sequence[Moment]]) -> Figure:
+def plot(runs: Mapping[str, Sequence[Losses]]) -> Figure:
     """Over epochs: the correlation over images with its interval; the mean KL and gap; the excess of both losses."""
     with rc_context(plots.STYLE):
         figure = Figure(figsize=(9.5, 6.6), layout="constrained")

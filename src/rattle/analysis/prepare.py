@@ -115,7 +115,7 @@ def store_landscapes(
         steps = config.line_points + config.surface_points**2
         with console.progress(f"landscapes and flatness of {label}", steps) as advance:
             surface = landscape.input_surface(model, shown_x, shown.y, plane)
-            weights = weight_surfaces(model, many_x, many.y, threat, config, advance)
+            weights = weight_landscapes(model, many_x, many.y, threat, config, advance)
             how = {"iterations": config.iterations, "draws": config.draws, "seed": config.seed}
             flat = flatness(model, many_x, many.y, threat=threat, **how)
         stored[label] = {"plane": plane, "input": surface, **weights}
@@ -126,7 +126,7 @@ def store_landscapes(
     return stored
 
 
-def weight_surfaces(
+def weight_landscapes(
     model: nn.Module, x: Tensor, y: Tensor, threat: Threat, config: LandscapeConfig, advance: Advance
 ) -> Stored:
     """Mean loss along one filter-normalised direction and over the plane of two; the same draws for every run."""

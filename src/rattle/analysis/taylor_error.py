@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from matplotlib.figure import Figure
@@ -24,7 +23,7 @@ from rattle.evaluation.target import target_from_checkpoint
 from rattle.inputs import floats_for, logits_of
 from rattle.randomness import ImageStreams
 from rattle.runs.distributed import choose_device
-from rattle.runs.io import write_atomically
+from rattle.runs.io import Plain, write_atomically
 from rattle.runs.load import open_checkpoint
 from rattle.runs.paths import printable
 from rattle.runs.progress import Console, NullConsole
@@ -91,7 +90,7 @@ def measure_checkpoint(
     out: Path | str | None = None,
     trust_code: bool = False,
     console: Console | None = None,
-) -> tuple[dict[str, Any], list[Path]]:
+) -> tuple[Plain, list[Path]]:
     """Measure a run folder's or checkpoint's remainders on n test images, and what its Taylor terms add to the gradient
     on `batches` minibatches of them; writes fidelity.json, .png and .svg.
 

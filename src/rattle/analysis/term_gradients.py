@@ -24,6 +24,7 @@ from rattle.objectives import Taylor
 from rattle.objectives.base import total
 from rattle.randomness import ImageStreams
 from rattle.recipes.recipe import Recipe
+from rattle.runs.io import Plain
 from rattle.stats import t_interval
 from rattle.weights import frozen_bn_stats, perturbed
 
@@ -73,7 +74,7 @@ def lasting_interval(own: Tensor, base: Tensor, sizes: Tensor) -> tuple[float, f
     return math.sqrt(max(found.low, 0.0)), math.sqrt(max(found.high, 0.0))
 
 
-def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) -> dict[str, Any]:
+def measure_terms(target: Target, recipe: Recipe, *, batches: int, seed: int) -> Plain:
     """The rows and the answer, as fidelity.json holds them, on `batches` minibatches of test images."""
     taylor = getattr(recipe.objective, "taylor", None)
     if taylor is None or taylor.order == 0:

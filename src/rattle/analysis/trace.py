@@ -17,12 +17,12 @@ from rattle.evaluation.results import StoredResult, load_results
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import epsilon_text, number, replace_at
+from rattle.recipes.schema import epsilon_text, flatten, replace_at, to_plain
 from rattle.runs.io import read_jsonl
 from rattle.runs.paths import Run, best_epoch, slugify
 from rattle.runs.progress import Console, NullConsole, RichConsole
 from rattle.threat import Threat
-from rattle.training.sweep import Job, folder_name, pending, run_local
+from rattle.training.sweep import Job, check, folder_name, pending, run_local
 
 EPSILON = "attack.threat.epsilon"
 FACTORS = (1, 1 / 2, 3 / 2, 1 / 3, 2 / 3, 1 / 4, 2, 3 / 4, 1 / 6, 3)  # of the method's own value, in this order
@@ -53,17 +53,16 @@ def frontier(
         recipes = [recipes]
     bases = [resolve(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
     grid = plan(bases, seeds, points, settings or {}, Path(out))
-    left = pending([job for row in grid for job in row[2]], console)
-    refuse_failed(run_local(left, at_once=jobs, out=Path(out), console=console))
-    found = gather(grid, bases[0].attack.threat, attacks, n, jobs, console)
-    found.save(out)
-    return found
-
-
-def refuse_failed(failed: Mapping[str, str]) -> None:
+    runs = [job for row in grid for job in row[2]]
+    failed = run_local(pending(runs, console), at_once=jobs, out=Path(out), console=console)
     if failed:
         each = "; ".join(f"{name}: {words}" for name, words in failed.items())
         raise RattleError(f"{len(failed)} runs failed, the same command again resumes them: {each}")
+    if any(job.state != "finished" for job in runs):
+        raise RattleError("another process trains some of the runs: repeat the command when all are finished")
+    found = gather(grid, bases[0].attack.threat, attacks, n, jobs, console)
+    found.save(out)
+    return found
 
 
 Row = tuple[str, str, list[Job]]  # method, setting, a job for each value and seed
@@ -93,45 +92,30 @@ def plan(
                 text = epsilon_text(value) if setting == EPSILON else f"{value:g}"
                 jobs.append(Job(out / slugify(base.name) / folder_name({setting: text, "seed": seed}), recipe))
         grid.append((method, setting, jobs))
-    if len({method for method, _, _ in grid}) < len(grid):
-        raise RattleError("two recipes have the same name: name each method once")
-    for _, _, jobs in grid:
-        for job in jobs:
-            if job.run.recipe.exists() and resolve(str(job.folder)) != job.recipe:
-                raise RattleError(f"{job.folder} holds a run of another recipe: choose another --out")
+    check([job for row in grid for job in row[2]])
     return grid
 
 
 def values_of(base: Recipe, points: int, settings: Mapping[str, Sequence[float]]) -> tuple[str, list[float]]:
     """The setting of a method and its values, ascending."""
     for name, values in settings.items():
-        if has_setting(base, name):
+        if setting_of(base, name) is not None:
             if len(set(values)) < 2:
                 raise RattleError(f"{name} has one value: a frontier needs two or more")
             return name, sorted(set(values))
     name = base.objective.trade_off
-    if not name:
+    own = setting_of(base, name)
+    if own is None:
         raise RattleError(
             f"{base.method} has no setting that trades clean for robust accuracy: give one with --setting"
         )
-    own = setting_of(base, name)
     return name, sorted(float(f"{factor * own:.4g}") for factor in FACTORS[:points])
 
 
-def setting_of(recipe: Recipe, name: str) -> float:
-    """The value of a setting by its dotted name."""
-    value = recipe
-    for part in name.split("."):
-        value = getattr(value, part)
-    return number(value, name)  # type: ignore[arg-type]
-
-
-def has_setting(recipe: Recipe, name: str) -> bool:
-    try:
-        setting_of(recipe, name)
-    except (AttributeError, RattleError, TypeError):
-        return False
-    return True
+def setting_of(recipe: Recipe, name: str) -> float | None:
+    """The value of a setting by its dotted name; None if there is no such number."""
+    value = flatten(to_plain(recipe)).get(name)
+    return value if isinstance(value, int | float) else None
 
 
 def with_value(base: Recipe, setting: str, value: float) -> Recipe:
@@ -151,26 +135,22 @@ def gather(
     for method, setting, row in grid:
         by_value: dict[float, list[Job]] = {}
         for job in row:
-            by_value.setdefault(setting_of(job.recipe, setting), []).append(job)
+            by_value.setdefault(setting_of(job.recipe, setting) or 0.0, []).append(job)
         points = []
         for value, members in by_value.items():
             results = [attacked(job.run, threat, attacks, n, jobs, console) for job in members]
-            points.append(point_of(value, members, results, attacks))
+            held_out = [best_epoch(read_jsonl(job.run.metrics, [])) for job in members]
+            points.append(
+                Point(
+                    value=value,
+                    runs=tuple(str(job.folder) for job in members),
+                    clean={name: np.array([found[name].clean for found in results], bool) for name in attacks},
+                    robust={name: np.array([found[name].flags for found in results], bool) for name in attacks},
+                    held_out=None if None in held_out else np.array(held_out),
+                )
+            )
         curves.append(Curve(method=method, setting=setting, points=tuple(points)))
     return Frontier(curves=tuple(curves), threat=f"{threat.norm} {epsilon_text(threat.epsilon)}")
-
-
-def point_of(
-    value: float, members: Sequence[Job], results: Sequence[Mapping[str, StoredResult]], attacks: Sequence[str]
-) -> Point:
-    held_out = [best_epoch(read_jsonl(job.run.metrics, [])) for job in members]
-    return Point(
-        value=value,
-        runs=tuple(str(job.folder) for job in members),
-        clean={name: np.array([found[name].clean for found in results], bool) for name in attacks},
-        robust={name: np.array([found[name].flags for found in results], bool) for name in attacks},
-        held_out=None if None in held_out else np.array(held_out),
-    )
 
 
 def attacked(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 
 from rattle.analysis.frontier import Curve, Frontier, Point
 from rattle.attacks.registry import get_attack
-from rattle.data import Images
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError, first_line
 from rattle.evaluation.evaluate import evaluate
@@ -20,12 +20,11 @@ from rattle.evaluation.target import target_from_checkpoint
 from rattle.inputs import as_float
 from rattle.recipes.schema import epsilon_text
 from rattle.runs import checkpoint
-from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load_model, open_checkpoint, refuse_other_weights
 from rattle.runs.lock import check_folder
 from rattle.runs.paths import Run
-from rattle.runs.progress import Console, NullConsole, RichConsole
+from rattle.runs.progress import Console, NullConsole
 
 BARRIER = 0.02  # less accuracy than the straight line between the ends by this much is reported
 BATCH = 250  # images of a pass that estimates BatchNorm statistics
@@ -34,16 +33,15 @@ BATCH = 250  # images of a pass that estimates BatchNorm statistics
 class Line:
     """(1 - t) a + t b of two checkpoints, with the BatchNorm statistics of each model estimated on training images."""
 
-    def __init__(
-        self, first: Path | str, second: Path | str, *, device: str = "auto", trust_code: bool = False
-    ) -> None:
+    def __init__(self, first: Path | str, second: Path | str, *, trust_code: bool = False) -> None:
         self.ends = [open_checkpoint(path, trust_code=trust_code) for path in (first, second)]
         a, b = self.ends
         if (a.recipe.data.name, a.shape, a.classes) != (b.recipe.data.name, b.shape, b.classes):
             raise RattleError(f"{first} and {second} were trained on different data: there is no line between them")
-        self.target = target_from_checkpoint(a, device=device)
+        self.target = target_from_checkpoint(a)
         self.model = self.target.model
-        self.weights = [weights_of(end) for end in self.ends]
+        # those that `load` gives, the averaged ones where a run has them
+        self.weights = [load_model(end).state_dict() for end in self.ends]
         try:
             refuse_other_weights(self.model, self.weights[1])
         except RattleError as reason:
@@ -85,12 +83,6 @@ class Line:
         return run
 
 
-def weights_of(saved: Checkpoint) -> dict[str, Tensor]:
-    """The weights that `load` gives, the averaged ones where a run has them."""
-    model = load_model(saved)
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
 def frontier_between(
     first: Path | str,
     second: Path | str,
@@ -100,39 +92,39 @@ def frontier_between(
     n: int | None = 1000,
     out: Path | str | None = None,
     save: float | None = None,
-    device: str = "auto",
     trust_code: bool = False,
     console: Console | None = None,
-    quiet: bool = False,
 ) -> Frontier:
     """The accuracies on the straight line of weights from one run to another, by its place t from 0 to 1.
 
     It is of use for networks that share an initialisation; a barrier between others is reported in the notes. save:
     write the model at this t as the run out/between-T.
     """
-    console = NullConsole() if quiet else console or RichConsole()
+    console = console or NullConsole()
     if points < 3:
         raise RattleError(f"points must be 3 or more, the ends among them, got {points}")
     if save is not None and not 0 <= save <= 1:
         raise RattleError(f"save takes a place on the line from 0 to 1, got {save:g}")
-    line = Line(first, second, device=device, trust_code=trust_code)
+    line = Line(first, second, trust_code=trust_code)
     threat = line.target.threat
     index = choose_images(line.target.test.y, n)
     images = line.target.images(index)
     chosen = {name: get_attack(name, threat) for name in attacks}
     found = []
+    how: Any = {"quiet": True, "check_model": False}
+    validation = {"validation": line.ends[0].recipe.validation_attack}
     with console.progress("line", points) as advance:
         for t in np.linspace(0, 1, points).tolist():
             model = line.at(t)
-            result = evaluate(model, images.x, images.y, chosen, quiet=True, check_model=False)
-            found.append(
-                Point(
-                    value=t,
-                    clean={name: np.array([result.clean], bool) for name in attacks},
-                    robust={name: np.array([result.attacks[name].flags], bool) for name in attacks},
-                    held_out=held_out(line, model, line.val),
-                )
-            )
+            result = evaluate(model, images.x, images.y, chosen, **how)
+            held_out = None
+            if line.val is not None:
+                val = line.val.to(line.target.device)
+                chosen_by = evaluate(model, val.x, val.y, validation, **how)
+                held_out = np.array([[chosen_by.clean_accuracy, chosen_by.robust_accuracy]])
+            clean = dict.fromkeys(attacks, np.array([result.clean], bool))
+            robust = {name: np.array([result.attacks[name].flags], bool) for name in attacks}
+            found.append(Point(value=t, clean=clean, robust=robust, held_out=held_out))
             advance(1)
     curve = Curve(method=f"{Path(first).name} to {Path(second).name}", setting="t", points=tuple(found))
     notes = barriers(curve, attacks)
@@ -144,21 +136,10 @@ def frontier_between(
     return result
 
 
-def held_out(line: Line, model: nn.Module, images: Images | None) -> np.ndarray | None:
-    """Clean and robust accuracy on the held-out images, by the recipe's validation attack."""
-    if images is None:
-        return None
-    attack = {"validation": line.ends[0].recipe.validation_attack}
-    x, y = images.x.to(line.target.device), images.y.to(line.target.device)
-    result = evaluate(model, x, y, attack, quiet=True, check_model=False)
-    return np.array([[result.clean_accuracy, result.robust_accuracy]])
-
-
 def barriers(curve: Curve, attacks: Sequence[str]) -> tuple[str, ...]:
     """A sentence for each accuracy that falls below the straight line between the ends."""
-    columns = {"clean": [point.accuracy(attacks[0])[0] for point in curve.points]}
-    for name in attacks:
-        columns[name] = [point.accuracy(name)[1] for point in curve.points]
+    columns = {name: [point.accuracy(name)[1] for point in curve.points] for name in attacks}
+    columns["clean"] = [point.accuracy(attacks[0])[0] for point in curve.points]
     places = np.array([point.value for point in curve.points])
     notes = []
     for name, values in columns.items():

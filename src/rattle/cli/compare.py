@@ -13,7 +13,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.results import share
 from rattle.report.compare import ALL_PAIRS, compare_runs
 from rattle.report.naming import number, p_value, title_of
-from rattle.report.run_data import RunData
+from rattle.report.run_data import Runs
 from rattle.report.significance import PairedTest
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
@@ -75,7 +75,7 @@ def row(test: PairedTest) -> list[str]:
     return [title_of(test.attack), f"{counts.n:,}", *accuracies, change, p_value(test.p_adjusted)]
 
 
-def to_plain(runs: Sequence[RunData], tests: Sequence[PairedTest], refused: Sequence[str]) -> Plain:
+def to_plain(runs: Runs, tests: Sequence[PairedTest], refused: Sequence[str]) -> Plain:
     """What `--json` prints: accuracies and differences as shares of 1."""
     models = [{"label": run.label, "folder": str(run.folder), "trained_here": not run.external} for run in runs]
     return {"models": models, "tests": [pair_to_plain(test) for test in tests], "not_compared": list(refused)}

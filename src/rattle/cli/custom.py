@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rattle.cli.options import is_given, take
 from rattle.data.sources import check_source, list_datasets
@@ -11,6 +11,7 @@ from rattle.errors import RattleError
 from rattle.models.registry import check_model, list_models
 from rattle.recipes.names import split_method
 from rattle.recipes.schema import number
+from rattle.runs.io import Plain
 
 if TYPE_CHECKING:
     from rattle.data.dataset import Dataset
@@ -63,7 +64,7 @@ def recipe_of(args: list[str]) -> tuple[Recipe, list[str]]:
     norm = given.get("norm", "linf")
     if norm not in ("linf", "l2"):
         raise RattleError(f"--norm must be linf or l2, got {norm!r}")
-    settings: dict[str, Any] = {"model": given.get("model", "MODEL"), "norm": norm}
+    settings: Plain = {"model": given.get("model", "MODEL"), "norm": norm}
     if "epsilon" in given:
         settings["epsilon"] = number(given["epsilon"], "--epsilon")
     name, method = given.get("data.name", "DATA"), given.get("method", METHOD)

@@ -6,19 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import tyro
 
-from rattle.attacks.registry import check_attack, list_attacks
+from rattle.attacks.registry import list_attacks
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import RunPath, check_exists, parse, take
+from rattle.cli.options import RunPath, check_attacks, check_exists, parse, take
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.network import Network
 from rattle.models.registry import check_model
 from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schema import epsilon_text, number
 from rattle.report.tables import accuracy_row, percent
+from rattle.runs.io import Plain
 from rattle.runs.progress import NullConsole
 from rattle.settings import types_of
 
@@ -106,10 +107,7 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
             dotted.append(name)
     given, rest = take(args, {*dotted}, alone="true")
     options = parse(kind, rest, command)
-    if not options.attacks:
-        raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
-    for name in options.attacks:
-        check_attack(name)
+    check_attacks(options.attacks)
     changes: dict[str, dict[str, str]] = {}
     for option, text in given.items():
         name, _, setting = option.partition(".")
@@ -189,14 +187,14 @@ def attack_target(options: Options, changes: Changes, target: Target) -> None:
     say(caveats_of(result, classes=len(target.classes), test_images=len(target.test)))
 
 
-def settings_of(options: AttackOptions, target: Target) -> dict[str, Any]:
+def settings_of(options: AttackOptions, target: Target) -> Plain:
     """The settings of `evaluate` and `curve` for a target: the images, how they were chosen, and the rest."""
     from rattle.data.dataset import choose_images
     from rattle.runs.distributed import is_main
 
     shuffled = options.within is not None
     index = choose_images(target.test.y, options.n, first=options.first, seed=options.sample_seed, shuffled=shuffled)
-    sample: dict[str, Any] = {"order": "first"} if options.first else {"order": "fair", "seed": options.sample_seed}
+    sample: Plain = {"order": "first"} if options.first else {"order": "fair", "seed": options.sample_seed}
     metadata = target.metadata | {"seed": options.seed, "sample": sample, "test_images": len(target.test)}
     if shuffled:
         metadata["within"] = options.within

@@ -9,7 +9,7 @@ from rattle.cli.options import RunPath, check_exists, parse
 from rattle.errors import RattleError
 from rattle.runs.paths import is_published
 
-NAMES = {"safetensors": "model.safetensors", "torchscript": "model.pt", "onnx": "model.onnx"}
+FILES = {"safetensors": "model.safetensors", "torchscript": "model.pt", "onnx": "model.onnx"}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def main(args: list[str]) -> None:
     from rattle.runs.load import load_model, open_checkpoint, run_of
 
     saved = open_checkpoint(options.path, trust_code=options.trust_code)
-    run, name = run_of(saved.path), NAMES[options.format]
+    run, name = run_of(saved.path), FILES[options.format]
     out = Path(options.out) if options.out else (run.folder if run else saved.path.parent) / name
     if out.resolve() == saved.path.resolve() and not is_published(options.path):  # those lie elsewhere
         raise RattleError(f"{out} is the checkpoint itself: choose another --out")

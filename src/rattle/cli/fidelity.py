@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import RunPath, check_exists, parse
+from rattle.runs.io import Plain
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def main(args: list[str]) -> None:
     say(found["answer"])
 
 
-def print_terms(found: dict[str, Any]) -> None:
+def print_terms(found: Plain) -> None:
     """What the Taylor terms add to the gradient."""
     rows = []
     for term in found["terms"]:

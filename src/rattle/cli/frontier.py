@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rattle.attacks.registry import check_attack
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import check_exists, parse
+from rattle.cli.options import check_attacks, check_exists, parse
 from rattle.cli.sweep import occurrences
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
@@ -68,10 +67,7 @@ def main(args: list[str]) -> None:
         chosen = own if name.split(".")[0] in OWN else rest
         chosen += [name, *words]
     options = parse(Options, own, "frontier RECIPE")
-    for name in options.attacks:
-        check_attack(name)
-    if not options.attacks:
-        raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
+    check_attacks(options.attacks)
     for text in texts:
         check_recipe(text)
     found = between(options, texts, rest) if options.between else trained(options, texts, rest, args)
@@ -104,29 +100,36 @@ def trained(options: Options, texts: list[str], rest: list[str], args: list[str]
         raise RattleError("name one recipe or more, the baseline first, or two runs with --between")
     if options.save is not None:
         raise RattleError("--save goes with --between")
-    from rattle.analysis.trace import gather, plan, refuse_failed
+    from rattle.analysis.trace import frontier, plan
     from rattle.recipes.catalog import resolve
-    from rattle.training.sweep import check_jobs, pending, run_local
+    from rattle.training.sweep import check_jobs, pending
 
     check_jobs(options.jobs)
     recipes = [with_options(resolve(text), rest, f"frontier {text}")[1] for text in texts]
     refuse_unsaid([] if options.trust_code else recipes, args)
     points = 5 if options.points is None else options.points
-    grid = plan(recipes, options.seeds, points, settings_of(options.setting), Path(options.out))
-    console, out = Console(), Path(options.out)
-    jobs = [job for row in grid for job in row[2]]
-    left = pending(jobs, console)
-    if options.launcher == "slurm" and left:
-        submit(left, options.slurm, out, console, Console)
-        say(f"{len(left)} of {len(jobs)} runs are in the queue; the same command again attacks them when they are done")
-        return None
-    refuse_failed(run_local(left, at_once=options.jobs, out=out, console=console))
-    if any(job.state != "finished" for job in jobs):
-        say("some runs are trained by another process; the same command again attacks them when all are finished")
-        return None
-    found = gather(grid, recipes[0].attack.threat, options.attacks, options.n, options.jobs, console)
-    found.save(out)
-    return found
+    settings, console, out = settings_of(options.setting), Console(), Path(options.out)
+    if options.launcher == "slurm":
+        jobs = [job for row in plan(recipes, options.seeds, points, settings, out) for job in row[2]]
+        left = pending(jobs, console)
+        if left:
+            submit(left, options.slurm, out, console, Console)
+            say(
+                f"{len(left)} of {len(jobs)} runs are in the queue; the same command again attacks them when they are "
+                "done"
+            )
+            return None
+    return frontier(
+        recipes,
+        seeds=options.seeds,
+        points=points,
+        settings=settings,
+        attacks=options.attacks,
+        n=options.n,
+        out=out,
+        jobs=options.jobs,
+        console=console,
+    )
 
 
 def settings_of(texts: tuple[str, ...]) -> dict[str, list[float]]:
@@ -150,7 +153,7 @@ def show(found: Frontier, options: Options) -> None:
         gaps = []
         for gap in found.compare():
             for value, difference, interval in gap.at:
-                points = f"{100 * difference:+.1f} [{100 * interval.low:+.1f}, {100 * interval.high:+.1f}]"
+                points = f"{100 * difference:+.1f} {interval.percent('+.1f')}"
                 gaps.append([gap.method, f"{value:g}", gap.attack, points])
         title = f"robust accuracy less that of {found.methods[0]} at equal clean accuracy, points"
         print_table(["method", "setting", "attack", "difference"], gaps, title=title, left=3)

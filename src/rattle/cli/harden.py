@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from rattle.attacks.registry import check_attack
 from rattle.cli.console import Console, say
-from rattle.cli.options import parse
+from rattle.cli.options import check_attacks, parse
 from rattle.data.sources import check_source
 from rattle.errors import RattleError
 from rattle.evaluation.network import Network
@@ -44,8 +43,7 @@ def main(args: list[str]) -> None:
     check_source(options.data)
     options.check_weights()
     split_method(options.method)
-    for name in options.attacks:
-        check_attack(name)
+    check_attacks(options.attacks)
     from rattle.data.registry import Data
     from rattle.recipes.catalog import NO_AUGMENT, SETTINGS
     from rattle.training.harden import harden

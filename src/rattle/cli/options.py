@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
+from rattle.attacks.registry import check_attack
 from rattle.errors import RattleError
 from rattle.recipes.schema import number
 
@@ -74,6 +75,14 @@ def check_exists(*paths: str) -> None:
     for path in paths:
         if "WORLD_SIZE" not in os.environ and ":" not in path and not Path(path).exists():
             raise RattleError(f"there is no run, checkpoint or folder of results {path}")
+
+
+def check_attacks(names: Iterable[str]) -> None:
+    """Refuse names of attacks that do not exist, and none at all."""
+    if not names:
+        raise RattleError("--attacks needs at least one name, such as pgd20 or autoattack")
+    for name in names:
+        check_attack(name)
 
 
 def is_given(args: list[str], name: str) -> bool:

@@ -60,7 +60,7 @@ def main(args: list[str]) -> None:
     from rattle.paper.estimate import estimate
     from rattle.paper.plan import plan
     from rattle.paper.protocols import Evaluator
-    from rattle.paper.run import landscape_pairs, train, unfinished
+    from rattle.paper.run import train, unfinished
     from rattle.training.sweep import check_jobs
 
     check_jobs(options.jobs)
@@ -94,8 +94,6 @@ def main(args: list[str]) -> None:
     failed = train(todo, at_once=options.jobs, out=runs, console=console)
     rows = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
     print_result(writer.printed_table(planned, title, rows), number, options, console)
-    for folders in landscape_pairs(planned):
-        console.log(f"Figures 2 and 3 for these two: rattle landscape {' '.join(folders)}")
     if failed:
         each = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise RattleError(f"{len(failed)} of {len(planned.jobs)} runs failed, the same command retries them: {each}")

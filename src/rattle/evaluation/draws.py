@@ -23,6 +23,7 @@ from rattle.inputs import NoGradient, clean_logits
 from rattle.randomized import Expected, seeded
 from rattle.randomness import ImageStreams, derive_seed
 from rattle.runs import distributed
+from rattle.runs.io import Plain
 
 if TYPE_CHECKING:
     from rattle.evaluation.evaluate import EvalPlan
@@ -46,10 +47,11 @@ class Measured:
         for f in fields(self):
             getattr(self, f.name)[..., rows] = getattr(new, f.name)
 
-    @property
-    def variance(self) -> float:
-        """Of the sum of rates, by the draws alone: images of a pass may share a draw (of the weights, say)."""
-        return float(self.deviation.sum(1).square().sum())
+    def row(self) -> Plain:
+        """What the row of a batch says of its draws. variance: of the sum of rates, by the draws alone: images of a
+        pass may share a draw (of the weights, say)."""
+        variance = float(self.deviation.sum(1).square().sum())
+        return {"pilot": self.pilot.tolist(), "majority": self.majority.tolist(), "variance": variance}
 
 
 def predictions(model: nn.Module, x: Tensor, y: Tensor, draws: int) -> Tensor:
@@ -77,30 +79,19 @@ def measure(model: nn.Module, x: Tensor, y: Tensor, pilot: Tensor, draws: int) -
     return Measured(pilot, rate, (by_class.argmax(1) == y).int(), deviation)
 
 
-def measure_all(plan: EvalPlan) -> Measured:
-    """A random model on the clean images."""
+def measure_all(plan: EvalPlan) -> dict[int, Measured]:
+    """A random model on the clean images: each batch by its first image."""
     assert plan.draws
-    n, double = len(plan.y), {"dtype": torch.float64, "device": plan.device}
-    majority = torch.zeros(n, dtype=torch.int, device=plan.device)
-    found = Measured(torch.zeros(n, **double), torch.zeros(n, **double), majority, torch.zeros(plan.draws, n, **double))
+    found = {}
     with distributed.raise_on_all_ranks():
         for rows in plan.batches():
             x, y = plan.images(rows)
             with seeded(derive_seed(plan.seed, int(rows[0]), CLEAN), x.device):
                 pilot = pilot_rates(plan.model, x, y, plan.draws)
-                found[rows.to(plan.device)] = measure(plan.model, x, y, pilot, plan.draws)
-    parts = (found.pilot, found.rate, found.majority, found.deviation)
-    return Measured(*(distributed.sum_over_ranks(part) for part in parts))
-
-
-def draws_of(plan: EvalPlan, measured: Measured) -> Draws:
-    """What a result says of the draws on the clean images; batches do not share any."""
-    batches = torch.arange(len(plan.y), device=plan.device).split(plan.batch_size)
-    rows = []
-    for batch in batches:
-        own = measured[batch]
-        rows.append({"pilot": own.pilot.tolist(), "majority": own.majority.tolist(), "variance": own.variance})
-    return join_draws(plan, dict(enumerate(rows)))
+                found[int(rows[0])] = measure(plan.model, x, y, pilot, plan.draws)
+    for other in distributed.gather(found):
+        found |= other
+    return dict(sorted(found.items()))
 
 
 def join_draws(plan: EvalPlan, found: Mapping[int, Mapping[str, Any]]) -> Draws:
@@ -130,7 +121,7 @@ def attack_random(
     clean: Measured,
     draws: int,
     eot: int,
-) -> tuple[int, dict[str, Any], Tensor]:
+) -> tuple[int, Plain, Tensor]:
     """Attack the images of a batch that some draw of the pilot classified correctly, and measure the worst points.
 
     clean: the batch without an attack. draws: K of a rate; eot: draws that attacks average over. The other parameters
@@ -166,9 +157,7 @@ def attack_random(
         "distances": [0.0] * len(x),
         "part_seconds": seconds if ensemble else [],
         "seconds": sum(seconds),
-        "pilot": found.pilot.tolist(),
-        "majority": found.majority.tolist(),
-        "variance": found.variance,
         "passes": expected.passes,
+        **found.row(),
     }
     return first, row, x_adv

@@ -23,7 +23,7 @@ from rattle.attacks.ensemble import Ensemble
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
-from rattle.evaluation.draws import Measured, attack_random, draws_of, join_draws, measure_all
+from rattle.evaluation.draws import Measured, attack_random, join_draws, measure_all
 from rattle.evaluation.inputs import Attacks, as_attacks, as_threat, image_checksums
 from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.normalisation import missing_normalisation
@@ -32,6 +32,7 @@ from rattle.evaluation.results import AttackResult, Evaluation, save_results
 from rattle.evaluation.verify import attack_batch, save_images
 from rattle.inputs import Array, Given, as_float, as_tensors, is_correct, takes_channels_last
 from rattle.runs import distributed
+from rattle.runs.io import Plain
 from rattle.runs.progress import Console, Interrupted, NullConsole, RichConsole
 from rattle.settings import Bound, Count, check_cores, check_settings
 from rattle.stats import precise_enough
@@ -233,9 +234,14 @@ def evaluate(
             results[name] = run_attack(plan, name, attack, start, measured)
 
     first = torch.equal(plan.index, torch.arange(len(plan.index)))
+    rates, draws_of_clean = [], None
+    if measured is not None:
+        for batch in measured.values():
+            rates += batch.rate.tolist()
+        draws_of_clean = join_draws(plan, {first: batch.row() for first, batch in measured.items()})
     result = Evaluation(
-        clean=clean.tolist() if measured is None else measured.rate.tolist(),
-        draws=None if measured is None else draws_of(plan, measured),
+        clean=clean.tolist() if measured is None else rates,
+        draws=draws_of_clean,
         attacks=results,
         labels=plan.y.tolist(),
         index=None if first else plan.index.tolist(),
@@ -281,11 +287,11 @@ def answers_at_random(plan: EvalPlan) -> bool:
 
 
 def run_attack(
-    plan: EvalPlan, name: str, attack: Attack, start: Tensor, measured: Measured | None = None
+    plan: EvalPlan, name: str, attack: Attack, start: Tensor, measured: dict[int, Measured] | None = None
 ) -> AttackResult:
     """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again.
 
-    measured: of a random model, the clean images.
+    measured: of a random model, the clean images, each batch by its first image.
     """
     cache = None
     if plan.out is not None:
@@ -298,7 +304,7 @@ def run_attack(
         key = cache_key(plan.model, plan.x, plan.y, attack, index=plan.index.tolist(), **settings)
         cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
     components = list(attack.components()) if isinstance(attack, Ensemble) else []
-    found: dict[int, dict[str, Any]] = {}  # the row of each batch, by its first image
+    found: dict[int, Plain] = {}  # the row of each batch, by its first image
     n = len(plan.y)
     console = plan.console or NullConsole()
     cached = set(cache.done) if cache else set()
@@ -353,8 +359,8 @@ def attack_batches(
     start: Tensor,
     cache: ResultCache | None,
     progress: AttackProgress,
-    measured: Measured | None,
-) -> Generator[tuple[Tensor, dict[str, Any]], None, None]:
+    measured: dict[int, Measured] | None,
+) -> Generator[tuple[Tensor, Plain], None, None]:
     """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
     done = dict(cache.done) if cache else {}
     missing = [rows for rows in plan.batches() if int(rows[0]) not in done]
@@ -369,9 +375,9 @@ def attack_batches(
             if measured is None:
                 yield *task, state
             else:
-                yield *task, measured[rows.to(plan.device)], plan.draws, plan.eot
+                yield *task, measured[int(rows[0])], plan.draws, plan.eot
 
-    def one_by_one() -> Generator[tuple[int, dict[str, Any], Tensor], None, None]:
+    def one_by_one() -> Generator[tuple[int, Plain, Tensor], None, None]:
         for rows, task in zip(missing, tasks(), strict=True):
             progress.begin_batch(len(rows))
             yield attack_batch(*task, progress=progress) if measured is None else attack_random(*task)

@@ -42,7 +42,7 @@ class Draws:
 class AttackResult:
     """What one attack did to n images."""
 
-    settings: dict[str, Any]  # of the attack, with its class as `kind`
+    settings: Plain  # of the attack, with its class as `kind`
     flags: list[bool] | list[float]  # correct before and after the attack, image by image; rates of a random model
     seconds: float
     parts: dict[str, list[bool] | list[float]] = field(default_factory=dict)  # of an ensemble: flags after this part
@@ -303,6 +303,9 @@ class StoredResult:
         threat = self.settings.get("threat")
         value = threat.get("epsilon") if isinstance(threat, dict) else None
         return float(value) if isinstance(value, (int, float)) else None
+
+
+Results = Mapping[str, StoredResult]  # by attack
 
 
 def load_results(folder: Path) -> tuple[dict[str, StoredResult], list[str]]:

@@ -3,7 +3,6 @@
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from rattle.models.registry import create_model
 from rattle.models.timm import parse_spec
 from rattle.runs import distributed
 from rattle.runs.checkpoint import Checkpoint
+from rattle.runs.io import Plain
 from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.threat import Threat
 
@@ -34,7 +34,7 @@ class Target:
     test: Images
     classes: tuple[str, ...]
     threat: Threat  # of its training; linf 8/255 if that is not known
-    metadata: dict[str, Any]  # what a result file says of it: checkpoint, recipe, data
+    metadata: Plain  # what a result file says of it: checkpoint, recipe, data
     results: Path  # the folder for result files
     where: str = "auto"  # the device that the model is moved to: cuda, mps or cpu; auto takes what there is
 

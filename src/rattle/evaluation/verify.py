@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from rattle.evaluation.cache import read_parts, write_parts
 from rattle.evaluation.progress import AttackProgress
 from rattle.inputs import as_float, is_correct, takes_channels_last
 from rattle.randomness import ImageStreams
-from rattle.runs.io import atomic_file, read_arrays
+from rattle.runs.io import Plain, atomic_file, read_arrays
 from rattle.threat import Threat, per_image
 from rattle.weights import eval_mode
 
@@ -42,7 +41,7 @@ def attack_batch(
     index: Tensor,
     state: Path | None = None,
     progress: AttackProgress | None = None,
-) -> tuple[int, dict[str, Any], Tensor]:
+) -> tuple[int, Plain, Tensor]:
     """Attack the correctly classified images of a batch (perhaps none) and verify every point.
 
     first: number of the batch's first image, returned. seed, index [n]: give each image its own random stream. state: a

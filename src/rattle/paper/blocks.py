@@ -6,7 +6,6 @@ A row number links the blocks: it is the row's place in the published block.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rattle.objectives.registry import METHODS
 from rattle.paper import tables
@@ -17,6 +16,7 @@ from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import epsilon_text
 from rattle.report.naming import p_value, title_of
+from rattle.runs.io import Plain
 from rattle.stats import LEVEL
 
 CHOSEN_ON: dict[Protocol, str] = {"honest": "validation", "paper": "test images"}
@@ -42,7 +42,7 @@ class PrintedTable:
     title: str
     blocks: tuple[Block, ...]
     notes: tuple[str, ...]
-    plain: dict[str, Any]  # all numbers, for JSON
+    plain: Plain  # all numbers, for JSON
 
 
 def data_of(recipe: Recipe) -> str:
@@ -55,7 +55,7 @@ def network_of(recipe: Recipe) -> str:
     return NETWORKS.get(recipe.model, recipe.model) + (f" (width {recipe.width})" if recipe.width else "")
 
 
-def method_of(recipe: Recipe, row: Row) -> str:
+def method_text(recipe: Recipe, row: Row) -> str:
     """The method that a recipe trains, with eta where the row sets it, and its name where another has its loss."""
     eta, name = dict(row.overrides).get("objective.taylor.eta"), parts_of(row.recipe)[3] if row.recipe else ""
     own = METHODS.get(name)
@@ -134,7 +134,7 @@ def own_blocks(lines: Sequence[ComparedRow], scale: Scale) -> list[Block]:
             numbers.setdefault(line.key, []).append(str(number))
     for line in lines:
         if line.recipe and line.key in numbers:
-            names = [", ".join(numbers.pop(line.key)), method_of(line.recipe, line.row)]
+            names = [", ".join(numbers.pop(line.key)), method_text(line.recipe, line.row)]
             for texts in lines_of(line):
                 settings.setdefault(setting_of(line.recipe), []).append(names + texts)
                 names = ["", ""]

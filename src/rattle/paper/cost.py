@@ -17,6 +17,7 @@ from rattle.paper.scales import Scale, StepSetup
 from rattle.paper.tables import table
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
+from rattle.runs.io import Plain
 from rattle.runs.progress import Console
 from rattle.runs.source import environment
 from rattle.training.minibatch import train_step
@@ -24,7 +25,7 @@ from rattle.training.ranks import wrap_model
 from rattle.training.state import TrainState, init_state
 
 METHODS = {"TRADES": "trades", "TRADES 1st": "trades-1st", "TRADES 1st+2nd": "trades-2nd"}  # as the table's rows
-Measured = Mapping[str, tuple[float, float]]  # method, TRADES first -> seconds of an epoch, megabytes
+Costs = Mapping[str, tuple[float, float]]  # method, TRADES first -> seconds of an epoch, megabytes
 NOTES = (
     "Seconds are the median step times the steps of an epoch of 50,000 images; memory is the peak of live tensors in a "
     "step. Absolute figures belong to a machine; the ratios to TRADES can be compared across machines.",
@@ -37,7 +38,7 @@ def recipe_of(setup: StepSetup, method: str) -> Recipe:
     return replace(recipe, width=setup.width, batch_size=setup.batch, attack=attack)
 
 
-def measure(setup: StepSetup, console: Console) -> Measured:
+def measure(setup: StepSetup, console: Console) -> Costs:
     """Every method, measured here; rounds are interleaved, so that load on the machine falls on every method."""
     states = {name: new_state(recipe_of(setup, method)) for name, method in METHODS.items()}
     steps = {name: one_step(state) for name, state in states.items()}
@@ -114,12 +115,12 @@ def peak_memory(call: Callable[[], object]) -> int:
     return peak
 
 
-def published() -> Measured:
+def published() -> Costs:
     """The paper's figures."""
     return {row.method: (row.cell("seconds").value or 0, row.cell("megabytes").value or 0) for row in table(6).rows}
 
 
-def printed_table(scale: Scale, measured: Measured, title: str) -> PrintedTable:
+def printed_table(scale: Scale, measured: Costs, title: str) -> PrintedTable:
     """What was measured here, then the paper's figures, with their ratios to TRADES."""
     setup, machine = scale.cost, environment()
     network = f"{setup.model} (width {setup.width})" if setup.width else setup.model
@@ -131,7 +132,7 @@ def printed_table(scale: Scale, measured: Measured, title: str) -> PrintedTable:
     return PrintedTable(title=title, blocks=blocks, notes=NOTES, plain=plain)
 
 
-def with_ratios(network: str, figures: Measured) -> list[dict[str, Any]]:
+def with_ratios(network: str, figures: Costs) -> list[Plain]:
     base_seconds, base_megabytes = next(iter(figures.values()))
     rows = []
     for method, (seconds, megabytes) in figures.items():
@@ -141,7 +142,7 @@ def with_ratios(network: str, figures: Measured) -> list[dict[str, Any]]:
     return rows
 
 
-def block(caption: str, figures: list[dict[str, Any]]) -> Block:
+def block(caption: str, figures: list[Plain]) -> Block:
     """Figures as text."""
     rows = []
     for row in figures:

@@ -22,7 +22,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
 from rattle.runs.checkpoint import read
-from rattle.runs.io import write_atomically
+from rattle.runs.io import Plain, write_atomically
 from rattle.runs.load import load_model
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Console
@@ -30,7 +30,7 @@ from rattle.training.sweep import Job
 
 Protocol = Literal["honest", "paper"]
 PROTOCOLS: tuple[Protocol, ...] = ("honest", "paper")
-SETTINGS: dict[str, Any] = {"seed": 0, "batch_size": 250}  # of every evaluation
+SETTINGS: Plain = {"seed": 0, "batch_size": 250}  # of every evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Evaluator:
         protocol = [cell.column, entry["settings"], plain["data"], len(values)]
         return Measured(values=tuple(values), checkpoint=checkpoint, protocol=json.dumps(protocol, sort_keys=True))
 
-    def result(self, name: str, attack: Any, n: int | None, job: Job, checkpoint: str) -> dict[str, Any]:
+    def result(self, name: str, attack: Any, n: int | None, job: Job, checkpoint: str) -> Plain:
         """What results/NAME.json holds; evaluated now if there is none of these weights, images and settings.
 
         Results of the best checkpoint are where `rattle evaluate` and `rattle report` expect them.
@@ -111,7 +111,7 @@ class Evaluator:
         model, images = model.to(device), images.to(device)
         metadata = {"checkpoint": str(run.checkpoint(checkpoint)), "recipe": recipe.name, "data": recipe.data.name}
         metadata |= {"seed": SETTINGS["seed"], "mark": key, "sample": {"order": "first"}}
-        where: dict[str, Any] = {"out": folder, "metadata": metadata, "console": self.console}
+        where: Plain = {"out": folder, "metadata": metadata, "console": self.console}
         return evaluate(model, images.x, images.y, {name: attack}, **SETTINGS, **where).to_plain()
 
     def images(self, recipe: Recipe, n: int | None) -> Images:

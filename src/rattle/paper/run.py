@@ -35,16 +35,3 @@ def one_by_one(todo: Sequence[Job], console: Console) -> dict[str, str]:
         except RattleError as reason:
             failed[job.folder.name] = str(reason)
     return failed
-
-
-def landscape_pairs(plan: Plan) -> list[list[str]]:
-    """For Figures 2 and 3: the folders of each baseline and of the 1st+2nd run on it at the paper's eta."""
-    pairs = []
-    for entry in plan.entries:
-        if "-2nd" not in (entry.row.recipe or "") or "eta" in entry.key:
-            continue
-        jobs = [plan.jobs[key, plan.seeds[0]] for key in (entry.baseline, entry.key)]
-        folders = [str(job.folder) for job in jobs]
-        if folders not in pairs and all(job.state == "finished" and not job.run.divergence for job in jobs):
-            pairs.append(folders)
-    return pairs

@@ -5,17 +5,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from rattle.paper.blocks import PrintedTable, data_of, heading, method_of, network_of, own_blocks, published_block
+from rattle.paper.blocks import PrintedTable, data_of, heading, method_text, network_of, own_blocks, published_block
 from rattle.paper.cells import CellResult, ComparedRow
 from rattle.paper.plan import Plan
 from rattle.report.page import render
 from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
-from rattle.runs.io import write_atomically
+from rattle.runs.io import Plain, write_atomically
 from rattle.runs.source import environment
 
-Format = Literal["terminal", "markdown", "latex", "html", "json"]
 READING = (
     "Row: the row of the published block that a run of ours stands for; there, Ours is the paper's method. Accuracy in "
     "%: mean ± standard deviation over seeds; 95 %: the interval, over seeds where there are several, else over "
@@ -41,7 +40,7 @@ def printed_table(plan: Plan, title: str, lines: Sequence[ComparedRow]) -> Print
     )
 
 
-def plain_row(line: ComparedRow) -> dict[str, Any]:
+def plain_row(line: ComparedRow) -> Plain:
     """A row and everything measured for it."""
     row = line.row
     cells = {
@@ -57,24 +56,25 @@ def plain_row(line: ComparedRow) -> dict[str, Any]:
     published = {"method": row.method, "data": row.dataset, "network": row.architecture, "recipe": row.recipe}
     ours = None
     if recipe := line.recipe:
-        ours = {"method": method_of(recipe, row), "data": data_of(recipe), "network": network_of(recipe)}
+        ours = {"method": method_text(recipe, row), "data": data_of(recipe), "network": network_of(recipe)}
         ours |= {"recipe": recipe.name}
     labels = {"norm": row.norm, "published": published, "ours": ours}
     return labels | {"run": line.key or None, "cells": cells}
 
 
-def plain_result(ours: CellResult) -> dict[str, Any]:
+def plain_result(ours: CellResult) -> Plain:
     """Its fields, with null for what JSON cannot hold; of a cell without a number only the reason."""
     if ours.state:
         return {"state": ours.state}
-    plain = finite(asdict(replace(ours, sample=None)))
+    plain = null_for_nan(asdict(replace(ours, sample=None)))
     del plain["state"], plain["sample"]
     return plain | {"interval": [ours.interval.low, ours.interval.high] if ours.interval else None}
 
 
-def finite(value: Any) -> Any:
+def null_for_nan(value: Any) -> Any:
+    """The same with None for numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
+        return {key: null_for_nan(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

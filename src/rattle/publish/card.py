@@ -1,11 +1,10 @@
 """The model card: README.md of a published model, with the front matter that the Hugging Face hub reads. No torch."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import yaml
 
-from rattle.evaluation.results import StoredResult
+from rattle.evaluation.results import Results, StoredResult
 from rattle.recipes.schema import flatten
 from rattle.report.naming import method_of, threat_text, title_of, value_text
 from rattle.report.tables import accuracy, percent, sorted_attacks
@@ -28,9 +27,7 @@ LIMITS = """\
 - The model takes images in [0, 1], not normalised: any normalisation is inside it."""
 
 
-def model_card(
-    name: str, config: Plain, results: Mapping[str, StoredResult], *, license: str, has_page: bool = False
-) -> str:
+def model_card(name: str, config: Plain, results: Results, *, license: str, has_page: bool = False) -> str:
     """The text of README.md.
 
     name: OWNER/NAME on the hub. config: the object in config.json. results: by attack, of these weights. license: an
@@ -57,7 +54,7 @@ def model_card(
     return "\n".join(parts)
 
 
-def results_text(name: str, results: Mapping[str, StoredResult]) -> str:
+def results_text(name: str, results: Results) -> str:
     if not results:
         return f"Not evaluated yet; `rattle evaluate hf:{name} --attacks pgd20 cw20 autoattack` does it.\n"
     rows, clean = [], ()
@@ -81,7 +78,7 @@ def attack_text(result: StoredResult) -> str:
     return "; ".join([*texts, ", ".join(parts)] if isinstance(parts, dict) else texts)
 
 
-def use_text(name: str, config: Plain, results: Mapping[str, StoredResult]) -> str:
+def use_text(name: str, config: Plain, results: Results) -> str:
     size, threat = f"(4, {', '.join(map(str, config['shape']))})", config["recipe"]["attack"]["threat"]
     attacks = " ".join(a for a in sorted_attacks(results) if not a.startswith("transfer-"))
     sizes = {len(result.flags) for result in results.values()}
@@ -106,12 +103,12 @@ x_adv = rattle.get_attack("pgd20", rattle.Threat(norm="{threat["norm"]}", epsilo
 """
 
 
-def front_matter(name: str, config: Plain, results: Mapping[str, StoredResult], license: str) -> dict[str, Any]:
+def front_matter(name: str, config: Plain, results: Results, license: str) -> Plain:
     """What the hub reads: licence, tags, datasets, and a model-index of the measured accuracies."""
     recipe = config["recipe"]
     data = recipe["data"]["name"]
     dataset = data.removeprefix("hub:").partition(":")[0] if data.startswith("hub:") else HUB_DATASETS.get(data)
-    matter: dict[str, Any] = {
+    matter: Plain = {
         "license": license,
         "library_name": "rattle",
         "pipeline_tag": "image-classification",
@@ -125,7 +122,7 @@ def front_matter(name: str, config: Plain, results: Mapping[str, StoredResult], 
     return {key: value for key, value in matter.items() if value}
 
 
-def measured(dataset: str, results: Mapping[str, StoredResult]) -> dict[str, Any]:
+def measured(dataset: str, results: Results) -> Plain:
     """The accuracies of a model-index, as fractions; clean of AutoAttack's images when there is one."""
     ordered = [results[attack] for attack in sorted_attacks(results)]
     last = ordered[-1]
@@ -138,7 +135,7 @@ def measured(dataset: str, results: Mapping[str, StoredResult]) -> dict[str, Any
     }
 
 
-def metric(name: str, flags: Sequence[float], error: float) -> dict[str, Any]:
+def metric(name: str, flags: Sequence[float], error: float) -> Plain:
     found = accuracy(flags, error)
     value, low, high = (round(share / 100, 4) for share in (found.value, found.low, found.high))
     return {"type": "accuracy", "name": name, "value": value, "args": {"n": len(flags), "low": low, "high": high}}

@@ -3,11 +3,10 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 from rattle.errors import RattleError
-from rattle.evaluation.results import StoredResult, load_results
+from rattle.evaluation.results import Results, load_results
 from rattle.paper.tables import published
 from rattle.publish.card import model_card
 from rattle.report import build
@@ -57,7 +56,7 @@ def write_folder(
     return notes
 
 
-def copy_results(source: Path, checkpoint: Path, folder: Path, notes: list[str]) -> Mapping[str, StoredResult]:
+def copy_results(source: Path, checkpoint: Path, folder: Path, notes: list[str]) -> Results:
     """Copy the result files of these weights, without the paths in them; returns them by attack."""
     found, damaged = load_results(source)
     notes += damaged

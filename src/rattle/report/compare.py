@@ -2,12 +2,12 @@
 accuracy beside the paper's figures."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rattle.evaluation.samples import Sample, on_shared_images
-from rattle.report.run_data import MANY, RunData
+from rattle.report.run_data import MANY, RunData, Runs
 from rattle.report.significance import PairedTest, paired_tests, protocol_differences
 from rattle.report.tables import Accuracy, Comparison, accuracy, compare
 
@@ -17,7 +17,7 @@ STRONGEST = {"autoattack": 0, "pgd20": 1, "cw20": 2}  # of the attacks that the 
 PublishedRows = Callable[[str], Iterable[tuple[int, Any]]]  # recipe -> (table's number, its row)
 
 
-def compare_runs(runs: Sequence[RunData], baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
+def compare_runs(runs: Runs, baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
     """Tests of runs, network against network, and a sentence for each that could not be made.
 
     All pairs; with a baseline, or more than ALL_PAIRS runs of which the first then is it, each with the baseline.
@@ -26,14 +26,14 @@ def compare_runs(runs: Sequence[RunData], baseline: RunData | None = None) -> tu
     return paired_tests({run.label: run.columns for run in runs}, baseline.label if baseline else None)
 
 
-def compare_methods(runs: Sequence[RunData], baseline: RunData) -> tuple[list[PairedTest], list[str]]:
+def compare_methods(runs: Runs, baseline: RunData) -> tuple[list[PairedTest], list[str]]:
     """The same over seeds: each group of runs that differ in their seed alone, with the baseline's group."""
     groups = group_by_method(runs)
     name = next(name for name, members in groups.items() if baseline in members)
     return paired_tests({name: samples_of(members) for name, members in groups.items()}, name)
 
 
-def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
+def group_by_method(runs: Runs) -> dict[str, list[RunData]]:
     """Runs that differ in their seed alone, under the name they share."""
     groups: dict[str, list[RunData]] = {}
     for run in runs:
@@ -49,7 +49,7 @@ def group_by_method(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
     return named
 
 
-def samples_of(runs: Sequence[RunData]) -> dict[str, Sample]:
+def samples_of(runs: Runs) -> dict[str, Sample]:
     """{column: flags over seeds}; only results under the first run's protocol count, on the images that all have."""
     found: dict[str, Sample] = {}
     for run in runs:
@@ -63,7 +63,7 @@ def samples_of(runs: Sequence[RunData]) -> dict[str, Sample]:
     return found
 
 
-def over_seeds(runs: Sequence[RunData]) -> Comparison:
+def over_seeds(runs: Runs) -> Comparison:
     """Methods by columns, mean and deviation over seeds."""
     return compare({method: samples_of(members) for method, members in group_by_method(runs).items()})
 
@@ -79,18 +79,18 @@ class Point:
     paper: bool = False  # a published figure, without an interval
 
 
-def robust_attack(runs: Sequence[RunData]) -> str | None:
+def robust_attack(runs: Runs) -> str | None:
     """The attack that most runs have a result of; the strongest of those."""
     attacks = [attack for run in runs for attack in run.results]
     return min(attacks, key=lambda name: (-attacks.count(name), STRONGEST.get(name, 3), name), default=None)
 
 
-def measured_points(runs: Sequence[RunData], attack: str) -> list[Point]:
+def measured_points(runs: Runs, attack: str) -> list[Point]:
     results = [(run, run.results[attack]) for run in runs if attack in run.results]
     return [Point(run.label, run, accuracy(result.clean), accuracy(result.flags)) for run, result in results]
 
 
-def published_points(runs: Sequence[RunData], attack: str, rows_of: PublishedRows) -> list[Point]:
+def published_points(runs: Runs, attack: str, rows_of: PublishedRows) -> list[Point]:
     """The published points for the runs' recipes, each once."""
     points: dict[tuple[str, float, float], Point] = {}
     for run in runs:

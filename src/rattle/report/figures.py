@@ -12,7 +12,7 @@ import numpy as np
 
 from rattle.report.compare import Point
 from rattle.report.frontiers import Series
-from rattle.report.run_data import RunData, finite
+from rattle.report.run_data import RunData, Runs, finite
 from rattle.report.sweeps import Sweep
 from rattle.report.tables import Accuracy, accuracy
 from rattle.runs.arrays import Gallery, InputSurface, WeightSurface, same_plane
@@ -72,7 +72,7 @@ def terms(run: RunData) -> list[str]:
     return found
 
 
-def accuracy_curves(runs: Sequence[RunData], kind: str) -> Spec:
+def accuracy_curves(runs: Runs, kind: str) -> Spec:
     """Held-out accuracy of one kind, robust or clean, by epoch; that of the averaged weights where a run has them."""
     traces = []
     for run in runs:
@@ -91,7 +91,7 @@ def loss_terms(run: RunData) -> Spec:
     return figure(traces, axis("epoch", rangemode="tozero"), axis("loss", rangemode="tozero"))
 
 
-def learning_rates(runs: Sequence[RunData]) -> Spec:
+def learning_rates(runs: Runs) -> Spec:
     traces = [line(epochs(run), column(run, "lr"), run.label, colour(run)) for run in runs]
     return figure(traces, axis("epoch", rangemode="tozero"), axis("learning rate", rangemode="tozero"))
 
@@ -135,7 +135,7 @@ def by_setting(sweep: Sweep) -> Spec:
     return figure(traces, axis(sweep.setting, type="log" if spread else "linear"), axis("accuracy, %"))
 
 
-def by_epsilon(runs: Sequence[RunData]) -> Spec:
+def by_epsilon(runs: Runs) -> Spec:
     """Accuracy against the attack's radius, with 95 % intervals."""
     traces = []
     for run in runs:
@@ -206,7 +206,7 @@ def surfaces(losses: Sequence[tuple[RunData, Grid, np.ndarray]], titles: Sequenc
     return found
 
 
-def weight_lines(runs: Sequence[RunData]) -> Spec:
+def weight_lines(runs: Runs) -> Spec:
     """Mean adversarial loss along one direction in weight space."""
     traces = []
     for run in runs:
@@ -217,7 +217,7 @@ def weight_lines(runs: Sequence[RunData]) -> Spec:
     return figure(traces, x_axis, axis("mean loss", rangemode="tozero"))
 
 
-def comparable(runs: Sequence[RunData]) -> bool:
+def on_one_plane(runs: Runs) -> bool:
     """Whether the runs' input surfaces were taken over the same plane of the same images."""
     planes = [run.plane for run in runs if run.plane]
     return len(runs) < 2 or (len(planes) == len(runs) and same_plane(planes))

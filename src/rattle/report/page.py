@@ -19,7 +19,7 @@ from rattle.report import compare, figures, sections
 from rattle.report.compare import PublishedRows
 from rattle.report.frontiers import FrontierSection, read_frontiers, with_runs
 from rattle.report.naming import duration, number, p_value, significant, title_of
-from rattle.report.run_data import RunData, baseline_first, load_runs, results_folder
+from rattle.report.run_data import RunData, Runs, baseline_first, load_runs, results_folder
 from rattle.report.sweeps import find_sweep
 from rattle.report.tables import NOTE, accuracy, sorted_attacks
 from rattle.report.tables import compare as compare_rows
@@ -75,7 +75,7 @@ def run_colours(n: int) -> list[tuple[str, str]]:
 
 
 def context(
-    runs: Sequence[RunData],
+    runs: Runs,
     published: PublishedRows,
     baseline: RunData | None = None,
     frontiers: Sequence[FrontierSection] = (),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rattle.errors import RattleError
-from rattle.evaluation.results import StoredResult, load_results
+from rattle.evaluation.results import Results, StoredResult, load_results
 from rattle.evaluation.samples import Sample, on_shared_images
 from rattle.recipes.reading import parse_yaml, read_text, tidy
 from rattle.recipes.schema import flatten
@@ -105,7 +105,10 @@ class RunData:
         return replace(bound, flags=(tuple(flags),), protocol=protocol)
 
 
-def most_images(results: Mapping[str, StoredResult]) -> StoredResult:
+Runs = Sequence[RunData]
+
+
+def most_images(results: Results) -> StoredResult:
     return max(results.values(), key=lambda result: len(result.clean))
 
 
@@ -132,7 +135,7 @@ def load_runs(folders: Sequence[Path | str]) -> list[RunData]:
     return runs
 
 
-def name_runs(runs: Sequence[RunData]) -> None:
+def name_runs(runs: Runs) -> None:
     """Name each run by its method and the settings in which runs of this method differ; and where that would repeat, by
     seed and folder. A method that all of more than MANY runs share is left out where settings differ.
     """

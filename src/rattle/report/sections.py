@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rattle.recipes.schema import epsilon_text, flatten
 from rattle.report import compare, figures, thumbnails
 from rattle.report.naming import title_of
-from rattle.report.run_data import RunData, finite
+from rattle.report.run_data import RunData, Runs, finite
 from rattle.report.significance import PairedTest
 from rattle.runs.arrays import GROUPS
 from rattle.runs.io import Plain
@@ -15,7 +15,7 @@ MOST_SURFACES = 8  # a browser keeps few WebGL contexts
 MOST_DETAILED = 12  # runs whose images and classes are on the page: each takes a quarter of a megabyte
 
 
-def detailed(runs: Sequence[RunData], most: int = MOST_DETAILED) -> list[RunData]:
+def detailed(runs: Runs, most: int = MOST_DETAILED) -> list[RunData]:
     """At most so many of the runs, in their order: the first of each variant before further seeds."""
     firsts = list({run.variant: run for run in reversed(runs)}.values())[::-1]
     chosen = [*firsts, *(run for run in runs if run not in firsts)][:most]
@@ -30,7 +30,7 @@ def other_radius(run: RunData, attack: str) -> str:
     return epsilon_text(epsilon)
 
 
-def validated(runs: Sequence[RunData]) -> list[RunData]:
+def validated(runs: Runs) -> list[RunData]:
     """The runs that logged an accuracy on held-out images."""
     return [run for run in runs if any("val_robust" in entry for entry in run.metrics)]
 
@@ -63,7 +63,7 @@ def examples(run: RunData) -> Plain | None:
     return {"groups": groups, "factor": f"{factor:g}", "attack": attack}
 
 
-def landscape_panels(runs: Sequence[RunData]) -> list[Plain]:
+def landscape_panels(runs: Runs) -> list[Plain]:
     """Surfaces over the input plane, image by image, and over the weights, all on one scale a panel."""
     panels = []
     inputs = [(run, run.input_surface) for run in runs if run.input_surface]
@@ -94,7 +94,7 @@ def cost(run: RunData) -> Plain:
     return {"run": run, "total": total or None, "epoch": epoch, "rate": rate, "memory": max(memory, default=None)}
 
 
-def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
+def differences(runs: Runs) -> list[tuple[str, list[str]]]:
     """Settings in which the recipes differ."""
     settings = [flatten(run.recipe) for run in runs]
     rows = []
@@ -105,7 +105,7 @@ def differences(runs: Sequence[RunData]) -> list[tuple[str, list[str]]]:
     return rows
 
 
-def comparison(runs: Sequence[RunData], baseline: RunData | None, several: bool) -> Plain:
+def comparison(runs: Runs, baseline: RunData | None, several: bool) -> Plain:
     """Paired tests: all pairs of few runs, or each with the baseline; of many also as a table of differences, and over
     seeds where there are `several`."""
     tests, refused = compare.compare_runs(runs, baseline)

@@ -1,11 +1,10 @@
 """Runs that are a sweep: what they reached on held-out images against the setting in which they differ. No torch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rattle.report.grid import best_epoch
 from rattle.report.naming import settings_text
-from rattle.report.run_data import RunData, finite
+from rattle.report.run_data import Runs, finite
 
 FEWEST_VALUES = 3  # of a setting that is drawn as an axis
 MOST_SETTINGS = 2  # that a plot shows: one along its axis, one by colour
@@ -20,7 +19,7 @@ class Sweep:
     series: dict[str, dict[float, Reached]]  # method and second setting, where these differ -> value of the setting
 
 
-def find_sweep(runs: Sequence[RunData]) -> Sweep | None:
+def find_sweep(runs: Runs) -> Sweep | None:
     """The sweep that runs trained here are: runs of a method differ in one setting with three numbers or more, and in
     at most one other besides the seed. None if they are not, or none was evaluated on held-out images."""
     numbers: dict[str, set[float | None]] = {}

@@ -38,7 +38,7 @@ def escape_csv(text: str) -> str:
     return f"'{text}" if formula and not re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", text) else text
 
 
-def cell_text(cell: str, escape: Callable[[str], str], bold: str) -> str:
+def escaped(cell: str, escape: Callable[[str], str], bold: str) -> str:
     return bold.format(escape(cell)) if isinstance(cell, Bold) else escape(cell)
 
 
@@ -49,7 +49,7 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, lef
     the others to the right.
     """
     lines = [[escape_markdown(column) for column in columns], ["---"] * left + ["---:"] * (len(columns) - left)]
-    lines += [[cell_text(cell, escape_markdown, "**{}**") for cell in row] for row in rows]
+    lines += [[escaped(cell, escape_markdown, "**{}**") for cell in row] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -63,7 +63,7 @@ def latex_table(
     lines = [printable(f"% {comment}".replace("\n", " ")) for comment in comments]
     lines += [rf"\begin{{tabular}}{{{'l' * left}{'r' * (len(columns) - left)}}}", r"\toprule"]
     lines += [" & ".join(map(escape_latex, columns)) + r" \\", r"\midrule"]
-    lines += [" & ".join(cell_text(cell, escape_latex, r"\textbf{{{}}}") for cell in row) + r" \\" for row in rows]
+    lines += [" & ".join(escaped(cell, escape_latex, r"\textbf{{{}}}") for cell in row) + r" \\" for row in rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
