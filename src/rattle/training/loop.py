@@ -111,6 +111,8 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
     images = on_device(state.data.train, state.device)
     steps = recipe.steps(len(images))  # of an epoch
     forward, ddp_forward = wrap_model(state)
+    if recipe.compile and forward.spec.along_u is not None:
+        console.log("the passes along u are not compiled; the attack and the passes at w are")
     bar = console.progress(recipe.with_seed(recipe.method), recipe.epochs * steps, done=progress.step)
     logger = epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1)
     with (
