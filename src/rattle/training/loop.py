@@ -111,6 +111,8 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
     images = on_device(state.data.train, state.device)
     steps = recipe.steps(len(images))  # of an epoch
     forward, ddp_forward = wrap_model(state)
+    if recipe.compile and forward.spec.along_u is not None:
+        console.log("the passes along u are not compiled; the attack and the passes at w are")
     bar = console.progress(recipe.with_seed(recipe.method), recipe.epochs * steps, done=progress.step)
     logger = epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1)
     with (
@@ -158,15 +160,15 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
                     save_midway(state, run, reason)
                     saved = time.monotonic()
             progress.sums = meter.read()
+            speed = len(order) * min(recipe.batch_size, len(images)) / (time.monotonic() - begun)
             close_epoch(state)
             metrics = epoch_metrics(state, steps)
             record(state, run, metrics)
             saved = time.monotonic()
-            record_line(
-                run.timing, {"epoch": metrics["epoch"], "seconds": saved - begun, "memory_mb": peak_memory_mb()}
-            )
+            spent = {"seconds": saved - begun, "images_per_second": speed, "memory_mb": peak_memory_mb()}
+            record_line(run.timing, {"epoch": metrics["epoch"], **spent})
             log_epoch(metrics)
-            console.log(summary(metrics, recipe.epochs, saved - begun))
+            console.log(summary(metrics, recipe.epochs, saved - begun, speed))
     state.model.eval()
 
 
@@ -313,11 +315,14 @@ def figures(state: TrainState) -> dict[str, float | str]:
     return found
 
 
-def summary(metrics: Mapping[str, Any], epochs: int, seconds: float) -> str:
-    """An epoch in a line that fits a terminal; of averaged weights if there are any, since `best` is chosen by them."""
+def summary(metrics: Mapping[str, Any], epochs: int, seconds: float, speed: float) -> str:
+    """An epoch in a line that fits a terminal; of averaged weights if there are any, since `best` is chosen by them.
+
+    seconds: of the whole epoch; speed: training images a second, without validation.
+    """
     line = f"epoch {metrics['epoch']}/{epochs}  loss {metrics['loss']:.3f}"
     for name in ("clean", "robust", "margin"):
         value = metrics.get(f"val_{name}_average", metrics.get(f"val_{name}"))
         if value is not None:
             line += f"  {name} {100 * value:.1f} %"
-    return f"{line}  {seconds:.0f} s"
+    return f"{line}  {seconds:.0f} s  {speed:.0f} images/s"

@@ -3,8 +3,10 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,9 +19,13 @@ from rattle.training.state import TrainState
 
 def wrap_model(state: TrainState) -> tuple[PairedForward, nn.Module]:
     """The model as the step uses it, and the same inside DDP, which averages gradients over ranks."""
-    forward = PairedForward(state.model, state.recipe.objective.needs, state.head, state.teachers, state.average)
+    needs = state.recipe.objective.needs
     if state.recipe.compile:
         state.model.compile()
+        if needs.along_u is not None:  # dynamo traces no torch.func, and breaks off where weights are replaced
+            needs = replace(needs, along_u=torch.compiler.set_stance("force_eager")(needs.along_u))
+    forward = PairedForward(state.model, needs, state.head, state.teachers, state.average)
+    if state.recipe.compile and needs.along_u is None:
         forward.compile()
     if not distributed.active():
         return forward, forward
