@@ -45,7 +45,7 @@ COMMANDS = {
     "paper": Command(
         "train",
         "train and attack a table of the paper",
-        ("paper 1 --scale tiny", "paper 2 --scale full --launcher slurm"),
+        ("paper 1 --scale tiny", "paper 2 --scale full --launcher slurm --yes"),
     ),
     "evaluate": Command(
         "measure",
