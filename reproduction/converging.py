@@ -1,4 +1,4 @@
-"""Curves of the same training on one rank and on two, by the protocol of docs/studies/converging.md.
+"""Curves of the same training on one rank and on two, by the protocol of reproduction/studies/converging.md.
 
     python -m reproduction.converging --out reproduction/results/converging-digits.json
 

@@ -8,7 +8,7 @@
     python -m reproduction.randomized_weights_report
 
 Trains what is missing; a broken run resumes, and several processes share the work. The protocol, with what was fixed
-before which stage ran, is docs/studies/randomized-weights.md. cifar10.npz holds uint8 arrays x_train, x_test
+before which stage ran, is reproduction/studies/randomized-weights.md. cifar10.npz holds uint8 arrays x_train, x_test
 [n, 32, 32, 3] and y_train, y_test [n].
 """
 

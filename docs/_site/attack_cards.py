@@ -6,6 +6,7 @@ import re
 from functools import cache
 
 from _site.settings import DOCS, ROOT, cells, formula, rows, table
+from _site.tex import typeset, with_formulas
 from rattle.attacks.ensemble import Ensemble
 from rattle.attacks.registry import get_attack, list_attacks
 from rattle.threat import Threat
@@ -75,8 +76,8 @@ def attack_card(name: str) -> str:
         f"# `{name}`",
         what if what.endswith(".") else what + ".",
         table(["", ""], shown),
-        f"``` {{ .text .formula }}\n{first}\n```",
-        more,
+        typeset(first),
+        "\n\n".join(map(with_formulas, more.split("\n\n"))) if more else "",
         f"Defined in `{kind.__module__}.{kind.__name__}`: {' '.join(source.split())}",
         "## Settings",
         table(["setting", "default", "meaning"], [[f"`{key}`", value, meaning] for key, value, meaning in settings])

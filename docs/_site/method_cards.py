@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from _site.settings import DOCS, ROOT, cells, formula, rows, shown, table
+from _site.tex import typeset, with_formulas
 from rattle.objectives.registry import METHODS
 
 GROUPS = {
@@ -172,9 +173,9 @@ def method_card(name: str) -> str:
         f"# `{name}`",
         f"**{method.objective.title}**: {METHODS.entry(name).summary}.",
         table(["", ""], facts(name, section)),
-        f"``` {{ .text .formula }}\n{first}\n```",
-        more,
-        "x is an image, x' its adversarial one, f the logits, p their softmax, y the label. "
+        typeset(first),
+        "\n\n".join(map(with_formulas, more.split("\n\n"))) if more else "",
+        "$x$ is an image, $x'$ its adversarial one, $f$ the logits, $p$ their softmax, $y$ the label. "
         f"Defined in `{kind.__module__}.{kind.__name__}`.",
         "## Settings",
         table(["setting", "default", "meaning"], settings) if settings else "None of its own.",

@@ -1,4 +1,4 @@
-"""The stored curves of docs/studies/converging.md pass its protocol, and curves that are off do not."""
+"""The stored curves of reproduction/studies/converging.md pass its protocol, and curves that are off do not."""
 
 import copy
 import json

@@ -1,6 +1,7 @@
 """Lists, help and refusals of names and paths come without torch; completion is tyro's."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -27,7 +28,7 @@ for words in json.loads(sys.argv[1]):
 print(json.dumps(found))
 """
 ANSWERS = {
-    "--help": "  harden ",
+    "--help": " harden ",
     "--version": "rattle ",
     "recipes": "A recipe is named",
     "recipes --all": "digits-linf-cnn-trades-2nd",
@@ -87,6 +88,18 @@ def test_a_mistyped_name_or_path_is_refused_without_torch(command: str, words: s
     assert (code, heavy) == (2, [])
     assert words in text
     assert "Traceback" not in text
+
+
+@pytest.mark.process
+def test_help_fits_a_screen_and_each_command_begins_with_two_examples_that_it_knows(said: Said) -> None:
+    lines = said["--help"][1].splitlines()
+    assert len(lines) <= 24
+    assert [name for name in COMMANDS if not any(f" {name} " in line for line in lines)] == []
+    for name, command in COMMANDS.items():
+        text = said[f"{name} --help"][1]
+        assert text.startswith(f"examples:\n  rattle {command.examples[0]}\n  rattle {command.examples[1]}\n")
+        own = [word for line in command.examples for word in line.split() if re.fullmatch(r"--[a-z-]+", word)]
+        assert [word for word in own if word not in text] == []
 
 
 @pytest.mark.process

@@ -16,6 +16,7 @@ from _site.method_cards import method_card, method_index
 from _site.offline import fetched
 from _site.public import on_api_pages, own_docstring, undocumented
 from _site.settings import comments, parameter_comments, shown
+from _site.tex import tex, typeset, with_formulas
 from rattle.attacks.registry import ATTACKS, list_attacks
 from rattle.objectives.registry import METHODS
 
@@ -82,6 +83,16 @@ def test_comments_behind_settings_and_parameters_are_read() -> None:
         "none",
         "9",
     ]
+
+
+def test_formulas_of_docstrings_become_tex() -> None:
+    assert tex("beta/4 KL(p(x) || p(x'))") == r"\tfrac{\beta}{4} \operatorname{KL}(p(x) \,\Vert\, p(x'))"
+    assert tex("l ||p(x) - p(x')||^2") == r"l \lVert p(x) - p(x') \rVert ^2"
+    assert tex("CE(f(x^), y) + max_{k != y} p_k") == r"\operatorname{CE}(f(\hat{x}), y) + \max_{k \ne  y} p_{k}"
+    assert typeset("CE(f(x), y) + Taylor terms; x is seen.").endswith("\\text{Taylor terms}\\]\n\nx is seen.")
+    assert typeset("Random search, no formula.") == "Random search, no formula."
+    assert with_formulas("r = x' - x. A sentence = prose.") == r"\(r = x' - x\). A sentence = prose."
+    assert all("\\[" in method_card(name) for name in OURS if name != "sota")
 
 
 def test_every_public_name_is_documented_and_on_one_api_page() -> None:

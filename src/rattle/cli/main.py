@@ -14,42 +14,10 @@ from types import FrameType
 from typing import NoReturn
 
 from rattle import __version__
+from rattle.cli.commands import COMMANDS, examples, usage
 from rattle.errors import RattleError, first_line, is_out_of_memory, unknown
 from rattle.runs.paths import printable
 from rattle.runs.progress import StoppedBySignal
-
-COMMANDS = {
-    "demo": "train TRADES and TRADES + Taylor terms on the embedded digits, compare them (two minutes)",
-    "train": "train a recipe, or `custom` images and networks: rattle train digits-linf-cnn-trades --out runs/a",
-    "harden": "make a trained classifier robust: rattle harden --model net.py:build --weights w.pt --data FOLDER",
-    "sweep": "train a grid of settings and seeds: rattle sweep RECIPE --objective.taylor.eta 0.1 0.2 --seeds 0 1",
-    "frontier": "methods at equal clean accuracy, over their trade-off: rattle frontier RECIPE RECIPE --seeds 0 1 2",
-    "evaluate": "attack a run or checkpoint: rattle evaluate runs/a --attacks pgd20 cw20",
-    "transfer": "attack one model with another's adversarial examples: rattle transfer --from runs/at --to runs/a",
-    "fidelity": "does the Taylor expansion hold? its remainder against sigma: rattle fidelity runs/a",
-    "gap": "does the KL go with the gap between clean and adversarial loss? the paper's Appendix C: rattle gap runs/a",
-    "export": "write a trained model as safetensors, TorchScript or ONNX: rattle export runs/a",
-    "push": "publish a run on the Hugging Face hub with its model card: rattle push runs/a owner/name",
-    "data": "download or show a dataset: rattle data get cifar10, rattle data show digits",
-    "landscape": "draw the loss around images and weights: rattle landscape runs/a runs/b",
-    "report": "one HTML page of runs, offline: rattle report runs/a runs/b --out report.html",
-    "compare": "which model is better? paired tests on the same images: rattle compare plain.pt-results runs/a",
-    "table": "runs as a Markdown, LaTeX or CSV table, mean and std over seeds",
-    "paper": "a table of the paper, trained, attacked, beside the published numbers: rattle paper 1 --scale tiny",
-    "recipes": "list the methods and the named recipes",
-    "doctor": "check the installation",
-}
-
-
-def usage() -> str:
-    commands = "\n".join(f"  {command:<9}  {line}" for command, line in COMMANDS.items())
-    return (
-        "usage: rattle COMMAND [options]\n\n"
-        "Train image classifiers that resist adversarial examples, and measure how well they do.\n\n"
-        f"{commands}\n\n`rattle COMMAND --help` documents a command; `rattle --version` prints the version;\n"
-        "`--plugin FILE.py`, for every command, first runs a file that registers methods, attacks, networks or data;\n"
-        "`rattle --tyro-print-completion bash` (zsh, tcsh) prints a script that completes commands and options."
-    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
         print_completion([command, *args])
     if command not in COMMANDS:
         return fail(f"{unknown('command', command, COMMANDS)}; `rattle --help` lists all")
+    if {"-h", "--help"} & {*args}:
+        print(examples(command))
     warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"  # without file and line
     os.umask(os.umask(0o77) | 0o02)  # nothing that is written is writable by everybody
     try:

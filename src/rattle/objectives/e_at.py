@@ -26,8 +26,10 @@ class EAT(AT):
     title = "E-AT"
     soft_labels = False  # the label decides what is misclassified
     norms = ("linf", "l2")
-    # Radius of the l_1 ball over the largest l_1 length in the recipe's ball; the paper's 12 for CIFAR-10 at 8/255.
-    l1_share: Positive = 12 / (3072 * 8 / 255)
+    # The paper's: 12 for CIFAR-10 at 8/255.
+    l1_share: Positive = 12 / (
+        3072 * 8 / 255
+    )  # radius of the l_1 ball over the largest l_1 length in the recipe's ball
 
     def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
         return {"errors": torch.zeros(2, 2)}  # a row for each norm, l_1 last: sum over its minibatches, their number
