@@ -46,6 +46,13 @@ class Outputs:
     taught_clean: Mapping[str, Tensor] = field(default_factory=dict)  # a teacher's logits at x, [n, C]
     taught_adv: Mapping[str, Tensor] = field(default_factory=dict)  # and at x'
 
+    @property
+    def clean(self) -> Tensor:
+        """The logits at x, of an objective that asked for them."""
+        if self.logits is None:
+            raise RattleError("the objective needs the logits at x: give Outputs(logits, logits_adv)")
+        return self.logits
+
     def mean(self, loss: Callable[[Any, Tensor], Tensor]) -> Tensor:
         """A loss of the logits at x and x': averaged over the draws of u (E_u by Monte Carlo), or at w alone."""
         values = [loss(z, z_adv) for z, z_adv in self.sampled or ((self.logits, self.logits_adv),)]

@@ -111,7 +111,9 @@ class Threat:
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         """||x' - x|| of each image, [n]."""
         delta = (x_adv - x).flatten(1)
-        return delta.abs().amax(1) if self.norm == "linf" else delta.norm(dim=1, p=1 if self.norm == "l1" else 2)
+        if self.norm == "linf":
+            return delta.abs().amax(1)
+        return delta.norm(dim=1, p=1 if self.norm == "l1" else 2)
 
     def contains(self, x_adv: Tensor, x: Tensor, *, slack: float = 1e-5) -> Tensor:
         """Which images lie inside the ball and [0, 1], up to float rounding, [n]."""

@@ -35,8 +35,7 @@ class DKL(TaylorObjective):
         return {"sums": torch.zeros(2, classes, classes), "epoch": torch.full((1,), -1.0)}
 
     def remember(self, outputs: Outputs, y: Tensor, context: StepContext) -> None:
-        assert outputs.logits is not None, "needs() asks for the logits at x"
-        p = (outputs.logits.detach() / self.temperature).softmax(1)
+        p = (outputs.clean.detach() / self.temperature).softmax(1)
         sums, counted = context.memory.tensors["sums"], context.memory.tensors["epoch"]
         epoch = context.moment.epoch
         so_far = torch.where(counted == epoch, sums[epoch % 2], 0.0)  # the first step of an epoch forgets older ones

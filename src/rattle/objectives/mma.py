@@ -56,11 +56,10 @@ class MMA(Objective):
         )
 
     def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
-        assert outputs.logits is not None, "needs() asks for the logits at x"
         margin = ce(outputs.logits_adv, y)
         if "margin" in context.memory.tensors:  # in a run
             margin = (context.memory["margin"] < 1) * margin
-        clean = ce(outputs.logits, y).mean()
+        clean = ce(outputs.clean, y).mean()
         return {"clean": self.clean_weight * clean, "margin": (1 - self.clean_weight) * margin.mean()}
 
 

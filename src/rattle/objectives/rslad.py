@@ -43,9 +43,8 @@ class RSLAD(Objective):
         return AwayFrom(teacher=context.teachers["robust"], pgd=pgd)
 
     def terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
-        assert outputs.logits is not None, "needs() asks for the logits at x"
         taught = outputs.taught_clean["robust"]
-        zeroth, clean = kl(taught, outputs.logits_adv).mean(), kl(taught, outputs.logits).mean()
+        zeroth, clean = kl(taught, outputs.logits_adv).mean(), kl(taught, outputs.clean).mean()
         return {"zeroth": self.alpha * zeroth, "clean": (1 - self.alpha) * clean}
 
 

@@ -30,9 +30,8 @@ class Trades(TaylorObjective):
     inv_lambda: NonNegative = 6.0  # 1/lambda, weight of the zeroth term (TRADES' beta)
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
-        assert outputs.logits is not None, "needs() asks for the logits at x"
         zeroth = outputs.mean(lambda z, z_adv: kl(z, z_adv).mean())
-        return {"clean": self.clean_loss(outputs.logits, y), "zeroth": self.inv_lambda * zeroth}
+        return {"clean": self.clean_loss(outputs.clean, y), "zeroth": self.inv_lambda * zeroth}
 
     def clean_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         """The loss at x, a scalar."""

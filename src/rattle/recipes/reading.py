@@ -81,11 +81,14 @@ def parse_json(text: str | bytes) -> Any:
         raise RattleError(f"it is nested more than {DEEPEST} levels deep") from None
     except ValueError as reason:
         raise RattleError(f"it is not valid JSON: {first_line(reason)}") from reason
-    level = [found] if isinstance(found, (dict, list)) else []
+    level = [found]
     for _ in range(DEEPEST):
-        inner = (value.values() if isinstance(value, dict) else value for value in level)
-        level = [value for values in inner for value in values if isinstance(value, (dict, list))]
-    if level:
+        below = []
+        for value in level:
+            if isinstance(value, dict | list):
+                below += value.values() if isinstance(value, dict) else value
+        level = below
+    if any(isinstance(value, dict | list) for value in level):
         raise RattleError(f"it is nested more than {DEEPEST} levels deep")
     return found
 

@@ -45,12 +45,11 @@ class Head(Reading):
 
 def soft_label_term(gap: Tensor, outputs: Outputs, y: Tensor) -> Tensor:
     """1/2 [KL(T+[y] || p(x')) + KL(T-[y] || p(x))], T+ the soft labels of the gap [C] and T- those of its negative."""
-    assert outputs.logits is not None, "needs() asks for the logits at x"
     classes = y if y.ndim == 1 else torch.arange(len(gap), device=gap.device)
     plus, minus = soft_targets(gap, classes), soft_targets(-gap, classes)
     if y.ndim == 2:  # soft labels are weights of the rows of all classes
         plus, minus = y @ plus, y @ minus
-    return 0.5 * (kl_to_target(plus, outputs.logits_adv) + kl_to_target(minus, outputs.logits)).mean()
+    return 0.5 * (kl_to_target(plus, outputs.logits_adv) + kl_to_target(minus, outputs.clean)).mean()
 
 
 HEAD = Head()
