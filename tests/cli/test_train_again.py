@@ -98,10 +98,6 @@ def test_other_settings_are_refused_with_both_values(run: Run, capsys: pytest.Ca
     assert epochs_of(run) == [1, 2]
 
 
-def test_a_run_that_is_not_there_is_no_unknown_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert mistake(capsys, "train", "runs/gone", "--resume") == "rattle: there is no run folder runs/gone\n"
-
-
 def test_the_network_s_file_is_kept_as_text(run: Run) -> None:
     kept = run.source / "net.py"
     assert kept.read_text() == Path("net.py").read_text()

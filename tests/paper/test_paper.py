@@ -302,7 +302,7 @@ def test_runs_at_once_give_the_same_table(out: Path, tmp_path: Path, monkeypatch
     [
         (["9"], "the paper has no Table 9; its tables are numbered 1 to 8"),
         (["1", "--seeds", "0", "0"], "none of them twice, got 0 0"),
-        (["1", "--n", "0"], "--n must be >= 1, got 0"),
+        (["1", "--n", "0"], "n must be >= 1 and"),
         (["8", "--extra", "generated.npz"], "there is no file generated.npz of extra images"),
         (
             ["1", "--scale", "tiny", "--data", "cifar10=a.npz"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import check_attacks, check_exists, parse
-from rattle.cli.sweep import occurrences
+from rattle.cli.sweep import split_own
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
 from rattle.recipes.names import check_recipe
@@ -62,10 +62,8 @@ def main(args: list[str]) -> None:
     texts = []
     while len(texts) < len(args) and not args[len(texts)].startswith("--"):
         texts.append(args[len(texts)])
-    own, rest = [], []
-    for name, words in occurrences(args[len(texts) :]):
-        chosen = own if name.split(".")[0] in OWN else rest
-        chosen += [name, *words]
+    own, settings = split_own(args[len(texts) :], OWN)
+    rest = [word for name, words in settings for word in (name, *words)]
     options = parse(Options, own, "frontier RECIPE")
     check_attacks(options.attacks)
     for text in texts:

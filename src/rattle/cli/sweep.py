@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
@@ -44,15 +45,15 @@ def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         parse(Options, ["--help"], "sweep RECIPE")
-    text, given = args[0], occurrences(args[1:])
+    text = args[0]
     check_recipe(text)
-    own = [word for name, words in given if name.split(".")[0] in OWN for word in (name, *words)]
+    own, settings = split_own(args[1:], OWN)
     options = parse(Options, own, "sweep RECIPE")
     from rattle.recipes.catalog import resolve
     from rattle.training.sweep import check_jobs, pending, plan, run_local
 
     check_jobs(options.jobs)
-    points = grid(resolve(text), text, [each for each in given if each[0].split(".")[0] not in OWN], options.seeds)
+    points = grid(resolve(text), text, settings, options.seeds)
     refuse_unsaid([] if options.trust_code else [recipe for _, recipe in points], args)
     out = Path(options.out or f"sweeps/{Path(text).stem}")
     jobs = plan(points, out, trust_code=options.trust_code)
@@ -82,6 +83,17 @@ def conclude(points: list[tuple[dict[str, str], Path]], out: Path) -> None:
     print("(the order is by these figures: measure the first on test images before you quote it)")
     say(f"\n  rattle evaluate {settings[0].folders[0]} --attacks autoattack --n 1000")
     say(f"  rattle report {out}/*/ --out {out / 'report.html'}")
+
+
+def split_own(args: list[str], names: Collection[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The words of the options that have these names, and the other options, each with the words that follow it."""
+    own, others = [], []
+    for name, words in occurrences(args):
+        if name.split(".")[0] in names:
+            own += [name, *words]
+        else:
+            others.append((name, words))
+    return own, others
 
 
 def occurrences(args: list[str]) -> list[tuple[str, list[str]]]:

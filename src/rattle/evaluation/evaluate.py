@@ -23,7 +23,7 @@ from rattle.attacks.ensemble import Ensemble
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_files, cache_key
-from rattle.evaluation.draws import Measured, attack_random, join_draws, measure_all
+from rattle.evaluation.draws import Measured, attack_random, join_clean, join_draws, measure_all
 from rattle.evaluation.inputs import Attacks, as_attacks, as_threat, image_checksums
 from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.normalisation import missing_normalisation
@@ -204,7 +204,7 @@ def evaluate(
     if mask is not None and len(mask) != len(plan.y):
         raise RattleError(f"{len(plan.y)} images but a mask of {len(mask)}")
 
-    warnings: list[str] = []
+    warnings, results = [], {}
     with eval_mode(plan.model):
         if draws is None and check_model and answers_at_random(plan):
             plan = replace(plan, draws=DRAWS)
@@ -226,22 +226,15 @@ def evaluate(
                 if isinstance(attack, Ensemble):
                     names += attack.components()
             warnings = [*find_warnings(plan.model, x, y, names), *missing_normalisation(plan.model, x, y)]
-        start = clean
-        if mask is not None:
-            start = clean & torch.tensor(list(mask))
-        results = {}
+        start = clean if mask is None else clean & torch.tensor(list(mask))
         for name, attack in chosen.items():
             results[name] = run_attack(plan, name, attack, start, measured)
 
     first = torch.equal(plan.index, torch.arange(len(plan.index)))
-    rates, draws_of_clean = [], None
-    if measured is not None:
-        for batch in measured.values():
-            rates += batch.rate.tolist()
-        draws_of_clean = join_draws(plan, {first: batch.row() for first, batch in measured.items()})
+    rates, clean_draws = (clean.tolist(), None) if measured is None else join_clean(plan, measured)
     result = Evaluation(
-        clean=clean.tolist() if measured is None else rates,
-        draws=draws_of_clean,
+        clean=rates,
+        draws=clean_draws,
         attacks=results,
         labels=plan.y.tolist(),
         index=None if first else plan.index.tolist(),

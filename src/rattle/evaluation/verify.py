@@ -112,10 +112,10 @@ def save_images(path: Path, index: Tensor, x_adv: np.ndarray, y: Tensor, threat:
         np.savez_compressed(file, norm=np.array(threat.norm), epsilon=np.array(threat.epsilon), **arrays)  # type: ignore[arg-type]
 
 
-def load_images(path: Path) -> SavedImages:
+def load_images(path: Path | str) -> SavedImages:
     """Read what `save_images` wrote; raises RattleError if the file is something else or damaged."""
     what = "a file of adversarial images"
-    stored = read_arrays(path)
+    stored = read_arrays(Path(path))
     try:
         index, x_adv, y = (torch.from_numpy(stored[key]) for key in ("index", "x_adv", "y"))
         norm, epsilon = str(stored["norm"]), float(stored["epsilon"])

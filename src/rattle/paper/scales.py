@@ -6,11 +6,11 @@ from typing import Any
 
 from rattle.attacks import Attack
 from rattle.attacks.registry import get_attack
-from rattle.errors import RattleError
 from rattle.paper.rows import ARCHITECTURES, Cell, Overrides, parts_of
 from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import replace_at
+from rattle.settings import Count, check_settings
 from rattle.threat import Threat
 from rattle.weights import SWA
 
@@ -40,21 +40,18 @@ class Scale:
     root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     extra: str | None = None  # FILE.npz of generated images, for the rows that were trained on such
     models: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)  # network -> (its replacement, width)
-    epochs: int | None = None
-    train_size: int | None = None
-    n: int | None = None  # test images that are attacked; all when None
-    autoattack_n: int | None = 1000  # of them, by AutoAttack: what the authors' release does by default
-    rays_n: int | None = None  # of them, by RayS
+    epochs: Count | None = None
+    train_size: Count | None = None
+    n: Count | None = None  # test images that are attacked; all when None
+    autoattack_n: Count | None = 1000  # of them, by AutoAttack: what the authors' release does by default
+    rays_n: Count | None = None  # of them, by RayS
     queries: int = 10_000  # of RayS, for each image
     autoattack: str = "autoattack"  # or smoke-ensemble, where the whole would take longer than the training
     published_epsilon: bool = True  # attack at the paper's epsilon; else at the one trained for
     cost: StepSetup = StepSetup()  # what Table 6 measures
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "train_size", "n", "autoattack_n", "rays_n"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise RattleError(f"--{name.replace('_', '-')} must be >= 1, got {value}")
+        check_settings(self, "")
 
     @property
     def note(self) -> str:
