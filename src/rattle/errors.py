@@ -20,7 +20,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: Python's, a device's, or the host's, which torch and oneDNN report in words of their own."""
+    """Whether memory ran out: Python's, a device's, or the host's, which torch and oneDNN name differently."""
     words = ("out of memory", "allocate memory", "could not create a primitive", "can't start new thread")
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(w in str(error) for w in words))
 
