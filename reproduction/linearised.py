@@ -28,7 +28,7 @@ class LinearisedAPGD:
 
     threat: Threat = Threat()
     targets: Count = 3  # one run each; at most C - 1
-    candidates: Count = 100  # the likeliest wrong classes, of which the targets are chosen
+    candidates: Count = 100  # the likeliest wrong classes; the targets are chosen among them
     steps: Count = 100  # of each run
     restarts: Count = 1  # runs from random points; images broken by one take no part in the next
 

@@ -43,11 +43,10 @@ def generated() -> dict[str, str]:
 
 
 def on_config(config: Any) -> Any:
-    """Add cards and decisions to the navigation, where mkdocs.yml has the sections that they belong to."""
+    """Add cards to the navigation, where mkdocs.yml has the sections that they belong to."""
     entries = {
         "Methods": [{name: f"methods/{name}.md"} for name in METHODS],
         "Attacks": [{name: f"attacks/{slug(name)}.md"} for name in list_attacks()],
-        "Decisions": [{title: f"adr/{name}"} for name, title in decisions()],
     }
     for section in config.nav:
         ((title, pages),) = section.items()

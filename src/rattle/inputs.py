@@ -169,7 +169,7 @@ def finite(logits: Tensor) -> Tensor:
     if not bool(logits.isfinite().all()):
         kind = "NaN" if bool(logits.isnan().any()) else "infinite"
         raise NotFinite(
-            f"the model returned {kind} logits, from which no attack can tell whether an image is misclassified: scale "
+            f"the model returned {kind} logits, which do not show an attack whether an image is misclassified: scale "
             "down outputs that overflow, and mask classes by a finite number such as -1e4"
         )
     return logits

@@ -59,7 +59,7 @@ class Randomized(nn.Module):
             found.append(logits_in(functional_call(self.model, moved, (x,))).log_softmax(1))
         return log_mean(found)
 
-    def extra_repr(self) -> str:  # by which caches of results tell ensembles apart
+    def extra_repr(self) -> str:  # part of the key of cached results
         return f"noise={self.noise}, draws={self.draws}, seed={self.seed}"
 
 

@@ -32,7 +32,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Mean and sample standard deviation (n - 1) of n values; with one value the deviation is NaN, never 0."""
+    """Mean and sample std (n - 1) of n values; with one value the std is NaN, never 0."""
 
     n: int
     mean: float
@@ -126,7 +126,7 @@ def mcnemar(first: Sequence[float], second: Sequence[float]) -> McNemar:
 
 
 def summarise(values: Sequence[float]) -> Summary:
-    """Mean and standard deviation over runs."""
+    """Mean and std over runs."""
     n = len(values)
     if n == 0:
         raise RattleError("there are no values to average")

@@ -11,13 +11,12 @@ import pytest
 from _site.tutorials import IMAGES, blocks, fences, made_small, run_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-QUICK = ["index.md", "start/install.md", "tutorials/harden.md", "tutorials/own-loop.md", "faq.md"]
+QUICK = ["index.md", "start/install.md", "tutorials/harden.md", "guides/own-loop.md", "guides/imbalanced.md", "faq.md"]
 SLOW = [
     "start/tour.md",
-    "tutorials/measure.md",
-    "tutorials/compare.md",
-    "tutorials/cluster.md",
-    "tutorials/publish.md",
+    "guides/measure.md",
+    "guides/compare.md",
+    "guides/scale.md",
 ]
 ELSEWHERE = {  # pages whose commands other tests run
     "attacks/index.md": "cli/test_documented_commands.py",

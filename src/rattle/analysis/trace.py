@@ -43,7 +43,7 @@ def frontier(
 ) -> Frontier:
     """Train each recipe over its method's trade-off setting, attack every run, and write frontier.json and a figure.
 
-    recipes: names or recipes, the baseline first; they share data and threat. points: values of the setting, of which
+    recipes: names or recipes, the baseline first; they share data and threat. points: values of the setting;
     the method's own is the first. settings: other values by the setting's dotted name, for the methods that have it.
     attacks, n: on so many test images. jobs: runs trained at once, and processes that attack. Finished runs are not
     trained again: more seeds or points extend a frontier.

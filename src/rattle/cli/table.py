@@ -1,4 +1,4 @@
-"""rattle table: runs as a table to paste, mean and standard deviation over seeds."""
+"""rattle table: runs as a table to paste, mean and std over seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

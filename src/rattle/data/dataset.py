@@ -14,7 +14,7 @@ from torch import Tensor
 from rattle.errors import RattleError
 from rattle.settings import check_type
 
-COMPARED = 4096  # images that a checksum of a part looks at
+COMPARED = 4096  # images in the checksum of a part
 VAL_SHARE, MAX_VAL = 10, 1000  # by default one training image in ten is held out, at most a thousand
 UNEVEN = 3  # times as many images in the largest class as in the smallest
 TEST_SHARE = 5  # a dataset without a test part gives one image in five to it

@@ -30,7 +30,7 @@ GOOD, GAIN, FEWEST = 0.9, 0.1, 50  # accuracy that asks for no hint, gain that d
 def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:
     """A warning if the model, in evaluation mode, does much better on normalised images.
 
-    x, y: the first few hundred images [n, C, H, W] in [0, 1] and their labels; below 50 nothing is said.
+    x, y: the first few hundred images [n, C, H, W] in [0, 1] and their labels; below 50 there is no warning.
     """
     plain, n = float(is_correct(model, x, y).double().mean()), len(y)
     if n < FEWEST or plain >= GOOD or x.ndim != 4:

@@ -17,7 +17,7 @@ from rattle.runs.source import environment
 
 READING = (
     "Row: the row of the published block that a run of ours stands for; there, Ours is the paper's method. Accuracy in "
-    "%: mean ± standard deviation over seeds; 95 %: the interval, over seeds where there are several, else over "
+    "%: mean ± std over seeds; 95 %: the interval, over seeds where there are several, else over "
     "images. A difference is to the 0th-order run of the same base, with the p-value of its paired test; * means below "
     "0.05 after Holm's adjustment for all tests of the protocol in this table. The published block has it in brackets.",
     "validation: the checkpoint was chosen on held-out validation images. test images: the paper's protocol, the "

@@ -20,7 +20,7 @@ PublishedRows = Callable[[str], Iterable[tuple[int, Any]]]  # recipe -> (table's
 def compare_runs(runs: Runs, baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
     """Tests of runs, network against network, and a sentence for each that could not be made.
 
-    All pairs; with a baseline, or more than ALL_PAIRS runs of which the first then is it, each with the baseline.
+    All pairs; with a baseline, each with it. Of more than ALL_PAIRS runs the first is the baseline.
     """
     baseline = runs[0] if baseline is None and len(runs) > ALL_PAIRS else baseline
     return paired_tests({run.label: run.columns for run in runs}, baseline.label if baseline else None)
@@ -64,7 +64,7 @@ def samples_of(runs: Runs) -> dict[str, Sample]:
 
 
 def over_seeds(runs: Runs) -> Comparison:
-    """Methods by columns, mean and deviation over seeds."""
+    """Methods by columns, mean and std over seeds."""
     return compare({method: samples_of(members) for method, members in group_by_method(runs).items()})
 
 

@@ -120,7 +120,7 @@ def frontier(series: Sequence[Series], robust_title: str) -> Spec:
 
 
 def by_setting(sweep: Sweep) -> Spec:
-    """Held-out accuracy against the setting that a sweep varies, mean and deviation over seeds: robust solid, clean
+    """Held-out accuracy against the setting that a sweep varies, mean and std over seeds: robust solid, clean
     dashed, a colour for each series."""
     traces = []
     for number, (name, points) in enumerate(sweep.series.items()):

@@ -69,7 +69,7 @@ def value_text(value: Any) -> str:
 
 
 def unique_labels(names: Sequence[tuple[str, ...]]) -> list[str]:
-    """A label for each run, from its names: the first, and as many more as tell it from every other run.
+    """A label for each run, from its names: the first, and as many more as it takes to be unique.
 
     >>> unique_labels([("AT", "seed 0"), ("AT", "seed 1"), ("TRADES", "seed 0")])
     ['AT, seed 0', 'AT, seed 1', 'TRADES']

@@ -79,7 +79,7 @@ def compare_pairs(
 ) -> tuple[list[PairedTest], list[str]]:
     """The tests of these (row, row, column), and a sentence for each pair not tested.
 
-    family: adjust each p for being one of so many tests, of which these are some; None for these alone.
+    family: adjust each p for a family of so many tests that includes these; None for these alone.
     """
     found: list[PairedTest] = []
     refused: dict[tuple[str, str, str], list[str]] = {}

@@ -17,7 +17,7 @@ Format = Literal["markdown", "latex", "csv"]
 
 ORDER = {"clean": 0, "pgd20": 1, "cw20": 2, "autoattack": 4, "best-known": 5}  # of the usual columns; others: 3
 NOTE = (
-    "Accuracy in %, mean ± standard deviation over seeds where there are several. "
+    "Accuracy in %, mean ± std over seeds where there are several. "
     "Bold: highest of its column, and significantly so against every other row "
     "(p < 0.05 after Holm's adjustment for all pairs of rows in all columns)."
 )
@@ -66,7 +66,7 @@ def accuracy_row(name: str, result: Evaluation) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One method's accuracy in one column: mean and deviation over n seeds."""
+    """One method's accuracy in one column: mean and std over n seeds."""
 
     mean: float
     deviation: float  # NaN with one seed
@@ -146,7 +146,7 @@ def seeds_of(row: Mapping[str, Cell]) -> str:
 
 
 def cell_text(cell: Cell | None, *, with_n: bool) -> str:
-    """Percent, with the deviation over seeds when there are several; bold when it is significantly the best.
+    """Percent, with the std over seeds when there are several; bold when it is significantly the best.
 
     with_n: also the number of images.
     """
@@ -158,7 +158,7 @@ def cell_text(cell: Cell | None, *, with_n: bool) -> str:
 
 
 def csv_text(comparison: Comparison) -> str:
-    """Fractions of 1; for each attack: mean, deviation, number of images, and whether it is significantly best."""
+    """Fractions of 1; for each attack: mean, std, number of images, and whether it is significantly best."""
     parts = ("mean", "deviation", "n", "best")
     columns = [f"{column}_{part}" for column in comparison.columns for part in parts]
     rows = []
