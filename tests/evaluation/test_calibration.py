@@ -14,10 +14,13 @@ from rattle.evaluation.calibration import BINS, calibration
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import load_results
 from rattle.inputs import to_float
+from rattle.report.figures import reliability
+from rattle.report.page import build
 from rattle.report.run_data import load_runs
 from rattle.runs.progress import Interrupted
 from rattle.stats import absolute_sum_interval
 from rattle.threat import Threat
+from support.command import Command
 from support.tiny_runs import digits, linear
 
 THREAT = Threat(epsilon=0.05)
@@ -147,3 +150,23 @@ def test_attacks_on_some_of_the_images_have_no_calibration() -> None:
     result = evaluate(linear(), *images(20), "fgsm", threat=THREAT, mask=[True, False] * 10)
     assert result.attacks["fgsm"].confidence == []
     assert result.calibration("fgsm") is None
+
+
+def test_the_page_and_the_comparison_show_worst_classes_and_reliability(tmp_path: Path, command: Command) -> None:
+    for name, steps in (("a", 1), ("b", 2)):
+        x, y = digits()[2:]
+        evaluate(linear(), x, y, get_attack(f"pgd{steps}", THREAT), out=tmp_path / name)
+    runs = load_runs([tmp_path / "a", tmp_path / "b"])
+    (found,) = runs[0].columns["pgd"].calibrations
+    diagonal, first, _ = reliability(runs, "pgd")["data"]
+    assert diagonal["x"] == diagonal["y"] == [0, 1]
+    assert (first["x"], first["y"]) == (list(found.confidence), list(found.accuracy))
+    worst = runs[0].columns["clean"].worst_classes[0]
+    page = build([tmp_path / "a", tmp_path / "b"], tmp_path / "page.html").read_text(encoding="utf-8")
+    section = page[page.index('<section id="beyond">') :]
+    for figure in (worst.interval.low, worst.interval.high, found.error, found.interval.low):
+        assert f"{100 * figure:.1f}" in section
+    compared = json.loads(command("compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"))
+    clean, attacked = compared["models"][0]["beyond"]
+    assert clean["worst_class"]["accuracy"] == worst.accuracy
+    assert attacked["calibration"]["error"] == found.error

@@ -134,8 +134,13 @@ def compare(samples: Samples) -> Comparison:
         for method, summary in summaries.items():
             sample = samples[method][column]
             best = 0 < len(summaries) - 1 == beaten[column, method]
-            more = {"worst": worst_of(sample), "calibration": calibration_of(sample)}
-            rows[method][column] = Cell(**asdict(summary), images=sample.n, best=best, **more)
+            rows[method][column] = Cell(
+                **asdict(summary),
+                images=sample.n,
+                best=best,
+                worst=worst_of(sample),
+                calibration=calibration_of(sample),
+            )
     return Comparison(columns=columns, rows=rows, refused=refused)
 
 
