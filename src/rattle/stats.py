@@ -11,6 +11,7 @@ import numpy as np
 from rattle.errors import RattleError
 
 LEVEL = 0.95  # of every interval; tests decide at 1 - LEVEL
+RESAMPLES = 1000  # of a bootstrap
 LEVEL_OF_LOOKS = 0.96  # of the interval that ends a sequential evaluation
 
 
@@ -105,6 +106,59 @@ def precise_enough(successes: float, n: int, within: float) -> bool:
     """
     interval, share = wilson(successes, n, LEVEL_OF_LOOKS), successes / n
     return max(interval.high - share, share - interval.low) <= within
+
+
+def time_left(spent: float, images: int, batch: int, seconds: float) -> bool:
+    """Whether a budget allows another batch, at the pace of those that took `spent` seconds on so many images.
+
+    Decided before a batch is begun, and every batch begun counts: robust images take longer, and those under way when
+    time is over would else be left out (tests/evaluation/test_budget.py simulates the coverage).
+    """
+    return spent * (images + batch) / images <= seconds
+
+
+def minimum_interval(successes: Sequence[float], sizes: Sequence[int]) -> Interval:
+    """95 % interval of the lowest of several proportions, whichever it is, from independent samples of each.
+
+    The sample that looks worst was chosen for looking so: its own interval is too low. Each end is an exact bound
+    (Clopper and Pearson 1934) at 97.5 %. The lowest proportion is below the low end only if that one's own bound fails,
+    so the low end needs no correction (intersection-union, Berger 1982). The high end fails if any proportion's bound
+    does, so each is at 0.975^(1/k) (Sidak 1967). Coverage is at least 95 % for any sizes, and rates, which vary less
+    than flags, count as flags.
+
+    >>> chosen, alone = minimum_interval([5, 9, 9, 9], [10] * 4), minimum_interval([5], [10])
+    >>> chosen.low == alone.low, chosen.high > alone.high
+    (True, True)
+    """
+    from scipy.special import betaincinv
+
+    tail, k = (1 - LEVEL) / 2, len(sizes)
+    lows, highs = [], []
+    for x, n in zip(successes, sizes, strict=True):
+        lows.append(float(betaincinv(x, n - x + 1, tail)) if x > 0 else 0.0)
+        highs.append(float(betaincinv(x + 1, n - x, (1 - tail) ** (1 / k))) if x < n else 1.0)
+    return Interval(min(lows), min(highs))
+
+
+def absolute_sum_interval(values: Any, groups: Any) -> Interval:
+    """95 % interval of sum over groups |mean of the group's part|, from a value and a group number for each image.
+
+    Noise makes the estimate too large, and its bootstrap larger still: percentile intervals miss a true 0 always. So
+    each end is a bound at 97.5 %. Low: the estimate errs by no more than the sum of the groups' own errors (triangle
+    inequality), whose quantile the bootstrap over images gives (Efron 1979). High: with the signs of the truth the sum
+    is a mean of n values and normal, and the estimate, a sum of absolute values, is at least that.
+    """
+    values, groups = np.asarray(values, dtype=float), np.asarray(groups)
+    n, generator = len(values), np.random.default_rng(0)
+    sums = np.bincount(groups, values)
+    errors = []
+    for _ in range(RESAMPLES):
+        rows = generator.integers(n, size=n)
+        errors.append(np.abs(np.bincount(groups[rows], values[rows], len(sums)) - sums).sum() / n)
+    estimate = float(np.abs(sums).sum() / n)
+    low = max(0.0, estimate - float(np.quantile(errors, (1 + LEVEL) / 2)))
+    variance = max(0.0, float(np.square(values).mean()) - low**2)
+    return Interval(low, min(1.0, estimate + NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(variance / n)))
 
 
 def mcnemar(first: Sequence[float], second: Sequence[float]) -> McNemar:

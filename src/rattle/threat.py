@@ -11,6 +11,7 @@ from rattle.randomness import ImageStreams
 from rattle.settings import NonNegative, check_settings
 
 Norm = Literal["linf", "l2", "l1"]
+POWER: dict[Norm, float] = {"linf": 0, "l2": 1 / 2, "l1": 1}  # 1/p of l_p
 LARGEST: dict[Norm, float] = {"linf": 1, "l2": 1e4, "l1": 1e8}  # no image in [0, 1] is farther away
 SPARSE = 0.01  # the share of coordinates that one l_1 step moves (Tramer and Boneh 2019)
 
@@ -114,6 +115,16 @@ class Threat:
         if self.norm == "linf":
             return delta.abs().amax(1)
         return delta.norm(dim=1, p=1 if self.norm == "l1" else 2)
+
+    def lies_within(self, other: "Threat", size: int) -> bool:
+        """Whether this ball, of perturbations of `size` numbers, lies inside another around the same image.
+
+        The longest perturbation by another norm: ||d||_q <= size^max(0, 1/q - 1/p) ||d||_p.
+
+        >>> Threat(norm="l2", epsilon=0.5).lies_within(Threat(norm="linf", epsilon=0.5), 64)
+        True
+        """
+        return self.epsilon * size ** max(0.0, POWER[other.norm] - POWER[self.norm]) <= other.epsilon
 
     def contains(self, x_adv: Tensor, x: Tensor, *, slack: float = 1e-5) -> Tensor:
         """Which images lie inside the ball and [0, 1], up to float rounding, [n]."""

@@ -93,8 +93,8 @@ def test_a_page_leaves_out_what_a_model_from_elsewhere_has_not(inside: Path, com
     assert not [sentence for sentence in missing if "w.pt" in sentence]
     command("report", "w.pt-results", "--out", "alone.html")  # computing passes it over
     alone = (inside / "alone.html").read_text()
-    assert set(re.findall(r'<section id="(.*?)">', alone)) == {"results", "comparison", "trade-off"}
-    assert re.findall(r'<a href="#(.*?)">', alone) == ["results", "comparison", "trade-off"]
+    assert set(re.findall(r'<section id="(.*?)">', alone)) == {"results", "comparison", "beyond", "trade-off"}
+    assert re.findall(r'<a href="#(.*?)">', alone) == ["results", "comparison", "beyond", "trade-off"]
     assert '<p class="missing">' not in alone
 
 

@@ -37,7 +37,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PAGES = [("guides/report.md", 5), ("attacks/index.md", 2), ("methods/index.md", 5), ("guides/data.md", 1)]
+PAGES = [
+    ("guides/report.md", 5),
+    ("guides/beyond-one-number.md", 2),
+    ("attacks/index.md", 2),
+    ("methods/index.md", 5),
+    ("guides/data.md", 1),
+]
 
 
 @pytest.mark.parametrize(("page", "least"), PAGES)

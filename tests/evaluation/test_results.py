@@ -99,9 +99,9 @@ def test_the_worst_class_stands_beside_the_mean(tmp_path: Path, capsys: pytest.C
         flags = [flag for flag, own in zip(result.clean, y.tolist(), strict=True) if own == label]
         shares.append(sum(flags) / len(flags))
     worst = f"{100 * min(shares):.1f}"
-    assert f"worst class: clean {worst} % of " in str(result)
+    assert f"worst class: clean {worst} % [" in str(result)
     assert main(["table", str(tmp_path)]) == 0
-    assert f"Worst class, %: {tmp_path.name}: Clean {worst}, FGSM " in capsys.readouterr().out
+    assert f"Worst class, %: {tmp_path.name}: Clean {worst} [" in capsys.readouterr().out
     assert evaluate(linear(), x[:30], y[:30], "fgsm", epsilon=0.05).worst_classes() == ""  # a few images of each
 
 

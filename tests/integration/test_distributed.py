@@ -19,6 +19,7 @@ from rattle.data.registry import Data
 from rattle.errors import RattleError
 from rattle.evaluation import cache as store
 from rattle.evaluation import evaluate as evaluation
+from rattle.evaluation import verify
 from rattle.forward import Outputs
 from rattle.inputs import NotFinite
 from rattle.objectives import AT, Mart, S2OTrades, Taylor, Trades
@@ -311,14 +312,14 @@ def test_a_killed_evaluation_is_resumed_on_another_number_of_ranks(trained: Run,
         return cli.main(evaluating(trained, tmp_path / "two"))
 
     assert [child.wait() for child in ranks(2, deadly, tmp_path / "logs")] == [-signal.SIGKILL] * 2
-    judged, real = [], evaluation.attack_batch
+    judged, real = [], verify.attack_batch
 
     def counted(*args: object, **options: object) -> object:
         judged.append(1)
         return real(*args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "attack_batch", counted)
+        patch.setattr(verify, "attack_batch", counted)
         assert cli.main(evaluating(trained, tmp_path / "two")) == 0
     assert verdicts(tmp_path / "two") == verdicts(tmp_path / "one")
     assert len(judged) == 2 * 7 - 4  # seven batches an attack

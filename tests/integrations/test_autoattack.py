@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rattle.attacks import Attack
 from rattle.attacks.autoattack import components
 from rattle.errors import RattleError
-from rattle.evaluation import evaluate as evaluation
+from rattle.evaluation import verify
 from rattle.integrations import AutoAttack
 from rattle.threat import Threat
 from support.tiny_runs import digits, linear, small_cnn
@@ -78,7 +78,7 @@ def test_after_an_interruption_it_goes_on_and_all_examples_come_back(
     x, y = images(20)
     settings = {"eps": EPSILON, "verbose": False, "version": "custom", "attacks_to_run": ["apgd-ce", "apgd-t"]}
     whole = AutoAttack(small_cnn(), **settings).run_standard_evaluation(x, y, bs=5, state_path=tmp_path / "whole")
-    real, calls = evaluation.attack_batch, []
+    real, calls = verify.attack_batch, []
 
     def interrupted(*args: object, **options: object) -> object:
         calls.append(1)
@@ -86,7 +86,7 @@ def test_after_an_interruption_it_goes_on_and_all_examples_come_back(
             raise KeyboardInterrupt
         return real(*args, **options)
 
-    monkeypatch.setattr(evaluation, "attack_batch", interrupted)
+    monkeypatch.setattr(verify, "attack_batch", interrupted)
     with pytest.raises(KeyboardInterrupt):
         AutoAttack(small_cnn(), **settings).run_standard_evaluation(x, y, bs=5, state_path=tmp_path / "state")
     again = AutoAttack(small_cnn(), **settings).run_standard_evaluation(x, y, bs=5, state_path=tmp_path / "state")

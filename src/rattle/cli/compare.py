@@ -10,10 +10,11 @@ from rattle.cli.console import print_table, say
 from rattle.cli.options import RunPaths, check_exists, parse
 from rattle.cli.table import read_models
 from rattle.errors import RattleError
-from rattle.evaluation.results import share
+from rattle.evaluation.results import in_percent, share
 from rattle.report.compare import ALL_PAIRS, compare_runs
 from rattle.report.naming import number, p_value, title_of
-from rattle.report.run_data import Runs
+from rattle.report.run_data import RunData, Runs
+from rattle.report.sections import beyond
 from rattle.report.significance import PairedTest
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
@@ -50,6 +51,7 @@ def main(args: list[str]) -> None:
         return
     for _, pair in groupby(tests, key=lambda test: (test.first, test.second)):
         print_pair(list(pair))
+    print_beyond(runs)
     for sentence in refused:
         say(f"not compared: {sentence}")
     if len(runs) > ALL_PAIRS and not options.baseline:
@@ -61,6 +63,20 @@ def print_pair(tests: Sequence[PairedTest]) -> None:
     """A table of one pair, a row for each column, and a sentence about the strongest attack that they share."""
     print_table(["", "n", tests[0].first, tests[0].second, "difference", "p, Holm"], [row(test) for test in tests])
     say(f"{min(tests, key=by_strength).sentence}.\n")
+
+
+def print_beyond(runs: Sequence[RunData]) -> None:
+    """A table of each model's worst class and calibration error, under each attack; nothing where all is unknown."""
+    rows = []
+    for run in runs:
+        for found in beyond(run):
+            worst = [f"{100 * each.accuracy:.1f} {in_percent(each.interval)}" for each in found["worst"]]
+            best = [f"{100 * each.best:.1f}" for each in found["worst"]]
+            known = [f"{100 * each.error:.1f} {in_percent(each.interval)}" for each in found["calibration"]]
+            cells = [*(worst or ["-"]), *(best or ["-"]), *(known or ["-"])]
+            rows.append([run.label, title_of(found["column"]), f"{found['n']:,}", *cells])
+    if rows:
+        print_table(["", "", "n", "worst class", "best class", "calibration error"], rows, left=2)
 
 
 def by_strength(test: PairedTest) -> tuple[bool, float]:
@@ -77,8 +93,18 @@ def row(test: PairedTest) -> list[str]:
 
 def to_plain(runs: Runs, tests: Sequence[PairedTest], refused: Sequence[str]) -> Plain:
     """What `--json` prints: accuracies and differences as shares of 1."""
-    models = [{"label": run.label, "folder": str(run.folder), "trained_here": not run.external} for run in runs]
+    models = []
+    for run in runs:
+        model = {"label": run.label, "folder": str(run.folder), "trained_here": not run.external}
+        models.append(model | {"beyond": [beyond_to_plain(found) for found in beyond(run)]})
     return {"models": models, "tests": [pair_to_plain(test) for test in tests], "not_compared": list(refused)}
+
+
+def beyond_to_plain(found: Plain) -> Plain:
+    """A row of `print_beyond`; what is unknown is null."""
+    worst, known = (next(iter(found[key]), None) for key in ("worst", "calibration"))
+    more = {"worst_class": worst and worst.to_plain(), "calibration": known and known.to_plain()}
+    return {"attack": found["column"], "n": found["n"], **more}
 
 
 def pair_to_plain(test: PairedTest) -> Plain:

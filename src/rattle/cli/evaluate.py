@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -15,6 +16,7 @@ from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import RunPath, check_attacks, check_exists, parse, take
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.network import Network
+from rattle.evaluation.results import in_percent
 from rattle.models.registry import check_model
 from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schema import epsilon_text, number
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from rattle.threat import Threat
 
 T = TypeVar("T", bound="AttackOptions")
+Norm = Literal["linf", "l2", "l1"]
 Changes = Mapping[str, Mapping[str, str]]  # attack -> setting -> what was written for it
 ATTACKS_HELP = f"{', '.join(list_attacks())}; pgd and cw take any number of steps; settings: --pgd20.step-size 0.01"
 
@@ -38,7 +41,7 @@ ATTACKS_HELP = f"{', '.join(list_attacks())}; pgd and cw take any number of step
 class ThreatOptions:
     """The threat to evaluate under; what the run was trained for, else linf 8/255, when not given."""
 
-    norm: Annotated[Literal["linf", "l2", "l1"] | None, tyro.conf.arg(aliases=["--norm"])] = None
+    norm: Annotated[Norm | None, tyro.conf.arg(aliases=["--norm"])] = None
     epsilon: Annotated[float | None, tyro.conf.arg(aliases=["--epsilon"])] = None
 
     def over(self, threat: Threat) -> Threat:
@@ -57,6 +60,7 @@ class AttackOptions:
     first: bool = False  # take the first n test images instead of a sample, as the reference does
     sample_seed: int = 0  # draws the sample; the n images of one seed are among those of every larger n
     within: float | None = None  # end each attack once its accuracy is known to +- this many points, at most n images
+    minutes: float | None = None  # attack as many of the n images as this allows, attacks having equal shares of it
     batch_size: int | None = None  # 250 on a GPU, on a CPU fewer for large networks, when not given
     jobs: int = 1  # processes that attack batches side by side: as many as there are cores, where networks are small
     seed: int = 0  # of the attacks' random draws
@@ -71,6 +75,7 @@ class Options(Network, AttackOptions):
     After an interruption the same command resumes where it stopped."""
 
     path: RunPath = ""  # a run, a checkpoint, hf:OWNER/NAME or zoo:NAME; or use --model
+    threats: tuple[str, ...] = ()  # several, as linf:8/255 l2:0.5 l1:12: each attack under each, and under all (union)
     data: str | None = None  # other images: a dataset's name, FILE.npz, a folder; cifar10 with --model
     data_root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     epsilons: tuple[float, ...] = ()  # also a curve: robust accuracy at each of these, for the first attack
@@ -83,6 +88,9 @@ class Options(Network, AttackOptions):
 def main(args: list[str]) -> None:
     options, changes = parse_attacking(Options, args, "evaluate")
     check_named(options)
+    named = [parse_threat(text) for text in options.threats]
+    if named and (options.epsilons or options.verify or options.threat != ThreatOptions()):
+        raise RattleError("--threats names every threat: leave out --threat, --epsilons and --verify")
     from rattle.runs import distributed
 
     with distributed.process_group():
@@ -91,7 +99,7 @@ def main(args: list[str]) -> None:
         if options.verify:
             check_saved(options, target)
         else:
-            attack_target(options, changes, target)
+            attack_target(options, changes, target, named)
 
 
 def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Changes]:
@@ -116,9 +124,25 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
         if setting.startswith("threat"):
             raise RattleError(f"the threat is the same for all attacks: --threat.epsilon, not --{option}")
         changes.setdefault(name, {})[setting.replace("-", "_")] = text
-    if options.first and (options.n is None or options.within is not None):
-        raise RattleError("--first goes with --n, and not with --within, which needs a random order")
+    ended = options.within is not None or options.minutes is not None
+    if options.first and (options.n is None or ended):
+        raise RattleError("--first goes with --n, and not with --within or --minutes, which need a random order")
     return options, changes
+
+
+def parse_threat(text: str) -> tuple[Norm, float]:
+    """A norm and its radius.
+
+    >>> parse_threat("l2:0.5")
+    ('l2', 0.5)
+    """
+    name, colon, epsilon = text.partition(":")
+    norms: dict[str, Norm] = {"linf": "linf", "l2": "l2", "l1": "l1"}
+    if name not in norms:
+        raise unknown("norm", name, list(norms))
+    if not colon:
+        raise RattleError(f"a threat is a norm and its radius, such as {name}:0.5, got {text!r}")
+    return norms[name], number(epsilon, text)
 
 
 def check_named(options: Options) -> None:
@@ -151,23 +175,29 @@ def target_of(options: Options) -> Target:
     return target_from_checkpoint(saved, data=options.data, averaged=not options.raw, **where)
 
 
-def attack_target(options: Options, changes: Changes, target: Target) -> None:
+def attack_target(options: Options, changes: Changes, target: Target, named: list[tuple[Norm, float]]) -> None:
     """Evaluate, then print."""
     from rattle.evaluation.caveats import caveats_of
     from rattle.evaluation.curve import curve
     from rattle.evaluation.evaluate import evaluate
+    from rattle.evaluation.inputs import under_threats
     from rattle.evaluation.results import curve_to_plain
     from rattle.runs.distributed import is_main
+    from rattle.threat import Threat
 
     settings, threat = settings_of(options, target), options.threat.over(target.threat)
     images, attacks = target.images(settings["index"]), chosen_attacks(options.attacks, changes, threat)
+    if named:
+        threats = [Threat(norm=norm, epsilon=epsilon) for norm, epsilon in named]
+        size = math.prod(target.test.shape[1:])
+        attacks = under_threats(lambda each: chosen_attacks(options.attacks, changes, each), threats, size)
     first = next(iter(attacks))
     by_epsilon = {}
     for epsilon in options.epsilons:
         by_epsilon[epsilon] = chosen_attacks(options.attacks[:1], changes, replace(threat, epsilon=epsilon))[first]
     if ":" in options.path and not options.out and is_main():
         say(f"results go to {settings['out']} (--out chooses another folder)", stderr=True)
-    more = {"save_adversarial": options.save_adversarial, "within": options.within}
+    more = {"save_adversarial": options.save_adversarial, "within": options.within, "minutes": options.minutes}
     result = evaluate(target.model, images.x, images.y, attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
     if not is_main():
@@ -177,9 +207,9 @@ def attack_target(options: Options, changes: Changes, target: Target) -> None:
     if options.json:
         print(json.dumps(result.to_plain() | ({"curve": curve_to_plain(first, points)} if points else {})))
         return
-    print_result(target.name, result, threat, "% [95 % interval]")
-    if worst := result.worst_classes(target.classes):
-        say(worst)
+    under = f"{threat.norm} epsilon {epsilon_text(threat.epsilon)}" if not named else f"{len(named)} threats"
+    print_result(target.name, result, under, "% [95 % interval]")
+    print_beyond(result, target.classes)
     if points:
         rows = [[epsilon_text(epsilon), percent(flags)] for epsilon, flags in points.items()]
         print_table(["epsilon", "robust"], rows, title=f"{first} against epsilon ({threat.norm})")
@@ -192,12 +222,13 @@ def settings_of(options: AttackOptions, target: Target) -> Plain:
     from rattle.data.dataset import choose_images
     from rattle.runs.distributed import is_main
 
-    shuffled = options.within is not None
+    shuffled = options.within is not None or options.minutes is not None
     index = choose_images(target.test.y, options.n, first=options.first, seed=options.sample_seed, shuffled=shuffled)
     sample: Plain = {"order": "first"} if options.first else {"order": "fair", "seed": options.sample_seed}
     metadata = target.metadata | {"seed": options.seed, "sample": sample, "test_images": len(target.test)}
-    if shuffled:
-        metadata["within"] = options.within
+    for name in ("within", "minutes"):
+        if getattr(options, name) is not None:
+            metadata[name] = getattr(options, name)
     return {
         "out": Path(options.out) if options.out else target.results,
         "metadata": metadata,
@@ -229,7 +260,7 @@ def chosen_attacks(names: tuple[str, ...], changes: Changes, threat: Threat) -> 
     return found
 
 
-def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> None:
+def print_result(name: str, result: Evaluation, threat: str, note: str) -> None:
     """The table, accuracy after each part of an ensemble, and the mean distance of attacks that measure it."""
     sizes = {"clean": result.n}
     for attack, found in result.attacks.items():
@@ -238,8 +269,7 @@ def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> No
         columns, images = list(sizes), f"{result.n} images, "
     else:
         columns, images = [f"{attack} (n {n})" for attack, n in sizes.items()], ""
-    title = f"{images}{threat.norm} epsilon {epsilon_text(threat.epsilon)}, {note}"
-    print_table(["model", *columns], [accuracy_row(name, result)], title=title)
+    print_table(["model", *columns], [accuracy_row(name, result)], title=f"{images}{threat}, {note}")
     if len(result.attacks) > 1:
         say(f"under the strongest of these on each image: {percent(result.worst_case, result.worst_error)}")
     for attack, found in result.attacks.items():
@@ -250,7 +280,24 @@ def print_result(name: str, result: Evaluation, threat: Threat, note: str) -> No
             vote = percent(found.draws.majority)
             say(f"{attack}: expected accuracy over {found.draws.count} draws; by their majority vote {vote}")
         if found.distances:
-            say(f"{attack}: ADBD {found.mean_distance:.4f} (mean {threat.norm} distance found)")
+            say(f"{attack}: ADBD {found.mean_distance:.4f} (mean {found.settings['threat']['norm']} distance found)")
+
+
+def print_beyond(result: Evaluation, classes: Sequence[str]) -> None:
+    """What the mean hides: the worst class, the best, and confidence against accuracy; nothing where all is unknown."""
+    rows = []
+    for name in ("clean", *result.attacks):
+        worst, known = result.worst_class(name), result.calibration(name)
+        cells = ["-", "-", "-", "-"]
+        if worst:
+            low = f"{100 * worst.accuracy:.1f} {in_percent(worst.interval)}"
+            cells[:3] = [low, f"{classes[worst.label]} (n {worst.n})", f"{100 * worst.best:.1f}"]
+        if known:
+            cells[3] = f"{100 * known.error:.1f} {in_percent(known.interval)}"
+        rows.append([name, *cells])
+    if any(set(row[1:]) != {"-"} for row in rows):
+        columns = ["", "worst class", "which", "best class", "calibration error"]
+        print_table(columns, rows, title="what the mean hides, % [95 % interval]")
 
 
 def check_saved(options: Options, target: Target) -> None:

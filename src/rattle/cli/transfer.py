@@ -10,6 +10,7 @@ from rattle.cli.console import say
 from rattle.cli.evaluate import AttackOptions, chosen_attacks, parse_attacking, print_result, settings_of
 from rattle.cli.options import check_exists
 from rattle.errors import RattleError
+from rattle.recipes.schema import epsilon_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +39,13 @@ def main(args: list[str]) -> None:
     attacks = {}
     for name, attack in chosen_attacks(options.attacks, changes, threat).items():
         attacks[f"transfer-{name}"] = Transfer(attack=attack, surrogate=surrogate.model, name=surrogate.name)
-    result = evaluate(target.model, images.x, images.y, attacks, within=options.within, **settings)
+    result = evaluate(
+        target.model, images.x, images.y, attacks, within=options.within, minutes=options.minutes, **settings
+    )
     if options.json:
         print(json.dumps(result.to_plain()))
         return
-    print_result(target.name, result, threat, f"made on {surrogate.name}")
+    print_result(
+        target.name, result, f"{threat.norm} epsilon {epsilon_text(threat.epsilon)}", f"made on {surrogate.name}"
+    )
     say(f"results are in {settings['out']}")

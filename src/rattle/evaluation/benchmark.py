@@ -36,7 +36,8 @@ def benchmark(
     check_count(n)
     if isinstance(data, str):
         test = Data(name=data, root=root).source().test
-        index = choose_images(test.y, n, first=first, shuffled=settings.get("within") is not None)
+        shuffled = settings.get("within") is not None or settings.get("minutes") is not None
+        index = choose_images(test.y, n, first=first, shuffled=shuffled)
         images = test.subset(index)
         x, y = images.x, images.y
         settings.setdefault("index", index)

@@ -6,7 +6,7 @@ the components of an ensemble found on a batch that is not done is in .NAME.FIRS
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +125,15 @@ def cache_files(folder: Path, name: str, kind: str = ANY) -> list[Path]:
     """The cache files of an attack, by any rank; not those of attacks whose names begin with this one's."""
     pattern = re.compile(rf"\.{re.escape(name)}\.\d+\.({kind})")
     return sorted(path for path in folder.glob(".*") if pattern.fullmatch(path.name))
+
+
+def finish(save: Callable[[], None], folder: Path, names: Iterable[str]) -> None:
+    """Let the main rank write the final files and then remove the caches of these attacks; the others wait for it."""
+
+    def write() -> None:
+        save()
+        for name in names:
+            for path in cache_files(folder, name):
+                path.unlink(missing_ok=True)
+
+    distributed.on_main(write)

@@ -1,6 +1,7 @@
 """The caveats of a result in one line: what could change its number. No torch."""
 
 from rattle.evaluation.results import Evaluation
+from rattle.evaluation.unions import split_name
 from rattle.stats import wilson
 
 NEAR_CHANCE = 1.5  # times the accuracy of guessing: the model does not do its job
@@ -22,9 +23,10 @@ def caveats_of(result: Evaluation, *, classes: int, test_images: int) -> str:
         reasons.append("right weights, labels or normalisation (clean accuracy is near chance)")
     if result.warnings:
         reasons.append("the cause of the warnings above")
-    if result.attacks and STRONG not in result.attacks:
-        reasons.append(f"a stronger attack ({', '.join(result.attacks)} can only overestimate; autoattack is the rule)")
-    n = result.n
+    attacks = list(dict.fromkeys(split_name(name)[0] for name in result.attacks))
+    if attacks and STRONG not in attacks:
+        reasons.append(f"a stronger attack ({', '.join(attacks)} can only overestimate; autoattack is the rule)")
+    n = len(result.worst_case)
     interval = wilson(sum(result.worst_case), n)
     spread = 50 * (interval.high - interval.low)
     if spread > FINE and n < test_images:

@@ -10,7 +10,8 @@ from torch import nn
 from rattle.attacks import Attack
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
-from rattle.evaluation.evaluate import answers_at_random, classify, finish, make_plan, run_attack
+from rattle.evaluation.cache import finish
+from rattle.evaluation.evaluate import answers_at_random, classify, make_plan, run_attack
 from rattle.evaluation.results import save_curve
 from rattle.inputs import Array, Given
 from rattle.weights import eval_mode
@@ -45,7 +46,7 @@ def curve(
     with eval_mode(plan.model):
         if answers_at_random(plan):
             raise RattleError("the model answers at random, and a curve counts flags: evaluate each epsilon instead")
-        robust = classify(plan)
+        robust, _ = classify(plan)
         for epsilon, each in names.items():
             if epsilon:
                 robust = torch.tensor(run_attack(plan, each, attacks[epsilon], robust).flags)

@@ -5,14 +5,14 @@ pass (verify.py) and save (cache.py); then write the result files. A flag is Tru
 before and after the attack.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,25 +22,30 @@ from rattle.attacks.diagnostics import find_warnings, is_random, post_checks
 from rattle.attacks.ensemble import Ensemble
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
-from rattle.evaluation.cache import ResultCache, cache_files, cache_key
-from rattle.evaluation.draws import Measured, attack_random, join_clean, join_draws, measure_all
-from rattle.evaluation.inputs import Attacks, as_attacks, as_threat, image_checksums
-from rattle.evaluation.jobs import in_processes
+from rattle.evaluation.cache import ResultCache, cache_key, finish
+from rattle.evaluation.draws import Measured, join_clean, join_draws, measure_all
+from rattle.evaluation.inputs import (
+    Attacks,
+    as_attacks,
+    as_threat,
+    default_batch_size,
+    image_checksums,
+    under_threats,
+)
 from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_results
-from rattle.evaluation.verify import attack_batch, save_images
-from rattle.inputs import Array, Given, as_float, as_tensors, is_correct, takes_channels_last
+from rattle.evaluation.unions import split_name, with_unions
+from rattle.evaluation.verify import attack_batches, four_decimals, save_broken
+from rattle.inputs import Array, Given, as_float, as_tensors, clean_logits, takes_channels_last
 from rattle.runs import distributed
 from rattle.runs.io import Plain
 from rattle.runs.progress import Console, Interrupted, NullConsole, RichConsole
 from rattle.settings import Bound, Count, check_cores, check_settings
-from rattle.stats import precise_enough
+from rattle.stats import precise_enough, time_left
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
-LARGEST_BATCH, SMALLEST_BATCH = 250, 16
-WEIGHTS_IN_A_BATCH = 100_000_000  # on a CPU: images times weights
 LOOK_EVERY = 250  # images after which `within` is asked, whatever the batches: its coverage was computed for this
 SAMPLE = 250  # images from which a model's warnings are found
 EOT = 16  # draws of a random model that attacks average over
@@ -61,6 +66,7 @@ class EvalPlan:
     batch_size: Count
     out: Path | None = None
     within: Points | None = None
+    seconds: float | None = None  # that an attack may take, see `minutes`
     jobs: Count = 1
     seed: int = 0
     save_adversarial: bool = False
@@ -127,20 +133,6 @@ def make_plan(
     )
 
 
-def default_batch_size(model: nn.Module, device: torch.device) -> int:
-    """250 images on a GPU; on a CPU fewer for large networks, at least 16: what an interruption costs is minutes.
-
-    Every image has its own random stream, so the flags do not depend on it beyond rounding.
-
-    >>> default_batch_size(nn.Linear(1000, 1000), torch.device("cpu"))
-    99
-    """
-    if device.type != "cpu":
-        return LARGEST_BATCH
-    weights = sum(p.numel() for p in model.parameters())
-    return min(LARGEST_BATCH, max(SMALLEST_BATCH, WEIGHTS_IN_A_BATCH // max(1, weights)))
-
-
 def evaluate(
     model: nn.Module,  # returns logits [n, C]
     x: Given
@@ -154,11 +146,13 @@ def evaluate(
     threat: Threat | None = None,  # of attacks given by name, linf 8/255 if None; attack objects have their own
     norm: Norm | None = None,  # the threat in two words: norm="l2", epsilon=0.5
     epsilon: float | None = None,
+    threats: Sequence[Threat] = (),  # several: each attack under each, and the union (`autoattack,union`)
     device: torch.device | str | None = None,  # move the model there first; batches follow the model
     out: Path | str | None = None,  # folder for the result files
     metadata: Mapping[str, Any] | None = None,  # more entries for the result files, such as checkpoint and data
     index: Array | None = None,  # the images' numbers in their dataset, [n], kept in the result; 0 to n - 1 if None
     within: float | None = None,  # stop each attack once its accuracy is known to +- this many percentage points
+    minutes: float | None = None,  # attack as many of the first images as this allows
     mask: Sequence[bool] | None = None,  # attack only these images; the others count as not robust
     batch_size: int | None = None,  # None: 250 on a GPU, fewer on a CPU for large networks (`default_batch_size`)
     jobs: int = 1,  # processes that attack batches side by side, on a CPU; every result is that of one
@@ -183,7 +177,11 @@ def evaluate(
     >>> result.robust_accuracy <= result.clean_accuracy
     True
     """
-    chosen = as_attacks(attacks, as_threat(threat, norm, epsilon))
+    begun, own = time.perf_counter(), as_threat(threat, norm, epsilon)
+    if threats and own is not None:
+        raise RattleError("give one threat, or several as threats=, not both")
+    if minutes is not None and (within is not None or not minutes > 0):
+        raise RattleError("minutes must be above 0, and given without within: each of them ends an attack by itself")
     plan = make_plan(
         model,
         x,
@@ -201,6 +199,11 @@ def evaluate(
         stop=stop,
         console=NullConsole() if quiet or not distributed.is_main() else console or RichConsole(),
     )
+    if minutes is not None and distributed.world_size() > 1:
+        raise RattleError("minutes are counted batch by batch in one process: leave out torchrun")
+    chosen = as_attacks(attacks, own)
+    if threats:
+        chosen = under_threats(lambda each: as_attacks(attacks, each), threats, plan.x.shape[1:].numel())
     if mask is not None and len(mask) != len(plan.y):
         raise RattleError(f"{len(plan.y)} images but a mask of {len(mask)}")
 
@@ -209,32 +212,46 @@ def evaluate(
         if draws is None and check_model and answers_at_random(plan):
             plan = replace(plan, draws=DRAWS)
         if plan.draws is None:
-            measured, clean = None, classify(plan)
+            measured, (clean, confidence) = None, classify(plan)
             if eot is not None:
                 raise RattleError(
                     "eot averages over draws, and the model was not seen to answer at random: leave it out"
                 )
         else:
-            if mask is not None or save_adversarial or within is not None:
-                raise RattleError("a random model has rates, not flags: leave out mask, within and save_adversarial")
+            if mask is not None or save_adversarial or within is not None or minutes is not None:
+                raise RattleError(
+                    "a random model has rates, not flags: leave out mask, within, minutes and save_adversarial"
+                )
             plan = replace(plan, eot=eot or EOT)
             measured, clean = measure_all(plan), torch.ones(len(plan.y), dtype=torch.bool)
+            confidence = None
         if check_model:
             x, y = plan.images(torch.arange(min(SAMPLE, len(plan.y))))
-            names = list(chosen)
+            names = [split_name(name)[0] for name in chosen]
             for attack in chosen.values():
                 if isinstance(attack, Ensemble):
                     names += attack.components()
             warnings = [*find_warnings(plan.model, x, y, names), *missing_normalisation(plan.model, x, y)]
-        start = clean if mask is None else clean & torch.tensor(list(mask))
+        start = clean
+        if mask is not None:
+            start, confidence = clean & torch.tensor(list(mask)), None
+        results = {}
+        left = 0.0 if minutes is None else 60 * minutes - (time.perf_counter() - begun)
         for name, attack in chosen.items():
-            results[name] = run_attack(plan, name, attack, start, measured)
+            if minutes is not None:
+                plan = replace(plan, seconds=left / (len(chosen) - len(results)))
+            results[name] = run_attack(plan, name, attack, start, measured, confidence)
+            left -= results[name].seconds / plan.jobs
+            if (n := len(results[name].flags)) < len(plan.y) and minutes is not None:
+                warnings.append(f"{minutes:g} minutes were enough for {n:,} of {len(plan.y):,} images under {name}")
+    results = with_unions(results)
 
     first = torch.equal(plan.index, torch.arange(len(plan.index)))
     rates, clean_draws = (clean.tolist(), None) if measured is None else join_clean(plan, measured)
     result = Evaluation(
         clean=rates,
         draws=clean_draws,
+        confidence=[] if confidence is None else confidence.tolist(),
         attacks=results,
         labels=plan.y.tolist(),
         index=None if first else plan.index.tolist(),
@@ -242,34 +259,39 @@ def evaluate(
         metadata=metadata or {},
     )
     if check_model:
-        accuracies = {name: attack.accuracy for name, attack in results.items()}
-        parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in results.items()}
-        warnings += post_checks(accuracies, parts)
-        result = replace(result, warnings=tuple(warnings))
+        warnings += afterwards(results)
+    result = replace(result, warnings=tuple(warnings))
     if plan.out is not None:
         finish(partial(save_results, result, plan.out), plan.out, chosen)
     return result
 
 
-def finish(save: Callable[[], None], folder: Path, names: Iterable[str]) -> None:
-    """Let the main rank write the final files and then remove the caches of these attacks; the others wait for it."""
+def afterwards(results: Mapping[str, AttackResult]) -> list[str]:
+    """Warnings that the results of one threat give together."""
+    threats: dict[str, dict[str, AttackResult]] = {}
+    for name, result in results.items():
+        attack, threat = split_name(name)
+        threats.setdefault(threat, {})[attack] = result
+    found = []
+    for same in threats.values():
+        accuracies = {name: attack.accuracy for name, attack in same.items()}
+        parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in same.items()}
+        found += post_checks(accuracies, parts)
+    return found
 
-    def write() -> None:
-        save()
-        for name in names:
-            for path in cache_files(folder, name):
-                path.unlink(missing_ok=True)
 
-    distributed.on_main(write)
-
-
-def classify(plan: EvalPlan) -> Tensor:
-    """Which images the model classifies correctly without an attack, [n] bool, on the CPU."""
-    clean = torch.zeros(len(plan.y), dtype=torch.bool, device=plan.device)
+def classify(plan: EvalPlan) -> tuple[Tensor, Tensor]:
+    """Which images the model classifies correctly without an attack, [n] bool, and its confidence, on the CPU."""
+    clean = torch.zeros(len(plan.y), dtype=torch.int, device=plan.device)
+    confidence = torch.zeros(len(plan.y), device=plan.device)
     with distributed.raise_on_all_ranks():
         for rows in plan.batches():
-            clean[rows.to(plan.device)] = is_correct(plan.model, *plan.images(rows))
-    return distributed.sum_over_ranks(clean.int()).bool().cpu()
+            x, y = plan.images(rows)
+            logits = clean_logits(plan.model, x, y)
+            rows = rows.to(plan.device)
+            clean[rows], confidence[rows] = (logits.argmax(1) == y).int(), logits.softmax(1).amax(1).float()
+    clean, confidence = (distributed.sum_over_ranks(found).cpu() for found in (clean, confidence))
+    return clean.bool(), four_decimals(confidence)
 
 
 def answers_at_random(plan: EvalPlan) -> bool:
@@ -280,11 +302,17 @@ def answers_at_random(plan: EvalPlan) -> bool:
 
 
 def run_attack(
-    plan: EvalPlan, name: str, attack: Attack, start: Tensor, measured: dict[int, Measured] | None = None
+    plan: EvalPlan,
+    name: str,
+    attack: Attack,
+    start: Tensor,
+    measured: dict[int, Measured] | None = None,
+    confidence: Tensor | None = None,
 ) -> AttackResult:
     """One attack on the images of `start` [n] bool, batch by batch; batches in the cache are not attacked again.
 
-    measured: of a random model, the clean images, each batch by its first image.
+    measured: of a random model, the clean images, each batch by its first image. confidence: that on the clean images,
+    [n], if it is to be known.
     """
     cache = None
     if plan.out is not None:
@@ -298,7 +326,7 @@ def run_attack(
         cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
     components = list(attack.components()) if isinstance(attack, Ensemble) else []
     found: dict[int, Plain] = {}  # the row of each batch, by its first image
-    n = len(plan.y)
+    n, spent = len(plan.y), 0.0
     console = plan.console or NullConsole()
     cached = set(cache.done) if cache else set()
     total = sum(len(rows) for rows in plan.batches())
@@ -313,6 +341,16 @@ def run_attack(
                 if plan.stop is not None and plan.stop():
                     raise Interrupted
                 looks = last // LOOK_EVERY > first // LOOK_EVERY
+                spent += row["seconds"] / plan.jobs
+                if plan.seconds is not None and last < n:
+                    if first == 0 and spent > plan.seconds:
+                        raise RattleError(
+                            f"one batch of {last} images took {spent:.1f} s under {name}, of "
+                            f"{max(plan.seconds, 0):.1f} s that it had: give more minutes or a smaller batch_size"
+                        )
+                    if not time_left(spent, last, len(rows), plan.seconds):
+                        n = last
+                        break
                 if plan.within and looks and precise_enough(progress.robust, last, plan.within / 100):
                     n = last
                     break
@@ -322,12 +360,16 @@ def run_attack(
     kind = torch.bool if measured is None else torch.float64
     flags = torch.zeros(1 + len(components), n, dtype=kind)
     distances = torch.zeros(n)
+    known = confidence is not None and all("confidence" in row for row in found.values())  # not by version 0.3
+    points = confidence[:n].clone() if known and confidence is not None else torch.zeros(n, dtype=torch.float64)
     seconds = torch.zeros(1 + len(components), dtype=torch.float64)
     for first, row in found.items():
         rows = torch.arange(first, min(first + plan.batch_size, n))
         live = rows[start[rows]]
         flags[:, live] = torch.tensor(row["flags"], dtype=kind)
         distances[live] = torch.tensor(row["distances"])
+        if known:
+            points[live] = torch.tensor(row["confidence"], dtype=torch.float64)
         seconds[0] += row["seconds"]
         if row["part_seconds"]:
             seconds[1:] += torch.tensor(row["part_seconds"])
@@ -339,61 +381,9 @@ def run_attack(
         seconds=float(seconds[0]),
         parts={part: flags[1 + i].tolist() for i, part in enumerate(components)},
         part_seconds=dict(zip(components, seconds[1:].tolist(), strict=True)),
+        confidence=points.tolist() if known else [],
         distances=distances.tolist() if isinstance(attack, DistanceAttack) and measured is None else [],
         draws=None if measured is None else join_draws(plan, found),
     )
     progress.finish(result)
     return result
-
-
-def attack_batches(
-    plan: EvalPlan,
-    attack: Attack,
-    start: Tensor,
-    cache: ResultCache | None,
-    progress: AttackProgress,
-    measured: dict[int, Measured] | None,
-) -> Generator[tuple[Tensor, Plain], None, None]:
-    """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
-    done = dict(cache.done) if cache else {}
-    missing = [rows for rows in plan.batches() if int(rows[0]) not in done]
-
-    def tasks() -> Iterator[tuple[Any, ...]]:
-        """The arguments of `attack_batch`, or of `attack_random`, for each missing batch."""
-        for rows in missing:
-            live = rows[start[rows]]
-            index = plan.index[live].to(plan.device)
-            state = cache.state_file(int(rows[0])) if cache else None
-            task = int(rows[0]), plan.model, attack, *plan.images(live), plan.seed, index
-            if measured is None:
-                yield *task, state
-            else:
-                yield *task, measured[int(rows[0])], plan.draws, plan.eot
-
-    def one_by_one() -> Generator[tuple[int, Plain, Tensor], None, None]:
-        for rows, task in zip(missing, tasks(), strict=True):
-            progress.begin_batch(len(rows))
-            yield attack_batch(*task, progress=progress) if measured is None else attack_random(*task)
-
-    found = one_by_one()
-    if plan.jobs > 1:
-        found = in_processes(plan.jobs, plan.model, attack_batch if measured is None else attack_random, tasks())
-    with closing(found):
-        for rows in plan.batches():
-            while int(rows[0]) not in done:
-                first, row, x_adv = next(found)
-                if cache:
-                    cache.add(first, row, x_adv if plan.save_adversarial else None)
-                done[first] = row
-            yield rows, done[int(rows[0])]
-
-
-def save_broken(plan: EvalPlan, threat: Threat, start: Tensor, robust: Tensor, cache: ResultCache) -> None:
-    """Collect the points of the images that were attacked (`start`) and broken from the cache into one file."""
-    found = []
-    for rows in torch.arange(len(robust)).split(plan.batch_size):
-        points = np.load(cache.image_file(int(rows[0])))
-        found.append(points[~robust[rows][start[rows]].numpy()])
-    broken = (start & ~robust).nonzero().squeeze(1)
-    path = cache.folder / f"{cache.name}-adversarial.npz"
-    save_images(path, plan.index[broken], np.concatenate(found), plan.y[broken.to(plan.y.device)], threat)

@@ -1,20 +1,23 @@
-"""The attacks that `evaluate` was asked for, by name, and a checksum of each of its images."""
+"""What `evaluate` was asked for: attacks by name, threats, the size of a batch, and a checksum of each image."""
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count, permutations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.registry import get_attack
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.results import check_name
+from rattle.recipes.schema import epsilon_text
 from rattle.threat import Norm, Threat
 
+LARGEST_BATCH, SMALLEST_BATCH = 250, 16
+WEIGHTS_IN_A_BATCH = 100_000_000  # on a CPU: images times weights
 Attacks = str | Attack | Sequence[str | Attack] | Mapping[str, str | Attack]
 
 
@@ -25,6 +28,20 @@ def as_threat(threat: Threat | None, norm: Norm | None, epsilon: float | None) -
     if norm is None and epsilon is None:
         return threat
     return Threat(norm=norm or "linf", epsilon=8 / 255 if epsilon is None else epsilon)
+
+
+def default_batch_size(model: nn.Module, device: torch.device) -> int:
+    """250 images on a GPU; on a CPU fewer for large networks, at least 16: what an interruption costs is minutes.
+
+    Every image has its own random stream, so the flags do not depend on it beyond rounding.
+
+    >>> default_batch_size(nn.Linear(1000, 1000), torch.device("cpu"))
+    99
+    """
+    if device.type != "cpu":
+        return LARGEST_BATCH
+    weights = sum(p.numel() for p in model.parameters())
+    return min(LARGEST_BATCH, max(SMALLEST_BATCH, WEIGHTS_IN_A_BATCH // max(1, weights)))
 
 
 def image_checksums(x: Tensor | Pictures, y: Tensor) -> list[str]:
@@ -71,3 +88,25 @@ def as_attack(attack: object, threat: Threat | None) -> Attack:
     if threat not in (None, own):
         raise RattleError(f"{type(attack).__name__} has a threat of its own, {own}, other than {threat}")
     return attack  # type: ignore[return-value]
+
+
+def under_threats(
+    make: Callable[[Threat], Mapping[str, Attack]], threats: Sequence[Threat], size: int
+) -> dict[str, Attack]:
+    """The attacks that `make` gives under each of several threats, named like `autoattack,l2=0.5`.
+
+    size: numbers in an image, on which it depends whether a ball contains another.
+    """
+    if len(threats) < 2:
+        raise RattleError("threats are two or more; one alone is the threat itself, or its norm and epsilon")
+    for one, other in permutations(threats, 2):
+        if one.lies_within(other, size):
+            first, second = (f"{threat.norm} {epsilon_text(threat.epsilon)}" for threat in (one, other))
+            raise RattleError(f"the threat {first} lies within {second}, so their union is the latter: leave out one")
+    found = {}
+    for threat in threats:
+        for name, attack in make(threat).items():
+            if attack.threat != threat:
+                raise RattleError(f"{name} takes no {threat.norm} threat: it attacks under {attack.threat}")
+            found[f"{name},{threat.norm}={threat.epsilon:.9g}"] = attack
+    return found

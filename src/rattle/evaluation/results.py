@@ -5,7 +5,6 @@ Robust accuracy is the mean of an attack's flags; the worst case over attacks is
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
@@ -13,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rattle.errors import RattleError
+from rattle.evaluation.calibration import Calibration, calibration
+from rattle.evaluation.classes import WorstClass, worst_class
 from rattle.recipes.reading import parse_json, tidy
 from rattle.runs.io import Plain, read_json, write_atomically
 from rattle.runs.paths import Run
-from rattle.stats import mean_interval
+from rattle.stats import Interval, mean_interval
 
 MODEL_KEYS = ("name", "checkpoint", "recipe")  # of a result file: what the model is called, its weights, its recipe
-FEWEST = 10  # images of a class from which on its accuracy is shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class AttackResult:
     seconds: float
     parts: dict[str, list[bool] | list[float]] = field(default_factory=dict)  # of an ensemble: flags after this part
     part_seconds: dict[str, float] = field(default_factory=dict)  # of an ensemble: what each part took
+    confidence: list[float] = field(default_factory=list)  # in the class that an attacked image is taken for
     distances: list[float] = field(default_factory=list)  # of an attack that measures them: to the nearest point found
     draws: Draws | None = None  # of a random model
 
@@ -79,6 +80,8 @@ class AttackResult:
                 name: robust(flags) | {"seconds": self.part_seconds.get(name, 0.0)}
                 for name, flags in self.parts.items()
             }
+        if self.confidence:
+            plain["confidence"] = self.confidence
         if self.distances:
             plain |= {"adbd": self.mean_distance, "distances": self.distances}
         if self.draws:
@@ -92,6 +95,7 @@ class Evaluation:
 
     clean: list[bool] | list[float]  # correct without an attack, image by image; rates of a random model
     attacks: dict[str, AttackResult]  # each of all images, or of as many of the first as `within` asked for
+    confidence: list[float] = field(default_factory=list)  # in the class that an image is taken for, without an attack
     labels: list[int] | None = None  # the images' classes
     index: list[int] | None = None  # the images' numbers in their dataset; None: the first n of it
     images: list[str] | None = None  # their checksums, by which results are paired; None where no file is written
@@ -132,6 +136,7 @@ class Evaluation:
         return replace(
             self,
             clean=self.clean[:n],
+            confidence=self.confidence[:n],
             attacks={name: attack},
             labels=self.labels and self.labels[:n],
             index=self.index and self.index[:n],
@@ -177,18 +182,41 @@ class Evaluation:
                 f"{row['attack']:{width}}  {100 * row['accuracy']:11.1f}  {interval:>13}  {row['n']:{digits}}  "
                 f"{row['seconds']:7.1f}"
             )
-        if worst := self.worst_classes():
-            lines.append(worst)
+        lines += filter(None, (self.worst_classes(), self.calibration_errors()))
         return "\n".join([*lines, *(f"warning: {sentence}" for sentence in self.warnings)])
+
+    def worst_class(self, name: str) -> WorstClass | None:
+        """The class that does worst under an attack, or `clean`; None where classes have few images."""
+        return worst_class(self.clean if name == "clean" else self.attacks[name].flags, self.labels or ())
+
+    def calibration(self, name: str) -> Calibration | None:
+        """Confidences against accuracies under an attack, or `clean`; None where they are not known."""
+        if name == "clean":
+            return calibration(tuple(self.confidence), tuple(self.clean))
+        return calibration(tuple(self.attacks[name].confidence), tuple(self.attacks[name].flags))
+
+    def beyond(self, name: str) -> Plain:
+        """What the mean hides, under an attack or `clean`, as plain data: the worst class and the calibration."""
+        found = {"worst_class": self.worst_class(name), "calibration": self.calibration(name)}
+        return {key: value.to_plain() for key, value in found.items() if value}
 
     def worst_classes(self, names: Sequence[str] = ()) -> str:
         """The class that does worst, without and under each attack, in a line; empty where classes have few images."""
         found = []
-        for name, flags in {"clean": self.clean, **{name: a.flags for name, a in self.attacks.items()}}.items():
-            if worst := worst_class(flags, self.labels or ()):
-                label, accuracy, n = worst
-                found.append(f"{name} {100 * accuracy:.1f} % of {n} ({names[label] if names else label})")
+        for name in ("clean", *self.attacks):
+            if worst := self.worst_class(name):
+                share = f"{100 * worst.accuracy:.1f} % {in_percent(worst.interval)}"
+                label = names[worst.label] if names else worst.label
+                found.append(f"{name} {share} of {worst.n} ({label}; best class {100 * worst.best:.1f} %)")
         return f"worst class: {', '.join(found)}" if found else ""
+
+    def calibration_errors(self) -> str:
+        """The expected calibration error, without and under each attack, in a line; empty where it is not known."""
+        found = []
+        for name in ("clean", *self.attacks):
+            if known := self.calibration(name):
+                found.append(f"{name} {100 * known.error:.1f} % {in_percent(known.interval)}")
+        return f"calibration error: {', '.join(found)}" if found else ""
 
     def to_plain(self) -> Plain:
         """What a result file holds and `--json` prints: `robust` is the worst case over the attacks."""
@@ -198,9 +226,13 @@ class Evaluation:
             **share("clean", self.clean, self.error),
             **share("robust", self.worst_case, self.worst_error),
             "seconds": sum(a.seconds for a in self.attacks.values()),
-            "attacks": {name: a.to_plain() for name, a in self.attacks.items()},
+            "attacks": {name: a.to_plain() | self.beyond(name) for name, a in self.attacks.items()},
             "clean_flags": numbers(self.clean),
         }
+        for key, value in self.beyond("clean").items():
+            plain[f"clean_{key}"] = value
+        if self.confidence:
+            plain["clean_confidence"] = self.confidence
         for key in ("labels", "index", "images"):
             if getattr(self, key) is not None:
                 plain[key] = getattr(self, key)
@@ -209,20 +241,8 @@ class Evaluation:
         return plain | {"advice": list(self.warnings)}
 
 
-def worst_class(flags: Sequence[float], labels: Sequence[int]) -> tuple[int, float, int] | None:
-    """Label, accuracy and size of the class that does worst; None if there is one class, or one with few images.
-
-    >>> worst_class([1] * 15 + [0] * 5, [0] * 10 + [1] * 10)
-    (1, 0.5, 10)
-    """
-    sizes = Counter(labels[: len(flags)])
-    correct = dict.fromkeys(sizes, 0.0)
-    for flag, label in zip(flags, labels, strict=False):
-        correct[label] += flag
-    if len(sizes) < 2 or min(sizes.values()) < FEWEST:
-        return None
-    worst = min(sizes, key=lambda label: correct[label] / sizes[label])
-    return worst, correct[worst] / sizes[worst], sizes[worst]
+def in_percent(interval: Interval) -> str:
+    return f"[{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
 def record(name: str, flags: Sequence[float], seconds: float, error: float) -> Plain:
@@ -285,6 +305,8 @@ class StoredResult:
     images: tuple[str, ...] = ()  # their checksums; none in files of earlier versions
     labels: tuple[int, ...] = ()  # their classes; none in files of earlier versions
     model: Mapping[str, str] = field(default_factory=dict)  # what the file says of it, of MODEL_KEYS
+    confidence: tuple[float, ...] = ()  # at the attacked images; none in files of earlier versions
+    clean_confidence: tuple[float, ...] = ()
     error: float = 0.0  # standard error of the mean of `flags` by the draws of a random model
     clean_error: float = 0.0
 
@@ -339,15 +361,18 @@ def stored_result(plain: Plain, name: str) -> StoredResult:
         index=tuple(map(int, plain.get("index", range(len(entry["flags"]))))),  # version 0.1 always took the first n
         images=tuple(map(str, plain.get("images") or ())),
         labels=tuple(map(int, plain.get("labels") or ())),
+        confidence=tuple(map(float, entry.get("confidence") or ())),
+        clean_confidence=tuple(map(float, plain.get("clean_confidence") or ())),
         model={key: str(plain[key]) for key in MODEL_KEYS if plain.get(key)},
         error=float(entry["draws"]["error"]) if random else 0.0,
         clean_error=float(plain["draws"]["error"]) if random else 0.0,
     )
     n = len(found.flags)
-    for values in (found.flags, found.clean, found.index, found.images or found.index, found.labels or found.index):
+    absent = (found.images, found.labels, found.confidence, found.clean_confidence)  # from files of earlier versions
+    for values in (found.flags, found.clean, found.index, *(each or found.index for each in absent)):
         if len(values) != n or n == 0:
             raise ValueError(name)
-    if not all(0 <= value <= 1 for value in found.flags + found.clean):
+    if not all(0 <= value <= 1 for value in found.flags + found.clean + found.confidence + found.clean_confidence):
         raise ValueError(name)
     return found
 

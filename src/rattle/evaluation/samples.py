@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rattle.evaluation.results import worst_class
+from rattle.evaluation.calibration import Calibration, calibration
+from rattle.evaluation.classes import WorstClass, worst_class
 from rattle.stats import Interval, error_of_images, mcnemar, normal, seeds_interval, student, t_interval, welch, wilson
 
 
@@ -18,6 +19,7 @@ class Sample:
     protocol: str = ""  # how they were attacked; only equal ones are compared
     images: tuple[str, ...] = ()  # a checksum of each image, by which samples are paired
     labels: tuple[int, ...] = ()  # the class of each image
+    confidence: tuple[tuple[float, ...], ...] = ()  # for each seed that of each image, or () where it is not known
     places: tuple[str, ...] = ()  # dataset and number of each image, where one of two samples has no checksums
 
     @property
@@ -25,10 +27,17 @@ class Sample:
         return [sum(flags) / len(flags) for flags in self.flags]
 
     @property
-    def worst_class(self) -> float | None:
-        """Accuracy of each seed's worst class, mean over seeds; None where classes have few images."""
+    def worst_classes(self) -> list[WorstClass]:
+        """The worst class of each seed; none where classes have few images."""
         found = [worst_class(flags, self.labels) for flags in self.flags]
-        return math.fsum(worst[1] for worst in found if worst) / len(found) if all(found) else None
+        return [worst for worst in found if worst]
+
+    @property
+    def calibrations(self) -> list[Calibration]:
+        """Confidences against accuracies for each seed; none where one of the seeds has no confidences."""
+        pairs = zip(self.confidence, self.flags, strict=False)
+        found = [known for confidence, flags in pairs if (known := calibration(confidence, flags))]
+        return found if len(found) == len(self.flags) else []
 
     @property
     def n(self) -> int:
@@ -42,7 +51,9 @@ class Sample:
             return tuple(values[i] for i in rows) if values else ()
 
         which = {"images": chosen(self.images), "places": chosen(self.places), "labels": chosen(self.labels)}
-        return replace(self, flags=tuple(map(chosen, self.flags)), **which)
+        return replace(
+            self, flags=tuple(map(chosen, self.flags)), confidence=tuple(map(chosen, self.confidence)), **which
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,17 @@
-"""One attack on one batch, every point re-checked: no attack is taken at its word.
+"""One attack, batch by batch, every point re-checked: no attack is taken at its word.
 
 A point counts only inside the threat's ball and [0, 1], and misclassified in a fresh forward pass.
 """
 
+from __future__ import annotations
+
 import time
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,19 +21,38 @@ from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack
 from rattle.attacks.ensemble import Ensemble, run_components
 from rattle.errors import RattleError
-from rattle.evaluation.cache import read_parts, write_parts
+from rattle.evaluation.cache import ResultCache, read_parts, write_parts
+from rattle.evaluation.draws import Measured, attack_random
+from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.progress import AttackProgress
-from rattle.inputs import as_float, is_correct, takes_channels_last
+from rattle.inputs import as_float, clean_logits, takes_channels_last
 from rattle.randomness import ImageStreams
 from rattle.runs.io import Plain, atomic_file, read_arrays
 from rattle.threat import Threat, per_image
 from rattle.weights import eval_mode
 
+if TYPE_CHECKING:
+    from rattle.evaluation.evaluate import EvalPlan
+
+
+def judge(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Which images stay correct at an attack's points, [n] bool, and the confidence there, [n].
+
+    A point outside the threat does not count: the image itself stands in its place.
+    """
+    inside = threat.contains(x_adv, x)
+    logits = clean_logits(model, torch.where(per_image(inside, x), x_adv, x), y)
+    return (logits.argmax(1) == y) | ~inside, four_decimals(logits.softmax(1).amax(1))
+
 
 def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Which images stay correct at an attack's points, [n] bool; a point outside the threat does not count."""
-    inside = threat.contains(x_adv, x)
-    return is_correct(model, torch.where(per_image(inside, x), x_adv, x), y) | ~inside
+    """Which images stay correct at an attack's points, [n] bool."""
+    return judge(model, threat, x_adv, x, y)[0]
+
+
+def four_decimals(confidence: Tensor) -> Tensor:
+    """The confidence of the predicted class as result files keep it."""
+    return confidence.cpu().double().round(decimals=4)
 
 
 def attack_batch(
@@ -51,7 +75,7 @@ def attack_batch(
     begun = time.perf_counter()
     draws = ImageStreams(seed, index)
     correct = partial(still_correct, model, attack.threat)
-    distances = torch.zeros(len(x))
+    distances, confidence = torch.zeros(len(x)), torch.zeros(len(x))
     components: list[float] = []  # seconds of each
     if len(x) == 0:
         x_adv, flags = x, torch.ones(1, 0, dtype=torch.bool)
@@ -66,6 +90,7 @@ def attack_batch(
                 progress.end_component(len(found.seconds) - 1, found.correct[-1])
         assert found is not None, "an ensemble has components"
         x_adv, flags = found.x_adv, torch.cat([found.correct[-1:], found.correct[1:]])
+        _, confidence = judge(model, attack.threat, x_adv, x, y)
         components = found.seconds.tolist()
     else:
         given = x.clone()  # an attack may write into its input
@@ -74,14 +99,69 @@ def attack_batch(
             x_adv, distances = nearest.x_adv, nearest.distance
         else:
             x_adv = attack(model, given, y, generator=draws)
-        flags = correct(x_adv, x, y)[None]
+        held, confidence = judge(model, attack.threat, x_adv, x, y)
+        flags = held[None]
     row = {
         "flags": flags.int().tolist(),
         "distances": distances.tolist(),
+        "confidence": confidence.tolist(),
         "part_seconds": components,
         "seconds": sum(components) if components else time.perf_counter() - begun,
     }
     return first, row, x_adv
+
+
+def attack_batches(
+    plan: EvalPlan,
+    attack: Attack,
+    start: Tensor,
+    cache: ResultCache | None,
+    progress: AttackProgress,
+    measured: dict[int, Measured] | None,
+) -> Generator[tuple[Tensor, Plain], None, None]:
+    """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
+    done = dict(cache.done) if cache else {}
+    missing = [rows for rows in plan.batches() if int(rows[0]) not in done]
+
+    def tasks() -> Iterator[tuple[Any, ...]]:
+        """The arguments of `attack_batch`, or of `attack_random`, for each missing batch."""
+        for rows in missing:
+            live = rows[start[rows]]
+            index = plan.index[live].to(plan.device)
+            state = cache.state_file(int(rows[0])) if cache else None
+            task = int(rows[0]), plan.model, attack, *plan.images(live), plan.seed, index
+            if measured is None:
+                yield *task, state
+            else:
+                yield *task, measured[int(rows[0])], plan.draws, plan.eot
+
+    def one_by_one() -> Generator[tuple[int, Plain, Tensor], None, None]:
+        for rows, task in zip(missing, tasks(), strict=True):
+            progress.begin_batch(len(rows))
+            yield attack_batch(*task, progress=progress) if measured is None else attack_random(*task)
+
+    found = one_by_one()
+    if plan.jobs > 1:
+        found = in_processes(plan.jobs, plan.model, attack_batch if measured is None else attack_random, tasks())
+    with closing(found):
+        for rows in plan.batches():
+            while int(rows[0]) not in done:
+                first, row, x_adv = next(found)
+                if cache:
+                    cache.add(first, row, x_adv if plan.save_adversarial else None)
+                done[first] = row
+            yield rows, done[int(rows[0])]
+
+
+def save_broken(plan: EvalPlan, threat: Threat, start: Tensor, robust: Tensor, cache: ResultCache) -> None:
+    """Collect the points of the images that were attacked (`start`) and broken from the cache into one file."""
+    found = []
+    for rows in torch.arange(len(robust)).split(plan.batch_size):
+        points = np.load(cache.image_file(int(rows[0])))
+        found.append(points[~robust[rows][start[rows]].numpy()])
+    broken = (start & ~robust).nonzero().squeeze(1)
+    path = cache.folder / f"{cache.name}-adversarial.npz"
+    save_images(path, plan.index[broken], np.concatenate(found), plan.y[broken.to(plan.y.device)], threat)
 
 
 def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat) -> Tensor:

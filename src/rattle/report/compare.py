@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rattle.evaluation.samples import Sample, on_shared_images
+from rattle.evaluation.unions import UNION, split_name
 from rattle.report.run_data import MANY, RunData, Runs
 from rattle.report.significance import PairedTest, paired_tests, protocol_differences
 from rattle.report.tables import Accuracy, Comparison, accuracy, compare
@@ -59,7 +60,8 @@ def samples_of(runs: Runs) -> dict[str, Sample]:
             if known is sample or both is None or protocol_differences(known.protocol, sample.protocol):
                 continue
             known, new = both
-            found[column] = replace(known, seeds=known.seeds + new.seeds, flags=known.flags + new.flags)
+            every = {"seeds": known.seeds + new.seeds, "flags": known.flags + new.flags}
+            found[column] = replace(known, **every, confidence=known.confidence + new.confidence)
     return found
 
 
@@ -80,9 +82,14 @@ class Point:
 
 
 def robust_attack(runs: Runs) -> str | None:
-    """The attack that most runs have a result of; the strongest of those."""
+    """The attack that most runs have a result of; the strongest of those, under all threats where there are several."""
     attacks = [attack for run in runs for attack in run.results]
-    return min(attacks, key=lambda name: (-attacks.count(name), STRONGEST.get(name, 3), name), default=None)
+
+    def rank(name: str) -> tuple[int, int, bool, str]:
+        attack, threat = split_name(name)
+        return -attacks.count(name), STRONGEST.get(attack, 3), threat != UNION, name
+
+    return min(attacks, key=rank, default=None)
 
 
 def measured_points(runs: Runs, attack: str) -> list[Point]:

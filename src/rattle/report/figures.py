@@ -165,6 +165,17 @@ def per_class(run: RunData, gallery: Gallery) -> Spec:
     return figure(traces, axis("class", type="category"), y_axis, barmode="overlay")
 
 
+def reliability(runs: Sequence[RunData], column: str) -> Spec:
+    """The share that is right against the confidence, bin by bin; a calibrated model lies on the diagonal."""
+    traces = [line([0, 1], [0, 1], "calibrated", "var(--ink)", mode="lines", line={"dash": "dot"})]
+    for run in runs:
+        for known in run.columns[column].calibrations if column in run.columns else []:
+            marks = {"mode": "lines+markers", "text": [f"{n} images" for n in known.sizes]}
+            traces.append(line(list(known.confidence), list(known.accuracy), run.label, colour(run), **marks))
+    share = {"range": [0, 1]}
+    return figure(traces, axis("confidence", **share), axis("accuracy", **share))
+
+
 def confusion_counts(gallery: Gallery) -> np.ndarray:
     """[true, predicted] counts under attack."""
     counts = np.zeros((len(gallery.classes), len(gallery.classes)), dtype=np.int64)

@@ -6,7 +6,8 @@ from typing import Any
 
 from rattle.recipes.schema import epsilon_text, flatten
 
-NORMS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082"}
+NORMS = {"linf": "\u2113\u221e", "l2": "\u2113\u2082", "l1": "\u2113\u2081"}
+RADIUS = re.compile(r"(linf|l2|l1)=(\d{1,9}(?:\.\d{1,12})?(?:e-\d\d)?)")  # as evaluation names a threat
 TITLES = {"clean": "Clean", "autoattack": "AutoAttack", "fgsm": "FGSM", "best-known": "Best known"}
 NOT_NAMED = ("name", "method", "seed", "threads", "device", "save_minutes")  # settings that say nothing of the result
 MOST_NAMED = 3  # settings in a name; runs that differ in more are told apart by their folders
@@ -17,11 +18,17 @@ def title_of(attack: str) -> str:
 
     >>> title_of("pgd20"), title_of("clean"), title_of("my-attack"), title_of("pgd40,step-size=0.01")
     ('PGD-20', 'Clean', 'my-attack', 'PGD-40, step-size 0.01')
+    >>> title_of("autoattack,linf=0.0313725490"), title_of("autoattack,union")
+    ('AutoAttack, \u2113\u221e 8/255', 'AutoAttack, union')
     """
     name, *settings = attack.split(",")
     steps = re.fullmatch(r"([a-z]{2,4})(\d+)", name)
     title = f"{steps[1].upper()}-{steps[2]}" if steps else TITLES.get(name, name)
-    return ", ".join([title, *(setting.replace("=", " ") for setting in settings)])
+    for setting in settings:
+        radius = RADIUS.fullmatch(setting)
+        shown = f"{NORMS[radius[1]]} {epsilon_text(float(radius[2]))}" if radius else setting.replace("=", " ")
+        title += f", {shown}"
+    return title
 
 
 def method_of(recipe: Mapping[str, Any]) -> str:

@@ -15,18 +15,27 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from rattle import __version__
+from rattle.evaluation.unions import split_name
 from rattle.report import compare, figures, sections
 from rattle.report.compare import PublishedRows
 from rattle.report.frontiers import FrontierSection, read_frontiers, with_runs
 from rattle.report.naming import duration, number, p_value, significant, title_of
 from rattle.report.run_data import RunData, Runs, baseline_first, load_runs, results_folder
+from rattle.report.significance import Samples
 from rattle.report.sweeps import find_sweep
 from rattle.report.tables import NOTE, accuracy, sorted_attacks
 from rattle.report.tables import compare as compare_rows
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.paths import Run
 
-FILTERS = {"number": number, "significant": significant, "p_value": p_value, "duration": duration, "attack": title_of}
+FILTERS = {
+    "number": number,
+    "significant": significant,
+    "p_value": p_value,
+    "duration": duration,
+    "attack": title_of,
+    "beyond": sections.beyond,
+}
 
 
 def asset(name: str) -> str:
@@ -74,6 +83,13 @@ def run_colours(n: int) -> list[tuple[str, str]]:
     return [(f"hsl({hue}, 65%, 36%)", f"hsl({hue}, 65%, 72%)") for hue in hues]
 
 
+def usual_columns(samples: Samples) -> list[str]:
+    """The columns that were measured, and AutoAttack, which the field asks for, where no threat has it."""
+    measured = {name for found in samples.values() for name in found}
+    usual = [] if any(split_name(name)[0] == "autoattack" for name in measured) else ["autoattack"]
+    return sorted_attacks(["clean", *usual, *measured])
+
+
 def context(
     runs: Runs,
     published: PublishedRows,
@@ -104,7 +120,7 @@ def context(
         "crowded": crowded,
         "colours": run_colours(len(runs)),
         "samples": samples,
-        "columns": sorted_attacks(["clean", "autoattack", *(name for found in samples.values() for name in found)]),
+        "columns": usual_columns(samples),
         "best": compare_rows(samples) if tested else None,
         "seeds": compare.over_seeds(runs) if several else None,
         "comparison": sections.comparison(runs, baseline, several=several),

@@ -13,6 +13,7 @@ import numpy as np
 from rattle.errors import RattleError
 from rattle.evaluation.results import Results, StoredResult, load_results
 from rattle.evaluation.samples import Sample, on_shared_images
+from rattle.evaluation.unions import split_name
 from rattle.recipes.reading import parse_yaml, read_text, tidy
 from rattle.recipes.schema import flatten
 from rattle.report.naming import method_of, settings_text, threat_of, threat_text, unique_labels, varied
@@ -58,7 +59,7 @@ class RunData:
 
     @property
     def threat(self) -> str:
-        return threat_text(self.trained_for)
+        return threat_text(self.trained_for) if self.trained_for or not self.external else "several threats"
 
     @property
     def epsilon(self) -> float | None:
@@ -75,17 +76,19 @@ class RunData:
         if not self.results:
             return {}
         largest = most_images(self.results)
-        clean = self.sample(largest, largest.clean, json.dumps({"attack": "clean"}))
+        clean = self.sample(largest, largest.clean, json.dumps({"attack": "clean"}), largest.clean_confidence)
         found = {"clean": clean}
         for name in sorted_attacks(self.results):
             result = self.results[name]
-            found[name] = self.sample(result, result.flags, result.protocol)
+            found[name] = self.sample(result, result.flags, result.protocol, result.confidence)
         best = self.best_known(found) if "autoattack" in found else None
         return found | {BEST_KNOWN: best} if best else found
 
-    def sample(self, result: StoredResult, flags: tuple[float, ...], protocol: str) -> Sample:
+    def sample(
+        self, result: StoredResult, flags: tuple[float, ...], protocol: str, confidence: tuple[float, ...]
+    ) -> Sample:
         which = {"images": result.images, "places": result.places, "labels": result.labels}
-        return Sample(seeds=(self.seed,), flags=(flags,), protocol=protocol, **which)
+        return Sample(seeds=(self.seed,), flags=(flags,), protocol=protocol, confidence=(confidence,), **which)
 
     def best_known(self, columns: Mapping[str, Sample]) -> Sample | None:
         """AutoAttack's images that no attack of the same threat broke; None where no other broke more than it."""
@@ -102,7 +105,7 @@ class RunData:
         if sum(flags) == sum(bound.flags[0]):
             return None
         protocol = json.dumps({"attack": BEST_KNOWN, "of": sorted(others), "threat": threat})
-        return replace(bound, flags=(tuple(flags),), protocol=protocol)
+        return replace(bound, flags=(tuple(flags),), protocol=protocol, confidence=())
 
 
 Runs = Sequence[RunData]
@@ -189,7 +192,8 @@ def load_external(folder: Path) -> RunData:
     largest = most_images(results)
     run = RunData(folder, external_name(largest.model, folder), external=True, results=results, notes=notes)
     run.method, run.model, run.data = run.name, largest.model.get("recipe", ""), largest.data
-    run.trained_for = {"attack": largest.settings}
+    several = any(split_name(name)[1] for name in results)
+    run.trained_for = {} if several else {"attack": largest.settings}
     return run
 
 

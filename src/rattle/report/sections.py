@@ -8,6 +8,7 @@ from rattle.report import compare, figures, thumbnails
 from rattle.report.naming import title_of
 from rattle.report.run_data import RunData, Runs, finite
 from rattle.report.significance import PairedTest
+from rattle.report.tables import sorted_attacks
 from rattle.runs.arrays import GROUPS
 from rattle.runs.io import Plain
 
@@ -61,6 +62,22 @@ def examples(run: RunData) -> Plain | None:
         }
         groups[titles[str(g.group[i]) if len(g.group) else GROUPS[0]]].append(item)
     return {"groups": groups, "factor": f"{factor:g}", "attack": attack}
+
+
+def beyond(run: RunData) -> list[Plain]:
+    """What a mean hides, a row for each column of a run: its worst class and its calibration, where one is known."""
+    rows = []
+    for column, sample in run.columns.items():
+        worst, known = sample.worst_classes, sample.calibrations
+        if worst or known:
+            rows.append({"column": column, "n": sample.n, "worst": worst[:1], "calibration": known[:1]})
+    return rows
+
+
+def attacked_confidently(runs: Runs) -> str | None:
+    """The last column under attack, AutoAttack's where there is one, of which confidences are known."""
+    columns = [name for run in runs for name, sample in run.columns.items() if sample.calibrations]
+    return next((name for name in reversed(sorted_attacks(columns)) if name != "clean"), None)
 
 
 def landscape_panels(runs: Runs) -> list[Plain]:

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from rattle.errors import RattleError
-from rattle.evaluation.results import Evaluation
+from rattle.evaluation.results import Evaluation, in_percent
+from rattle.evaluation.samples import Sample
 from rattle.report.naming import title_of
 from rattle.report.significance import Samples, compare_pairs
 from rattle.report.writers import Bold, csv_table, latex_table, markdown_table
-from rattle.stats import Summary, mean_interval, summarise
+from rattle.stats import Interval, Summary, mean_interval, summarise
 
 Format = Literal["markdown", "latex", "csv"]
 
@@ -65,6 +66,28 @@ def accuracy_row(name: str, result: Evaluation) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A share of 1 that stands beside an accuracy: of one seed with its 95 % interval, else the mean over seeds."""
+
+    mean: float
+    deviation: float  # NaN with one seed
+    interval: Interval | None  # None with several seeds
+
+    def __str__(self) -> str:
+        more = in_percent(self.interval) if self.interval else f"± {100 * self.deviation:.1f}"
+        return f"{100 * self.mean:.1f} {more}"
+
+
+def figure_of(values: Sequence[float], intervals: Sequence[Interval]) -> Figure | None:
+    """Over seeds; None without any."""
+    if not values:
+        return None
+    summary = summarise(values)
+    alone = intervals[0] if len(values) == 1 else None
+    return Figure(mean=summary.mean, deviation=summary.deviation, interval=alone)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One method's accuracy in one column: mean and std over n seeds."""
 
@@ -73,7 +96,8 @@ class Cell:
     n: int
     images: int  # test images, of each seed
     best: bool  # highest of its column, and significantly so against every other row
-    worst: float | None = None  # accuracy of the worst class, mean over seeds
+    worst: Figure | None = None  # the worst class of each seed; None where classes have few images
+    calibration: Figure | None = None  # expected calibration error; None where confidences are not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +134,24 @@ def compare(samples: Samples) -> Comparison:
         for method, summary in summaries.items():
             sample = samples[method][column]
             best = 0 < len(summaries) - 1 == beaten[column, method]
-            rows[method][column] = Cell(**asdict(summary), images=sample.n, best=best, worst=sample.worst_class)
+            rows[method][column] = Cell(
+                **asdict(summary),
+                images=sample.n,
+                best=best,
+                worst=worst_of(sample),
+                calibration=calibration_of(sample),
+            )
     return Comparison(columns=columns, rows=rows, refused=refused)
+
+
+def worst_of(sample: Sample) -> Figure | None:
+    found = sample.worst_classes
+    return figure_of([worst.accuracy for worst in found], [worst.interval for worst in found])
+
+
+def calibration_of(sample: Sample) -> Figure | None:
+    found = sample.calibrations
+    return figure_of([known.error for known in found], [known.interval for known in found])
 
 
 def write_table(comparison: Comparison, form: Format) -> str:
@@ -125,20 +165,21 @@ def write_table(comparison: Comparison, form: Format) -> str:
         cells = [cell_text(row.get(column), with_n=each) for column in comparison.columns]
         rows.append([method, seeds_of(row), *cells])
     n = "n: test images; tests use those that both rows have." if each else f"n = {comparison.images:,} test images."
-    notes = [NOTE, n, *([BOUND] if "best-known" in comparison.columns else []), *worst_classes(comparison)]
+    notes = [NOTE, n, *([BOUND] if "best-known" in comparison.columns else []), *beside(comparison)]
     if form == "latex":
         return latex_table(columns, rows, left=1, comments=[note.replace("±", "+-") for note in notes])
     return f"{markdown_table(columns, rows, left=1)}\n{' '.join(notes)}\n"
 
 
-def worst_classes(comparison: Comparison) -> list[str]:
-    """A sentence about each row's worst class, where classes have enough images."""
-    found = []
+def beside(comparison: Comparison) -> list[str]:
+    """Sentences about each row's worst class and calibration error, where they are known."""
+    found: dict[str, list[str]] = {"Worst class": [], "Expected calibration error": []}
     for method, row in comparison.rows.items():
-        cells = [f"{title_of(column)} {100 * cell.worst:.1f}" for column, cell in row.items() if cell.worst is not None]
-        if cells:
-            found.append(f"{method}: {', '.join(cells)}")
-    return [f"Worst class, %: {'; '.join(found)}."] if found else []
+        for title, key in zip(found, ("worst", "calibration"), strict=True):
+            figures = [(title_of(column), getattr(cell, key)) for column, cell in row.items()]
+            if texts := [f"{column} {figure}" for column, figure in figures if figure]:
+                found[title].append(f"{method}: {', '.join(texts)}")
+    return [f"{title}, %: {'; '.join(rows)}." for title, rows in found.items() if rows]
 
 
 def seeds_of(row: Mapping[str, Cell]) -> str:

@@ -229,7 +229,7 @@ def refuse_untrained(before: Evaluation, classes: int) -> None:
 
 def clean_accuracy(module: nn.Module, images: Images) -> float:
     with eval_mode(module), torch.no_grad():
-        return float(classify(make_plan(module, images.x, images.y)).double().mean())
+        return float(classify(make_plan(module, images.x, images.y))[0].double().mean())
 
 
 def last_accuracies(run: Run) -> tuple[float, float]:
