@@ -107,8 +107,10 @@ class RichConsole(NullConsole):
             now = time.monotonic()
             if now - said >= self.seconds:
                 said = now
-                left = (now - begun) / max(at - done, 1) * (total - at)
-                self.log(f"{title}: {at}/{total}  {written(shown)}  {left:.0f} s left")
+                line = f"{title}: {at}/{total}  {written(shown)}"
+                if at > done:
+                    line += f"  {(now - begun) / (at - done) * (total - at):.0f} s left"
+                self.log(line)
 
         yield advance
 
