@@ -1,6 +1,6 @@
 """An ordinary classifier, trained in plain torch, for `rattle harden`: 48x48 pictures in class folders, and w.pt.
 
-python examples/plain_classifier.py FOLDER. docs/guides/harden.md goes on from there.
+python examples/plain_classifier.py FOLDER. docs/guides/harden.md continues from there.
 """
 
 import sys

@@ -86,7 +86,7 @@ def taken_out(section: str) -> tuple[str, list[Note]]:
     return section.replace(match[0], ""), [Note.of(line) for line in match[0].splitlines()[2:]]
 
 
-def tells_more(note: Note, known: set[str]) -> bool:
+def is_extra(note: Note, known: set[str]) -> bool:
     """Whether a row is about more than the objective's own settings, and not about another method's of the section."""
     if not note.names[0].startswith("objective."):
         return True
@@ -98,7 +98,7 @@ def with_notes(settings: list[tuple[str, str, str]], notes: list[Note]) -> list[
     words = {name: note.cells[-1] for note in notes for name in note.names}
     known = {name for name, *_ in settings}
     found = [[f"`{name}`", value, words.get(name) or meaning] for name, value, meaning in settings]
-    others = [note.cells for note in notes if not known & {*note.names} and tells_more(note, known)]
+    others = [note.cells for note in notes if not known & {*note.names} and is_extra(note, known)]
     return found + [[name, "; ".join(filter(None, values)), meaning] for name, *values, meaning in others]
 
 

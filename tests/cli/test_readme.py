@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rattle.objectives.registry import METHODS
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 (PYTHON,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -26,6 +28,7 @@ NAMES = {
 def test_the_readme_is_short_and_names_the_two_commands() -> None:
     assert len(README) <= 5000
     assert len(PYTHON.splitlines()) <= 12
+    assert f"{len(METHODS.built_in)} training methods" in README
     for command in ("make demo", "make test"):
         assert re.search(rf"^{command} ", README, re.MULTILINE)
 

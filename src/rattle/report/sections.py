@@ -75,7 +75,7 @@ def beyond(run: RunData) -> list[Plain]:
 
 
 def attacked_confidently(runs: Runs) -> str | None:
-    """The last column under attack, AutoAttack's where there is one, of which confidences are known."""
+    """The last column under attack, AutoAttack's where there is one, with known confidences."""
     columns = [name for run in runs for name, sample in run.columns.items() if sample.calibrations]
     return next((name for name in reversed(sorted_attacks(columns)) if name != "clean"), None)
 
