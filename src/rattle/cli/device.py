@@ -34,6 +34,7 @@ from rattle.runs.progress import NullConsole
 from rattle.threat import Threat
 from rattle.training.loop import fit
 from rattle.training.step import StepInputs, step
+from rattle.weights import Noise
 
 ZOO, RECIPE = "zoo:digits-linf-cnn-trades-2nd", "digits-linf-cnn-trades-2nd"
 THREAT = Threat(epsilon=0.2)
@@ -101,7 +102,7 @@ def gradient_of_a_step(device: torch.device) -> Tensor:
         y=y,
         forward=PairedForward(model, recipe.objective.needs, find_head(model)),
         attack=recipe.attack,
-        noise=recipe.noise,
+        noise=Noise(sigma=0),  # each kind of device draws its own u
         objective=recipe.objective,
         context=StepContext(draws=ImageStreams(0, torch.arange(len(y), device=device))),
         shared=torch.Generator().manual_seed(0),
