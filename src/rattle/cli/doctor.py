@@ -1,9 +1,14 @@
 """rattle doctor: versions, hardware, and a short check that everything works."""
 
+import sys
 import time
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Annotated
 
+import tyro
+
+from rattle.cli.console import say
 from rattle.cli.options import parse
 
 EXTRAS = {
@@ -19,11 +24,14 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Options:
-    """Check the installation: print versions, hardware and extras, and attack a small network."""
+    """Check the installation: print versions, hardware and extras, and attack a small network. With --device, check in
+    a few minutes that a device computes what the CPU does, and how fast; paste the report into an issue."""
+
+    device: Annotated[str, tyro.conf.arg(metavar="DEVICE")] = ""  # cuda, mps, cpu or auto
 
 
 def main(args: list[str]) -> None:
-    parse(Options, args, "doctor")
+    options = parse(Options, args, "doctor")
     import torch
 
     from rattle.attacks.pgd import PGD
@@ -39,3 +47,20 @@ def main(args: list[str]) -> None:
     start = time.perf_counter()
     moved = float((PGD(steps=20)(create_model("cnn", classes=10, channels=1), x, y) - x).abs().max())
     print(f"{'attack':<10} works: PGD-20 moved 32 images by {moved:.4f} in {time.perf_counter() - start:.2f} s")
+    if options.device:
+        report(options.device)
+
+
+def report(name: str) -> None:
+    """Print the checks of a device as Markdown; exits with code 1 if one fails."""
+    from rattle.cli.device import device_name, findings
+    from rattle.runs.distributed import choose_device
+
+    device, failed = choose_device(name), False
+    say(f"\n| {device_name(device)} | | |\n|---|---|---|")
+    for found in findings(device):
+        failed = failed or found.passed is False
+        verdict = {True: "ok", False: "FAILED", None: ""}[found.passed]
+        say(f"| {found.check} | {verdict} | {found.detail} |")
+    if failed:
+        sys.exit(1)
