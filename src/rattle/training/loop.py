@@ -36,7 +36,7 @@ from rattle.training.ranks import average_over_ranks, refuse_other_images, shard
 from rattle.training.saving import refuse_non_finite, restore, save
 from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers
 from rattle.training.teachers import train_teachers
-from rattle.training.validation import validate
+from rattle.training.validation import false_robustness, validate
 from rattle.weights import EMA, SWA
 
 
@@ -167,6 +167,8 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
             record_line(run.timing, {"epoch": metrics["epoch"], **spent})
             log_epoch(metrics)
             console.log(summary(metrics, recipe.epochs, saved - begun, speed))
+            if "warning" in metrics:
+                console.log(f"warning: {metrics['warning']} (docs/guides/false-robustness.md)")
     state.model.eval()
 
 
@@ -250,6 +252,8 @@ def epoch_metrics(state: TrainState, steps: int) -> Plain:
         if state.eval_model is not state.model:
             for name, value in validate(state, state.eval_model).items():
                 metrics[f"{name}_average"] = value
+        if sentence := false_robustness(metrics, recipe.val_attack.steps):
+            metrics["warning"] = sentence
     return metrics
 
 
