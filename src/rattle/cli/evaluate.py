@@ -80,6 +80,7 @@ class Options(Network, AttackOptions):
     data_root: str | None = None  # where datasets live; RATTLE_DATA, or ./data, when not given
     epsilons: tuple[float, ...] = ()  # also a curve: robust accuracy at each of these, for the first attack
     save_adversarial: bool = False  # store the images that broke the model, as results/ATTACK-adversarial.npz
+    corruptions: str = ""  # accuracy under common corruptions instead of attacks: a folder of CIFAR-10-C, or `made`
     verify: str = ""  # check such a file against the model instead of attacking
     raw: bool = False  # the raw weights of a run that averages them
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
@@ -96,7 +97,9 @@ def main(args: list[str]) -> None:
     with distributed.process_group():
         with distributed.raise_on_all_ranks():
             target = target_of(options)
-        if options.verify:
+        if options.corruptions:
+            print_corruptions(options, target)
+        elif options.verify:
             check_saved(options, target)
         else:
             attack_target(options, changes, target, named)
@@ -298,6 +301,29 @@ def print_beyond(result: Evaluation, classes: Sequence[str]) -> None:
     if any(set(row[1:]) != {"-"} for row in rows):
         columns = ["", "worst class", "which", "best class", "calibration error"]
         print_table(columns, rows, title="what the mean hides, % [95 % interval]")
+
+
+def print_corruptions(options: Options, target: Target) -> None:
+    """Measure the accuracy under corruptions, and print it by kind and severity."""
+    from rattle.evaluation.corruptions import measure_corruptions
+    from rattle.runs.distributed import is_main
+
+    if not is_main():
+        return
+    out = Path(options.out) if options.out else target.results
+    seeds = {"sample_seed": options.sample_seed, "seed": options.seed}
+    found = measure_corruptions(target, options.corruptions, n=options.n, **seeds, out=out)
+    if options.json:
+        print(json.dumps(found))
+        return
+    rows = []
+    for kind, plain in {**found["kinds"], "mean": found["mean"]}.items():
+        each = [f"{100 * one['accuracy']:.1f}" for one in plain.get("by_severity", [])]
+        interval = f"{100 * plain['accuracy']:.1f} [{100 * plain['low']:.1f}, {100 * plain['high']:.1f}]"
+        rows.append([kind.replace("_", " "), interval, *(each or [""] * found["severities"])])
+    columns = ["corruption", "accuracy", *map(str, range(1, found["severities"] + 1))]
+    print_table(columns, rows, title=f"{target.name}, {found['n']} images, % [95 % interval], by severity")
+    say(f"mean corruption error {100 * (1 - found['mean']['accuracy']):.1f} %; results are in {out}")
 
 
 def check_saved(options: Options, target: Target) -> None:

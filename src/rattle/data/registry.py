@@ -19,6 +19,7 @@ from rattle.errors import RattleError
 from rattle.randomness import derive_seed
 from rattle.settings import Between, Bound, Count, CountOrZero, check_settings
 
+CORRUPTED = ("cifar10-c:", "cifar100-c:")  # and a folder of KIND.npy, or one of its files
 EXTRA_FRACTION = 0.7  # of a minibatch (Gowal et al. 2020)
 
 
@@ -26,7 +27,7 @@ EXTRA_FRACTION = 0.7  # of a minibatch (Gowal et al. 2020)
 class Data:
     """Which images to train and test on, and how many to hold out to select the checkpoint."""
 
-    name: str = "digits"  # digits, cifar10, ... (`rattle data` lists them), FILE.npz, a FOLDER, or hub:OWNER/NAME
+    name: str = "digits"  # a name that `rattle data` lists, FILE.npz, a FOLDER, hub:OWNER/NAME or cifar10-c:FOLDER
     root: str | None = None  # folder that holds datasets; RATTLE_DATA, or ./data, when not given
     train_size: Annotated[int, Bound(least=1)] | None = None  # train on a balanced subset; all images when not given
     val_size: CountOrZero | None = None  # training images to hold out; a tenth, at most 1000, when not given; 0: none
@@ -92,7 +93,11 @@ class Data:
             from rattle.data.hub import hub
 
             return hub(self.name.removeprefix("hub:"), seed, side)
-        if self.name in SOURCES:
+        if self.name.startswith(CORRUPTED):
+            from rattle.data.cifar_c import cifar_c
+
+            data = cifar_c(self.name)
+        elif self.name in SOURCES:
             data = SOURCES[self.name](data_root(self.root))
         elif path.is_dir():
             from rattle.data.folder import folder

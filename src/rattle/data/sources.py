@@ -98,4 +98,4 @@ def check_source(name: str) -> None:
     if path.suffix == ".npz" or len(path.parts) > 1:
         kind = ".npz file" if path.suffix == ".npz" else ".npz file or folder of class folders"
         raise RattleError(f"there is no {kind} at {path} (looked from {Path.cwd()})")
-    raise unknown("dataset", name, [*SOURCES, *DECODED, "FILE.npz", "FOLDER", "hub:OWNER/NAME"])
+    raise unknown("dataset", name, [*SOURCES, *DECODED, "FILE.npz", "FOLDER", "hub:OWNER/NAME", "cifar10-c:FOLDER"])

@@ -55,6 +55,7 @@ class RunData:
     weight_line: WeightSurface | None = None
     weight_surface: WeightSurface | None = None
     flatness: Plain | None = None
+    corruptions: Plain | None = None
     notes: list[str] = field(default_factory=list)  # what could not be read
 
     @property
@@ -214,6 +215,7 @@ def load_run(folder: Path) -> RunData:
     run.results, notes = load_results(files.results)
     run.notes += notes
     run.flatness = tidy(read_json(files.flatness, run.notes))
+    run.corruptions = tidy(read_json(files.corruptions, run.notes))
     run.gallery = load_stored(Gallery, files.gallery, run.notes)
     run.plane = load_stored(InputPlane, files.landscape("plane"), run.notes)
     run.input_surface = load_stored(InputSurface, files.landscape("input"), run.notes)

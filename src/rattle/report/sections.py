@@ -36,6 +36,39 @@ def validated(runs: Runs) -> list[RunData]:
     return [run for run in runs if any("val_robust" in entry for entry in run.metrics)]
 
 
+def warned(runs: Sequence[RunData]) -> list[str]:
+    """A sentence for each run in which training saw signs of false robustness: what first, when, and how often."""
+    found = []
+    for run in runs:
+        entries = [entry for entry in run.metrics if isinstance(entry.get("warning"), str)]
+        if entries:
+            times = f"first in epoch {entries[0]['epoch']}, in {len(entries)} of {len(run.metrics)}"
+            found.append(f"{run.label}: {entries[0]['warning']} ({times})")
+    return found
+
+
+def corrupted(runs: Sequence[RunData]) -> Plain:
+    """The runs whose accuracy under corruptions was measured: over all kinds and by kind, in percent with intervals."""
+    found: list[Plain] = []
+    for run in runs:
+        plain = run.corruptions or {}
+        kinds = plain.get("kinds")
+        rows = {kind: percent_of(entry) for kind, entry in kinds.items()} if isinstance(kinds, dict) else {}
+        mean, n = percent_of(plain.get("mean")), finite(plain.get("n"))
+        if mean and n:
+            found.append({"run": run, "n": int(n), "data": plain.get("data"), "mean": mean, "kinds": rows})
+    return {"runs": found, "kinds": list(dict.fromkeys(kind for each in found for kind in each["kinds"]))}
+
+
+def percent_of(entry: object) -> str:
+    """An accuracy of corruptions.json with its interval, in percent; empty where a number is missing."""
+    values = [finite(entry.get(name)) for name in ("accuracy", "low", "high")] if isinstance(entry, dict) else [None]
+    if None in values:
+        return ""
+    accuracy, low, high = (100 * value for value in values if value is not None)
+    return f"{accuracy:.1f} [{low:.1f}, {high:.1f}]"
+
+
 def examples(run: RunData) -> Plain | None:
     """The gallery of one run: images, perturbations, and what the network predicts; by why they are shown."""
     g = run.gallery

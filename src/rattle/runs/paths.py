@@ -2,7 +2,8 @@
 
 recipe.yaml            every setting of the run (recipes/schema.py)
 environment.json       versions, commit and hardware, and the checksum of the user's FILE.py
-metrics.jsonl          an object an epoch: epoch, step, lr, loss, terms, val_clean, val_robust, val_margin (_average)
+metrics.jsonl          an object an epoch: epoch, step, lr, loss, terms, val_clean, val_robust, val_margin (_average);
+                       val_sample_NAME of val_sample images, and a warning where they show false robustness
 timing.jsonl           an object an epoch: epoch, seconds, images_per_second (of training alone), memory_mb
 history.jsonl          an object for each time the run was made longer: epochs_before, epochs, environment_before
 checkpoints/           last, previous, best, epoch-NNN: safetensors files (checkpoint.py)
@@ -57,6 +58,7 @@ class Run:
     flatness = InRun("results/flatness.json")
     fidelity = InRun("results/fidelity.json")
     loss_gap = InRun("results/loss-gap.json")
+    corruptions = InRun("results/corruptions.json")
 
     def __fspath__(self) -> str:
         """So that `rattle.load(run)` and every other function that takes a path takes a run."""

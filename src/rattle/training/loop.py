@@ -20,8 +20,7 @@ from rattle.data import on_device
 from rattle.data.dataset import imbalance
 from rattle.data.registry import batches
 from rattle.errors import RattleError
-from rattle.inputs import NotFinite, is_correct
-from rattle.randomness import ImageStreams, derive_seed
+from rattle.randomness import derive_seed
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
@@ -37,9 +36,8 @@ from rattle.training.ranks import average_over_ranks, refuse_other_images, shard
 from rattle.training.saving import refuse_non_finite, restore, save
 from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers
 from rattle.training.teachers import train_teachers
-from rattle.weights import EMA, SWA, eval_mode
-
-VALIDATION_BATCH = 250  # images of a forward pass
+from rattle.training.validation import false_robustness, validate
+from rattle.weights import EMA, SWA
 
 
 def fit(
@@ -169,6 +167,8 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
             record_line(run.timing, {"epoch": metrics["epoch"], **spent})
             log_epoch(metrics)
             console.log(summary(metrics, recipe.epochs, saved - begun, speed))
+            if "warning" in metrics:
+                console.log(f"warning: {metrics['warning']} (docs/guides/false-robustness.md)")
     state.model.eval()
 
 
@@ -252,31 +252,9 @@ def epoch_metrics(state: TrainState, steps: int) -> Plain:
         if state.eval_model is not state.model:
             for name, value in validate(state, state.eval_model).items():
                 metrics[f"{name}_average"] = value
+        if sentence := false_robustness(metrics, recipe.val_attack.steps):
+            metrics["warning"] = sentence
     return metrics
-
-
-def validate(state: TrainState, model: nn.Module) -> dict[str, float]:
-    """Clean and robust accuracy on the held-out images."""
-    assert state.data.val is not None
-    val, device = state.data.val, state.device
-    attacks = state.recipe.validation_attacks
-    counts = {name: torch.zeros((), dtype=torch.int64, device=device) for name in ("val_clean", *attacks)}
-    parts = torch.arange(len(val)).split(VALIDATION_BATCH)[distributed.rank() :: distributed.world_size()]
-    try:
-        with distributed.raise_on_all_ranks(), eval_mode(model):
-            for rows in parts:
-                batch = val[rows].to(device)
-                x, y = state.floats(batch.x), batch.y
-                correct = is_correct(model, x, y)
-                counts["val_clean"] += correct.sum()
-                x, y = x[correct], y[correct]
-                for name, attack in attacks.items() if len(y) else ():
-                    draws = ImageStreams(state.recipe.seed, rows.to(device)[correct])
-                    counts[name] += is_correct(model, attack(model, x, y, generator=draws), y).sum()
-    except NotFinite as reason:  # weights so large that activations overflow
-        raise Diverged(state.progress.step, {"logits": float("nan")}) from reason
-    totals = distributed.sum_over_ranks(torch.stack(list(counts.values()))).tolist()
-    return {name: total / len(val) for name, total in zip(counts, totals, strict=True)}
 
 
 def record(state: TrainState, run: Run, metrics: Plain) -> None:

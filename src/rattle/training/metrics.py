@@ -99,7 +99,7 @@ def epoch_logger(
 
 def values_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of an epoch without its number."""
-    return {name: value for name, value in metrics.items() if name not in ("epoch", "step")}
+    return {name: value for name, value in metrics.items() if name not in ("epoch", "step", "warning")}
 
 
 def peak_memory_mb() -> float | None:

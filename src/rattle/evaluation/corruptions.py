@@ -1,0 +1,107 @@
+"""Accuracy under common corruptions, by kind and severity: CIFAR-10-C's files, or corruptions of the test images."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rattle.data import Images
+from rattle.data.cifar_c import SEVERITIES, read_corruptions
+from rattle.data.corruptions import corrupt, kinds_for
+from rattle.data.dataset import choose_images
+from rattle.errors import RattleError
+from rattle.evaluation.target import Target
+from rattle.inputs import is_correct, to_float
+from rattle.runs.io import Plain, write_atomically
+from rattle.runs.paths import Run
+from rattle.stats import Interval, mean_interval
+from rattle.weights import eval_mode
+
+MADE = "made"  # instead of a folder: corruptions of the target's own test images
+BATCH = 250
+Parts = Mapping[str, Callable[[int, Tensor], Images]]  # kind -> its images at a severity from 1 on, by base image
+
+
+def measure_corruptions(
+    target: Target,
+    source: str = MADE,
+    *,
+    n: int | None = None,
+    sample_seed: int = 0,
+    seed: int = 0,
+    out: Path | None = None,
+) -> Plain:
+    """Measure every kind at every severity on the same images, and write corruptions.json.
+
+    source: a folder of KIND.npy and labels.npy as CIFAR-10-C has them, or `made`. n: images, a sample, classes in
+    proportion; all when not given. seed: of what is made. out: the folder of the file, the target's own when not given.
+    """
+    y, parts = made(target, seed) if source == MADE else stored(target, Path(source).expanduser())
+    index = choose_images(y, n, seed=sample_seed)
+    correct = np.zeros((len(parts), SEVERITIES, len(index)), bool)
+    for number, images_of in enumerate(parts.values()):
+        for severity in range(1, SEVERITIES + 1):
+            correct[number, severity - 1] = flags(target, images_of(severity, index))
+    found: Plain = {"data": target.metadata["data"] if source == MADE else source, "made": source == MADE}
+    found |= {"n": len(index), "seed": seed, "sample_seed": sample_seed, "severities": SEVERITIES}
+    found["mean"] = summary(correct)
+    found["kinds"] = {}
+    for kind, of_kind in zip(parts, correct, strict=True):
+        found["kinds"][kind] = summary(of_kind) | {"by_severity": [summary(each) for each in of_kind]}
+    if source == MADE:
+        found["clean"] = summary(flags(target, target.test.subset(index)))
+    folder = out or target.results
+    write_atomically(folder / Run.corruptions.name, json.dumps(found, indent=1).encode())
+    return found
+
+
+def summary(correct: np.ndarray) -> Plain:
+    """Accuracy with its 95 % interval over images, of flags [..., n]: an image's mean over kinds and severities."""
+    of_images = correct.reshape(-1, correct.shape[-1]).mean(0)
+    interval: Interval = mean_interval(of_images.tolist())
+    return {"accuracy": float(of_images.mean()), "low": interval.low, "high": interval.high}
+
+
+def flags(target: Target, images: Images) -> np.ndarray:
+    """Which images the model classifies correctly, [n] bool."""
+    found = []
+    with torch.no_grad(), eval_mode(target.model):
+        for rows in torch.arange(len(images)).split(BATCH):
+            batch = images[rows].to(target.device)
+            found.append(is_correct(target.model, to_float(batch.x, torch.contiguous_format), batch.y).cpu())
+    return torch.cat(found).numpy()
+
+
+def made(target: Target, seed: int) -> tuple[Tensor, Parts]:
+    """Labels of the target's test images, and what makes each kind of them."""
+    test = target.test
+    if test.x.dtype != torch.uint8 or test.decoded:
+        raise RattleError("corruptions are made of uint8 images in memory: give a folder of corrupted ones")
+
+    def images_of(kind: str, severity: int, index: Tensor) -> Images:
+        x = corrupt(test.x[index].cpu().numpy(), kind, severity, index.numpy(), seed)
+        return Images(torch.from_numpy(x), test.y[index])
+
+    return test.y, {kind: partial(images_of, kind) for kind in kinds_for(test.shape[1])}
+
+
+def stored(target: Target, folder: Path) -> tuple[Tensor, Parts]:
+    """Labels of the images that were corrupted, and each kind's part of its file."""
+    kinds = read_corruptions(folder)
+    first = next(iter(kinds.values()))
+    base = len(first) // SEVERITIES
+    if first.shape[1:] != target.test.shape[1:]:
+        raise RattleError(f"{folder} has images {list(first.shape[1:])}, the model takes {list(target.test.shape[1:])}")
+    if int(first.y.max()) >= len(target.classes):
+        raise RattleError(
+            f"{folder} has labels up to {int(first.y.max())}, the model has {len(target.classes)} classes"
+        )
+
+    def images_of(part: Images, severity: int, index: Tensor) -> Images:
+        return part[index + (severity - 1) * base]
+
+    return first.y[:base], {kind: partial(images_of, part) for kind, part in kinds.items()}
