@@ -220,6 +220,7 @@ def test_a_local_sweep_trains_skips_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.process
 def test_one_command_leads_from_methods_and_seeds_to_table_and_figure(tmp_path: Path) -> None:
     size = ["--width", "2", "--epochs", "1", "--attack.steps", "1", "--data.train-size", "130", "--out", str(tmp_path)]
     words = ["--methods", "at", "trades", "--seeds", "0", "1", "--attacks", "fgsm", "pgd3", "--n", "40", *size]

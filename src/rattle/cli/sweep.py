@@ -103,9 +103,9 @@ def main(args: list[str]) -> None:
 
 def measure(jobs: Sequence[Job], options: Options, out: Path, console: Console) -> None:
     """Attack every run on the same images; the table over seeds, each method against the first, and the figure."""
-    from rattle.report.methods_plot import methods_plot
     from rattle.analysis.plots import save
     from rattle.analysis.trace import attacked
+    from rattle.report.methods_plot import methods_plot
 
     for job in jobs:
         attacked(job.run, jobs[0].recipe.attack.threat, options.attacks, options.n, options.jobs, console)
