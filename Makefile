@@ -28,7 +28,7 @@ test-oldest: $(OLDEST)/.installed
 # Every extra installed, and the tests that are skipped without them.
 EXTRAS := .venv-extras
 NEED_EXTRAS := tests/models tests/publish tests/evaluation/test_public_models.py tests/data/test_own_data.py tests/cli/test_export.py \
-	tests/training/test_loggers.py tests/training/test_optimizers.py tests/training/test_sweep.py
+	tests/training/test_loggers.py tests/training/test_optimizers.py tests/training/test_sweep.py tests/integrations
 test-extras: $(EXTRAS)/.installed
 	$(EXTRAS)/bin/python -m pytest -n 2 --dist loadfile $(NEED_EXTRAS)
 
@@ -92,7 +92,7 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 $(EXTRAS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(EXTRAS)
 	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hub,slurm,wandb,onnx,timm,lightning]"
+	$(EXTRAS)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hub,slurm,wandb,mlflow,onnx,timm,lightning]"
 	@touch $@
 
 $(DOCS)/.installed: pyproject.toml constraints.txt

@@ -3,15 +3,18 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import rattle
 from rattle.cli.main import main
+from rattle.recipes.catalog import get_recipe
 from rattle.report.run_data import load_runs
+from rattle.stats import student
 from support.command import Command
-from support.tiny_runs import digits, linear, save_files, save_run
+from support.tiny_runs import RECIPE, digits, linear, save_files, save_run
 
 ATTACKS = ["--attacks", "fgsm", "pgd3", "--threat.epsilon", "0.1"]
 
@@ -73,6 +76,35 @@ def test_what_python_evaluated_is_compared_with_what_the_command_did(inside: Pat
     assert [model["label"] for model in found["models"]] == ["w.pt", "mine", "benchmark"]
     assert found["not_compared"] == []
     assert {test["difference"] for test in found["tests"]} == {0}
+
+
+def test_runs_that_differ_in_their_seed_are_one_method_paired_by_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    at = replace(get_recipe("digits-linf-cnn-at"), width=4, data=RECIPE.data)
+    folders = []
+    for name, recipe in (("trades", RECIPE), ("at", at)):
+        for seed in (0, 1):
+            shift = 0 if name == "trades" else 2
+            run = save_run(tmp_path / f"{name}{seed}", seed=seed + shift, recipe=replace(recipe, seed=seed))
+            assert main(["evaluate", str(run), "--attacks", "fgsm", "--threat.epsilon", "0.1", "--n", "60"]) == 0
+            folders.append(run.name)
+    found = json.loads(command("compare", *folders, "--json"))["tests"]
+    assert [(test["first"], test["second"], test["attack"]) for test in found] == [
+        ("TRADES", "AT", "clean"),
+        ("TRADES", "AT", "fgsm"),
+    ]
+    for test in found:
+        name = "clean_accuracy" if test["attack"] == "clean" else "robust_accuracy"
+        by_run = [json.loads(Path(folder, "results", "fgsm.json").read_text())[name] for folder in folders]
+        assert [*test["first_accuracies"], *test["second_accuracies"]] == pytest.approx(by_run)
+        gaps = [by_run[2] - by_run[0], by_run[3] - by_run[1]]
+        assert test["difference"] == pytest.approx(sum(gaps) / 2)
+        assert test["p"] >= student(gaps)
+    assert re.search(r"FGSM +60 +[\d.]+ ± [\d.]+ +[\d.]+ ± [\d.]+ +[+-][\d.]+ \[", command("compare", *folders))
+    networks = json.loads(command("compare", *folders[:2], "--json"))["tests"]  # one method: its two networks
+    assert "first_interval" in networks[0]
 
 
 @pytest.mark.usefixtures("inside")

@@ -1,4 +1,4 @@
-"""Trackers: TensorBoard gets the scalars of metrics.jsonl, Weights & Biases stays offline or is missed in words."""
+"""Trackers: TensorBoard gets the scalars of metrics.jsonl, Weights & Biases and MLflow stay on this machine."""
 
 from __future__ import annotations
 
@@ -41,9 +41,33 @@ def test_wandb_runs_offline_with_the_recipe_and_is_finished(tmp_path: Path, monk
     session.finish.assert_called_once()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_mlflow_holds_the_recipe_and_every_epoch_in_a_local_file(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    recipe, run = get_recipe("digits-linf-cnn-at"), Run(tmp_path / "run")
+    for ends in ("FINISHED", "FAILED"):
+        try:
+            with epoch_logger("mlflow", run, recipe, purge_step=1) as log:
+                for line in LINES:
+                    log(line)
+                if ends == "FAILED":
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            pass
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'run' / 'events' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("rattle")
+    failed, finished = client.search_runs([experiment.experiment_id], order_by=["attributes.start_time DESC"])
+    assert (failed.info.status, finished.info.status) == ("FAILED", "FINISHED")
+    assert finished.data.params["attack.threat.norm"] == "linf"
+    history = client.get_metric_history(finished.info.run_id, "loss")
+    assert [(each.step, each.value) for each in history] == [(1, 2.0), (2, 1.0)]
+
+
 def test_a_missing_or_unknown_tracker_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(RattleError, match=r"rattle-robust\[wandb\]"):
-        check_log("wandb")
+    for name in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(RattleError, match=rf"rattle-robust\[{name}\]"):
+            check_log(name)
     with pytest.raises(RattleError, match="did you mean 'wandb'"):
         check_log("wandbb")

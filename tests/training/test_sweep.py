@@ -219,6 +219,33 @@ def test_a_local_sweep_trains_skips_and_goes_on(tmp_path: Path) -> None:
     assert Run(folder).checkpoint("last").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.process
+def test_one_command_leads_from_methods_and_seeds_to_table_and_figure(tmp_path: Path) -> None:
+    size = ["--width", "2", "--epochs", "1", "--attack.steps", "1", "--data.train-size", "130", "--out", str(tmp_path)]
+    words = ["--methods", "at", "trades", "--seeds", "0", "1", "--attacks", "fgsm", "pgd3", "--n", "40", *size]
+    done = rattle("sweep", *words)
+    assert done.returncode == 0, done.stderr
+    rows = [line.split("|")[1:3] for line in (tmp_path / "table.md").read_text().splitlines()[2:4]]
+    assert [[cell.strip() for cell in row] for row in rows] == [["AT", "2"], ["TRADES", "2"]]
+    assert "2 seeds, n = 40" in done.stdout
+    assert (tmp_path / "methods.png").stat().st_size > 1000
+    again = rattle("sweep", *words)
+    assert again.returncode == 0
+    assert "attacks" not in again.stderr  # what is measured is kept
+
+
+def test_methods_need_no_recipe_and_a_wrong_one_is_refused_at_once(here: Path, capsys: pytest.CaptureFixture) -> None:
+    for words, wanted in (
+        (["--methods", "trades", "tradess"], "digits-linf-cnn-tradess"),
+        (["--seeds", "0"], "--methods"),
+        (["digits-linf-cnn", "--methods", "at", "--attacks", "pdg20"], "pgd20"),
+    ):
+        assert cli.main(["sweep", *words]) == 2
+        assert wanted in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
 @pytest.fixture
 def slurm() -> None:
     """A SLURM of one node, on this machine."""

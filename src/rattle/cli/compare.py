@@ -10,24 +10,32 @@ from rattle.cli.console import print_table, say
 from rattle.cli.options import RunPaths, check_exists, parse
 from rattle.cli.table import read_models
 from rattle.errors import RattleError
-from rattle.evaluation.results import in_percent, share
-from rattle.report.compare import ALL_PAIRS, compare_runs
+from rattle.evaluation.results import share
+from rattle.evaluation.samples import difference
+from rattle.report.compare import ALL_PAIRS, compare_methods, compare_runs, has_seeds
+from rattle.report.grid import in_percent
 from rattle.report.naming import number, p_value, title_of
 from rattle.report.run_data import RunData, Runs
 from rattle.report.sections import beyond
 from rattle.report.significance import PairedTest
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
+from rattle.stats import summarise
 
 NOTE = (
     "Accuracy in % and difference in points, each with its own 95 % interval; p of McNemar's test on the same images, "
     "after Holm's adjustment (tests shown: {n}). Networks are compared, not methods: that takes several seeds."
 )
+OVER_SEEDS = (
+    "Accuracy in %, mean ± standard deviation over seeds; difference in points with its 95 % interval where both have "
+    "the same seeds, which are paired; p after Holm's adjustment (tests shown: {n})."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Compare evaluated models, trained here or not: each attack that two of them share, on the same images."""
+    """Compare evaluated models, trained here or not: each attack that two of them share, on the same images. Runs that
+    differ in their seed alone are one method, whose seeds are paired with those of another."""
 
     models: RunPaths  # run folders, or folders of results (WEIGHTS-results)
     baseline: str = ""  # one of the folders: compare each of the others with it alone, instead of every pair
@@ -42,21 +50,32 @@ def main(args: list[str]) -> None:
     if len(given) < 2:
         raise RattleError("name two different folders or more: rattle compare runs/a plain.pt-results")
     runs = read_models(list(given.values()))
-    tests, refused = compare_runs(runs, runs[0] if options.baseline else None)
+    tests, refused = tests_of(runs, runs[0] if options.baseline else None)
     if not tests:
         why = "; ".join(refused) or "they share no attack, and `rattle evaluate` has to run one on both"
         raise RattleError(f"nothing can be compared: {why}")
     if options.json:
         print(json.dumps(to_plain(runs, tests, refused)))
         return
+    print_tests(tests, refused)
+    print_beyond(runs)
+    if not options.baseline and len({test.second for test in tests}) >= ALL_PAIRS:  # all pairs of so many have fewer
+        say(f"More than {ALL_PAIRS} models are compared with the first alone.")
+
+
+def tests_of(runs: Runs, baseline: RunData | None) -> tuple[list[PairedTest], list[str]]:
+    """Of methods where one has several seeds, else of networks."""
+    return (compare_methods if has_seeds(runs) else compare_runs)(runs, baseline)
+
+
+def print_tests(tests: Sequence[PairedTest], refused: Sequence[str]) -> None:
+    """Every pair, what was not compared, and how to read it."""
     for _, pair in groupby(tests, key=lambda test: (test.first, test.second)):
         print_pair(list(pair))
-    print_beyond(runs)
     for sentence in refused:
         say(f"not compared: {sentence}")
-    if len(runs) > ALL_PAIRS and not options.baseline:
-        say(f"More than {ALL_PAIRS} models are compared with the first alone.")
-    say(NOTE.format(n=len(tests)))
+    note = OVER_SEEDS if any(test.seeds > 1 for test in tests) else NOTE
+    say(note.format(n=len(tests)))
 
 
 def print_pair(tests: Sequence[PairedTest]) -> None:
@@ -70,9 +89,9 @@ def print_beyond(runs: Sequence[RunData]) -> None:
     rows = []
     for run in runs:
         for found in beyond(run):
-            worst = [f"{100 * each.accuracy:.1f} {in_percent(each.interval)}" for each in found["worst"]]
+            worst = [f"{100 * each.accuracy:.1f} {each.interval.percent()}" for each in found["worst"]]
             best = [f"{100 * each.best:.1f}" for each in found["worst"]]
-            known = [f"{100 * each.error:.1f} {in_percent(each.interval)}" for each in found["calibration"]]
+            known = [f"{100 * each.error:.1f} {each.interval.percent()}" for each in found["calibration"]]
             cells = [*(worst or ["-"]), *(best or ["-"]), *(known or ["-"])]
             rows.append([run.label, title_of(found["column"]), f"{found['n']:,}", *cells])
     if rows:
@@ -85,10 +104,22 @@ def by_strength(test: PairedTest) -> tuple[bool, float]:
 
 
 def row(test: PairedTest) -> list[str]:
+    if test.seeds > 1:
+        return row_over_seeds(test)
     accuracies, counts = (percent(sample.flags[0]) for sample in test.samples), test.counts
     change, low, high = (number(100 * x) for x in (counts.difference, counts.interval.low, counts.interval.high))
     change = f"{'+' if counts.difference > 0 else ''}{change} [{low}, {high}]"
     return [title_of(test.attack), f"{counts.n:,}", *accuracies, change, p_value(test.p_adjusted)]
+
+
+def row_over_seeds(test: PairedTest) -> list[str]:
+    accuracies = []
+    for sample in test.samples:
+        accuracies.append(in_percent(summarise(sample.accuracies)))
+    paired = difference(test.samples[1], test.samples[0])
+    interval = f" {paired.interval.percent('+.1f')}" if paired and paired.n == test.seeds else ""
+    change = f"{100 * test.difference:+.1f}{interval}"
+    return [title_of(test.attack), f"{test.counts.n:,}", *accuracies, change, p_value(test.p_adjusted)]
 
 
 def to_plain(runs: Runs, tests: Sequence[PairedTest], refused: Sequence[str]) -> Plain:
@@ -108,6 +139,8 @@ def beyond_to_plain(found: Plain) -> Plain:
 
 
 def pair_to_plain(test: PairedTest) -> Plain:
+    if test.seeds > 1:
+        return pair_over_seeds(test)
     counts, (first, second) = test.counts, (sample.flags[0] for sample in test.samples)
     return {
         "first": test.first,
@@ -120,4 +153,25 @@ def pair_to_plain(test: PairedTest) -> Plain:
         "difference_interval": [counts.interval.low, counts.interval.high],
         "p_adjusted": test.p_adjusted,
         **asdict(counts),
+    }
+
+
+def pair_over_seeds(test: PairedTest) -> Plain:
+    """Accuracies are those of each seed."""
+    first, second = test.samples
+    paired = difference(second, first)
+    return {
+        "first": test.first,
+        "second": test.second,
+        "attack": test.attack,
+        "better": test.better[0] if test.better else None,
+        "first_seeds": first.seeds,
+        "first_accuracies": first.accuracies,
+        "second_seeds": second.seeds,
+        "second_accuracies": second.accuracies,
+        "difference": test.difference,
+        "difference_interval": [paired.interval.low, paired.interval.high] if paired else None,
+        "p": test.p,
+        "p_adjusted": test.p_adjusted,
+        "n": first.n,
     }

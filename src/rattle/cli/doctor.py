@@ -17,7 +17,8 @@ EXTRAS = {
     "wandb": "wandb",
     "timm": "timm",
     "lightning": "lightning",
-    "onnx": "onnx",
+    "onnx": "onnx2torch",
+    "mlflow": "mlflow",
     "dev": "pyautoattack",
 }
 

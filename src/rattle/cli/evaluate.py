@@ -16,7 +16,6 @@ from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import RunPath, check_attacks, check_exists, parse, take
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.network import Network
-from rattle.evaluation.results import in_percent
 from rattle.models.registry import check_model
 from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schema import epsilon_text, number
@@ -293,10 +292,10 @@ def print_beyond(result: Evaluation, classes: Sequence[str]) -> None:
         worst, known = result.worst_class(name), result.calibration(name)
         cells = ["-", "-", "-", "-"]
         if worst:
-            low = f"{100 * worst.accuracy:.1f} {in_percent(worst.interval)}"
+            low = f"{100 * worst.accuracy:.1f} {worst.interval.percent()}"
             cells[:3] = [low, f"{classes[worst.label]} (n {worst.n})", f"{100 * worst.best:.1f}"]
         if known:
-            cells[3] = f"{100 * known.error:.1f} {in_percent(known.interval)}"
+            cells[3] = f"{100 * known.error:.1f} {known.interval.percent()}"
         rows.append([name, *cells])
     if any(set(row[1:]) != {"-"} for row in rows):
         columns = ["", "worst class", "which", "best class", "calibration error"]

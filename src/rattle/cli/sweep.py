@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
+from rattle.attacks.registry import check_attack
+from rattle.cli.compare import print_tests, tests_of
 from rattle.cli.console import Console, print_table, say
 from rattle.cli.options import parse
+from rattle.cli.table import read_models
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
 from rattle.recipes.names import check_recipe
+from rattle.report.compare import over_seeds
 from rattle.report.grid import grid_rows, grid_settings
+from rattle.report.tables import write_table
+from rattle.runs.io import write_atomically
 from rattle.training.slurm import Slurm, submit
 
 if TYPE_CHECKING:
     from rattle.recipes.recipe import Recipe
+    from rattle.training.sweep import Job
 
 USAGE = """usage: rattle sweep RECIPE [--OPTION VALUE VALUE ...] [--seeds 0 1 2] [options]
+       rattle sweep [DATASET-NORM-MODEL] --methods trades trades-2nd --seeds 0 1 2 --attacks pgd20 autoattack
 
 Every setting of the recipe (`rattle train RECIPE --help` lists them) may be given several values: the sweep is the
 grid over all of them. A setting that is itself a list is given once for each value; a switch takes true and false.
 Given again, the same command skips the runs that are finished and continues those that are not.
+
+--methods trains several methods on one dataset and network, digits-linf-cnn when not given. With --attacks the runs are
+evaluated and compared over seeds: table.md and methods.png in the sweep's folder.
 """
 Point = tuple[dict[str, str], "Recipe"]  # the values of the settings that the grid varies, and the recipe
-OWN = ("--seeds", "--trust-code", "--launcher", "--jobs", "--out", "--slurm")
+OWN = ("--methods", "--seeds", "--attacks", "--n", "--trust-code", "--launcher", "--jobs", "--out", "--slurm")
+USUAL = "digits-linf-cnn"  # of --methods alone
 
 
 @dataclass(frozen=True)
 class Options:
     """Options of the sweep itself; all others are settings of the recipe."""
 
+    methods: tuple[str, ...] = ()  # ends of recipes' names, such as trades-2nd: one recipe for each, the baseline first
     seeds: tuple[int, ...] = ()  # one run for each; the recipe's own seed when not given
+    attacks: tuple[str, ...] = ()  # evaluate every run by these, and compare
+    n: int | None = 1000  # on a sample of n test images, classes in proportion
     launcher: Literal["local", "slurm"] = "local"
     jobs: int = 1  # runs at once, with launcher local
     out: str = ""  # folder of the run folders; sweeps/RECIPE when not given
@@ -45,21 +60,30 @@ def main(args: list[str]) -> None:
     if not args or args[0] in ("-h", "--help"):
         print(USAGE)
         parse(Options, ["--help"], "sweep RECIPE")
-    text = args[0]
-    check_recipe(text)
-    own, settings = split_own(args[1:], OWN)
+    text, words = ("", args) if args[0].startswith("--") else (args[0], args[1:])
+    own, settings = split_own(words, OWN)
     options = parse(Options, own, "sweep RECIPE")
+    if not text and not options.methods:
+        raise RattleError("say what to train: a recipe, or --methods trades trades-2nd")
+    names = [f"{text or USUAL}-{method}" for method in options.methods] or [text]
+    for name in names:
+        check_recipe(name)
+    for name in options.attacks:
+        check_attack(name)
     from rattle.recipes.catalog import resolve
     from rattle.training.sweep import check_jobs, pending, plan, run_local
 
     check_jobs(options.jobs)
-    points = grid(resolve(text), text, settings, options.seeds)
+    points = []
+    for method, name in zip(options.methods or [""], names, strict=True):
+        for point, recipe in grid(resolve(name), name, settings, options.seeds):
+            points.append(({"method": method} | point if len(names) > 1 else point, recipe))
     refuse_unsaid([] if options.trust_code else [recipe for _, recipe in points], args)
-    out = Path(options.out or f"sweeps/{Path(text).stem}")
+    out = Path(options.out or f"sweeps/{Path(text or USUAL).stem}")
     jobs = plan(points, out, trust_code=options.trust_code)
     console = Console()
     left = pending(jobs, console)
-    if options.launcher == "slurm":
+    if options.launcher == "slurm" and (left or not options.attacks):
         submit(left, options.slurm, out, console, Console)
         say(f"{len(left)} of {len(jobs)} runs are in the queue; the same command again prints their state")
         return
@@ -69,7 +93,30 @@ def main(args: list[str]) -> None:
         raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again resumes them: {each}")
     ready = sum(job.state == "finished" for job in jobs)
     say(f"{ready} of {len(jobs)} runs are finished in {out}")
-    conclude([(point, job.folder) for (point, _), job in zip(points, jobs, strict=True)], out)
+    if not options.attacks:
+        conclude([(point, job.folder) for (point, _), job in zip(points, jobs, strict=True)], out)
+    elif ready == len(jobs):
+        measure(jobs, options, out, console)
+
+
+def measure(jobs: Sequence[Job], options: Options, out: Path, console: Console) -> None:
+    """Attack every run on the same images; the table over seeds, each method against the first, and the figure."""
+    from rattle.analysis.plots import save
+    from rattle.analysis.trace import attacked
+    from rattle.report.methods_plot import methods_plot
+
+    for job in jobs:
+        attacked(job.run, jobs[0].recipe.attack.threat, options.attacks, options.n, options.jobs, console)
+    runs = read_models([job.folder for job in jobs])
+    table = write_table(over_seeds(runs), "markdown")
+    write_atomically(out / "table.md", table.encode())
+    say(table)
+    tests, refused = tests_of(runs, runs[0])
+    if tests:
+        print_tests(tests, refused)
+    save(methods_plot(runs, options.attacks), out / "methods")
+    say(f"table.md, methods.png and methods.svg are in {out}")
+    say(f"  rattle report {out}/*/ --out {out / 'report.html'}")
 
 
 def conclude(points: list[tuple[dict[str, str], Path]], out: Path) -> None:

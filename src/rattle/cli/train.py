@@ -43,7 +43,9 @@ class Options:
     mean: tuple[float, ...] = ()  # of each channel, where the weights of --init were trained on normalised images
     std: tuple[float, ...] = ()  # goes with --mean
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that a YAML file or a run names as its model
-    log: Literal["tensorboard", "wandb", "none"] = "tensorboard"  # besides metrics.jsonl; wandb is an extra, offline
+    log: Literal["tensorboard", "wandb", "mlflow", "none"] = (
+        "tensorboard"  # besides metrics.jsonl; wandb, mlflow: extras
+    )
 
 
 def main(args: list[str]) -> None:

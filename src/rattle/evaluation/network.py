@@ -11,7 +11,7 @@ from rattle.models.registry import BUILDERS
 class Network:
     """A network and a file of weights, such as other code saves them."""
 
-    model: str = ""  # a network's name, or FILE.py:build, to evaluate without a run
+    model: str = ""  # a network's name, FILE.py:build or FILE.onnx, to evaluate without a run
     weights: str | None = None  # its weights, as rattle or other people's code saves them; build() may load its own
     width: int | None = None  # of a named network; the published width when not given
     activation: Literal["relu", "silu"] = "relu"  # of a named network
@@ -28,6 +28,8 @@ class Network:
             raise RattleError("--mean and --std go together: a number for each channel")
         if self.weights and self.random_weights:
             raise RattleError("--weights and --random-weights are two answers to one question: give one of them")
+        if self.model.endswith(".onnx") and (self.weights or self.random_weights or self.width):
+            raise RattleError(f"{self.model} has its weights: leave out --weights, --random-weights and --width")
         if self.model in BUILDERS.built_in and not (self.weights or self.random_weights):
             raise untrained(self.model)
 

@@ -17,7 +17,7 @@ from rattle.evaluation.classes import WorstClass, worst_class
 from rattle.recipes.reading import parse_json, tidy
 from rattle.runs.io import Plain, read_json, write_atomically
 from rattle.runs.paths import Run
-from rattle.stats import Interval, mean_interval
+from rattle.stats import mean_interval
 
 MODEL_KEYS = ("name", "checkpoint", "recipe")  # of a result file: what the model is called, its weights, its recipe
 
@@ -205,7 +205,7 @@ class Evaluation:
         found = []
         for name in ("clean", *self.attacks):
             if worst := self.worst_class(name):
-                share = f"{100 * worst.accuracy:.1f} % {in_percent(worst.interval)}"
+                share = f"{100 * worst.accuracy:.1f} % {worst.interval.percent()}"
                 label = names[worst.label] if names else worst.label
                 found.append(f"{name} {share} of {worst.n} ({label}; best class {100 * worst.best:.1f} %)")
         return f"worst class: {', '.join(found)}" if found else ""
@@ -215,7 +215,7 @@ class Evaluation:
         found = []
         for name in ("clean", *self.attacks):
             if known := self.calibration(name):
-                found.append(f"{name} {100 * known.error:.1f} % {in_percent(known.interval)}")
+                found.append(f"{name} {100 * known.error:.1f} % {known.interval.percent()}")
         return f"calibration error: {', '.join(found)}" if found else ""
 
     def to_plain(self) -> Plain:
@@ -239,10 +239,6 @@ class Evaluation:
         if self.draws:
             plain["draws"] = self.draws.to_plain()
         return plain | {"advice": list(self.warnings)}
-
-
-def in_percent(interval: Interval) -> str:
-    return f"[{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
 def record(name: str, flags: Sequence[float], seconds: float, error: float) -> Plain:

@@ -13,6 +13,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.network import Network, untrained
 from rattle.inputs import as_float
 from rattle.models import check_width, load_weights
+from rattle.models.layers import normalisation
 from rattle.models.pretrained import file_normalisation, normalises
 from rattle.models.registry import create_model
 from rattle.models.timm import parse_spec
@@ -22,6 +23,7 @@ from rattle.runs.io import Plain
 from rattle.runs.load import load_model, open_checkpoint, run_of
 from rattle.threat import Threat
 
+COMPARED = 8  # images on which an ONNX file's network is held against onnxruntime
 IN_MEMORY = 2**31  # bytes of decoded pictures; more of them are decoded batch by batch, anew for every attack
 
 
@@ -133,6 +135,14 @@ def build_untrained(network: Network, classes: int, channels: int) -> nn.Module:
     return built[0]
 
 
+def from_onnx(network: Network, test: Images, channels: int) -> nn.Module:
+    """The network of an ONNX file, compared with onnxruntime on the first test images."""
+    from rattle.models.onnx import read_onnx
+
+    x = as_float(test[torch.arange(min(COMPARED, len(test)))].x, channels_last=False)
+    return read_onnx(network.model, x, normalisation((network.mean, network.std) if network.mean else None, channels))
+
+
 def target_from_weights(network: Network, data: str, *, root: str | None = None, device: str = "auto") -> Target:
     """Any network on any data: a dataset's name, a file or a folder.
 
@@ -151,7 +161,11 @@ def target_from_weights(network: Network, data: str, *, root: str | None = None,
         file = Path(network.model.rpartition(":")[0] or network.model)
         if network.model.startswith("timm:"):
             file = Path(re.sub(r"[^\w.-]+", "-", network.model) + ".pt")
-        name, model = network.model, build_untrained(network, classes, source.channels)
+        if network.model.endswith(".onnx"):
+            model = from_onnx(network, source.test, source.channels)
+        else:
+            model = build_untrained(network, classes, source.channels)
+        name = network.model
     return Target(
         name=name,
         model=model,

@@ -71,8 +71,8 @@ def check_model(name: str) -> None:
 
 
 def is_own(name: str) -> bool:
-    """Whether the name says where a user's network is: `file.py:build`, `package.module:build`, `timm:NAME`."""
-    return ":" in name or name.endswith(".py")
+    """Whether the name says where a user's network is: `file.py:build`, `package.module:build`, `timm:NAME`, a file."""
+    return ":" in name or name.endswith((".py", ".onnx"))
 
 
 def find_builder(name: str) -> Callable[..., nn.Module]:

@@ -98,6 +98,8 @@ def import_builder(name: str) -> Callable[..., Any]:
         from rattle.models.timm import timm_builder
 
         return timm_builder(name)
+    if name.endswith(".onnx"):
+        raise RattleError(f"an ONNX file is evaluated as it is (rattle evaluate --model {name}): nothing trains it")
     source, _, attribute = name.rpartition(":")
     if not source or not attribute:
         raise RattleError(f"a model of your own is given as FILE.py:FUNCTION or package.module:FUNCTION, got {name!r}")

@@ -27,11 +27,18 @@ def compare_runs(runs: Runs, baseline: RunData | None = None) -> tuple[list[Pair
     return paired_tests({run.label: run.columns for run in runs}, baseline.label if baseline else None)
 
 
-def compare_methods(runs: Runs, baseline: RunData) -> tuple[list[PairedTest], list[str]]:
-    """The same over seeds: each group of runs that differ in their seed alone, with the baseline's group."""
+def compare_methods(runs: Runs, baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
+    """The same over seeds, of groups of runs that differ in their seed alone: all pairs, or with the baseline's."""
     groups = group_by_method(runs)
-    name = next(name for name, members in groups.items() if baseline in members)
+    baseline = runs[0] if baseline is None and len(groups) > ALL_PAIRS else baseline
+    name = next((name for name, members in groups.items() if baseline in members), None)
     return paired_tests({name: samples_of(members) for name, members in groups.items()}, name)
+
+
+def has_seeds(runs: Runs) -> bool:
+    """Whether these are several methods, of which one has several seeds: then methods are compared, not networks."""
+    groups = group_by_method(runs)
+    return 1 < len(groups) < len(runs)
 
 
 def group_by_method(runs: Runs) -> dict[str, list[RunData]]:

@@ -37,6 +37,11 @@ class PairedTest:
         return second - first
 
     @property
+    def seeds(self) -> int:
+        """The most seeds of a row."""
+        return max(len(sample.seeds) for sample in self.samples)
+
+    @property
     def counts(self) -> McNemar:
         """Image by image, of rows with one seed each."""
         return mcnemar(*(sample.flags[0] for sample in self.samples))
@@ -60,7 +65,8 @@ class PairedTest:
         """The conclusion with attack, difference, number of images and adjusted p."""
         where = "on clean images" if self.attack == "clean" else f"under {title_of(self.attack)}"
         points, p = f"{100 * abs(self.difference):.1f} points", p_value(self.p_adjusted)
-        facts = f"n = {self.counts.n:,}, p {p if p.startswith('<') else f'= {p}'}"
+        seeds = f"{self.seeds} seeds, " if self.seeds > 1 else ""
+        facts = f"{seeds}n = {self.counts.n:,}, p {p if p.startswith('<') else f'= {p}'}"
         if self.better:
             return f"{self.better[0]} is better {where} by {points} ({facts})"
         return f"{self.first} and {self.second} cannot be told apart {where} (difference {points}, {facts})"

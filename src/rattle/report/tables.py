@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from rattle.errors import RattleError
-from rattle.evaluation.results import Evaluation, in_percent
+from rattle.evaluation.results import Evaluation
 from rattle.evaluation.samples import Sample
 from rattle.report.naming import title_of
 from rattle.report.significance import Samples, compare_pairs
@@ -74,7 +74,7 @@ class Figure:
     interval: Interval | None  # None with several seeds
 
     def __str__(self) -> str:
-        more = in_percent(self.interval) if self.interval else f"± {100 * self.deviation:.1f}"
+        more = self.interval.percent() if self.interval else f"± {100 * self.deviation:.1f}"
         return f"{100 * self.mean:.1f} {more}"
 
 

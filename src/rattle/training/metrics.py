@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from rattle.errors import RattleError, unknown
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import to_plain
+from rattle.recipes.schema import flatten, to_plain
 from rattle.runs.io import refuse_links
 from rattle.runs.paths import Run
 
@@ -53,18 +54,18 @@ class Diverged(RattleError):
         super().__init__(f"the loss diverged at step {step} ({values})")
 
 
-LogTarget = Literal["tensorboard", "wandb", "none"]
+LogTarget = Literal["tensorboard", "wandb", "mlflow", "none"]
 
 
 def check_log(kind: str) -> None:
     """Raise RattleError if there is no such log, or its package is not installed."""
     if kind not in get_args(LogTarget):
         raise unknown("log", kind, get_args(LogTarget))
-    if kind == "wandb":
+    if kind in ("wandb", "mlflow"):
         try:
-            importlib.import_module("wandb")
+            importlib.import_module(kind)
         except ImportError:
-            raise RattleError("--log wandb needs the wandb extra: pip install 'rattle-robust[wandb]'") from None
+            raise RattleError(f"--log {kind} needs the {kind} extra: pip install 'rattle-robust[{kind}]'") from None
 
 
 @contextmanager
@@ -93,8 +94,36 @@ def epoch_logger(
             yield lambda metrics: session.log(values_of(metrics), step=int(metrics["epoch"]))
         finally:
             session.finish()
+    elif kind == "mlflow":  # RUN/events/mlflow.db, or where MLFLOW_TRACKING_URI says
+        run.events.mkdir(parents=True, exist_ok=True)
+        with mlflow_logger(run, recipe) as log_epoch:
+            yield log_epoch
     else:
         yield lambda metrics: None
+
+
+@contextmanager
+def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """An MLflow run with the recipe's settings as parameters, which ends as FINISHED or FAILED."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    where = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{(run.events / 'mlflow.db').absolute()}")
+    client = importlib.import_module("mlflow").MlflowClient(tracking_uri=where)
+    known = client.get_experiment_by_name("rattle")
+    experiment = known.experiment_id if known else client.create_experiment("rattle")
+    session = client.create_run(experiment, run_name=run.folder.name).info.run_id
+    for name, value in flatten(to_plain(recipe)).items():
+        client.log_param(session, name, value)
+    state = "FAILED"
+    try:
+
+        def log(metrics: Mapping[str, Any]) -> None:
+            for name, value in values_of(metrics).items():
+                client.log_metric(session, name, value, step=int(metrics["epoch"]))
+
+        yield log
+        state = "FINISHED"
+    finally:
+        client.set_terminated(session, state)
 
 
 def values_of(metrics: Mapping[str, Any]) -> dict[str, float]:
