@@ -91,7 +91,7 @@ def train(case: Case, seed: int, folder: Path, cifar10: str) -> None:
         return
     begun = time.process_time()
     run = fit(recipe_of(case, seed, cifar10), folder, overwrite=True, log="none", quiet=True)
-    seconds = {"cpu": time.process_time() - begun}
+    seconds: dict[str, Any] = {"cpu": time.process_time() - begun}
     if case.name == "digits AT 0.2":
         seconds["saturated"] = saturated(run)
     write_atomically(done, json.dumps(seconds).encode())
@@ -106,7 +106,7 @@ def saturated(run: Run) -> dict[str, float]:
     right, attack = is_correct(model, x, y), recipe.validation_attack
     x, y = x[right], y[right]
     draws = ImageStreams(recipe.seed, torch.arange(len(y)))
-    found = signs(model, attack, x, y, attack(model, x, y, generator=draws[:]), draws)
+    found = signs(model, attack, x, y, attack(model, x, y), draws)
     metrics = {f"val_sample_{name}": float(found[name].sum()) / min(len(val), BATCH) for name in SIGNS}
     return {"val_sample": min(len(val), BATCH), **metrics}
 

@@ -62,7 +62,7 @@ def zoom_blur(x: Array, severity: int, random: Random) -> Array:
     for factor in factors:
         crop = math.ceil(side / factor)
         top = (side - crop) // 2
-        larger = zoom(x[top : top + crop, top : top + crop], (factor, factor, 1), order=1)
+        larger: Array = np.asarray(zoom(x[top : top + crop, top : top + crop], (factor, factor, 1), order=1))
         trim = (len(larger) - side) // 2
         total += larger[trim : trim + side, trim : trim + side]
     return total / (len(factors) + 1)
