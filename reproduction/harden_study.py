@@ -32,7 +32,6 @@ from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import Cosine
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
-from rattle.runs.progress import NullConsole
 from rattle.runs.source import environment
 from rattle.threat import Threat
 from rattle.training.harden import Hardened, harden
@@ -165,7 +164,7 @@ def measure(name: str, case: Case, seed: int, folder: Path) -> Iterator[tuple[st
         out=folder / "hardened",
         overwrite=True,
         log="none",
-        console=NullConsole(),
+        quiet=True,
     )
     seconds = time.process_time() - begun
     print(f"{name} {seed}\n{result}", flush=True)

@@ -306,3 +306,14 @@ def test_imbalanced_classes_are_said_and_drawn_equally_often(tmp_path: Path) -> 
     _, found = take(recipe("trades", data=data), net(), (x[kept], y[kept]), None)
     order = epoch_order(init_state(recipe("trades", data=data), found, net()), len(kept))
     assert y[kept][torch.cat(order)].bincount().min() >= 8  # two minibatches of 16 of the 42 images
+
+
+def test_what_a_start_should_be_known_for_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x, y = torch.rand(40, 1, 8, 8), torch.arange(40) % 3
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.LogSoftmax(1))
+    recipe = rattle.make_recipe("trades-awp", epochs=2, evaluate_every=2, awp=rattle.AWP(gamma=0.01, warmup=1))
+    rattle.fit(replace(recipe, attack=replace(recipe.attack, steps=1)), tmp_path, model=model, data=(x, y), log="none")
+    assert [record.message.split(":")[0] for record in caplog.records] == ["the model returns log-probabilities"]
+    assert capsys.readouterr().err.count("AWP in the last 1 of 2 epochs") == 1

@@ -27,7 +27,4 @@ def overview(state: TrainState) -> str:
         "method": recipe.with_seed(f"{recipe.method} against {threat.norm} {epsilon_text(threat.epsilon)}"),
         "epochs": f"{recipe.epochs}{left}, each {steps} step{'s' if steps > 1 else ''} of {batch} images; {rate}",
     }
-    if recipe.awp is not None and recipe.awp.warmup:
-        trained = recipe.epochs - recipe.awp.warmup
-        rows["awp"] = f"{type(recipe.awp).__name__} in the last {trained} of {recipe.epochs} epochs (awp.warmup)"
     return "\n".join(f"{name:<8} {row}" for name, row in rows.items())

@@ -55,7 +55,9 @@ def first_state(
     """The state of a run before its first step; arguments as for `fit`."""
     recipe, images = take(recipe, model, data, classes)
     if model is not None and len(images.train):
-        count_logits(model, images.train[torch.arange(1)].x)
+        logits = sample_logits(model, images.train[torch.arange(1)].x)
+        if bool((logits <= 0).all()) and torch.allclose(logits.logsumexp(1), torch.zeros_like(logits[:, 0]), atol=1e-5):
+            log.warning("the model returns log-probabilities: leave out its log-softmax, the losses have one")
     recipe = as_begun(recipe, run) if resume and run.exists() else recipe.refuse_idle()
     check_source(run if resume else None, recipe)
     return init_state(recipe, images, model, trust_code=trust_code)
@@ -122,8 +124,8 @@ def name_module(recipe: Recipe, model: object) -> Recipe:
     return replace(recipe, model=name, width=None, activation="relu")
 
 
-def count_logits(model: nn.Module, x: Tensor) -> int:
-    """How many outputs a module has on the images x; refuses an output that the losses cannot be taken of."""
+def sample_logits(model: nn.Module, x: Tensor) -> Tensor:
+    """A module's outputs for the images x; refuses those that the losses cannot be taken of."""
     device, dtype = next(model.parameters()).device, weights_type(model, x.dtype)
     if dtype != torch.get_default_dtype():
         raise RattleError(f"the model's weights are {dtype}, training takes {torch.get_default_dtype()}: model.float()")
@@ -134,9 +136,7 @@ def count_logits(model: nn.Module, x: Tensor) -> int:
     refuse_one_logit(logits)
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-5):
         raise RattleError("the model returns probabilities: return the logits before the softmax, the losses have one")
-    if bool((logits <= 0).all()) and torch.allclose(logits.logsumexp(1), torch.zeros_like(logits[:, 0]), atol=1e-5):
-        log.warning("the model returns log-probabilities: leave out its log-softmax, the losses have one")
-    return logits.shape[1]
+    return logits
 
 
 def as_dataset(data: Any, model: nn.Module | None, classes: Sequence[str] | None) -> Dataset:
@@ -146,7 +146,7 @@ def as_dataset(data: Any, model: nn.Module | None, classes: Sequence[str] | None
             raise RattleError("a rattle.data.Dataset names its classes itself: leave classes out")
         return data
     x, y = as_images(data, model)
-    outputs = int(y.max()) + 1 if model is None else count_logits(model, x[:2])
+    outputs = int(y.max()) + 1 if model is None else sample_logits(model, x[:2]).shape[1]
     if classes is None:
         source = data.dataset if isinstance(data, torch_data.DataLoader) else data
         classes = getattr(source, "classes", None)  # torchvision's datasets have them

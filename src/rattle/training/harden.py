@@ -33,7 +33,7 @@ from rattle.runs.io import read_jsonl
 from rattle.runs.load import load
 from rattle.runs.lock import check_folder
 from rattle.runs.paths import Run, held_out_accuracies
-from rattle.runs.progress import Console, RichConsole
+from rattle.runs.progress import Console, NullConsole, RichConsole
 from rattle.threat import Norm, Threat
 from rattle.training.fit_inputs import Loaded, TrainingData, as_dataset, as_images
 from rattle.training.loop import fit
@@ -105,6 +105,7 @@ def harden(
     overwrite: bool = False,
     log: LogTarget = "tensorboard",
     console: Console | None = None,
+    quiet: bool = False,
     **changes: Any,
 ) -> Hardened:
     """Make a trained classifier robust and keep its clean accuracy; the run in `out` is one of `fit`.
@@ -113,9 +114,9 @@ def harden(
     classes: as for `fit`. epsilon, norm: the perturbations to resist. clean_drop: points of clean accuracy that may be
     lost on held-out images. test: images to measure on; those of `data`, or a fifth of them, when None. method: one
     with a trade-off 1/lambda, such as trades-2nd or trades-awp. attacks, n: measure by these, on so many of the test
-    images. changes: fields of `Recipe` in place of those chosen here, such as epochs=20 or seed=1.
+    images. console: shows progress in another way; quiet: show none. changes: fields of `Recipe` in place of those chosen here, such as epochs=20 or seed=1.
     """
-    run, console = Run(Path(out)), console or RichConsole()
+    run, console = Run(Path(out)), NullConsole() if quiet else console or RichConsole()
     check_folder(run, resume=False, overwrite=overwrite)
     images = all_images(model, data, test, classes)
     named: dict[str, Any] = {}

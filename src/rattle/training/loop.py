@@ -94,6 +94,9 @@ def fit(
         if note := imbalance(state.data.train, state.data.classes):
             advice = "" if state.recipe.data.balanced else "; data.balanced draws them equally often"
             console.log(note + advice)
+        if state.recipe.awp and state.recipe.awp.warmup and distributed.is_main():
+            awp, epochs = state.recipe.awp, state.recipe.epochs
+            console.log(f"{type(awp).__name__} in the last {epochs - awp.warmup} of {epochs} epochs (awp.warmup)")
         if not resume and (model is not None or state.recipe.init) and distributed.is_main():
             console.log(start_note(state))
         try:
