@@ -22,6 +22,7 @@ ELSEWHERE = {  # pages whose commands other tests run
     "attacks/index.md": "cli/test_documented_commands.py",
     "methods/index.md": "cli/test_documented_commands.py",
     "guides/report.md": "cli/test_documented_commands.py",
+    "guides/beyond-one-number.md": "cli/test_documented_commands.py",
     "guides/data.md": "cli/test_documented_commands.py",
     "guides/publishing.md": "publish/test_docs.py",
     "guides/publishing-robustbench.md": "publish/test_docs.py",
