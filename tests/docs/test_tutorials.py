@@ -23,6 +23,8 @@ ELSEWHERE = {  # pages whose commands other tests run
     "methods/index.md": "cli/test_documented_commands.py",
     "guides/report.md": "cli/test_documented_commands.py",
     "guides/beyond-one-number.md": "cli/test_documented_commands.py",
+    "guides/corruptions.md": "cli/test_documented_commands.py",
+    "guides/false-robustness.md": "cli/test_documented_commands.py",
     "guides/data.md": "cli/test_documented_commands.py",
     "guides/publishing.md": "publish/test_docs.py",
     "guides/publishing-robustbench.md": "publish/test_docs.py",

@@ -249,9 +249,7 @@ class NanOnOneRank(nn.Sequential):
         return super().forward(x) + (torch.nan if bad else 0)
 
 
-@pytest.mark.parametrize(
-    ("after", "words"), [(3, "the loss diverged at step 5"), (0, "the model returned NaN logits, from which")]
-)
+@pytest.mark.parametrize(("after", "words"), [(3, "the loss diverged at step 5"), (0, "the model returned NaN logits")])
 def test_a_nan_on_one_rank_stops_all_of_them(tmp_path: Path, after: int, words: str) -> None:
     """After 0 steps it is met where the module is looked at first, later in validation."""
 
@@ -260,7 +258,8 @@ def test_a_nan_on_one_rank_stops_all_of_them(tmp_path: Path, after: int, words: 
             fit(five_steps(0, objective=AT()), tmp_path / "run", model=NanOnOneRank(after))
         return 0
 
-    assert [child.wait(60) for child in ranks(2, action, tmp_path / "logs")] == [0, 0]
+    children = ranks(2, action, tmp_path / "logs")
+    assert [child.wait(60) for child in children] == [0, 0], [child.words() for child in children]
 
 
 def test_an_evaluation_that_one_rank_refuses_stops_all_of_them(tmp_path: Path) -> None:
@@ -271,7 +270,8 @@ def test_an_evaluation_that_one_rank_refuses_stops_all_of_them(tmp_path: Path) -
             evaluation.evaluate(NanOnOneRank(0), x, y, "fgsm", batch_size=20)
         return 0
 
-    assert [child.wait(60) for child in ranks(2, action, tmp_path / "logs")] == [0, 0]
+    children = ranks(2, action, tmp_path / "logs")
+    assert [child.wait(60) for child in children] == [0, 0], [child.words() for child in children]
 
 
 @pytest.fixture(scope="module")

@@ -75,8 +75,8 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def forget() -> None:
     """As in a process that never ran the file."""
     for registry, name in ((METHODS, "mine"), (ATTACKS, "brighten"), (BUILDERS, "my-net"), (SOURCES, "my-digits")):
-        if name in registry.known:
-            del registry[name]
+        registry.known.pop(name, None)
+        registry.objects.pop(name, None)
 
 
 def test_a_run_names_its_plugin_and_opens_without_its_objective(

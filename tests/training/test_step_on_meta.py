@@ -35,6 +35,7 @@ IMAGES, CLASSES = 4, 10
 WAITS = {
     "fat": "images leave the attack as they are misclassified, and the others go on as a smaller batch",
     "fat-trades": "the same",
+    "e-at": "the errors so far decide which norm a minibatch is attacked in",
     "mma": "images that are misclassified already are not attacked",
 }
 

@@ -37,7 +37,7 @@ from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_results
 from rattle.evaluation.unions import split_name, with_unions
 from rattle.evaluation.verify import attack_batches, four_decimals, save_broken
-from rattle.inputs import Array, Given, as_float, as_tensors, clean_logits, takes_channels_last
+from rattle.inputs import CHECKED, Array, Given, as_float, as_tensors, clean_logits, takes_channels_last
 from rattle.runs import distributed
 from rattle.runs.io import Plain
 from rattle.runs.progress import Console, Interrupted, NullConsole, RichConsole
@@ -80,7 +80,7 @@ class EvalPlan:
         check_cores("jobs", self.jobs, each=4)
         if self.jobs > 1 and (distributed.world_size() > 1 or self.device.type != "cpu"):
             raise RattleError(f"jobs are for one machine's cores, without torchrun and on the CPU, not {self.device}")
-        if self.device.type == "meta":
+        if self.device.type == "meta" and not CHECKED.get():
             raise RattleError("the model is on the meta device, where nothing is computed: load its weights first")
         if self.save_adversarial and self.out is None:
             raise RattleError("save_adversarial needs a folder to write to: give it as out")
