@@ -22,6 +22,7 @@ STATE = {
     "dkl": "memory.sums",
     "rebat": "average.module.1.weight",
     "free": "memory.delta",
+    "e-at": "memory.errors",
 }
 
 

@@ -64,7 +64,7 @@ ROBUST |= {"val_sample_only_one_step": 0.01, "val_sample_fosc": 0.1}
     [
         ({}, None),
         ({"val_sample_robust": 0.02, "val_sample_margin": 0.02, "val_sample_one_step": 0.8}, "catastrophic"),
-        ({"val_sample_margin": 0.3}, "margin"),
+        ({"val_sample_margin": 0.25}, "margin"),
         ({"val_sample_only_one_step": 0.1}, "one step breaks"),
         ({"val_sample_only_one_step": 0.1, "val_sample": 99}, None),
         ({f"{name}_average": value for name, value in ROBUST.items()} | {"val_sample_margin": 0.1}, None),

@@ -24,8 +24,8 @@ from rattle.weights import eval_mode
 BATCH = 250  # images of a forward pass; the signs are those of the first, which is spread evenly over all
 SIGNS = ("robust", "margin", "one_step", "only_one_step", "fosc")
 FEWEST_IMAGES, FEWEST_STEPS = 100, 5  # with fewer the signs are no ground for a sentence
-GAP = 0.15  # of the images: what one attack breaks beyond another, where the difference is more than chance and youth
-OVERFITTED = 0.4  # share of the images that withstand one step which several steps break
+GAP = 0.2  # of the images: what one attack breaks beyond another, where the difference is more than chance and youth
+OVERFITTED = 0.5  # share of the images that withstand one step which several steps break
 MARGIN = 0.25  # share of those that withstand the cross-entropy which the margin breaks
 ONLY_ONE_STEP = 0.06  # of the images: those that one step breaks and several do not
 
