@@ -2,9 +2,9 @@
 
     python -m reproduction.harden_study cifar10.npz svhn-mini.npz --out runs/harden-study
 
-With --gather it writes results/harden-study.json and trains nothing. The protocol, fixed before the first run, is
-docs/studies/harden.md. The last case needs timm. A study that was stopped resumes with the case that was under way; no
-case begins after --minutes of CPU time.
+With --gather it writes results/harden-study.json, prints the tables of docs/studies/harden.md and trains nothing. The
+protocol, fixed before the first run, stands there too. The case svhn needs timm. A study that was stopped resumes with
+the case that was under way; no case begins after --minutes of CPU time.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from rattle.recipes.schedules import Cosine
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
 from rattle.runs.source import environment
+from rattle.stats import summarise, t_interval
 from rattle.threat import Threat
 from rattle.training.harden import Hardened, harden
 from rattle.training.loop import fit
@@ -41,6 +42,7 @@ SEEDS = (0, 1, 2)
 NORMALISATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 AT_HAND, HELD_OUT = 6_400, 1_000  # of the images that the two colour networks were trained on; of none
 TEST_IMAGES, AUTOATTACK_IMAGES = 1_000, 200
+ATTACKS = ("clean", "pgd20", "autoattack")
 RESULTS = Path(__file__).parent / "results" / "harden-study.json"
 
 
@@ -208,6 +210,41 @@ def gather(folder: Path) -> dict[str, Any]:
     return {"environment": environment(), "runs": runs}
 
 
+def report(runs: list[dict[str, Any]]) -> str:
+    """Means over seeds in %, and `harden` less each other network, paired by seed, in points."""
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        found.setdefault((run["case"], run["network"]), {})[run["seed"]] = run["found"]
+    lines = ["| case | network | seeds | clean | PGD-20 | AutoAttack | CPU, s |", "|---|---|---|---|---|---|---|"]
+    for (case, network), by_seed in found.items():
+        cells = []
+        for attack in ATTACKS:
+            rates = summarise([share(each[attack]) for each in by_seed.values()])
+            cells.append(f"{rates.mean:.1f}" + (f" ± {rates.deviation:.1f}" if rates.n > 1 else ""))
+        seconds = [each["cpu_seconds"] for each in by_seed.values() if "cpu_seconds" in each]
+        cpu = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
+        lines.append(f"| {case} | {network} | {len(by_seed)} | {' | '.join(cells)} | {cpu} |")
+    lines += ["", "| difference | seeds | clean | AutoAttack |", "|---|---|---|---|"]
+    for (case, network), by_seed in found.items():
+        hardened = found.get((case, "hardened"), {})
+        seeds = sorted(hardened.keys() & by_seed.keys())
+        if network == "hardened" or not seeds:
+            continue
+        cells = []
+        for attack in ("clean", "autoattack"):
+            gaps = [share(hardened[seed][attack]) - share(by_seed[seed][attack]) for seed in seeds]
+            interval = t_interval(gaps) if len(gaps) > 1 else None
+            text = f" [{interval.low:+.1f}, {interval.high:+.1f}]" if interval else ""
+            cells.append(f"{sum(gaps) / len(gaps):+.1f}{text}")
+        lines.append(f"| {case}: hardened less {network} | {len(seeds)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def share(flags: str) -> float:
+    """Of correct images, in %."""
+    return 100 * flags.count("1") / len(flags)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("cifar10", type=Path, help="cifar10.npz: uint8 x_train, x_test [n, 32, 32, 3], and labels")
@@ -219,7 +256,9 @@ def main() -> None:
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.gather:
-        RESULTS.write_text(json.dumps(gather(options.out)) + "\n")
+        found = gather(options.out)
+        RESULTS.write_text(json.dumps(found) + "\n")
+        print(report(found["runs"]))
         return
     work(options)
 

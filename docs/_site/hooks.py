@@ -3,6 +3,7 @@
 `mkdocs build --strict` fails on every warning that is logged here.
 """
 
+import json
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from _site.attack_cards import attack_card, attack_index, slug
 from _site.method_cards import method_card, method_index
+from _site.notebook import notebook
 from _site.public import undocumented
 from _site.settings import DOCS, ROOT
 from rattle.attacks.registry import list_attacks
@@ -32,12 +34,17 @@ def decisions() -> list[tuple[str, str]]:
     return [(path.name, path.read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")) for path in paths]
 
 
+def read(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
 def generated() -> dict[str, str]:
     """Pages that no file holds, by their place in docs/."""
     listed = "\n".join(f"- [{title}]({name})" for name, title in decisions())
     return {
         **{f"methods/{name}.md": method_card(name) for name in METHODS},
         **{f"attacks/{slug(name)}.md": attack_card(name) for name in list_attacks()},
+        "tutorials/harden.ipynb": json.dumps(notebook(read("tutorials/harden.md"), DOCS / "images"), indent=1),
         "adr/index.md": f"# Decisions\n\nOne page for each decision that a reader would question.\n\n{listed}\n",
     }
 

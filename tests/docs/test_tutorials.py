@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 
 import matplotlib as mpl
 import pytest
 
+from _site.notebook import notebook
 from _site.tutorials import IMAGES, blocks, fences, made_small, run_page
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -89,3 +91,19 @@ def test_a_command_that_fails_or_that_nothing_can_run_ends_the_page(tmp_path: Pa
         list(run_page("```bash\ncurl elsewhere\n```\n", tmp_path))
     with pytest.raises(RuntimeError, match="exit code 2"):
         list(run_page("```bash\nrattle evaluate runs/none --attacks fgsm\n```\n", tmp_path))
+
+
+def test_the_notebook_has_the_code_and_the_outputs_of_its_page() -> None:
+    text = (DOCS / "tutorials" / "harden.md").read_text(encoding="utf-8")
+    made = notebook(text, DOCS / "images")
+    code = [cell for cell in made["cells"] if cell["cell_type"] == "code"]
+    assert ["".join(cell["source"]) for cell in code] == [block.code.rstrip("\n") for block in blocks(text)]
+    printed = [output["text"] for cell in code for output in cell["outputs"] if "text" in output]
+    assert printed == [block.match[4] for block in blocks(text) if block.match[4]]
+    drawn = [output["data"]["image/png"] for cell in code for output in cell["outputs"] if "data" in output]
+    pictures = [(DOCS / "images" / name).read_bytes() for name in IMAGES.findall(text)]
+    assert list(map(base64.b64decode, drawn)) == pictures != []
+    words = "".join(cell["source"] for cell in made["cells"] if cell["cell_type"] == "markdown")
+    assert "](" not in words
+    assert "<!--" not in words
+    assert len({cell["id"] for cell in made["cells"]}) == len(made["cells"])
