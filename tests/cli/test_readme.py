@@ -33,6 +33,12 @@ def test_the_readme_is_short_and_names_the_two_commands() -> None:
         assert re.search(rf"^{command} ", README, re.MULTILINE)
 
 
+def test_the_start_page_has_the_same_python_and_output() -> None:
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert PYTHON in page
+    assert README.partition("```text\n")[2].partition("```")[0] in page
+
+
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     code = PYTHON

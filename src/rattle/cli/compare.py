@@ -27,7 +27,7 @@ NOTE = (
     "after Holm's adjustment (tests shown: {n}). Networks are compared, not methods: that takes several seeds."
 )
 OVER_SEEDS = (
-    "Accuracy in %, mean ± standard deviation over seeds; difference in points with its 95 % interval where both have "
+    "Accuracy in %, mean ± std over seeds; difference in points with its 95 % interval where both have "
     "the same seeds, which are paired; p after Holm's adjustment (tests shown: {n})."
 )
 

@@ -36,7 +36,7 @@ def compare_methods(runs: Runs, baseline: RunData | None = None) -> tuple[list[P
 
 
 def has_seeds(runs: Runs) -> bool:
-    """Whether these are several methods, of which one has several seeds: then methods are compared, not networks."""
+    """Whether these are several methods and one has several seeds: then methods are compared, not networks."""
     groups = group_by_method(runs)
     return 1 < len(groups) < len(runs)
 
