@@ -14,6 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 (PYTHON,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 STUDY = (ROOT / "reproduction" / "results" / "randomized-weights.md").read_text(encoding="utf-8")
 SHORTER = {
+    "harden(model, train, ": "harden(model, (train[0][:200], train[1][:200]), ",
     "epsilon=0.15, test=(x, y)": "epsilon=0.15, epochs=1, clean_drop=100, test=(x[:20], y[:20])",
     'x[:100], y[:100], "autoattack"': 'x[:3], y[:3], "apgd-ce"',
 }

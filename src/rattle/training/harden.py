@@ -114,7 +114,8 @@ def harden(
     classes: as for `fit`. epsilon, norm: the perturbations to resist. clean_drop: points of clean accuracy that may be
     lost on held-out images. test: images to measure on; those of `data`, or a fifth of them, when None. method: one
     with a trade-off 1/lambda, such as trades-2nd or trades-awp. attacks, n: measure by these, on so many of the test
-    images. console: shows progress in another way; quiet: show none. changes: fields of `Recipe` in place of those chosen here, such as epochs=20 or seed=1.
+    images. console: shows progress in another way; quiet: show none. changes: fields of `Recipe` in place of
+    those chosen here, such as epochs=20 or seed=1.
     """
     run, console = Run(Path(out)), NullConsole() if quiet else console or RichConsole()
     check_folder(run, resume=False, overwrite=overwrite)
