@@ -14,6 +14,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 (PYTHON,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 STUDY = (ROOT / "reproduction" / "results" / "randomized-weights.md").read_text(encoding="utf-8")
 SHORTER = {
+    "harden(model, train, ": "harden(model, (train[0][:200], train[1][:200]), ",
     "epsilon=0.15, test=(x, y)": "epsilon=0.15, epochs=1, clean_drop=100, test=(x[:20], y[:20])",
     'x[:100], y[:100], "autoattack"': 'x[:3], y[:3], "apgd-ce"',
 }
@@ -31,6 +32,12 @@ def test_the_readme_is_short_and_names_the_two_commands() -> None:
     assert f"{len(METHODS.built_in)} training methods" in README
     for command in ("make demo", "make test"):
         assert re.search(rf"^{command} ", README, re.MULTILINE)
+
+
+def test_the_start_page_has_the_same_python_and_output() -> None:
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert PYTHON in page
+    assert README.partition("```text\n")[2].partition("```")[0] in page
 
 
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -13,7 +13,15 @@ from _site.notebook import notebook
 from _site.tutorials import IMAGES, blocks, fences, made_small, run_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-QUICK = ["index.md", "start/install.md", "tutorials/harden.md", "guides/own-loop.md", "guides/imbalanced.md", "faq.md"]
+QUICK = [
+    "start/install.md",
+    "tutorials/harden.md",
+    "guides/own-loop.md",
+    "guides/imbalanced.md",
+    "guides/corruptions.md",
+    "guides/false-robustness.md",
+    "faq.md",
+]
 SLOW = [
     "start/tour.md",
     "guides/measure.md",
@@ -36,7 +44,9 @@ COMMAND = re.compile(r"^(\$ )?(rattle|torchrun|make|pip|python) ", re.MULTILINE)
 PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 
 
-@pytest.mark.parametrize("page", [*QUICK, *(pytest.param(page, marks=pytest.mark.slow) for page in SLOW)])
+@pytest.mark.parametrize(
+    "page", [*QUICK, *(pytest.param(page, marks=[pytest.mark.slow, pytest.mark.process]) for page in SLOW)]
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
