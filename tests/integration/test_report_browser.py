@@ -221,6 +221,16 @@ def test_a_page_of_fifty_runs_draws_what_its_boxes_choose(browser: Browser, fift
     assert browser.console_messages() == []
 
 
+def test_four_runs_show_their_last_column_at_1300_pixels(browser: Browser, tmp_path: Path) -> None:
+    runs = []
+    for number, method in enumerate(("TRADES", "TRADES + 1st + 2nd", "TRADES-AWP", "TRADES-AWP + 1st + 2nd")):
+        runs.append(made.whole(tmp_path / f"run{number}", right=0.4 + 0.1 * number, method=method))
+    browser.size(1300)
+    browser.open(build(runs, tmp_path / "page.html"))
+    hidden = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
+    assert browser.run(f"return {hidden}") == 0
+
+
 @pytest.mark.parametrize("width", [500, 1400])
 def test_nothing_is_wider_than_the_screen(browser: Browser, page: Path, fifty: Path, width: int) -> None:
     browser.size(width)
