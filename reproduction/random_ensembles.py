@@ -156,7 +156,7 @@ def report() -> None:
     for variant in VARIANTS:
         models = [run["models"] for run in runs if run["variant"] == variant]
         for name in models[0]:
-            row = [variant, name, len(models)]
+            row = [variant, name, str(len(models))]
             for column in columns:
                 if column not in models[0][name]:
                     row.append("")
