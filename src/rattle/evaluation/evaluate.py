@@ -222,6 +222,9 @@ def evaluate(
                 raise RattleError(
                     "a random model has rates, not flags: leave out mask, within, minutes and save_adversarial"
                 )
+            for name, attack in chosen.items():
+                if averages_itself(attack):
+                    raise RattleError(f"evaluate averages over draws, and so would {name} once more: give eot here")
             plan = replace(plan, eot=eot or EOT)
             measured, clean = measure_all(plan), torch.ones(len(plan.y), dtype=torch.bool)
             confidence = None
@@ -292,6 +295,12 @@ def classify(plan: EvalPlan) -> tuple[Tensor, Tensor]:
             clean[rows], confidence[rows] = (logits.argmax(1) == y).int(), logits.softmax(1).amax(1).float()
     clean, confidence = (distributed.sum_over_ranks(found).cpu() for found in (clean, confidence))
     return clean.bool(), four_decimals(confidence)
+
+
+def averages_itself(attack: Attack) -> bool:
+    """Whether an attack, or a part of it, has an `eot` of its own."""
+    parts = attack.components().values() if isinstance(attack, Ensemble) else [attack]
+    return any(getattr(part, "eot", 1) > 1 for part in parts)
 
 
 def answers_at_random(plan: EvalPlan) -> bool:
