@@ -49,7 +49,7 @@ def trials(shared: float, own: float, shift: float = 0.0) -> tuple[list[float], 
         plain = (x + shift + size * torch.randn(N, 1) > 0)[:, 0]
         own_draws = measure(model, x, y, pilot_rates(model, x, y, 32), 32)
         rates = tuple(own_draws.rate.tolist())
-        random = Sample(seeds=(0,), flags=(rates,), errors=(own_draws.variance**0.5 / N,), draws=32)
+        random = Sample(seeds=(0,), flags=(rates,), errors=(own_draws.row()["variance"] ** 0.5 / N,), draws=32)
         other = Sample(seeds=(0,), flags=(tuple(plain.int().tolist()),))
         p, gap = two_sided_p(random, other), difference(other, random)
         assert p is not None

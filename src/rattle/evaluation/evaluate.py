@@ -209,14 +209,12 @@ def evaluate(
 
     warnings, results = [], {}
     with eval_mode(plan.model):
-        if draws is None and check_model and answers_at_random(plan):
-            plan = replace(plan, draws=DRAWS)
+        if check_model:
+            plan = replace(plan, draws=(draws or DRAWS) if answers_at_random(plan) else None)
         if plan.draws is None:
+            if draws is not None or eot is not None:
+                raise RattleError("draws and eot are for models that answer at random, and this one was not seen to")
             measured, (clean, confidence) = None, classify(plan)
-            if eot is not None:
-                raise RattleError(
-                    "eot averages over draws, and the model was not seen to answer at random: leave it out"
-                )
         else:
             if mask is not None or save_adversarial or within is not None or minutes is not None:
                 raise RattleError(
