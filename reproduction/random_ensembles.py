@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from rattle.runs.load import load
 from rattle.runs.lock import Held, locked
 from rattle.runs.paths import Run
 from rattle.runs.source import environment
-from rattle.stats import seeds_interval
+from rattle.stats import mcnemar, seeds_interval, t_interval
 from rattle.threat import Threat
 from rattle.weights import Noise
 from reproduction import trade_off
@@ -144,9 +145,18 @@ def rates(found: dict[str, Any], column: str) -> np.ndarray:
     return unpacked(found[column], CLEAN_IMAGES if column == "clean" else ATTACKED).astype(float)
 
 
-def in_points(values: np.ndarray) -> str:
-    interval = seeds_interval(values)
-    return f"{100 * values.mean():+.2f} [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
+def gap_text(own: np.ndarray, mean: np.ndarray, error: float) -> str:
+    """What a model has more than the mean weights, [seeds, images], with its interval; of one seed over images.
+
+    error: by draws.
+    """
+    if len(own) > 1:
+        interval = seeds_interval(own - mean, error)
+    elif error:
+        interval = t_interval((own - mean)[0].tolist(), error)
+    else:
+        interval = mcnemar(mean[0].tolist(), own[0].tolist()).interval
+    return f"{100 * (own - mean).mean():+.2f} [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
 
 
 def report() -> None:
@@ -164,7 +174,9 @@ def report() -> None:
                 own = np.stack([rates(each[name], column) for each in models])
                 n = own.shape[1]
                 mean = np.stack([rates(each["mean weights"], column)[:n] for each in models])
-                row.append(f"{100 * own.mean():.2f} %" if name == "mean weights" else in_points(own - mean))
+                errors = [each[name].get("errors", {}).get(column, 0.0) for each in models]
+                gap = gap_text(own, mean, math.hypot(*errors) / len(errors))
+                row.append(f"{100 * own.mean():.2f} %" if name == "mean weights" else gap)
             rows.append(row)
     print(markdown_table(["network", "model", "seeds", *columns], rows, left=2))
     cpu = [sum(run["cpu_seconds"].values()) for run in runs]
