@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ APGD3 = {
         {"apgd-ce": APGD(threat=THREAT), "apgd-t": APGD(threat=THREAT, loss="dlr-targeted", targets=3)}
     )
 }
+COLUMNS = ("clean", "apgd3", "pgd20")
 RESULTS = Path(__file__).parent / "results" / "random-ensembles.json"
 
 
@@ -145,40 +147,48 @@ def rates(found: dict[str, Any], column: str) -> np.ndarray:
     return unpacked(found[column], CLEAN_IMAGES if column == "clean" else ATTACKED).astype(float)
 
 
-def gap_text(own: np.ndarray, mean: np.ndarray, error: float) -> str:
-    """What a model has more than the mean weights, [seeds, images], with its interval; of one seed over images.
+def gap_text(own: np.ndarray, mean: np.ndarray, error: float, *, pooled: bool) -> str:
+    """What a model has more than the mean weights, [networks, images], with its 95 % interval.
 
-    error: by draws.
+    pooled: over images, of these networks; else over seeds, and of a single one over images. error: by draws.
     """
-    if len(own) > 1:
-        interval = seeds_interval(own - mean, error)
-    elif error:
-        interval = t_interval((own - mean)[0].tolist(), error)
+    gaps = own - mean
+    if len(gaps) > 1 and not pooled:
+        interval = seeds_interval(gaps, error)
+    elif len(gaps) > 1 or error:
+        interval = t_interval(gaps.mean(0).tolist(), error)
     else:
         interval = mcnemar(mean[0].tolist(), own[0].tolist()).interval
-    return f"{100 * (own - mean).mean():+.2f} [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
+    return f"{100 * gaps.mean():+.2f} [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
+
+
+def table(title: str, models: Sequence[Mapping[str, Any]], *, pooled: bool = False) -> list[list[str]]:
+    """Rows of networks: the mean weights' accuracies in %, and what each ensemble has more or less, in points."""
+    rows = []
+    for name in models[0]:
+        row = [title, name, str(len(models))]
+        for column in COLUMNS:
+            if column not in models[0][name]:
+                row.append("")
+                continue
+            own = np.stack([rates(each[name], column) for each in models])
+            mean = np.stack([rates(each["mean weights"], column)[: own.shape[1]] for each in models])
+            errors = [each[name].get("errors", {}).get(column, 0.0) for each in models]
+            gap = gap_text(own, mean, math.hypot(*errors) / len(errors), pooled=pooled)
+            row.append(f"{100 * own.mean():.2f} %" if name == "mean weights" else gap)
+        rows.append(row)
+    return rows
 
 
 def report() -> None:
-    """The mean weights' accuracies in %, and what each ensemble has more or less, in points."""
+    """All networks together, over images; then each kind over seeds."""
     runs = json.loads(RESULTS.read_text())["runs"]
-    columns, rows = ("clean", "apgd3", "pgd20"), []
+    headings = ["network", "model", "networks", *COLUMNS]
+    print(markdown_table(headings, table("all", [run["models"] for run in runs], pooled=True), left=2))
+    rows = []
     for variant in VARIANTS:
-        models = [run["models"] for run in runs if run["variant"] == variant]
-        for name in models[0]:
-            row = [variant, name, str(len(models))]
-            for column in columns:
-                if column not in models[0][name]:
-                    row.append("")
-                    continue
-                own = np.stack([rates(each[name], column) for each in models])
-                n = own.shape[1]
-                mean = np.stack([rates(each["mean weights"], column)[:n] for each in models])
-                errors = [each[name].get("errors", {}).get(column, 0.0) for each in models]
-                gap = gap_text(own, mean, math.hypot(*errors) / len(errors))
-                row.append(f"{100 * own.mean():.2f} %" if name == "mean weights" else gap)
-            rows.append(row)
-    print(markdown_table(["network", "model", "seeds", *columns], rows, left=2))
+        rows += table(variant, [run["models"] for run in runs if run["variant"] == variant])
+    print(markdown_table(headings, rows, left=2))
     cpu = [sum(run["cpu_seconds"].values()) for run in runs]
     print(f"{len(runs)} networks, {sum(cpu) / 60:.0f} CPU minutes")
 

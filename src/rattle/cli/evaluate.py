@@ -238,7 +238,12 @@ def attack_target(options: Options, changes: Changes, target: Target, named: lis
         by_epsilon[epsilon] = chosen_attacks(options.attacks[:1], changes, replace(threat, epsilon=epsilon))[first]
     if ":" in options.path and not options.out and is_main():
         say(f"results go to {settings['out']} (--out chooses another folder)", stderr=True)
-    more = {"save_adversarial": options.save_adversarial, "within": options.within, "minutes": options.minutes, "eot": options.eot}
+    more = {
+        "save_adversarial": options.save_adversarial,
+        "within": options.within,
+        "minutes": options.minutes,
+        "eot": options.eot,
+    }
     if options.noise.sigma is None or options.noise.fresh:
         more["draws"] = options.draws
     result = evaluate(target.model, images.x, images.y, attacks, **more, **settings)

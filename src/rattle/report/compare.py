@@ -68,7 +68,9 @@ def samples_of(runs: Runs) -> dict[str, Sample]:
                 continue
             known, new = both
             every = {"seeds": known.seeds + new.seeds, "flags": known.flags + new.flags}
-            found[column] = replace(known, **every, confidence=known.confidence + new.confidence, errors=known.errors + new.errors)
+            found[column] = replace(
+                known, **every, confidence=known.confidence + new.confidence, errors=known.errors + new.errors
+            )
     return found
 
 

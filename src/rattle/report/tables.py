@@ -169,7 +169,13 @@ def write_table(comparison: Comparison, form: Format) -> str:
         cells = [cell_text(row.get(column), with_n=each) for column in comparison.columns]
         rows.append([method, seeds_of(row), *cells])
     n = "n: test images; tests use those that both rows have." if each else f"n = {comparison.images:,} test images."
-    notes = [NOTE, n, *([BOUND] if "best-known" in comparison.columns else []), *over_draws(comparison), *beside(comparison)]
+    notes = [
+        NOTE,
+        n,
+        *([BOUND] if "best-known" in comparison.columns else []),
+        *over_draws(comparison),
+        *beside(comparison),
+    ]
     if form == "latex":
         return latex_table(columns, rows, left=1, comments=[note.replace("±", "+-") for note in notes])
     return f"{markdown_table(columns, rows, left=1)}\n{' '.join(notes)}\n"
