@@ -187,27 +187,32 @@ def summarise(values: Sequence[float]) -> Summary:
     return Summary(n=n, mean=fmean(values), deviation=float(np.std(values, ddof=1)) if n > 1 else math.nan)
 
 
-def t_interval(values: Sequence[float]) -> Interval:
-    """Student's 95 % interval for the mean of n values, such as paired differences; unbounded for one value."""
+def t_interval(values: Sequence[float], error: float = 0.0) -> Interval:
+    """Student's 95 % interval for the mean of n values, such as paired differences; unbounded for one value.
+
+    error: a standard error that the values share, such as that by the draws of a random model.
+    """
     from scipy.stats import t
 
     summary = summarise(values)
     if summary.n == 1:
         return Interval(-math.inf, math.inf)
-    half = float(t.ppf((1 + LEVEL) / 2, summary.n - 1)) * summary.deviation / math.sqrt(summary.n)
+    deviation = math.hypot(summary.deviation / math.sqrt(summary.n), error)
+    half = float(t.ppf((1 + LEVEL) / 2, summary.n - 1)) * deviation
     return Interval(summary.mean - half, summary.mean + half)
 
 
-def student(differences: Sequence[float]) -> float:
-    """Two-sided p of paired differences having the mean 0; 1 for a single one."""
+def student(differences: Sequence[float], error: float = 0.0) -> float:
+    """Two-sided p of paired differences having the mean 0; 1 for a single one. error: as in `t_interval`."""
     from scipy.stats import t
 
     summary = summarise(differences)
     if summary.n < 2 or summary.mean == 0:
         return 1.0
-    if summary.deviation == 0:
+    deviation = math.hypot(summary.deviation / math.sqrt(summary.n), error)
+    if deviation == 0:
         return 0.0
-    return float(2 * t.sf(abs(summary.mean) / summary.deviation * math.sqrt(summary.n), summary.n - 1))
+    return float(2 * t.sf(abs(summary.mean) / deviation, summary.n - 1))
 
 
 def error_of_images(values: Any) -> float:
@@ -220,15 +225,15 @@ def error_of_images(values: Any) -> float:
     return float(np.sqrt(array.var(axis=0, ddof=1).sum() / len(array)) / array.shape[1])
 
 
-def seeds_interval(values: Any) -> Interval:
+def seeds_interval(values: Any, error: float = 0.0) -> Interval:
     """95 % interval of a mean over two seeds or more, from values [seeds, images]: Student's, no narrower than the
-    images allow.
+    images allow, and the draws of random models: `error` is the standard error of the mean by these.
 
     >>> seeds_interval([[1, 0, 0, 0], [0, 1, 0, 0]]).low < 0  # a quarter in both seeds: Student's has no width
     True
     """
-    student, half = t_interval(np.mean(values, axis=1)), NormalDist().inv_cdf((1 + LEVEL) / 2) * error_of_images(values)
-    mean = float(np.mean(values))
+    student, mean = t_interval(np.mean(values, axis=1)), float(np.mean(values))
+    half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.hypot(error_of_images(values), error)
     return Interval(min(student.low, mean - half), max(student.high, mean + half))
 
 

@@ -77,3 +77,44 @@ def test_a_setting_that_means_nothing_is_refused(
 ) -> None:
     assert sentence in command.refused(*plain, "--attacks", *words, "--out", str(tmp_path))
     assert not list(tmp_path.iterdir())
+
+
+def test_an_ensemble_over_weight_noise_has_results_of_its_own_and_fresh_noise_a_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    usual = ["evaluate", "zoo:digits-linf-cnn-trades", "--attacks", "pgd1", "--n", "20"]
+    folder, noise = tmp_path / "zoo_digits-linf-cnn-trades", ["--noise.sigma", "0.05"]
+    assert main(usual) == 0
+    before = (folder / "results" / "pgd1.json").read_text()
+    assert main([*usual, *noise, "--draws", "2"]) == 0
+    assert main([*usual, *noise, "--noise.scale", "filter", "--noise.fresh", "--draws", "8", "--eot", "2"]) == 0
+    assert (folder / "results" / "pgd1.json").read_text() == before
+    fixed, fresh = (
+        json.loads((folder / f"results-sigma=0.05-{name}" / "pgd1.json").read_text())
+        for name in ("draws=2", "of-filters-fresh")
+    )
+    assert set(fixed["clean_flags"]) <= {0, 1}
+    assert "draws" not in fixed
+    assert (fresh["draws"]["count"], fresh["attacks"]["pgd1"]["draws"]["eot"]) == (8, 2)
+    tests, refused = compare_runs(load_runs(sorted(folder.iterdir())))
+    assert (len(tests), refused) == (6, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--noise.sigma", "0.01", "--draws", "0"], "draws must be a whole number of 1 or more"),
+        (["--noise.sigma", "0"], "moves no weight"),
+        (["--noise.fresh"], "need --noise.sigma"),
+        (["--noise.sigma", "0.01", "--eot", "2"], "draws and eot are for models that answer at random"),
+        (["--draws", "16"], "draws and eot are for models that answer at random"),
+        (["--noise.sigma", "0.01", "--noise.fresh", "--draws", "4"], "draws must be >= 8"),
+        (["--pgd1.eot", "2"], "--eot 16"),
+    ],
+)
+def test_noise_and_draws_that_do_nothing_are_refused(
+    options: list[str], words: str, command: Command, tmp_path: Path
+) -> None:
+    usual = ["evaluate", "zoo:digits-linf-cnn-trades", "--attacks", "pgd1", "--n", "20", "--out", str(tmp_path)]
+    assert words in command.refused(*usual, *options)

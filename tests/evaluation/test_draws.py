@@ -178,5 +178,5 @@ def test_draws_that_are_nan_and_eot_of_a_plain_model_are_refused(digits: tuple[T
     x, y = digits
     with pytest.raises(RattleError, match="NaN"):
         evaluate(Drawing(lambda f, x: f(x) + torch.randn(1).log()), x, y, PGD(steps=1))
-    with pytest.raises(RattleError, match="eot averages over draws"):
+    with pytest.raises(RattleError, match="draws and eot are for models"):
         evaluate(rattle.load("zoo:digits-linf-cnn-trades"), x, y, PGD(steps=1), eot=2)

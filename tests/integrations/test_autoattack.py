@@ -124,3 +124,23 @@ def test_attacks_that_do_not_exist_are_refused(attacks: list[str], sentence: str
     adversary = AutoAttack(small_cnn(), version="custom", attacks_to_run=attacks, verbose=False)
     with pytest.raises(RattleError, match=sentence):
         adversary.run_standard_evaluation(x, y)
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = linear()
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.network(x)
+        return z + 0.1 * torch.randn_like(z)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("version", ["standard", "rand"])
+def test_a_model_that_answers_at_random_is_attacked_as_in_the_reference_with_a_warning(version: str) -> None:
+    x, y = images(20)
+    adversary = AutoAttack(Noisy(), norm="Linf", eps=1e-6, seed=0, verbose=False, version=version)
+    with pytest.warns(UserWarning, match=r"rattle\.evaluate"):
+        x_adv = adversary.run_standard_evaluation(x, y)
+    assert float((x_adv - x).abs().max()) <= 2e-6

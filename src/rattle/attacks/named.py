@@ -34,10 +34,6 @@ def autoattack_plus(threat: Threat) -> Attack:
     return AutoAttack(threat=threat, version="plus")
 
 
-def autoattack_rand(threat: Threat) -> Attack:
-    return AutoAttack(threat=threat, version="rand")
-
-
 def apgd_ce_t(threat: Threat) -> Attack:
     """AutoAttack's first two components: an upper bound on the robust accuracy that AutoAttack leaves."""
     return AttackSequence({"apgd-ce": apgd_ce(threat), "apgd-t": apgd_t(threat)})

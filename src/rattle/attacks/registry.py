@@ -32,7 +32,6 @@ ATTACKS: Registry[Callable[[Threat], Attack]] = Registry(
         "fab": Entry(".named:fab", "untargeted FAB, 5 restarts"),
         "autoattack": Entry(".named:autoattack", "AutoAttack, its standard version"),
         "autoattack-plus": Entry(".named:autoattack_plus", "AutoAttack's larger ensemble"),
-        "autoattack-rand": Entry(".named:autoattack_rand", "AutoAttack for models that draw at random"),
         "apgd-ce+t": Entry(".named:apgd_ce_t", "AutoAttack's first two components"),
         "smoke-ensemble": Entry(".named:smoke_ensemble", "AutoAttack's components with a tenth of the steps"),
         "rays": Entry(".named:rays", "RayS, which sees the predicted class alone"),

@@ -72,6 +72,8 @@ def print_tests(tests: Sequence[PairedTest], refused: Sequence[str]) -> None:
     """Every pair, what was not compared, and how to read it."""
     for _, pair in groupby(tests, key=lambda test: (test.first, test.second)):
         print_pair(list(pair))
+    if any(test.counts is None for test in tests):
+        say("A random model's accuracies are means over fresh draws; their p is Student's, over images and draws.")
     for sentence in refused:
         say(f"not compared: {sentence}")
     note = OVER_SEEDS if any(test.seeds > 1 for test in tests) else NOTE
@@ -106,10 +108,10 @@ def by_strength(test: PairedTest) -> tuple[bool, float]:
 def row(test: PairedTest) -> list[str]:
     if test.seeds > 1:
         return row_over_seeds(test)
-    accuracies, counts = (percent(sample.flags[0]) for sample in test.samples), test.counts
-    change, low, high = (number(100 * x) for x in (counts.difference, counts.interval.low, counts.interval.high))
-    change = f"{'+' if counts.difference > 0 else ''}{change} [{low}, {high}]"
-    return [title_of(test.attack), f"{counts.n:,}", *accuracies, change, p_value(test.p_adjusted)]
+    accuracies = (percent(sample.flags[0], sample.error) for sample in test.samples)
+    change, low, high = (number(100 * x) for x in (test.difference, test.interval.low, test.interval.high))
+    change = f"{'+' if test.difference > 0 else ''}{change} [{low}, {high}]"
+    return [title_of(test.attack), f"{test.samples[0].n:,}", *accuracies, change, p_value(test.p_adjusted)]
 
 
 def row_over_seeds(test: PairedTest) -> list[str]:
@@ -119,7 +121,7 @@ def row_over_seeds(test: PairedTest) -> list[str]:
     paired = difference(test.samples[1], test.samples[0])
     interval = f" {paired.interval.percent('+.1f')}" if paired and paired.n == test.seeds else ""
     change = f"{100 * test.difference:+.1f}{interval}"
-    return [title_of(test.attack), f"{test.counts.n:,}", *accuracies, change, p_value(test.p_adjusted)]
+    return [title_of(test.attack), f"{test.samples[0].n:,}", *accuracies, change, p_value(test.p_adjusted)]
 
 
 def to_plain(runs: Runs, tests: Sequence[PairedTest], refused: Sequence[str]) -> Plain:
@@ -141,18 +143,18 @@ def beyond_to_plain(found: Plain) -> Plain:
 def pair_to_plain(test: PairedTest) -> Plain:
     if test.seeds > 1:
         return pair_over_seeds(test)
-    counts, (first, second) = test.counts, (sample.flags[0] for sample in test.samples)
+    first, second = test.samples
     return {
         "first": test.first,
         "second": test.second,
         "attack": test.attack,
         "better": test.better[0] if test.better else None,
-        **share("first", first),
-        **share("second", second),
-        "difference": counts.difference,
-        "difference_interval": [counts.interval.low, counts.interval.high],
+        **share("first", first.flags[0], first.error),
+        **share("second", second.flags[0], second.error),
+        "difference": test.difference,
+        "difference_interval": [test.interval.low, test.interval.high],
         "p_adjusted": test.p_adjusted,
-        **asdict(counts),
+        **(asdict(test.counts) if test.counts else {"n": first.n, "p": test.p}),
     }
 
 

@@ -49,6 +49,19 @@ class ThreatOptions:
         return threat if self.epsilon is None else replace(threat, epsilon=self.epsilon)
 
 
+@dataclass(frozen=True)
+class NoiseOptions:
+    """u on the weights while evaluating, drawn once for the whole evaluation or afresh in every pass."""
+
+    sigma: float | None = None  # standard deviation of u; no noise when not given
+    scale: Literal["absolute", "filter"] = "absolute"  # sigma itself, or times the rms of each filter's weights
+    fresh: bool = False  # u in every pass: the model then answers at random
+
+    @property
+    def label(self) -> str:
+        return f"sigma={self.sigma:g}{'-of-filters' if self.scale == 'filter' else ''}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttackOptions:
     """What every command that attacks takes."""
@@ -82,6 +95,9 @@ class Options(Network, AttackOptions):
     corruptions: str = ""  # accuracy under common corruptions instead of attacks: a folder of CIFAR-10-C, or `made`
     verify: str = ""  # check such a file against the model instead of attacking
     raw: bool = False  # the raw weights of a run that averages them
+    noise: NoiseOptions = NoiseOptions()  # evaluate the ensemble over draws of u on the weights
+    draws: int | None = None  # in that ensemble, 16 when not given; of a random model fresh ones a rate, 32
+    eot: int | None = None  # draws of a random model that every gradient averages, 16 when not given
     trust_code: bool = False  # run the code (FILE.py:FUNCTION) that the run names as its model
 
 
@@ -95,7 +111,7 @@ def main(args: list[str]) -> None:
 
     with distributed.process_group():
         with distributed.raise_on_all_ranks():
-            target = target_of(options)
+            target = with_noise(options, target_of(options))
         if options.corruptions:
             print_corruptions(options, target)
         elif options.verify:
@@ -123,6 +139,8 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
         name, _, setting = option.partition(".")
         if name not in options.attacks:
             raise unknown("attack of this evaluation", name, [*options.attacks, "threat"])
+        if setting == "eot":
+            raise RattleError(f"all attacks on a random model average over as many draws: --eot 16, not --{option}")
         if setting.startswith("threat"):
             raise RattleError(f"the threat is the same for all attacks: --threat.epsilon, not --{option}")
         changes.setdefault(name, {})[setting.replace("-", "_")] = text
@@ -177,6 +195,27 @@ def target_of(options: Options) -> Target:
     return target_from_checkpoint(saved, data=options.data, averaged=not options.raw, **where)
 
 
+def with_noise(options: Options, target: Target) -> Target:
+    """The ensemble over draws of u in the place of the model, with a folder of results of its own."""
+    from rattle.randomized import Randomized
+    from rattle.weights import Noise
+
+    chosen = options.noise
+    if chosen.sigma is None:
+        if chosen != NoiseOptions():
+            raise RattleError("--noise.scale and --noise.fresh need --noise.sigma, such as 0.01")
+        return target
+    noise = Noise(sigma=chosen.sigma, scale=chosen.scale)
+    if chosen.fresh:
+        model, label = Randomized(target.model, noise, 1, seed=None), f"{chosen.label}-fresh"
+    else:
+        draws = 16 if options.draws is None else options.draws
+        model, label = Randomized(target.model, noise, draws, seed=options.seed), f"{chosen.label}-draws={draws}"
+    name = f"{target.name} {label}"
+    results = target.results.with_name(f"{target.results.name}-{label}")
+    return replace(target, name=name, model=model.eval(), results=results, metadata=target.metadata | {"name": name})
+
+
 def attack_target(options: Options, changes: Changes, target: Target, named: list[tuple[Norm, float]]) -> None:
     """Evaluate, then print."""
     from rattle.evaluation.caveats import caveats_of
@@ -199,7 +238,14 @@ def attack_target(options: Options, changes: Changes, target: Target, named: lis
         by_epsilon[epsilon] = chosen_attacks(options.attacks[:1], changes, replace(threat, epsilon=epsilon))[first]
     if ":" in options.path and not options.out and is_main():
         say(f"results go to {settings['out']} (--out chooses another folder)", stderr=True)
-    more = {"save_adversarial": options.save_adversarial, "within": options.within, "minutes": options.minutes}
+    more = {
+        "save_adversarial": options.save_adversarial,
+        "within": options.within,
+        "minutes": options.minutes,
+        "eot": options.eot,
+    }
+    if options.noise.sigma is None or options.noise.fresh:
+        more["draws"] = options.draws
     result = evaluate(target.model, images.x, images.y, attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
     if not is_main():

@@ -2,7 +2,7 @@
 
 from rattle.evaluation.results import Evaluation
 from rattle.evaluation.unions import split_name
-from rattle.stats import wilson
+from rattle.stats import mean_interval
 
 NEAR_CHANCE = 1.5  # times the accuracy of guessing: the model does not do its job
 FINE = 2.0  # points to either side; a wider interval is worth more images
@@ -27,7 +27,7 @@ def caveats_of(result: Evaluation, *, classes: int, test_images: int) -> str:
     if attacks and STRONG not in attacks:
         reasons.append(f"a stronger attack ({', '.join(attacks)} can only overestimate; autoattack is the rule)")
     n = len(result.worst_case)
-    interval = wilson(sum(result.worst_case), n)
+    interval = mean_interval(result.worst_case, result.worst_error)
     spread = 50 * (interval.high - interval.low)
     if spread > FINE and n < test_images:
         reasons.append(f"more images (n = {n:,} of {test_images:,} leaves {spread:.1f} points to a side)")

@@ -209,19 +209,20 @@ def evaluate(
 
     warnings, results = [], {}
     with eval_mode(plan.model):
-        if draws is None and check_model and answers_at_random(plan):
-            plan = replace(plan, draws=DRAWS)
+        if check_model:
+            plan = replace(plan, draws=(draws or DRAWS) if answers_at_random(plan) else None)
         if plan.draws is None:
+            if draws is not None or eot is not None:
+                raise RattleError("draws and eot are for models that answer at random, and this one was not seen to")
             measured, (clean, confidence) = None, classify(plan)
-            if eot is not None:
-                raise RattleError(
-                    "eot averages over draws, and the model was not seen to answer at random: leave it out"
-                )
         else:
             if mask is not None or save_adversarial or within is not None or minutes is not None:
                 raise RattleError(
                     "a random model has rates, not flags: leave out mask, within, minutes and save_adversarial"
                 )
+            for name, attack in chosen.items():
+                if averages_itself(attack):
+                    raise RattleError(f"evaluate averages over draws, and so would {name} once more: give eot here")
             plan = replace(plan, eot=eot or EOT)
             measured, clean = measure_all(plan), torch.ones(len(plan.y), dtype=torch.bool)
             confidence = None
@@ -292,6 +293,12 @@ def classify(plan: EvalPlan) -> tuple[Tensor, Tensor]:
             clean[rows], confidence[rows] = (logits.argmax(1) == y).int(), logits.softmax(1).amax(1).float()
     clean, confidence = (distributed.sum_over_ranks(found).cpu() for found in (clean, confidence))
     return clean.bool(), four_decimals(confidence)
+
+
+def averages_itself(attack: Attack) -> bool:
+    """Whether an attack, or a part of it, has an `eot` of its own."""
+    parts = attack.components().values() if isinstance(attack, Ensemble) else [attack]
+    return any(getattr(part, "eot", 1) > 1 for part in parts)
 
 
 def answers_at_random(plan: EvalPlan) -> bool:

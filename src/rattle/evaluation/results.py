@@ -305,11 +305,14 @@ class StoredResult:
     clean_confidence: tuple[float, ...] = ()
     error: float = 0.0  # standard error of the mean of `flags` by the draws of a random model
     clean_error: float = 0.0
+    draws: int = 0  # fresh ones that a rate of a random model was measured by
+    eot: int = 0  # that attacks on it averaged over
 
     @property
     def protocol(self) -> str:
         """How the images were attacked; results are comparable where `protocol_differences` finds nothing."""
-        return json.dumps({"attack": self.attack, **self.settings})
+        own = {"eot": self.eot} if self.draws else {}
+        return json.dumps({"attack": self.attack, **self.settings, **own})
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -362,6 +365,8 @@ def stored_result(plain: Plain, name: str) -> StoredResult:
         model={key: str(plain[key]) for key in MODEL_KEYS if plain.get(key)},
         error=float(entry["draws"]["error"]) if random else 0.0,
         clean_error=float(plain["draws"]["error"]) if random else 0.0,
+        draws=int(entry["draws"]["count"]) if random else 0,
+        eot=int(entry["draws"]["eot"]) if random else 0,
     )
     n = len(found.flags)
     absent = (found.images, found.labels, found.confidence, found.clean_confidence)  # from files of earlier versions

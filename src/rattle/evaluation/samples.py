@@ -7,12 +7,23 @@ from typing import Any
 
 from rattle.evaluation.calibration import Calibration, calibration
 from rattle.evaluation.classes import WorstClass, worst_class
-from rattle.stats import Interval, error_of_images, mcnemar, normal, seeds_interval, student, t_interval, welch, wilson
+from rattle.stats import (
+    Interval,
+    error_of_images,
+    mcnemar,
+    mean_interval,
+    normal,
+    seeds_interval,
+    student,
+    t_interval,
+    welch,
+    wilson,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One method under one attack: for each seed, a flag for each image."""
+    """One method under one attack: for each seed, a flag for each image, or its rate over draws of a random model."""
 
     seeds: tuple[int, ...]
     flags: tuple[tuple[float, ...], ...]  # [seeds][images]; distances, where the attack measures those
@@ -21,6 +32,13 @@ class Sample:
     labels: tuple[int, ...] = ()  # the class of each image
     confidence: tuple[tuple[float, ...], ...] = ()  # for each seed that of each image, or () where it is not known
     places: tuple[str, ...] = ()  # dataset and number of each image, where one of two samples has no checksums
+    errors: tuple[float, ...] = ()  # of random models: each seed's standard error by draws, which images may share
+    draws: int = 0  # of random models: fresh ones by which a rate was measured
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean over seeds by draws; 0 where flags are not rates."""
+        return math.hypot(*self.errors) / len(self.seeds)
 
     @property
     def accuracies(self) -> list[float]:
@@ -90,26 +108,29 @@ def comparable(a: Sample, b: Sample) -> bool:
 def paired_test(a: Sample, b: Sample, seeds: Sequence[int]) -> tuple[list[list[float]], float, str]:
     """(differences a less b [seeds][images], two-sided p, name of the test) over seeds that both have.
 
-    One seed: McNemar's mid-p, or Student's t over images where they have distances instead of flags. Several: Student's
-    t of the paired differences; where seeds agree more than their images do, the images decide (`error_of_images`).
+    One seed: McNemar's mid-p, or Student's t over images where they have distances or rates instead of flags. Several:
+    Student's t of the paired differences; where seeds agree more than their images do, the images decide
+    (`error_of_images`). Errors by draws count in both: images may share them.
     """
     pairs = [(a.flags[a.seeds.index(seed)], b.flags[b.seeds.index(seed)]) for seed in seeds]
     gaps = [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs]
     if len(pairs) > 1:
         over_seeds = [math.fsum(gap) / len(gap) for gap in gaps]
-        by_images = normal(math.fsum(over_seeds) / len(gaps), error_of_images(gaps))
+        by_images = normal(math.fsum(over_seeds) / len(gaps), math.hypot(error_of_images(gaps), a.error, b.error))
         return gaps, max(student(over_seeds), by_images), "Student's t over seeds"
     first, second = pairs[0]
     if set(first) | set(second) <= {0, 1}:
         return gaps, mcnemar(first, second).p_mid, "McNemar's test over images"
-    return gaps, student(gaps[0]), "Student's t over images"
+    return gaps, student(gaps[0], math.hypot(a.error, b.error)), "Student's t over images"
 
 
 def interval_of(sample: Sample) -> Interval:
-    """95 % of the mean: over seeds; of one seed over images, Wilson's for flags, Student's for distances."""
+    """95 % of the mean: over seeds; of one seed over images, Wilson's for flags and rates, Student's for distances."""
     if len(sample.seeds) > 1:
-        return seeds_interval(sample.flags)
+        return seeds_interval(sample.flags, sample.error)
     (values,) = sample.flags
+    if sample.errors:
+        return mean_interval(values, sample.error)
     if set(values) <= {0, 1}:
         return wilson(int(sum(values)), len(values))
     return t_interval(values)
@@ -126,7 +147,8 @@ def difference(a: Sample, b: Sample) -> Difference | None:
     if not seeds or not comparable(a, b):
         return None
     gaps, p, test = paired_test(a, b, seeds)
-    interval = seeds_interval(gaps) if len(gaps) > 1 else t_interval(gaps[0])
+    error = math.hypot(a.error, b.error)
+    interval = seeds_interval(gaps, error) if len(gaps) > 1 else t_interval(gaps[0], error)
     mean = math.fsum(map(math.fsum, gaps)) / len(gaps) / a.n
     return Difference(mean=mean, interval=interval, p=p, test=test, n=len(seeds))
 
@@ -146,4 +168,5 @@ def two_sided_p(a: Sample, b: Sample) -> float | None:
     if min(len(a.seeds), len(b.seeds)) == 1:
         return None
     gap = math.fsum(a.accuracies) / len(a.seeds) - math.fsum(b.accuracies) / len(b.seeds)
-    return max(welch(a.accuracies, b.accuracies), normal(gap, math.hypot(*(error_of_images(s.flags) for s in (a, b)))))
+    errors = [math.hypot(error_of_images(s.flags), s.error) for s in (a, b)]
+    return max(welch(a.accuracies, b.accuracies), normal(gap, math.hypot(*errors)))

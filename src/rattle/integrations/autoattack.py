@@ -7,6 +7,7 @@ x_adv = adversary.run_standard_evaluation(x, y, bs=250)
 
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from rattle.attacks import Attack
 from rattle.attacks.autoattack import components
+from rattle.attacks.diagnostics import SAMPLE, is_random
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
@@ -28,6 +30,10 @@ from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
 NORMS: dict[str, Norm] = {"Linf": "linf", "L2": "l2", "L1": "l1"}
+AT_RANDOM = (
+    "the model answers at random: as in the reference, one unlucky draw counts as broken, and draws that hide "
+    "gradients count as robust; rattle.evaluate measures its expected accuracy"
+)
 VERSIONS = ("standard", "plus", "rand", "custom")
 
 
@@ -127,6 +133,11 @@ class AutoAttack:
         """Each attack on the images that the ones before it did not break; the images, changed where one succeeded."""
         device = next(self.model.parameters(), x_orig).device
         x, y = x_orig.to(device), y_orig.to(device)
+        with eval_mode(self.model):
+            random = is_random(self.model, x[:SAMPLE])
+        if random:
+            self.log(f"warning: {AT_RANDOM}")
+            warnings.warn(AT_RANDOM, stacklevel=3)
         seed = self.seed or 0
         if self.seed is None and state_path is None:
             seed = int(time.time())

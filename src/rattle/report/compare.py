@@ -68,7 +68,9 @@ def samples_of(runs: Runs) -> dict[str, Sample]:
                 continue
             known, new = both
             every = {"seeds": known.seeds + new.seeds, "flags": known.flags + new.flags}
-            found[column] = replace(known, **every, confidence=known.confidence + new.confidence)
+            found[column] = replace(
+                known, **every, confidence=known.confidence + new.confidence, errors=known.errors + new.errors
+            )
     return found
 
 
@@ -101,7 +103,11 @@ def robust_attack(runs: Runs) -> str | None:
 
 def measured_points(runs: Runs, attack: str) -> list[Point]:
     results = [(run, run.results[attack]) for run in runs if attack in run.results]
-    return [Point(run.label, run, accuracy(result.clean), accuracy(result.flags)) for run, result in results]
+    points = []
+    for run, result in results:
+        clean, robust = accuracy(result.clean, result.clean_error), accuracy(result.flags, result.error)
+        points.append(Point(run.label, run, clean, robust))
+    return points
 
 
 def published_points(runs: Runs, attack: str, rows_of: PublishedRows) -> list[Point]:

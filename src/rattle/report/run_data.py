@@ -77,18 +77,27 @@ class RunData:
         if not self.results:
             return {}
         largest = most_images(self.results)
-        clean = self.sample(largest, largest.clean, json.dumps({"attack": "clean"}), largest.clean_confidence)
+        clean = self.sample(
+            largest, largest.clean, json.dumps({"attack": "clean"}), largest.clean_confidence, largest.clean_error
+        )
         found = {"clean": clean}
         for name in sorted_attacks(self.results):
             result = self.results[name]
-            found[name] = self.sample(result, result.flags, result.protocol, result.confidence)
-        best = self.best_known(found) if "autoattack" in found else None
+            found[name] = self.sample(result, result.flags, result.protocol, result.confidence, result.error)
+        random = any(sample.errors for sample in found.values())  # the lowest of noisy rates is no bound
+        best = self.best_known(found) if "autoattack" in found and not random else None
         return found | {BEST_KNOWN: best} if best else found
 
     def sample(
-        self, result: StoredResult, flags: tuple[float, ...], protocol: str, confidence: tuple[float, ...]
+        self,
+        result: StoredResult,
+        flags: tuple[float, ...],
+        protocol: str,
+        confidence: tuple[float, ...],
+        error: float,
     ) -> Sample:
-        which = {"images": result.images, "places": result.places, "labels": result.labels}
+        which = {"images": result.images, "places": result.places, "labels": result.labels, "draws": result.draws}
+        which["errors"] = (error,) if result.draws else ()
         return Sample(seeds=(self.seed,), flags=(flags,), protocol=protocol, confidence=(confidence,), **which)
 
     def best_known(self, columns: Mapping[str, Sample]) -> Sample | None:

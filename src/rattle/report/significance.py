@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from rattle.evaluation.samples import Sample, on_shared_images, two_sided_p
+from rattle.evaluation.samples import Sample, difference, on_shared_images, two_sided_p
 from rattle.recipes.schema import flatten
 from rattle.report.naming import p_value, title_of, value_text
-from rattle.stats import LEVEL, McNemar, holm, mcnemar, summarise
+from rattle.stats import LEVEL, Interval, McNemar, holm, mcnemar, summarise
 
 Samples = Mapping[str, Mapping[str, Sample]]  # {row: {column: what was measured}}
 
@@ -42,9 +42,21 @@ class PairedTest:
         return max(len(sample.seeds) for sample in self.samples)
 
     @property
-    def counts(self) -> McNemar:
-        """Image by image, of rows with one seed each."""
+    def counts(self) -> McNemar | None:
+        """Image by image, of rows with one seed each; None where one has rates over draws."""
+        if any(sample.errors for sample in self.samples):
+            return None
         return mcnemar(*(sample.flags[0] for sample in self.samples))
+
+    @property
+    def interval(self) -> Interval:
+        """95 % of the difference, of rows with one seed each."""
+        if self.counts:
+            return self.counts.interval
+        first, second = self.samples
+        found = difference(replace(second, seeds=first.seeds, protocol=first.protocol), first)
+        assert found is not None, "the rows were tested"
+        return found.interval
 
     @property
     def significant(self) -> bool:
@@ -66,7 +78,7 @@ class PairedTest:
         where = "on clean images" if self.attack == "clean" else f"under {title_of(self.attack)}"
         points, p = f"{100 * abs(self.difference):.1f} points", p_value(self.p_adjusted)
         seeds = f"{self.seeds} seeds, " if self.seeds > 1 else ""
-        facts = f"{seeds}n = {self.counts.n:,}, p {p if p.startswith('<') else f'= {p}'}"
+        facts = f"{seeds}n = {self.samples[0].n:,}, p {p if p.startswith('<') else f'= {p}'}"
         if self.better:
             return f"{self.better[0]} is better {where} by {points} ({facts})"
         return f"{self.first} and {self.second} cannot be told apart {where} (difference {points}, {facts})"

@@ -98,6 +98,8 @@ class Cell:
     best: bool  # highest of its column, and significantly so against every other row
     worst: Figure | None = None  # the worst class of each seed; None where classes have few images
     calibration: Figure | None = None  # expected calibration error; None where confidences are not known
+    draws: int = 0  # of a random model: fresh ones an image
+    error: float = 0.0  # standard error of the mean by these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,8 @@ def compare(samples: Samples) -> Comparison:
                 best=best,
                 worst=worst_of(sample),
                 calibration=calibration_of(sample),
+                draws=sample.draws,
+                error=sample.error,
             )
     return Comparison(columns=columns, rows=rows, refused=refused)
 
@@ -165,10 +169,28 @@ def write_table(comparison: Comparison, form: Format) -> str:
         cells = [cell_text(row.get(column), with_n=each) for column in comparison.columns]
         rows.append([method, seeds_of(row), *cells])
     n = "n: test images; tests use those that both rows have." if each else f"n = {comparison.images:,} test images."
-    notes = [NOTE, n, *([BOUND] if "best-known" in comparison.columns else []), *beside(comparison)]
+    notes = [
+        NOTE,
+        n,
+        *([BOUND] if "best-known" in comparison.columns else []),
+        *over_draws(comparison),
+        *beside(comparison),
+    ]
     if form == "latex":
         return latex_table(columns, rows, left=1, comments=[note.replace("±", "+-") for note in notes])
     return f"{markdown_table(columns, rows, left=1)}\n{' '.join(notes)}\n"
+
+
+def over_draws(comparison: Comparison) -> list[str]:
+    """A sentence about each row of a random model: its draws, and what they leave uncertain."""
+    found = []
+    for method, row in comparison.rows.items():
+        cells = [cell for cell in row.values() if cell.draws]
+        if cells:
+            most = max(cell.error for cell in cells)
+            draws = max(cell.draws for cell in cells)
+            found.append(f"{method}: expected accuracy over {draws} fresh draws (standard error {100 * most:.2f}).")
+    return found
 
 
 def beside(comparison: Comparison) -> list[str]:

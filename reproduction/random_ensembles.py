@@ -1,0 +1,215 @@
+"""Does averaging over draws of u at test time help networks that were trained with u? On CIFAR-10.
+
+    python -m reproduction.random_ensembles cifar10.npz            # trains and attacks what is missing
+    python -m reproduction.random_ensembles cifar10.npz --gather   # writes results/random-ensembles.json
+    python -m reproduction.random_ensembles --report               # the table of what was gathered
+
+The networks are those of trade_off.py at 1/lambda 4, whose folder this study shares. The protocol, fixed before the
+first run, is docs/studies/randomized-models.md. A killed run resumes, several processes share the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rattle.attacks import APGD, PGD
+from rattle.attacks.ensemble import AttackSequence
+from rattle.data import Images
+from rattle.data.registry import Data
+from rattle.errors import RattleError
+from rattle.evaluation.evaluate import evaluate
+from rattle.randomized import Randomized
+from rattle.report.writers import markdown_table
+from rattle.runs.io import write_atomically
+from rattle.runs.load import load
+from rattle.runs.lock import Held, locked
+from rattle.runs.paths import Run
+from rattle.runs.source import environment
+from rattle.stats import mcnemar, seeds_interval, t_interval
+from rattle.threat import Threat
+from rattle.weights import Noise
+from reproduction import trade_off
+from reproduction.plain_at import WAIT, packed, unpacked
+
+VARIANTS, VALUE, SEEDS = ("trades", "head 0.2", "sampled filter 0.05"), 4, (0, 1, 2)
+NOISES = {"sigma 0.01": Noise(sigma=0.01), "0.05 of each filter": Noise(sigma=0.05, scale="filter")}
+DRAWS = (1, 4, 16)  # of the fixed ensembles
+CLEAN_IMAGES, CLEAN_FRESH, ATTACKED = 10_000, 2_000, 250  # fresh draws are dearer
+OF_A_RATE = 32  # fresh draws
+THREAT = Threat(epsilon=8 / 255)
+PGD20 = {"pgd20": PGD(threat=THREAT, steps=20, step_size=0.003, start="uniform")}
+# The first two components of AutoAttack with three targets for nine: 16 draws are 16 times the passes.
+APGD3 = {
+    "apgd3": AttackSequence(
+        {"apgd-ce": APGD(threat=THREAT), "apgd-t": APGD(threat=THREAT, loss="dlr-targeted", targets=3)}
+    )
+}
+COLUMNS = ("clean", "apgd3", "pgd20")
+RESULTS = Path(__file__).parent / "results" / "random-ensembles.json"
+
+
+def of_fixed(model: nn.Module, images: Images, store: Path, attacks: dict[str, Any]) -> dict[str, str]:
+    """The flags of a deterministic model: clean of all images, under attack of the first ones."""
+    few = images[torch.arange(ATTACKED)]
+    clean = evaluate(model, images.x, images.y, {}, check_model=False, quiet=True).clean
+    found = evaluate(model, few.x, few.y, attacks, out=store, check_model=False, quiet=True).attacks
+    return {"clean": packed(clean)} | {name: packed(attack.flags) for name, attack in found.items()}
+
+
+def of_fresh(model: nn.Module, images: Images, store: Path) -> dict[str, Any]:
+    """How many of 32 fresh draws are correct, image by image, and the standard errors by draws that images share."""
+    first, few = images[torch.arange(CLEAN_FRESH)], images[torch.arange(ATTACKED)]
+    clean = evaluate(model, first.x, first.y, {}, draws=OF_A_RATE, check_model=False, quiet=True)
+    found = evaluate(model, few.x, few.y, PGD20, draws=OF_A_RATE, out=store, check_model=False, quiet=True)
+    attack = found.attacks["pgd20"]
+    return {
+        "clean": [round(rate * OF_A_RATE) for rate in clean.clean],
+        "pgd20": [round(rate * OF_A_RATE) for rate in attack.flags],
+        "errors": {"clean": clean.error, "pgd20": attack.error},
+    }
+
+
+def measure(variant: str, seed: int, options: argparse.Namespace) -> None:
+    """Train one network unless the trade-off study did, and attack its mean weights and its ensembles."""
+    folder = options.out / trade_off.name_of(variant, VALUE, seed)
+    if not (folder / "found.json").exists():
+        trade_off.measure(variant, VALUE, seed, options)
+    start = time.process_time()
+    model = load(Run(folder).checkpoint("last"))
+    images = Data(name=str(options.data)).load().test[torch.arange(CLEAN_IMAGES)]
+    store = folder / "ensembles"
+    found: dict[str, Any] = {"mean weights": of_fixed(model, images, store / "mean", APGD3 | PGD20)}
+    for title, noise in NOISES.items():
+        for draws in DRAWS:
+            ensemble = Randomized(model, noise, draws, seed=seed)
+            place = store / f"{noise.scale}-{draws}"
+            found[f"{title}, {draws} draws"] = of_fixed(ensemble, images, place, APGD3)
+        fresh = Randomized(model, noise, 1, seed=None)
+        found[f"{title}, fresh"] = of_fresh(fresh, images, store / f"{noise.scale}-fresh")
+    known = json.loads((folder / "found.json").read_text())
+    result = {
+        "variant": variant,
+        "seed": seed,
+        "autoattack": known["flags"]["autoattack"],  # of the mean weights, the first 1,000 images
+        "models": found,
+        "cpu_seconds": {"training": known["cpu_seconds"], "ensembles": time.process_time() - start},
+    }
+    write_atomically(folder / "ensembles.json", json.dumps(result).encode())
+    print(folder.name, result["cpu_seconds"], flush=True)
+
+
+def work(options: argparse.Namespace) -> None:
+    """Take one missing network after the other, whole seeds first; wait while other processes have all of them."""
+    left = [(variant, seed) for seed in SEEDS for variant in VARIANTS]
+    while left:
+        for variant, seed in left:
+            name = trade_off.name_of(variant, VALUE, seed)
+            try:
+                with locked(options.out / f"{name}.lock"):
+                    if not (options.out / name / "ensembles.json").exists():
+                        measure(variant, seed, options)
+            except Held:
+                continue
+            except RattleError as refusal:  # it diverged
+                print(f"{name}: {refusal}", flush=True)
+            left.remove((variant, seed))
+            break
+        else:
+            time.sleep(WAIT)
+
+
+def gathered(out: Path) -> dict[str, Any]:
+    """All finished networks: those of the folder, and those of the results whose folders may be gone."""
+    runs = {}
+    if RESULTS.exists():
+        for run in json.loads(RESULTS.read_text())["runs"]:
+            runs[run["variant"], run["seed"]] = run
+    for path in out.glob("*/ensembles.json"):
+        run = json.loads(path.read_text())
+        runs[run["variant"], run["seed"]] = run
+    return {"environment": environment(), "runs": [runs[key] for key in sorted(runs)]}
+
+
+def rates(found: dict[str, Any], column: str) -> np.ndarray:
+    """What a model has in a column, image by image: flags, or shares of fresh draws."""
+    if isinstance(found[column], list):
+        return np.array(found[column]) / OF_A_RATE
+    return unpacked(found[column], CLEAN_IMAGES if column == "clean" else ATTACKED).astype(float)
+
+
+def gap_text(own: np.ndarray, mean: np.ndarray, error: float, *, pooled: bool) -> str:
+    """What a model has more than the mean weights, [networks, images], with its 95 % interval.
+
+    pooled: over images, of these networks; else over seeds, and of a single one over images. error: by draws.
+    """
+    gaps = own - mean
+    if len(gaps) > 1 and not pooled:
+        interval = seeds_interval(gaps, error)
+    elif len(gaps) > 1 or error:
+        interval = t_interval(gaps.mean(0).tolist(), error)
+    else:
+        interval = mcnemar(mean[0].tolist(), own[0].tolist()).interval
+    return f"{100 * gaps.mean():+.2f} [{100 * interval.low:+.2f}, {100 * interval.high:+.2f}]"
+
+
+def table(title: str, models: Sequence[Mapping[str, Any]], *, pooled: bool = False) -> list[list[str]]:
+    """Rows of networks: the mean weights' accuracies in %, and what each ensemble has more or less, in points."""
+    rows = []
+    for name in models[0]:
+        row = [title, name, str(len(models))]
+        for column in COLUMNS:
+            if column not in models[0][name]:
+                row.append("")
+                continue
+            own = np.stack([rates(each[name], column) for each in models])
+            mean = np.stack([rates(each["mean weights"], column)[: own.shape[1]] for each in models])
+            errors = [each[name].get("errors", {}).get(column, 0.0) for each in models]
+            gap = gap_text(own, mean, math.hypot(*errors) / len(errors), pooled=pooled)
+            row.append(f"{100 * own.mean():.2f} %" if name == "mean weights" else gap)
+        rows.append(row)
+    return rows
+
+
+def report() -> None:
+    """All networks together, over images; then each kind over seeds."""
+    runs = json.loads(RESULTS.read_text())["runs"]
+    headings = ["network", "model", "networks", *COLUMNS]
+    print(markdown_table(headings, table("all", [run["models"] for run in runs], pooled=True), left=2))
+    rows = []
+    for variant in VARIANTS:
+        rows += table(variant, [run["models"] for run in runs if run["variant"] == variant])
+    print(markdown_table(headings, rows, left=2))
+    cpu = [sum(run["cpu_seconds"].values()) for run in runs]
+    print(f"{len(runs)} networks, {sum(cpu) / 60:.0f} CPU minutes")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("data", type=Path, nargs="?", help="cifar10.npz")
+    parser.add_argument("--out", type=Path, default=Path("runs/trade-off"))
+    parser.add_argument("--gather", action="store_true", help="write results/random-ensembles.json, train nothing")
+    parser.add_argument("--report", action="store_true", help="compare what was gathered")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.report:
+        report()
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.gather:
+        RESULTS.write_text(json.dumps(gathered(options.out)) + "\n")
+        return
+    work(options)
+
+
+if __name__ == "__main__":
+    main()
