@@ -53,7 +53,7 @@ class ThreatOptions:
 class NoiseOptions:
     """u on the weights while evaluating, drawn once for the whole evaluation or afresh in every pass."""
 
-    sigma: float | None = None  # standard deviation of u; no noise when not given
+    sigma: float | None = None  # std of u; no noise when not given
     scale: Literal["absolute", "filter"] = "absolute"  # sigma itself, or times the rms of each filter's weights
     fresh: bool = False  # u in every pass: the model then answers at random
 
