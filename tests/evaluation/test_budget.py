@@ -106,7 +106,7 @@ def test_a_budget_of_less_than_a_batch_is_refused_and_the_batch_is_kept(tmp_path
         ({"minutes": 0}, "minutes must be above 0"),
         ({"minutes": float("nan")}, "minutes must be above 0"),
         ({"minutes": 1, "within": 5}, "without within"),
-        ({"minutes": 1, "draws": 8}, "a random model has rates"),
+        ({"minutes": 1, "draws": 8, "check_model": False}, "a random model has rates"),
     ],
 )
 def test_a_budget_that_cannot_be_kept_is_one_sentence(given: dict, sentence: str) -> None:
