@@ -88,7 +88,7 @@ class Operations(TorchDispatchMode):
         return found
 
 
-def work_of(call: Callable[[], None]) -> int:
+def work_of(call: Callable[[], object]) -> int:
     """Floating-point operations of a call."""
     with Operations() as counted:
         call()
