@@ -141,39 +141,30 @@ def beyond_to_plain(found: Plain) -> Plain:
 
 
 def pair_to_plain(test: PairedTest) -> Plain:
-    if test.seeds > 1:
-        return pair_over_seeds(test)
+    """One test; over seeds, accuracies are those of each."""
     first, second = test.samples
-    return {
+    plain = {
         "first": test.first,
         "second": test.second,
         "attack": test.attack,
         "better": test.better[0] if test.better else None,
+        "difference": test.difference,
+        "p_adjusted": test.p_adjusted,
+    }
+    if test.seeds > 1:
+        paired = difference(second, first)
+        return plain | {
+            "first_seeds": first.seeds,
+            "first_accuracies": first.accuracies,
+            "second_seeds": second.seeds,
+            "second_accuracies": second.accuracies,
+            "difference_interval": [paired.interval.low, paired.interval.high] if paired else None,
+            "p": test.p,
+            "n": first.n,
+        }
+    return plain | {
         **share("first", first.flags[0], first.error),
         **share("second", second.flags[0], second.error),
-        "difference": test.difference,
         "difference_interval": [test.interval.low, test.interval.high],
-        "p_adjusted": test.p_adjusted,
         **(asdict(test.counts) if test.counts else {"n": first.n, "p": test.p}),
-    }
-
-
-def pair_over_seeds(test: PairedTest) -> Plain:
-    """Accuracies are those of each seed."""
-    first, second = test.samples
-    paired = difference(second, first)
-    return {
-        "first": test.first,
-        "second": test.second,
-        "attack": test.attack,
-        "better": test.better[0] if test.better else None,
-        "first_seeds": first.seeds,
-        "first_accuracies": first.accuracies,
-        "second_seeds": second.seeds,
-        "second_accuracies": second.accuracies,
-        "difference": test.difference,
-        "difference_interval": [paired.interval.low, paired.interval.high] if paired else None,
-        "p": test.p,
-        "p_adjusted": test.p_adjusted,
-        "n": first.n,
     }
