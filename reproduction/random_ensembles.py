@@ -1,6 +1,7 @@
 """Does averaging over draws of u at test time help networks that were trained with u? On CIFAR-10.
 
     python -m reproduction.random_ensembles cifar10.npz            # trains and attacks what is missing
+    python -m reproduction.random_ensembles cifar10.npz --autoattack  # AutoAttack of the fixed ensembles
     python -m reproduction.random_ensembles cifar10.npz --gather   # writes results/random-ensembles.json
     python -m reproduction.random_ensembles --report               # the table of what was gathered
 
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rattle.attacks import APGD, PGD
+from rattle.attacks import APGD, PGD, AutoAttack
 from rattle.attacks.ensemble import AttackSequence
 from rattle.data import Images
 from rattle.data.registry import Data
@@ -54,7 +55,7 @@ APGD3 = {
         {"apgd-ce": APGD(threat=THREAT), "apgd-t": APGD(threat=THREAT, loss="dlr-targeted", targets=3)}
     )
 }
-COLUMNS = ("clean", "apgd3", "pgd20")
+COLUMNS = ("clean", "autoattack", "apgd3", "pgd20")
 RESULTS = Path(__file__).parent / "results" / "random-ensembles.json"
 
 
@@ -106,6 +107,30 @@ def measure(variant: str, seed: int, options: argparse.Namespace) -> None:
     }
     write_atomically(folder / "ensembles.json", json.dumps(result).encode())
     print(folder.name, result["cpu_seconds"], flush=True)
+
+
+def autoattack(options: argparse.Namespace) -> None:
+    """AutoAttack of every fixed ensemble, on the images that its first attack left; one noise after the other."""
+    images = Data(name=str(options.data)).load().test[torch.arange(ATTACKED)]
+    attack = {"autoattack": AutoAttack(threat=THREAT)}
+    models = [
+        (title, draws, seed, variant) for title in NOISES for seed in SEEDS for variant in VARIANTS for draws in DRAWS
+    ]
+    for title, draws, seed, variant in models:
+        folder = options.out / trade_off.name_of(variant, VALUE, seed)
+        result = json.loads((folder / "ensembles.json").read_text())
+        found = result["models"][f"{title}, {draws} draws"]
+        if "autoattack" in found:
+            continue
+        start = time.process_time()
+        ensemble = Randomized(load(Run(folder).checkpoint("last")), NOISES[title], draws, seed=seed)
+        left = unpacked(found["apgd3"], ATTACKED).tolist()
+        store = folder / "ensembles" / f"{NOISES[title].scale}-{draws}-autoattack"
+        evaluation = evaluate(ensemble, images.x, images.y, attack, mask=left, out=store, check_model=False, quiet=True)
+        found["autoattack"] = packed(evaluation.attacks["autoattack"].flags)
+        result["cpu_seconds"]["autoattack"] = result["cpu_seconds"].get("autoattack", 0) + time.process_time() - start
+        write_atomically(folder / "ensembles.json", json.dumps(result).encode())
+        print(folder.name, title, draws, f"{time.process_time() - start:.0f} s", flush=True)
 
 
 def work(options: argparse.Namespace) -> None:
@@ -168,7 +193,7 @@ def table(title: str, models: Sequence[Mapping[str, Any]], *, pooled: bool = Fal
     for name in models[0]:
         row = [title, name, str(len(models))]
         for column in COLUMNS:
-            if column not in models[0][name]:
+            if not all(column in each[name] for each in models):
                 row.append("")
                 continue
             own = np.stack([rates(each[name], column) for each in models])
@@ -183,6 +208,8 @@ def table(title: str, models: Sequence[Mapping[str, Any]], *, pooled: bool = Fal
 def report() -> None:
     """All networks together, over images; then each kind over seeds."""
     runs = json.loads(RESULTS.read_text())["runs"]
+    for run in runs:
+        run["models"]["mean weights"]["autoattack"] = run["autoattack"]
     headings = ["network", "model", "networks", *COLUMNS]
     print(markdown_table(headings, table("all", [run["models"] for run in runs], pooled=True), left=2))
     rows = []
@@ -197,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("data", type=Path, nargs="?", help="cifar10.npz")
     parser.add_argument("--out", type=Path, default=Path("runs/trade-off"))
+    parser.add_argument("--autoattack", action="store_true", help="AutoAttack of the ensembles of trained networks")
     parser.add_argument("--gather", action="store_true", help="write results/random-ensembles.json, train nothing")
     parser.add_argument("--report", action="store_true", help="compare what was gathered")
     options = parser.parse_args()
@@ -207,6 +235,9 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.gather:
         RESULTS.write_text(json.dumps(gathered(options.out)) + "\n")
+        return
+    if options.autoattack:
+        autoattack(options)
         return
     work(options)
 

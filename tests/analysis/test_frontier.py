@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import rattle
 from rattle.analysis.frontier import Curve, Frontier, Point, compare_curves
-from rattle.analysis.trace import plan
+from rattle.analysis.trace import gather, plan
 from rattle.analysis.weight_line import Line, barriers, frontier_between
 from rattle.errors import RattleError
+from rattle.models.registry import BUILDERS, register_model
 from rattle.report.page import build
+from rattle.runs.progress import NullConsole
 from support import run_folders
 from support.training import tiny
 
@@ -134,6 +137,29 @@ def test_a_frontier_is_trained_attacked_and_extended(tmp_path: Path) -> None:
     assert [point["value"] for point in plain["curves"][0]["points"]] == [3, 6, 12]
     assert plain["curves"][0]["points"][0]["attacks"]["fgsm"]["n"] == 40
     assert (out / "frontier.png").read_bytes()[:4] == b"\x89PNG"
+
+
+class NoisyLogits(nn.Sequential):
+    """A network whose logits are random in every pass."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = super().forward(x)
+        return z + torch.randn_like(z)
+
+
+def test_a_random_network_has_rates_on_a_frontier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BUILDERS, "known", dict(BUILDERS.entries))
+    register_model("noisy", NoisyLogits)
+    base = tiny("trades", epochs=1, model="noisy", width=None)
+    grid = plan([base], (0,), 2, {}, tmp_path)
+    for job in grid[0][2]:
+        rattle.fit(job.recipe, job.folder, quiet=True)
+    found = gather(grid, base.attack.threat, ["fgsm"], 40, 1, NullConsole())
+    rates = found.curves[0].points[0].clean["fgsm"]
+    assert ((rates > 0) & (rates < 1)).any()
 
 
 def test_the_page_of_a_frontier_shows_its_runs_and_refuses_a_damaged_file(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Point:
 
     value: float
     runs: tuple[str, ...] = ()  # their folders
-    clean: Mapping[str, Array]  # attack -> flags of the images it was run on, before it, bool [seeds, images]
+    clean: Mapping[str, Array]  # attack -> flags (or rates over draws) of the images before it, [seeds, images]
     robust: Mapping[str, Array]  # attack -> flags after it
     held_out: Array | None = None  # clean and robust accuracy on held-out images, [seeds, 2]
 

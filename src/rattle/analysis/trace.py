@@ -144,8 +144,8 @@ def gather(
                 Point(
                     value=value,
                     runs=tuple(str(job.folder) for job in members),
-                    clean={name: np.array([found[name].clean for found in results], bool) for name in attacks},
-                    robust={name: np.array([found[name].flags for found in results], bool) for name in attacks},
+                    clean={name: np.array([found[name].clean for found in results], float) for name in attacks},
+                    robust={name: np.array([found[name].flags for found in results], float) for name in attacks},
                     held_out=None if None in held_out else np.array(held_out),
                 )
             )

@@ -122,8 +122,8 @@ def frontier_between(
                 val = line.val.to(line.target.device)
                 chosen_by = evaluate(model, val.x, val.y, validation, **how)
                 held_out = np.array([[chosen_by.clean_accuracy, chosen_by.robust_accuracy]])
-            clean = dict.fromkeys(attacks, np.array([result.clean], bool))
-            robust = {name: np.array([result.attacks[name].flags], bool) for name in attacks}
+            clean = dict.fromkeys(attacks, np.array([result.clean], float))
+            robust = {name: np.array([result.attacks[name].flags], float) for name in attacks}
             found.append(Point(value=t, clean=clean, robust=robust, held_out=held_out))
             advance(1)
     curve = Curve(method=f"{Path(first).name} to {Path(second).name}", setting="t", points=tuple(found))
