@@ -185,10 +185,11 @@ def measure(name: str, case: Case, seed: int, folder: Path) -> Iterator[tuple[st
 def work(options: argparse.Namespace) -> None:
     """Every case of a seed, then the next seed; a finished case has the file of its last network."""
     plain_classifier.main(options.out, epochs=0)  # the folder digits48
+    stored = {(run["case"], run["seed"], run["network"]) for run in gather(options.out)["runs"]}
     for seed in SEEDS:
         for name, case in cases(options).items():
             folder = options.out / f"{name}-seed{seed}"
-            if (folder / "scratch.json").exists():
+            if (name, seed, "scratch") in stored:
                 continue
             folder.mkdir(exist_ok=True)
             for network, found in measure(name, case, seed, folder):
@@ -201,13 +202,18 @@ def work(options: argparse.Namespace) -> None:
 
 
 def gather(folder: Path) -> dict[str, Any]:
-    """All networks that were measured."""
-    runs = []
-    for path in sorted(folder.glob("*-seed*/*.json")):
+    """All networks that were measured: those of the folder, and those of the results whose folders may be gone."""
+    runs = {}
+    if RESULTS.exists():
+        for run in json.loads(RESULTS.read_text())["runs"]:
+            runs[run["case"], run["seed"], run["network"]] = run
+    for path in folder.glob("*-seed*/*.json"):
         name, _, seed = path.parent.name.rpartition("-seed")
         if path.stem in ("before", "hardened", "scratch"):
-            runs.append({"case": name, "seed": int(seed), "network": path.stem, "found": json.loads(path.read_text())})
-    return {"environment": environment(), "runs": runs}
+            found = json.loads(path.read_text())
+            key = (name, int(seed), path.stem)
+            runs[key] = {"case": name, "seed": int(seed), "network": path.stem, "found": found}
+    return {"environment": environment(), "runs": [runs[key] for key in sorted(runs)]}
 
 
 def report(runs: list[dict[str, Any]]) -> str:

@@ -38,6 +38,7 @@ from rattle.runs.paths import Run
 from rattle.runs.source import environment
 from rattle.stats import mcnemar, seeds_interval, t_interval
 from rattle.threat import Threat
+from rattle.training.loop import fit
 from rattle.weights import Noise
 from reproduction import trade_off
 from reproduction.plain_at import WAIT, packed, unpacked
@@ -109,6 +110,28 @@ def measure(variant: str, seed: int, options: argparse.Namespace) -> None:
     print(folder.name, result["cpu_seconds"], flush=True)
 
 
+def known(folder: Path, variant: str, seed: int) -> dict[str, Any]:
+    """What was measured of a network: in its folder, or in the results if the folder is gone."""
+    if (folder / "ensembles.json").exists():
+        return json.loads((folder / "ensembles.json").read_text())
+    for run in json.loads(RESULTS.read_text())["runs"]:
+        if (run["variant"], run["seed"]) == (variant, seed):
+            return run
+    raise RattleError(f"{folder.name} was not measured yet: run this without --autoattack first")
+
+
+def network(folder: Path, variant: str, seed: int, options: argparse.Namespace, found: dict[str, str]) -> nn.Module:
+    """A trained network; one whose folder is gone is trained again and must be right on the images it was right on."""
+    recipe = trade_off.recipe_of(variant, VALUE, seed, str(options.data))
+    run = fit(recipe, folder, resume=(folder / "recipe.yaml").exists(), log="none")
+    model = load(run.checkpoint("last"))
+    images = Data(name=str(options.data)).load().test[torch.arange(CLEAN_IMAGES)]
+    clean = evaluate(model, images.x, images.y, {}, check_model=False, quiet=True).clean
+    if packed(clean) != found["clean"]:
+        raise RattleError(f"{folder.name} is another network than the one whose results are stored")
+    return model
+
+
 def autoattack(options: argparse.Namespace) -> None:
     """AutoAttack of every fixed ensemble, on the images that its first attack left; one noise after the other."""
     images = Data(name=str(options.data)).load().test[torch.arange(ATTACKED)]
@@ -118,12 +141,13 @@ def autoattack(options: argparse.Namespace) -> None:
     ]
     for title, draws, seed, variant in models:
         folder = options.out / trade_off.name_of(variant, VALUE, seed)
-        result = json.loads((folder / "ensembles.json").read_text())
+        result = known(folder, variant, seed)
         found = result["models"][f"{title}, {draws} draws"]
         if "autoattack" in found:
             continue
+        model = network(folder, variant, seed, options, result["models"]["mean weights"])
         start = time.process_time()
-        ensemble = Randomized(load(Run(folder).checkpoint("last")), NOISES[title], draws, seed=seed)
+        ensemble = Randomized(model, NOISES[title], draws, seed=seed)
         left = unpacked(found["apgd3"], ATTACKED).tolist()
         store = folder / "ensembles" / f"{NOISES[title].scale}-{draws}-autoattack"
         evaluation = evaluate(ensemble, images.x, images.y, attack, mask=left, out=store, check_model=False, quiet=True)
