@@ -63,7 +63,7 @@ class AwayFrom:
         with torch.no_grad():
             taught = logits_of(self.teacher, x)
         with attack_mode(model):
-            return self.pgd.ascend(model, x, taught, streams(generator, len(x), x.device))
+            return self.pgd.ascend(model, x, taught, streams(generator, x))
 
 
 METHOD = Method(
