@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Method, StepContext, Terms
@@ -39,5 +38,4 @@ class ALP(TaylorObjective):
 
 METHOD = Method(
     objective=ALP(),
-    attack=PGD(loss="ce", start="uniform"),
 )

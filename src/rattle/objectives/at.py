@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Method, StepContext, Terms
@@ -31,6 +30,5 @@ class AT(TaylorObjective):
 
 METHOD = Method(
     objective=AT(),
-    attack=PGD(loss="ce", start="uniform"),
     awp=AWP(gamma=0.01, warmup=0),
 )

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Batch, Method, Objective, StepContext, Terms
@@ -56,5 +55,4 @@ def smoothed(y: Tensor, mass: float, classes: int, dtype: torch.dtype) -> Tensor
 
 METHOD = Method(
     objective=AVMixup(),
-    attack=PGD(loss="ce", start="uniform"),
 )

@@ -196,7 +196,7 @@ class Method:
     """A training method: its objective, the inner attack that goes with it, and what its paper trains with."""
 
     objective: Objective  # with the published settings
-    attack: PGD  # the inner maximisation; a recipe sets its threat and step size
+    attack: PGD = PGD()  # the inner maximisation, on the cross-entropy if not said; recipes set threat and step size
     awp: AWP | None = None  # the published settings of AWP on this base (recipes NAME-awp); None: there are none
     length: float = 1.0  # epochs over those that are usual for the dataset, 200 for the paper's
     drops: tuple[float, ...] = (0.5, 0.75)  # fractions of the run at which the learning rate drops

@@ -76,6 +76,6 @@ def pairwise(gap: Tensor, w: Tensor, context: StepContext) -> Tensor:
 METHOD = Method(
     objective=DKL(),
     attack=PGD(loss="kl", start="gaussian"),
-    awp=AWP(gamma=0.005, warmup=10),
+    awp=AWP(),
     ramp=1.0,
 )

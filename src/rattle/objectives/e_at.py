@@ -74,5 +74,4 @@ class InL1:
 
 METHOD = Method(
     objective=EAT(),
-    attack=PGD(loss="ce", start="uniform"),
 )

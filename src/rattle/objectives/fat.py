@@ -73,5 +73,4 @@ class FAT(AT):
 
 METHOD = Method(
     objective=FAT(),
-    attack=PGD(loss="ce", start="uniform"),
 )

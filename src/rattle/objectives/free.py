@@ -57,6 +57,5 @@ class Carried:
 # The epochs are divided by the replays: as many updates as any other method has.
 METHOD = Method(
     objective=Free(),
-    attack=PGD(),
     length=1 / Free().replays,
 )

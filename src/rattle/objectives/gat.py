@@ -76,5 +76,4 @@ class GAT(TaylorObjective):
 # The attack of the recipe gives the threat alone, and the attack that chooses the best checkpoint its steps.
 METHOD = Method(
     objective=GAT(),
-    attack=PGD(),
 )

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn import functional as F
 
-from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives.base import Method, StepContext, Teacher, Teachers, Terms
@@ -61,7 +60,6 @@ class KD(TaylorObjective):
 
 METHOD = Method(
     objective=KD(),
-    attack=PGD(loss="ce", start="uniform"),
     drops=(0.25, 0.75),  # epochs 50 and 150 of 200, so that the average begins after the first
     average=SWA(),
 )

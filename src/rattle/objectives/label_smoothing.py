@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rattle.attacks import PGD
 from rattle.forward import Outputs
 from rattle.losses import ce
 from rattle.objectives.avmixup import smoothed
@@ -38,6 +37,5 @@ class LabelSmoothing(TaylorObjective):
 
 METHOD = Method(
     objective=LabelSmoothing(),
-    attack=PGD(loss="ce", start="uniform"),
     awp=AWP(gamma=0.01, warmup=0),
 )

@@ -52,5 +52,5 @@ def log_rest(z: Tensor, y: Tensor) -> Tensor:
 METHOD = Method(
     objective=Mart(),
     attack=PGD(loss="ce", start="gaussian"),
-    awp=AWP(gamma=0.005, warmup=10),
+    awp=AWP(),
 )

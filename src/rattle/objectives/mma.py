@@ -123,5 +123,4 @@ def soft_margin(logits: Tensor, y: Tensor) -> Tensor:
 
 METHOD = Method(
     objective=MMA(),
-    attack=PGD(loss="ce", start="uniform"),
 )

@@ -51,5 +51,4 @@ class NFGSM(AT):
 
 METHOD = Method(
     objective=NFGSM(),
-    attack=PGD(),
 )

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rattle.attacks import PGD
 from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce, kl
 from rattle.objectives.base import Method, StepContext, Teacher, Teachers, Terms
@@ -45,7 +44,6 @@ class ReBAT(TaylorObjective):
 
 METHOD = Method(
     objective=ReBAT(),
-    attack=PGD(loss="ce", start="uniform"),
     average=EMA(decay=0.999, start=0.525),  # from epoch 105 of 200
     rate_factor=1 / 1.5,
 )

@@ -44,5 +44,4 @@ class NoAttack:
 
 METHOD = Method(
     objective=Standard(),
-    attack=PGD(),
 )

@@ -54,5 +54,5 @@ class Released(Trades):
 METHOD = Method(
     objective=Trades(),
     attack=PGD(loss="kl", start="gaussian"),
-    awp=AWP(gamma=0.005, warmup=10),
+    awp=AWP(),
 )
