@@ -124,14 +124,15 @@ class Objective:
     needs_run: ClassVar[bool] = False  # its terms need teachers, a state, or images that it prepares
     remembers_images: ClassVar[bool] = False  # its state has a row for each training image
     smooths: ClassVar[bool] = False  # it learns from soft labels of its own
+    uses: ClassVar[ForwardSpec] = ForwardSpec()  # what its own terms are computed from: the logits at x and x'
 
     def __post_init__(self) -> None:
         check_settings(self, "objective")
 
     @property
     def needs(self) -> ForwardSpec:
-        """What the forward passes have to provide; by default the logits at x and x'."""
-        return ForwardSpec()
+        """What the forward passes have to provide."""
+        return self.uses
 
     @property
     def smooths_labels(self) -> bool:

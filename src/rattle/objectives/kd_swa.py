@@ -1,6 +1,6 @@
 """KD + SWA (Chen et al. 2021): AT smoothed by a standard and a robust teacher at x', and by averaged weights."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -27,17 +27,13 @@ class KD(TaylorObjective):
 
     title = "KD"
     needs_run = True
-    uses_clean = False
+    uses = ForwardSpec(clean=False, taught_adv=("standard", "robust"))
     ce_weight: NonNegative = 0.3  # lambda_1, of the cross-entropy
     standard_weight: NonNegative = 0.1  # lambda_2, of the standard teacher
     robust_weight: NonNegative = 0.6  # lambda_3, of the robust teacher
     temperature: Positive = 2.0  # T
     standard_teacher: Teacher = Teacher()  # trained without an adversary
     robust_teacher: Teacher = Teacher()  # trained by AT
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=False), taught_adv=("standard", "robust"))
 
     @property
     def teachers(self) -> Teachers:

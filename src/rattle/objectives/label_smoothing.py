@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rattle.forward import Outputs
+from rattle.forward import ForwardSpec, Outputs
 from rattle.losses import ce
 from rattle.objectives.avmixup import smoothed
 from rattle.objectives.base import Method, StepContext, Terms
@@ -27,7 +27,7 @@ class LabelSmoothing(TaylorObjective):
 
     title = "AT, smoothed labels"
     smooths = True
-    uses_clean = False
+    uses = ForwardSpec(clean=False)
     smoothing: Between = 0.2  # mass taken from the label
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:

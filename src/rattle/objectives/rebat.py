@@ -1,6 +1,6 @@
 """ReBAT (Wang et al. 2023): AT whose predictions stay near those of the average of its own weights."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,12 +23,8 @@ class ReBAT(TaylorObjective):
     title = "ReBAT"
     trade_off = "objective.weight"
     needs_run = True
-    uses_clean = False
+    uses = ForwardSpec(clean=False, taught_adv=("average",))
     weight: NonNegative = 1.0  # of the divergence from the average (the paper's lambda, beta in the authors' code)
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return replace(self.taylor.needs(clean=False), taught_adv=("average",))
 
     @property
     def teachers(self) -> Teachers:

@@ -28,12 +28,9 @@ class RSLAD(Objective):
 
     title = "RSLAD"
     needs_run = True
+    uses = ForwardSpec(taught_clean=("robust",))
     alpha: Share = 5 / 6  # weight of x' against x
     teacher: Teacher = Teacher()  # trained by TRADES; a WRN-34-10 in the paper
-
-    @property
-    def needs(self) -> ForwardSpec:
-        return ForwardSpec(taught_clean=("robust",))
 
     @property
     def teachers(self) -> Teachers:
