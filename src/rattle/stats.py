@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ RESAMPLES = 1000  # of a bootstrap
 LEVEL_OF_LOOKS = 0.96  # of the interval that ends a sequential evaluation
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """A confidence interval."""
 
     low: float

@@ -18,7 +18,7 @@ from rattle.evaluation.target import Target
 from rattle.inputs import is_correct, to_float
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.paths import Run
-from rattle.stats import Interval, mean_interval
+from rattle.stats import mean_interval
 from rattle.weights import eval_mode
 
 MADE = "made"  # instead of a folder: corruptions of the target's own test images
@@ -62,8 +62,7 @@ def measure_corruptions(
 def summary(correct: np.ndarray) -> Plain:
     """Accuracy with its 95 % interval over images, of flags [..., n]: an image's mean over kinds and severities."""
     of_images = correct.reshape(-1, correct.shape[-1]).mean(0)
-    interval: Interval = mean_interval(of_images.tolist())
-    return {"accuracy": float(of_images.mean()), "low": interval.low, "high": interval.high}
+    return {"accuracy": float(of_images.mean()), **mean_interval(of_images.tolist())._asdict()}
 
 
 def flags(target: Target, images: Images) -> np.ndarray:

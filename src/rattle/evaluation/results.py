@@ -242,15 +242,14 @@ class Evaluation:
 
 
 def record(name: str, flags: Sequence[float], seconds: float, error: float) -> Plain:
-    interval = mean_interval(flags, error)
-    accuracy = {"accuracy": sum(flags) / len(flags), "low": interval.low, "high": interval.high}
-    return {"attack": name, "n": len(flags), **accuracy, "seconds": seconds}
+    interval = mean_interval(flags, error)._asdict()
+    return {"attack": name, "n": len(flags), "accuracy": sum(flags) / len(flags), **interval, "seconds": seconds}
 
 
 def share(name: str, flags: Sequence[float], error: float = 0.0) -> Plain:
     """An accuracy and its 95 % interval, as two entries whose keys begin with `name`; error: by draws."""
-    interval = mean_interval(flags, error)
-    return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": [interval.low, interval.high]}
+    interval = list(mean_interval(flags, error))
+    return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": interval}
 
 
 def robust(flags: Sequence[float], error: float = 0.0) -> Plain:
