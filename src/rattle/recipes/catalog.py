@@ -201,7 +201,7 @@ def short(name: str) -> str:
     return Path(name).name.removesuffix(".npz")
 
 
-def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | ASAM | None:
+def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | None:
     """AWP as published for a method, its warm-up shortened with the dataset's runs; or SAM or ASAM in its place."""
     for suffix, kind in SHARPNESS.items():
         if suffix in suffixes:
@@ -236,7 +236,7 @@ def released(recipe: Recipe) -> Recipe:
     Its epochs are counted from 1, so that what begins "at epoch 100" begins after 99; it holds no images out.
     """
     objective, awp, attack, epochs = recipe.objective, recipe.awp, recipe.attack, recipe.epochs
-    if type(objective) is not Trades or objective.taylor.order != 2 or isinstance(awp, SAM | ASAM):
+    if type(objective) is not Trades or objective.taylor.order != 2 or isinstance(awp, SAM):
         raise RattleError(
             f"the authors released trades-2nd and trades-awp-2nd, not {recipe.method}: leave out -released"
         )
