@@ -112,7 +112,7 @@ def max_over_ranks(values: Tensor) -> Tensor:
 
 def any_rank(flag: int) -> int:
     """The largest value of any rank, so that all ranks act on it together."""
-    return int(max_over_ranks(torch.tensor(flag))) if active() else flag
+    return int(max_over_ranks(torch.tensor(flag)))
 
 
 def on_main(action: Callable[[], object]) -> None:

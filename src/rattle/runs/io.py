@@ -75,9 +75,9 @@ def atomic_file(path: Path, *, backup: Path | None = None) -> Iterator[BinaryIO]
             raise
 
 
-def write_atomically(path: Path, content: bytes, *, backup: Path | None = None) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write a whole file or nothing, see `atomic_file`."""
-    with atomic_file(path, backup=backup) as file:
+    with atomic_file(path) as file:
         file.write(content)
 
 

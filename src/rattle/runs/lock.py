@@ -59,7 +59,6 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
     Without either, a folder that holds a run which has saved something is refused, as is a folder that holds anything
     else.
     """
-    distributed.on_main(lambda: check_folder(run, resume=resume, overwrite=overwrite))
     with ExitStack() as lock:
         distributed.on_main(lambda: acquire(run, recipe, resume, overwrite, lock))
         yield
@@ -67,6 +66,7 @@ def open_run(run: Run, recipe: Recipe, *, resume: bool = False, overwrite: bool 
 
 def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitStack) -> None:
     """Lock the folder, and write recipe and environment."""
+    check_folder(run, resume=resume, overwrite=overwrite)
     with writing(run.lock):
         lock.enter_context(locked(run.lock))
         refuse_held(run, resume, overwrite)
