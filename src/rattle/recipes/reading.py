@@ -81,16 +81,18 @@ def parse_json(text: str | bytes) -> Any:
         raise RattleError(f"it is nested more than {DEEPEST} levels deep") from None
     except ValueError as reason:
         raise RattleError(f"it is not valid JSON: {first_line(reason)}") from reason
-    level = [found]
-    for _ in range(DEEPEST):
-        below = []
-        for value in level:
-            if isinstance(value, dict | list):
-                below += value.values() if isinstance(value, dict) else value
-        level = below
-    if any(isinstance(value, dict | list) for value in level):
-        raise RattleError(f"it is nested more than {DEEPEST} levels deep")
+    check_depth(found, DEEPEST)
     return found
+
+
+def check_depth(found: Any, left: int) -> None:
+    """Refuse lists and mappings more than `left` levels deep."""
+    if not isinstance(found, dict | list):
+        return
+    if left == 0:
+        raise RattleError(f"it is nested more than {DEEPEST} levels deep")
+    for value in found.values() if isinstance(found, dict) else found:
+        check_depth(value, left - 1)
 
 
 def tidy(plain: Any) -> Any:
