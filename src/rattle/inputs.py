@@ -272,18 +272,17 @@ def as_tensors(model: nn.Module, x: Given, y: Array | None) -> tuple[Tensor, Ten
         x, y = collect(x)
     if y is None:
         raise RattleError("images without labels cannot be evaluated: give them as y")
-    weights = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(0))
-    y = as_tensor(y, weights)
-    return check_batch(channels_first(as_tensor(x, weights)), y, uint8=True)
+    dtype = weights_type(model, torch.get_default_dtype())
+    return check_batch(channels_first(as_tensor(x, dtype)), as_tensor(y, dtype), uint8=True)
 
 
-def as_tensor(value: Any, weights: Tensor) -> Tensor:
+def as_tensor(value: Any, dtype: torch.dtype) -> Tensor:
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype.kind not in "fiub":
         raise RattleError(f"images and labels must be arrays of numbers, got {value.dtype}")
     found = torch.tensor(value)  # a copy, so that read-only arrays do no harm
-    return found.to(weights.dtype) if found.is_floating_point() else found
+    return found.to(dtype) if found.is_floating_point() else found
 
 
 def channels_first(x: Tensor) -> Tensor:
