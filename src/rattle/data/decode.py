@@ -112,11 +112,12 @@ class Pictures:
     def shape(self) -> torch.Size:
         return torch.Size((len(self), 3, self.files.side, self.files.side))
 
+    @property
+    def nbytes(self) -> int:
+        return self.shape.numel()
+
     def is_floating_point(self) -> bool:
         return False
-
-    def element_size(self) -> int:
-        return 1
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
         """The pictures of an index, mask or slice, decoded; RattleError for one that cannot be."""
@@ -157,10 +158,6 @@ class Pictures:
         if some.asked:
             some.ahead = some.load(list(some.asked))
         return some
-
-    def digest(self) -> str:
-        """A checksum of the names, in their order: what processes that share the work must agree on."""
-        return hashlib.sha256(self.files.names.tobytes()).hexdigest()
 
     @cached_property
     def fingerprint(self) -> Tensor:
