@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from rattle.errors import RattleError
 from rattle.losses import logits_in
-from rattle.weights import Delta, Noise, eval_mode, frozen_bn_stats
+from rattle.weights import Delta, Noise, Tensors, eval_mode, frozen_bn_stats
 
 Pairs = tuple[tuple[Tensor, Tensor], ...]  # (at x, at x')
 
@@ -103,7 +103,7 @@ class PairedForward(nn.Module):
             return ()
         return tuple(self.spec.draw(noise, self.model, generator=generator) for _ in range(samples))
 
-    def taught(self, names: tuple[str, ...], x: Tensor) -> dict[str, Tensor]:
+    def taught(self, names: tuple[str, ...], x: Tensor) -> Tensors:
         """The logits of these teachers; those of the average are missing until it has begun."""
         found = {}
         for name in names:

@@ -19,7 +19,8 @@ from rattle.errors import RattleError
 from rattle.randomness import streams
 from rattle.settings import BelowOne, CountOrZero, NonNegative, Positive, check_settings
 
-Delta = Mapping[str, Tensor]
+Delta = Mapping[str, Tensor]  # of weights, by the name of the parameter
+Tensors = dict[str, Tensor]  # by name
 
 
 @contextmanager
@@ -118,7 +119,7 @@ class Noise:
         """Whether a parameter gets noise; biases and normalisation layers never do."""
         return self.sigma > 0 and weight.ndim > 1
 
-    def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module, *, generator: torch.Generator | None = None) -> Tensors:
         """One draw of u by parameter name, on the weights' device.
 
         A generator of another device, such as the CPU's beside a GPU, gives the seed of a counter-based stream on the
@@ -159,12 +160,12 @@ class AWP:
     def __post_init__(self) -> None:
         check_settings(self, "awp")
 
-    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> Tensors:
         """d, for every tensor with ndim > 1 that the loss depends on."""
         with frozen_bn_stats(model):
             return weight_gradients(model, loss(), ndim=2)
 
-    def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module, gradients: Delta) -> Tensors:
         """v from d."""
         parameters = weights_of(model, gradients)
         return {
@@ -184,11 +185,11 @@ class SAM:
     def __post_init__(self) -> None:
         check_settings(self, "awp")
 
-    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Tensor]:
+    def gradients(self, model: nn.Module, loss: Callable[[], Tensor]) -> Tensors:
         """d, for every weight that the loss depends on, biases and normalisation layers too."""
         return weight_gradients(model, loss(), ndim=0)
 
-    def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module, gradients: Delta) -> Tensors:
         """v from d."""
         weights_of(model, gradients)
         scale = self.rho / (get_total_norm(gradients.values()) + 1e-12)
@@ -204,7 +205,7 @@ class ASAM(SAM):
 
     rho: Positive = 0.5  # the length of v / T; 1 in the authors' CIFAR-100 runs
 
-    def __call__(self, model: nn.Module, gradients: Delta) -> dict[str, Tensor]:
+    def __call__(self, model: nn.Module, gradients: Delta) -> Tensors:
         """v from d."""
         weights = weights_of(model, gradients)
         t: dict[str, Tensor | float] = {}
@@ -214,7 +215,7 @@ class ASAM(SAM):
         return {name: t[name] * t[name] * d * scale for name, d in gradients.items()}
 
 
-def weight_gradients(model: nn.Module, loss: Tensor, *, ndim: int) -> dict[str, Tensor]:
+def weight_gradients(model: nn.Module, loss: Tensor, *, ndim: int) -> Tensors:
     """The gradient of the loss, for every tensor of at least `ndim` dimensions that it depends on."""
     weights = {name: p for name, p in model.named_parameters() if p.ndim >= ndim and p.requires_grad}
     gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)

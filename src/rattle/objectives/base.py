@@ -20,13 +20,13 @@ from rattle.forward import ForwardSpec, Outputs
 from rattle.randomness import ImageStreams
 from rattle.settings import check_settings
 from rattle.threat import Norm
-from rattle.weights import AWP, EMA, SWA
+from rattle.weights import AWP, EMA, SWA, Tensors
 
 Terms = dict[str, Tensor]  # by name, each a scalar
 ONE_STEP = ("steps", "step_size", "loss", "start", "restarts")  # `unused` of an attack with one step of its own
 
 
-def total(terms: Mapping[str, Tensor]) -> Tensor:
+def total(terms: Tensors) -> Tensor:
     """The loss: the sum of its named terms."""
     return torch.stack(tuple(terms.values())).sum()
 
@@ -56,7 +56,7 @@ class Memory:
     Indexed by name it is the rows of these images; a tensor without a row for each image is in `tensors`.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], rows: Tensor) -> None:
+    def __init__(self, tensors: Tensors, rows: Tensor) -> None:
         self.tensors, self.rows = tensors, rows
 
     def __getitem__(self, name: str) -> Tensor:
@@ -76,7 +76,7 @@ class StepContext:
     classes: int = 0  # C, for soft labels
     teachers: Mapping[str, nn.Module] = field(default_factory=dict)  # for an inner attack that queries them
     place: int = 0  # of the first image in its minibatch: ranks and micro-batches have consecutive parts
-    reduce: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict  # averages named tensors over ranks
+    reduce: Callable[[Tensors], Tensors] = dict  # averages named tensors over ranks
 
     def mean(self, statistic: Tensor) -> Tensor:
         """A statistic of the batch, averaged over ranks: N ranks compute what one process would."""
@@ -155,7 +155,7 @@ class Objective:
         """The images of the outer minimisation: mixed, with soft labels, or with further ones."""
         return batch
 
-    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         """What it remembers from step to step, by name, as a run begins; saved and resumed with the run.
 
         A tensor has a row for each training image, a row for each place of a minibatch (batch: [B, C, H, W]), or any

@@ -11,7 +11,7 @@ from rattle.losses import ce
 from rattle.objectives.base import Method, StepContext, Terms, label_rows
 from rattle.objectives.taylor_terms import TaylorObjective
 from rattle.settings import NonNegative, Positive
-from rattle.weights import AWP
+from rattle.weights import AWP, Tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class DKL(TaylorObjective):
     temperature: Positive = 4.0  # of the softmax in w
     gamma: NonNegative = 1.0  # power of w: 1 is IKL, less (0.2, with temperature 1) is GKL
 
-    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         # Sums over batches of the softmax of each class, in even and in odd epochs; which epoch is being summed.
         return {"sums": torch.zeros(2, classes, classes), "epoch": torch.full((1,), -1.0)}
 

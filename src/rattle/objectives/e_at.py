@@ -13,6 +13,7 @@ from rattle.objectives.base import Method, StepContext
 from rattle.randomness import Randomness, derive_seed
 from rattle.settings import Positive
 from rattle.threat import Threat
+from rattle.weights import Tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class EAT(AT):
         3072 * 8 / 255
     )  # radius of the l_1 ball over the largest l_1 length in the recipe's ball
 
-    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         return {"errors": torch.zeros(2, 2)}  # a row for each norm, l_1 last: sum over its minibatches, their number
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:

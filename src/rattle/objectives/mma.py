@@ -15,6 +15,7 @@ from rattle.objectives.base import Memory, Method, Objective, StepContext, Terms
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.settings import BelowOne, Positive
 from rattle.threat import Threat, per_image
+from rattle.weights import Tensors
 
 REACH = 1.05  # the search goes beyond d_max, so that an image on d_max can be told from one farther away
 SEARCH_STEPS = 10  # halvings of the bracket around the boundary
@@ -42,7 +43,7 @@ class MMA(Objective):
         if self.start > self.d_max:
             raise RattleError(f"objective.start must be at most objective.d_max {self.d_max:g}, got {self.start}")
 
-    def state(self, *, images: int, classes: int, batch: torch.Size) -> dict[str, Tensor]:
+    def state(self, *, images: int, classes: int, batch: torch.Size) -> Tensors:
         return {"margin": torch.zeros(images)}  # d over d_max
 
     def attack(self, pgd: PGD, context: StepContext) -> Attack:

@@ -23,6 +23,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.runs.io import atomic_file
 from rattle.runs.paths import FORMAT  # `save` writes it, `read` takes older ones too
 from rattle.settings import Plain
+from rattle.weights import Tensors
 
 DTYPES = {  # as safetensors names them
     torch.float64: "F64",
@@ -52,10 +53,10 @@ class Checkpoint:
     classes: tuple[str, ...]  # names
     shape: tuple[int, ...]  # [C, H, W] of an image
     progress: Plain  # epoch, step and so on, as training/state.py wrote them
-    tensors: dict[str, Tensor]  # on the CPU
+    tensors: Tensors  # on the CPU
     trust_code: bool = False  # the user's word that code which the recipe names as its model may run
 
-    def part(self, name: str) -> dict[str, Tensor]:
+    def part(self, name: str) -> Tensors:
         """The tensors of `model`, `average` or `optimizer`, without that prefix."""
         return {key[len(name) + 1 :]: value for key, value in self.tensors.items() if key.startswith(f"{name}.")}
 
@@ -66,7 +67,7 @@ def raw(value: Tensor) -> memoryview | bytes:
     return value.view(-1).view(torch.uint8).numpy().data if value.numel() else b""
 
 
-def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str], sums: Mapping[str, int] | None = None) -> str:
+def digest(tensors: Tensors, texts: Mapping[str, str], sums: Mapping[str, int] | None = None) -> str:
     """A checksum over the names, dtypes, shapes and values of tensors, and over texts by name.
 
     sums: the CRC-32 of each tensor's bytes, to take in place of the bytes themselves.
@@ -80,7 +81,7 @@ def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str], sums: Mappin
     return total.hexdigest()
 
 
-def header(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> bytes:
+def header(tensors: Tensors, texts: Mapping[str, str]) -> bytes:
     """What a safetensors file begins with: its own length, and as JSON the texts and the place of each tensor."""
     entries: dict[str, Any] = {"__metadata__": dict(texts)}
     end = 0
@@ -102,7 +103,7 @@ def save(
     model: nn.Module,
     average: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    more: Mapping[str, Tensor] | None = None,
+    more: Tensors | None = None,
     backup: Path | None = None,
 ) -> None:
     """Write one checkpoint.
@@ -168,7 +169,7 @@ def check_images(classes: Any, shape: Any) -> tuple[tuple[str, ...], tuple[int, 
     return tuple(classes), tuple(shape)
 
 
-def optimizer_tensors(part: str, optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def optimizer_tensors(part: str, optimizer: torch.optim.Optimizer, model: nn.Module) -> Tensors:
     """An optimizer's buffers by part, the name of their parameter, and their own."""
     found = {}
     for name, p in model.named_parameters():
@@ -178,7 +179,7 @@ def optimizer_tensors(part: str, optimizer: torch.optim.Optimizer, model: nn.Mod
     return found
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module, tensors: Tensors) -> None:
     """Restore an optimizer's buffers from `Checkpoint.part("optimizer")`, in the memory layout of their parameters."""
     parameters = dict(model.named_parameters())
     for key, value in tensors.items():

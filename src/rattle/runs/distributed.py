@@ -2,7 +2,7 @@
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rattle.errors import RattleError, first_line
+from rattle.weights import Tensors
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ def release_frames(error: BaseException) -> None:
         reason = reason.__cause__ or reason.__context__
 
 
-def mean_over_ranks(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def mean_over_ranks(tensors: Tensors) -> Tensors:
     """The means over ranks of many tensors, in one collective call."""
     if not active() or not tensors:
         return dict(tensors)

@@ -16,6 +16,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import flatten, to_plain
 from rattle.runs.io import refuse_links
 from rattle.runs.paths import Run
+from rattle.weights import Tensors
 
 
 class LossMeter:
@@ -26,11 +27,11 @@ class LossMeter:
 
     def __init__(self, sums: Mapping[str, float], device: torch.device) -> None:
         self.sums: dict[str, Tensor | float] = dict(sums)
-        self.terms: Mapping[str, Tensor] = {}
+        self.terms: Tensors = {}
         self.step = 0
         self.every = 1 if device.type == "cpu" else 50
 
-    def add(self, terms: Mapping[str, Tensor], step: int) -> None:
+    def add(self, terms: Tensors, step: int) -> None:
         for name, value in terms.items():
             self.sums[name] = value.to(torch.float64) + self.sums.get(name, 0.0)
         self.terms, self.step = terms, step

@@ -23,6 +23,7 @@ from rattle.runs.load import build_model, load_model, open_checkpoint, resolve_c
 from rattle.runs.paths import is_published
 from rattle.settings import Bound, check_settings
 from rattle.training.teachers import cotrained, network_recipe, teachers_of
+from rattle.weights import Tensors
 
 # What a derived seed is for; LAYERS: dropout etc., EXTRA: which extra images are drawn, CROPS: of encoded pictures.
 ORDER, PIXELS, ATTACK, WEIGHTS, INIT, LAYERS, PARTNERS, EXTRA, CROPS = range(9)
@@ -64,8 +65,8 @@ class TrainState:
     extra: Images | None = None  # images drawn into every minibatch beside those of the dataset
     teachers: dict[str, nn.Module] = field(default_factory=dict)  # the networks that the objective learns from
     teacher_optimizer: torch.optim.Optimizer | None = None  # of those that are trained along
-    memory: dict[str, Tensor] = field(default_factory=dict)  # what the objective remembers of each image or class
-    shared: dict[str, Tensor] = field(default_factory=dict)  # the memory when all ranks last had the same
+    memory: Tensors = field(default_factory=dict)  # what the objective remembers of each image or class
+    shared: Tensors = field(default_factory=dict)  # the memory when all ranks last had the same
     trust_code: bool = False  # the user's word that code which the checkpoint of a teacher names may run
 
     @property

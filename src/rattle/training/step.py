@@ -3,7 +3,7 @@
 Knows no optimizer, rank or recipe: the caller passes what differs under DistributedDataParallel.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from rattle.attacks import PGD
 from rattle.forward import Outputs, PairedForward, full_precision
 from rattle.inputs import images_checked
 from rattle.objectives.base import Batch, Objective, StepContext, Terms, total
-from rattle.weights import AWP, SAM, Noise, frozen_bn_stats, perturbed
+from rattle.weights import AWP, SAM, Delta, Noise, frozen_bn_stats, perturbed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def step(given: StepInputs) -> Terms:
             return outputs, objective.terms(outputs, batch.y, context)
 
     # With AWP or SAM, find the worst w + v near w. BatchNorm's statistics move once: at w + v with AWP, at w with SAM.
-    v: Mapping[str, Tensor] = {}
+    v: Delta = {}
     if awp is not None:
         with nullcontext() if awp.holds_statistics else frozen_bn_stats(forward.teachers):
             gradients = awp.gradients(model, lambda: total(outer(forward)[1]))
