@@ -19,6 +19,7 @@ from rattle.runs.io import Plain, read_json, write_atomically
 from rattle.runs.paths import Run
 from rattle.stats import mean_interval
 
+Flags = list[bool] | list[float]  # correct or not, image by image; rates of a random model
 MODEL_KEYS = ("name", "checkpoint", "recipe")  # of a result file: what the model is called, its weights, its recipe
 
 
@@ -43,9 +44,9 @@ class AttackResult:
     """What one attack did to n images."""
 
     settings: Plain  # of the attack, with its class as `kind`
-    flags: list[bool] | list[float]  # correct before and after the attack, image by image; rates of a random model
+    flags: Flags  # correct before and after the attack, image by image; rates of a random model
     seconds: float
-    parts: dict[str, list[bool] | list[float]] = field(default_factory=dict)  # of an ensemble: flags after this part
+    parts: dict[str, Flags] = field(default_factory=dict)  # of an ensemble: flags after this part
     part_seconds: dict[str, float] = field(default_factory=dict)  # of an ensemble: what each part took
     confidence: list[float] = field(default_factory=list)  # in the class that an attacked image is taken for
     distances: list[float] = field(default_factory=list)  # of an attack that measures them: to the nearest point found
@@ -93,7 +94,7 @@ class AttackResult:
 class Evaluation:
     """What every attack did to the same images."""
 
-    clean: list[bool] | list[float]  # correct without an attack, image by image; rates of a random model
+    clean: Flags  # correct without an attack, image by image; rates of a random model
     attacks: dict[str, AttackResult]  # each of all images, or of as many of the first as `within` asked for
     confidence: list[float] = field(default_factory=list)  # in the class that an image is taken for, without an attack
     labels: list[int] | None = None  # the images' classes
@@ -112,7 +113,7 @@ class Evaluation:
         return sum(self.clean) / self.n
 
     @property
-    def worst_case(self) -> list[bool] | list[float]:
+    def worst_case(self) -> Flags:
         """Correct under every attack; of a random model the rate at the point whose pilot rate is lowest."""
         if self.draws:
             known = [(self.draws.pilot, self.clean)]

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
@@ -21,6 +21,7 @@ class Interrupted(Exception):
 
 # Called with the number of steps that are done, 1 if not said, and figures to show beside the bar.
 Advance = Callable[..., None]
+Figures = dict[str, float | str]  # by name
 
 
 class Console:
@@ -73,7 +74,7 @@ class RichConsole(Console):
             TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=Column(min_width=5)),
             TextColumn("{task.fields[figures]}", markup=False),
         )
-        shown: dict[str, float | str] = {}
+        shown: Figures = {}
         with Progress(*columns, console=self.rich, refresh_per_second=4) as progress:
             task = progress.add_task(escape(printable(title)), total=total, completed=done, figures="")
 
@@ -104,7 +105,7 @@ class RichConsole(Console):
         yield advance
 
 
-def written(figures: Mapping[str, float | str]) -> str:
+def written(figures: Figures) -> str:
     """Each figure with its name.
 
     >>> written({"loss": 1.23456, "best": "3"})

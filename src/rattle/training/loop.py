@@ -27,7 +27,7 @@ from rattle.runs import distributed
 from rattle.runs.io import write_atomically
 from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name, held_out_accuracies
-from rattle.runs.progress import HANDLED, Console, NullConsole, RichConsole, StoppedBySignal, listening
+from rattle.runs.progress import HANDLED, Console, Figures, NullConsole, RichConsole, StoppedBySignal, listening
 from rattle.settings import Plain, check_cores
 from rattle.training.fit_inputs import TrainingData, first_state, named_recipe, start_note
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
@@ -284,10 +284,10 @@ def give_up(run: Run, diverged: Diverged) -> Exception:
     return distributed.told(RattleError(f"{diverged}; {saved}; try a smaller optimizer.lr"))
 
 
-def figures(state: TrainState) -> dict[str, float | str]:
+def figures(state: TrainState) -> Figures:
     """The figures beside the progress bar, the most important first: as many are shown as there is room for."""
     progress = state.progress
-    found: dict[str, float | str] = {
+    found: Figures = {
         "epoch": f"{progress.epoch + 1}/{state.recipe.epochs}",
         "loss": sum(progress.sums.values()) / progress.batch,
     }

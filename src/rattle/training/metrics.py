@@ -56,6 +56,7 @@ class Diverged(RattleError):
 
 
 LogTarget = Literal["tensorboard", "wandb", "mlflow", "none"]
+LogEpoch = Callable[[Mapping[str, Any]], None]  # logs the metrics of an epoch
 
 
 def check_log(kind: str) -> None:
@@ -70,9 +71,7 @@ def check_log(kind: str) -> None:
 
 
 @contextmanager
-def epoch_logger(
-    kind: str, run: Run, recipe: Recipe, *, purge_step: int
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def epoch_logger(kind: str, run: Run, recipe: Recipe, *, purge_step: int) -> Iterator[LogEpoch]:
     """A function that logs an epoch's metrics; events from purge_step on are hidden when a run is resumed."""
     if kind == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter
@@ -104,7 +103,7 @@ def epoch_logger(
 
 
 @contextmanager
-def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[LogEpoch]:
     """An MLflow run with the recipe's settings as parameters, which ends as FINISHED or FAILED."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     where = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{(run.events / 'mlflow.db').absolute()}")
