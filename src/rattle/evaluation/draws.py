@@ -94,12 +94,6 @@ def measure_all(plan: EvalPlan) -> dict[int, Measured]:
     return dict(sorted(found.items()))
 
 
-def join_clean(plan: EvalPlan, measured: Mapping[int, Measured]) -> tuple[list[float], Draws]:
-    """The rates of all clean images, and what their draws say."""
-    rates = torch.cat([batch.rate for batch in measured.values()]).tolist()
-    return rates, join_draws(plan, {first: batch.row() for first, batch in measured.items()})
-
-
 def join_draws(plan: EvalPlan, found: Mapping[int, Mapping[str, Any]]) -> Draws:
     """What the rows of all batches say of the draws."""
     pilot, majority = [], []

@@ -23,7 +23,7 @@ from rattle.attacks.ensemble import Ensemble
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_key, finish
-from rattle.evaluation.draws import Measured, join_clean, join_draws, measure_all
+from rattle.evaluation.draws import Measured, join_draws, measure_all
 from rattle.evaluation.inputs import (
     Attacks,
     as_attacks,
@@ -207,7 +207,7 @@ def evaluate(
     if mask is not None and len(mask) != len(plan.y):
         raise RattleError(f"{len(plan.y)} images but a mask of {len(mask)}")
 
-    warnings, results = [], {}
+    warnings = []
     with eval_mode(plan.model):
         if check_model:
             plan = replace(plan, draws=(draws or DRAWS) if answers_at_random(plan) else None)
@@ -215,6 +215,7 @@ def evaluate(
             if draws is not None or eot is not None:
                 raise RattleError("draws and eot are for models that answer at random, and this one was not seen to")
             measured, (clean, confidence) = None, classify(plan)
+            start = clean
         else:
             if mask is not None or save_adversarial or within is not None or minutes is not None:
                 raise RattleError(
@@ -224,8 +225,9 @@ def evaluate(
                 if averages_itself(attack):
                     raise RattleError(f"evaluate averages over draws, and so would {name} once more: give eot here")
             plan = replace(plan, eot=eot or EOT)
-            measured, clean = measure_all(plan), torch.ones(len(plan.y), dtype=torch.bool)
-            confidence = None
+            measured = measure_all(plan)
+            clean = torch.cat([batch.rate for batch in measured.values()])
+            start, confidence = torch.ones(len(clean), dtype=torch.bool), None
         if check_model:
             x, y = plan.images(torch.arange(min(SAMPLE, len(plan.y))))
             names = [split_name(name)[0] for name in chosen]
@@ -233,9 +235,8 @@ def evaluate(
                 if isinstance(attack, Ensemble):
                     names += attack.components()
             warnings = [*find_warnings(plan.model, x, y, names), *missing_normalisation(plan.model, x, y)]
-        start = clean
         if mask is not None:
-            start, confidence = clean & torch.tensor(list(mask)), None
+            start, confidence = start & torch.tensor(list(mask)), None
         results = {}
         left = 0.0 if minutes is None else 60 * minutes - (time.perf_counter() - begun)
         for name, attack in chosen.items():
@@ -248,20 +249,19 @@ def evaluate(
     results = with_unions(results)
 
     first = torch.equal(plan.index, torch.arange(len(plan.index)))
-    rates, clean_draws = (clean.tolist(), None) if measured is None else join_clean(plan, measured)
+    if check_model:
+        warnings += afterwards(results)
     result = Evaluation(
-        clean=rates,
-        draws=clean_draws,
+        clean=clean.tolist(),
+        draws=None if measured is None else join_draws(plan, {first: batch.row() for first, batch in measured.items()}),
         confidence=[] if confidence is None else confidence.tolist(),
         attacks=results,
         labels=plan.y.tolist(),
         index=None if first else plan.index.tolist(),
         images=None if plan.out is None else image_checksums(plan.x, plan.y),
+        warnings=tuple(warnings),
         metadata=metadata or {},
     )
-    if check_model:
-        warnings += afterwards(results)
-    result = replace(result, warnings=tuple(warnings))
     if plan.out is not None:
         finish(partial(save_results, result, plan.out), plan.out, chosen)
     return result
@@ -323,13 +323,17 @@ def run_attack(
     """
     cache = None
     if plan.out is not None:
-        settings = {
-            "seed": plan.seed,
-            "batch_size": plan.batch_size,
-            "mask": start.tolist(),
-            "draws": (plan.draws, plan.eot),
-        }
-        key = cache_key(plan.model, plan.x, plan.y, attack, index=plan.index.tolist(), **settings)
+        key = cache_key(
+            plan.model,
+            plan.x,
+            plan.y,
+            attack,
+            seed=plan.seed,
+            batch_size=plan.batch_size,
+            mask=start.tolist(),
+            index=plan.index.tolist(),
+            draws=(plan.draws, plan.eot),
+        )
         cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
     components = list(attack.components()) if isinstance(attack, Ensemble) else []
     found: dict[int, Plain] = {}  # the row of each batch, by its first image
