@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import torch
@@ -24,14 +25,7 @@ from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_key, finish
 from rattle.evaluation.draws import Measured, join_draws, measure_all
-from rattle.evaluation.inputs import (
-    Attacks,
-    as_attacks,
-    as_threat,
-    default_batch_size,
-    image_checksums,
-    under_threats,
-)
+from rattle.evaluation.inputs import Attacks, as_attacks, as_threat, default_batch_size, image_checksums, under_threats
 from rattle.evaluation.normalisation import missing_normalisation
 from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_results
@@ -276,7 +270,7 @@ def afterwards(results: Mapping[str, AttackResult]) -> list[str]:
     found = []
     for same in threats.values():
         accuracies = {name: attack.accuracy for name, attack in same.items()}
-        parts = {name: {part: sum(f) / len(f) for part, f in a.parts.items()} for name, a in same.items()}
+        parts = {name: {part: fmean(f) for part, f in a.parts.items()} for name, a in same.items()}
         found += post_checks(accuracies, parts)
     return found
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rattle.errors import RattleError
@@ -35,7 +36,7 @@ class Draws:
     passes: float = 0.0  # of the model through an attack, for each image
 
     def to_plain(self) -> Plain:
-        vote = sum(self.majority) / len(self.majority)
+        vote = fmean(self.majority)
         return asdict(self) | {"majority_accuracy": vote, "majority": list(map(int, self.majority))}
 
 
@@ -54,7 +55,7 @@ class AttackResult:
 
     @property
     def accuracy(self) -> float:
-        return sum(self.flags) / len(self.flags)
+        return fmean(self.flags)
 
     @property
     def error(self) -> float:
@@ -110,7 +111,7 @@ class Evaluation:
 
     @property
     def clean_accuracy(self) -> float:
-        return sum(self.clean) / self.n
+        return fmean(self.clean)
 
     @property
     def worst_case(self) -> Flags:
@@ -128,7 +129,7 @@ class Evaluation:
 
     @property
     def robust_accuracy(self) -> float:
-        return sum(self.worst_case) / len(self.worst_case)
+        return fmean(self.worst_case)
 
     def alone(self, name: str) -> "Evaluation":
         """One attack and the images it was run on."""
@@ -244,13 +245,13 @@ class Evaluation:
 
 def record(name: str, flags: Sequence[float], seconds: float, error: float) -> Plain:
     interval = mean_interval(flags, error)._asdict()
-    return {"attack": name, "n": len(flags), "accuracy": sum(flags) / len(flags), **interval, "seconds": seconds}
+    return {"attack": name, "n": len(flags), "accuracy": fmean(flags), **interval, "seconds": seconds}
 
 
 def share(name: str, flags: Sequence[float], error: float = 0.0) -> Plain:
     """An accuracy and its 95 % interval, as two entries whose keys begin with `name`; error: by draws."""
     interval = list(mean_interval(flags, error))
-    return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": interval}
+    return {f"{name}_accuracy": fmean(flags), f"{name}_interval": interval}
 
 
 def robust(flags: Sequence[float], error: float = 0.0) -> Plain:
