@@ -124,7 +124,7 @@ class PairedForward(nn.Module):
         if getattr(model, "head", None) is head and hasattr(model, "features"):
             features = model.features(x)  # the library's own networks: model(x) is head(features(x))
             return at_least_float32(features), at_least_float32(head(features))
-        inputs: list[Tensor] = []
+        inputs = []
         hook = head.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
         try:
             logits = logits_in(self.model(x))

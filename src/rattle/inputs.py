@@ -304,8 +304,8 @@ def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, T
             sentence = "the Dataset has no length and may never end: give it a __len__, or give tensors"
             raise RattleError(sentence) from reason
         batches = None
-    images: list[Tensor] = []
-    labels: list[Tensor] = []
+    images = []
+    labels = []
     try:
         for batch in islice(loader, batches):
             if not isinstance(batch, list | tuple) or len(batch) != 2:

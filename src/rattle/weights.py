@@ -208,7 +208,7 @@ class ASAM(SAM):
     def __call__(self, model: nn.Module, gradients: Delta) -> Tensors:
         """v from d."""
         weights = weights_of(model, gradients)
-        t: dict[str, Tensor | float] = {}
+        t = {}
         for name in gradients:
             t[name] = 1.0 if name.endswith("bias") else weights[name].detach().abs() + ASAM_ETA
         scale = self.rho / (get_total_norm([t[name] * d for name, d in gradients.items()]) + 1e-12)

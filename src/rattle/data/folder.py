@@ -68,8 +68,8 @@ def class_names(path: Path) -> tuple[str, ...]:
 
 def list_pictures(path: Path, classes: tuple[str, ...]) -> tuple[list[str], list[int]]:
     """The pictures of every class at any depth, as names inside path, and their labels; hidden files are left out."""
-    names: list[str] = []
-    labels: list[int] = []
+    names = []
+    labels = []
     for label, name in enumerate(classes):
         every = glob.glob(f"{glob.escape(name)}/**/*", root_dir=path, recursive=True)
         found = sorted(file for file in every if file.lower().endswith(SUFFIXES))

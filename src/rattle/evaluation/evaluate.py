@@ -33,7 +33,6 @@ from rattle.evaluation.unions import split_name, with_unions
 from rattle.evaluation.verify import attack_batches, four_decimals, save_broken
 from rattle.inputs import CHECKED, Array, Given, as_float, as_tensors, clean_logits, takes_channels_last
 from rattle.runs import distributed
-from rattle.runs.io import Plain
 from rattle.runs.progress import Console, Interrupted, NullConsole, RichConsole
 from rattle.settings import Bound, Count, check_cores, check_settings
 from rattle.stats import precise_enough, time_left
@@ -263,7 +262,7 @@ def evaluate(
 
 def afterwards(results: Mapping[str, AttackResult]) -> list[str]:
     """Warnings that the results of one threat give together."""
-    threats: dict[str, dict[str, AttackResult]] = {}
+    threats = {}
     for name, result in results.items():
         attack, threat = split_name(name)
         threats.setdefault(threat, {})[attack] = result
@@ -330,7 +329,7 @@ def run_attack(
         )
         cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
     components = list(attack.components()) if isinstance(attack, Ensemble) else []
-    found: dict[int, Plain] = {}  # the row of each batch, by its first image
+    found = {}  # the row of each batch, by its first image
     n, spent = len(plan.y), 0.0
     console = plan.console or NullConsole()
     cached = set(cache.done) if cache else set()

@@ -58,7 +58,7 @@ def in_processes(
         initializer=prepare,
         initargs=(os.getpid(), folders_of(model)),
     )
-    pending: set[Future[Any]] = set()
+    pending = set()
     try:
         for task in tasks:
             pending.add(executor.submit(function, *task))

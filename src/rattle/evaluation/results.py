@@ -335,8 +335,8 @@ def load_results(folder: Path) -> tuple[dict[str, StoredResult], list[str]]:
 
     Other files there, such as flatness.json and curves, are not results and are left alone.
     """
-    found: dict[str, StoredResult] = {}
-    notes: list[str] = []
+    found = {}
+    notes = []
     for path in sorted(folder.glob("*.json")):
         plain = read_json(path, notes) if path.name != Run.flatness.name else None
         if plain is None or not isinstance(plain.get("attacks"), dict):

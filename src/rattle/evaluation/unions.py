@@ -21,7 +21,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 def with_unions(results: Mapping[str, AttackResult]) -> dict[str, AttackResult]:
     """These results, and after them for each attack that was run under several threats ATTACK,union."""
-    by_attack: dict[str, dict[str, AttackResult]] = {}
+    by_attack = {}
     for name, result in results.items():
         attack, threat = split_name(name)
         by_attack.setdefault(attack, {})[threat] = result

@@ -76,7 +76,7 @@ def attack_batch(
     draws = ImageStreams(seed, index)
     correct = partial(still_correct, model, attack.threat)
     distances, confidence = torch.zeros(len(x)), torch.zeros(len(x))
-    components: list[float] = []  # seconds of each
+    components = []  # seconds of each
     if len(x) == 0:
         x_adv, flags = x, torch.ones(1, 0, dtype=torch.bool)
     elif isinstance(attack, Ensemble):

@@ -73,15 +73,15 @@ def adapt(state: Tensors, model: nn.Module, *, fresh_head: bool = False, where: 
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         head = [name for name in own if name.rpartition(".")[0] in linear[-1:]]
     ours = _plain_names(own)
-    found: Tensors = {}
-    problems: list[str] = []
+    found = {}
+    problems = []
     for plain, theirs in _plain_names(state).items():
         name = ours.get(plain) or ours.get(_translated(plain))
         if name and name not in found:
             found[name] = state[theirs]
         elif plain not in STATISTICS and not UNUSED.search(plain):
             problems.append(f"unexpected {theirs}")
-    tensors: Tensors = {}
+    tensors = {}
     for plain, name in ours.items():
         shape, tensor = own[name].shape, found.get(name)
         if tensor is None:
@@ -110,7 +110,7 @@ def _plain_names(names: Iterable[str]) -> dict[str, str]:
 
     Those two have many names; where more than one could be meant, none is.
     """
-    plain: dict[str, str] = {}
+    plain = {}
     for kind, words in STATISTICS.items():
         found = [name for name in names if name.rpartition(".")[2] in words]
         if len(found) == 1:

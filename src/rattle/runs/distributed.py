@@ -78,7 +78,7 @@ def process_group() -> Iterator[None]:
 def release_frames(error: BaseException) -> None:
     """Clear the local variables that an error's traceback keeps alive: gloo can hang for ever when a model inside
     DistributedDataParallel is freed after the process group was destroyed."""
-    reason: BaseException | None = error
+    reason = error
     while reason is not None:
         traceback.clear_frames(reason.__traceback__)
         reason = reason.__cause__ or reason.__context__
@@ -134,7 +134,7 @@ def gather(value: T) -> list[T]:
 @contextmanager
 def raise_on_all_ranks() -> Iterator[None]:
     """Run the body on each rank; an error that one rank raises in it is raised on all of them, with its message."""
-    own: RattleError | None = None
+    own = None
     try:
         yield
     except RattleError as reason:

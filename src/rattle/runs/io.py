@@ -125,7 +125,7 @@ def read_jsonl(path: Path, notes: list[str], *, key: str = "epoch") -> list[Plai
         lines = path.read_bytes().splitlines() if path.is_file() and path.stat().st_size <= LARGEST_JSON else []
     except OSError:
         return []
-    found: dict[int, Plain] = {}
+    found = {}
     broken = []
     for number, line in enumerate(lines, start=1):
         entry = None

@@ -120,7 +120,7 @@ def harden(
     run, console = Run(Path(out)), NullConsole() if quiet else console or RichConsole()
     check_folder(run, resume=False, overwrite=overwrite)
     images = all_images(model, data, test, classes)
-    named: dict[str, Any] = {}
+    named = {}
     if isinstance(model, Network):
         named, module = build(model, len(images.classes), images.channels)
     else:
@@ -137,7 +137,7 @@ def harden(
     measured = images.test.subset(index)
     about = {"index": index, "threat": Threat(norm=norm, epsilon=epsilon), "console": console}
     start = {name: value.clone() for name, value in module.state_dict().items()}
-    tried: dict[float, tuple[float, float]] = {}
+    tried = {}
     with TemporaryDirectory() as folder:
         module.to(choose_device(recipe.device))
         before = evaluate(module, measured.x, measured.y, attacks, out=folder, metadata={"name": "before"}, **about)

@@ -38,7 +38,7 @@ def train_step(
     own BatchNorm statistics, head gradients and AWP direction; all have the same u.
     """
     recipe, progress, device = state.recipe, state.progress, state.device
-    sums: Terms = {}
+    sums = {}
     parts = to_device(index, images.y.device).chunk(recipe.accumulate)
     for number, part in enumerate(parts):
         x, y = augmented(state, images, part)

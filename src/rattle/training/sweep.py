@@ -104,7 +104,7 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
     """Train on this machine, `at_once` jobs at a time; returns the last line that each failed job wrote."""
     check_jobs(at_once)
     waiting, failed = list(jobs), {}
-    running: dict[int, tuple[Job, subprocess.Popen]] = {}  # by slot, which has its share of the cores and a GPU
+    running = {}  # by slot, which has its share of the cores and a GPU
     bar = console.progress("sweep", len(jobs))
     with listening() as request, bar as advance:
         try:
