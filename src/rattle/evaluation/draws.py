@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +94,7 @@ def measure_all(plan: EvalPlan) -> dict[int, Measured]:
     return dict(sorted(found.items()))
 
 
-def join_draws(plan: EvalPlan, found: Mapping[int, Mapping[str, Any]]) -> Draws:
+def join_draws(plan: EvalPlan, found: Mapping[int, Plain]) -> Draws:
     """What the rows of all batches say of the draws."""
     pilot, majority = [], []
     for first in sorted(found):

@@ -52,7 +52,7 @@ def open_weights(path: str | Path) -> Any:
         ) from error
 
 
-def run_weights(tensors: Tensors) -> dict[str, Any]:
+def run_weights(tensors: Tensors) -> Tensors:
     """The weights to use from a checkpoint of our own, the averaged ones if it has them; other tensors unchanged."""
     parts = {key.partition(".")[0] for key in tensors}
     if "model" not in parts or not parts <= {"model", "average", "optimizer"} or parts == {"model"}:

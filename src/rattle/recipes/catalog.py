@@ -1,7 +1,6 @@
 """Named recipes; names.py says how their names are built."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ class Setting:
     fast_decay: float = 0.995  # of their weight average: its window is a small part of the run's steps
     steps: int | None = None  # of the inner attack; the method's when None
     average: EMA | None = None  # for methods that have none of their own
-    training: Mapping[str, Any] = field(default_factory=dict)  # fields of Recipe that hold for every method
+    training: Plain = field(default_factory=dict)  # fields of Recipe that hold for every method
     window: float = 1.0  # steps that a method's own EMA looks back over those published: fewer where runs are shorter
 
 

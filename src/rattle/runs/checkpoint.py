@@ -83,7 +83,7 @@ def digest(tensors: Tensors, texts: Mapping[str, str], sums: Mapping[str, int] |
 
 def header(tensors: Tensors, texts: Mapping[str, str]) -> bytes:
     """What a safetensors file begins with: its own length, and as JSON the texts and the place of each tensor."""
-    entries: dict[str, Any] = {"__metadata__": dict(texts)}
+    entries: Plain = {"__metadata__": dict(texts)}
     end = 0
     for key, value in tensors.items():
         begin, end = end, end + value.nbytes
@@ -99,7 +99,7 @@ def save(
     recipe: Recipe,
     classes: tuple[str, ...],
     shape: tuple[int, ...],
-    progress: Mapping[str, Any],
+    progress: Plain,
     model: nn.Module,
     average: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | None = None,

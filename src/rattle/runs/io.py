@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
@@ -92,7 +92,7 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def append_line(path: Path, line: Mapping[str, Any]) -> None:
+def append_line(path: Path, line: Plain) -> None:
     """Append one JSON object to a file of one object a line, and fsync it."""
     with writing(path), open(path, "a", encoding="utf-8", opener=no_link) as file:
         file.write(json.dumps(line) + "\n")

@@ -2,10 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -17,7 +16,7 @@ from rattle.runs import distributed
 from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
 from rattle.runs.paths import Run
 from rattle.runs.source import environment, keep_source
-from rattle.settings import check_type
+from rattle.settings import Plain, check_type
 
 PATIENCE = 0.7  # seconds: a child of a process just killed may hold its lock for a moment more
 
@@ -124,7 +123,7 @@ def foreign(path: Path) -> bool:
     return not unfinished and path.name not in (Run.lock.name, Run.log.name)
 
 
-def record_line(path: Path, line: Mapping[str, Any]) -> None:
+def record_line(path: Path, line: Plain) -> None:
     """Append one JSON object to a file of lines; only the main rank writes, the others wait."""
     distributed.on_main(lambda: append_line(path, line))
 

@@ -34,6 +34,7 @@ from rattle.runs.load import load
 from rattle.runs.lock import check_folder
 from rattle.runs.paths import Run, held_out_accuracies
 from rattle.runs.progress import Console, NullConsole, RichConsole
+from rattle.settings import Plain
 from rattle.threat import Norm, Threat
 from rattle.training.fit_inputs import Loaded, TrainingData, as_dataset, as_images
 from rattle.training.loop import fit
@@ -183,7 +184,7 @@ def all_images(
     return images
 
 
-def build(network: Network, classes: int, channels: int) -> tuple[dict[str, Any], nn.Module]:
+def build(network: Network, classes: int, channels: int) -> tuple[Plain, nn.Module]:
     """A network by name as fields of a recipe, and built."""
     network.check_weights()
     if network.random_weights or network.classes:

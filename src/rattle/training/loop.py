@@ -7,10 +7,9 @@ image), and u of (seed, step). A run resumed at any step is the run that was nev
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -296,7 +295,7 @@ def figures(state: TrainState) -> Figures:
     return found
 
 
-def summary(metrics: Mapping[str, Any], epochs: int, seconds: float, speed: float) -> str:
+def summary(metrics: Plain, epochs: int, seconds: float, speed: float) -> str:
     """An epoch in a line that fits a terminal; of averaged weights if there are any, since `best` is chosen by them.
 
     seconds: of the whole epoch; speed: training images a second, without validation.

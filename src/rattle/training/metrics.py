@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import flatten, to_plain
 from rattle.runs.io import refuse_links
 from rattle.runs.paths import Run
+from rattle.settings import Plain
 from rattle.weights import Tensors
 
 
@@ -56,7 +57,7 @@ class Diverged(RattleError):
 
 
 LogTarget = Literal["tensorboard", "wandb", "mlflow", "none"]
-LogEpoch = Callable[[Mapping[str, Any]], None]  # logs the metrics of an epoch
+LogEpoch = Callable[[Plain], None]  # logs the metrics of an epoch
 
 
 def check_log(kind: str) -> None:
@@ -79,7 +80,7 @@ def epoch_logger(kind: str, run: Run, recipe: Recipe, *, purge_step: int) -> Ite
         refuse_links(run.events / "events")
         with SummaryWriter(str(run.events), purge_step=purge_step) as writer:
 
-            def log(metrics: Mapping[str, Any]) -> None:
+            def log(metrics: Plain) -> None:
                 for name, value in values_of(metrics).items():
                     writer.add_scalar(name, value, metrics["epoch"])
                 writer.flush()
@@ -116,7 +117,7 @@ def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[LogEpoch]:
     state = "FAILED"
     try:
 
-        def log(metrics: Mapping[str, Any]) -> None:
+        def log(metrics: Plain) -> None:
             for name, value in values_of(metrics).items():
                 client.log_metric(session, name, value, step=int(metrics["epoch"]))
 
@@ -126,7 +127,7 @@ def mlflow_logger(run: Run, recipe: Recipe) -> Iterator[LogEpoch]:
         client.set_terminated(session, state)
 
 
-def values_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+def values_of(metrics: Plain) -> dict[str, float]:
     """The metrics of an epoch without its number."""
     return {name: value for name, value in metrics.items() if name not in ("epoch", "step", "warning")}
 
