@@ -54,8 +54,8 @@ class Outputs:
         return self.logits
 
     def mean(self, loss: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        """A loss of the logits at x and x': averaged over the draws of u (E_u by Monte Carlo), or at w alone."""
-        values = [loss(z, z_adv) for z, z_adv in self.sampled or ((self.logits, self.logits_adv),)]
+        """The mean of a loss of the logits at x and x' over images, and over draws of u (E_u by Monte Carlo) if any."""
+        values = [loss(z, z_adv).mean() for z, z_adv in self.sampled or ((self.logits, self.logits_adv),)]
         return torch.stack(values).mean()
 
 

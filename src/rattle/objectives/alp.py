@@ -30,8 +30,8 @@ class ALP(TaylorObjective):
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         return {
-            "clean": outputs.mean(lambda z, z_adv: 0.5 * ce(z, y).mean()),
-            "zeroth": outputs.mean(lambda z, z_adv: 0.5 * ce(z_adv, y).mean()),
+            "clean": outputs.mean(lambda z, z_adv: 0.5 * ce(z, y)),
+            "zeroth": outputs.mean(lambda z, z_adv: 0.5 * ce(z_adv, y)),
             "pairing": outputs.mean(lambda z, z_adv: self.weight * F.mse_loss(z_adv, z)),
         }
 

@@ -25,7 +25,7 @@ class AT(TaylorObjective):
     uses = ForwardSpec(clean=False)
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
-        return {"zeroth": outputs.mean(lambda z, z_adv: ce(z_adv, y).mean())}
+        return {"zeroth": outputs.mean(lambda z, z_adv: ce(z_adv, y))}
 
 
 METHOD = Method(

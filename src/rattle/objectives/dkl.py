@@ -56,7 +56,7 @@ class DKL(TaylorObjective):
         means = self.class_means(outputs, context)
         w = (label_rows(y, len(means), means.dtype) @ means) ** self.gamma
         return {
-            "clean": outputs.mean(lambda z, z_adv: ce(z, y).mean()),
+            "clean": outputs.mean(lambda z, z_adv: ce(z, y)),
             "zeroth": outputs.mean(lambda z, z_adv: self.beta * pairwise(z - z_adv, w, context)),
             "soft": outputs.mean(lambda z, z_adv: self.alpha * ce(z_adv, z.detach().softmax(1)).mean()),
         }

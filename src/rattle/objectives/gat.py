@@ -68,7 +68,7 @@ class GAT(TaylorObjective):
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
         weight = self.weight_at(context.moment)
         return {
-            "clean": outputs.mean(lambda z, z_adv: ce(z, y).mean()),
+            "clean": outputs.mean(lambda z, z_adv: ce(z, y)),
             "zeroth": outputs.mean(lambda z, z_adv: weight * squared_distance(z, z_adv).mean()),
         }
 

@@ -44,7 +44,7 @@ class KD(TaylorObjective):
 
         def distilled(teacher: str) -> Tensor:
             target = (outputs.taught_adv[teacher] / t).softmax(1)
-            return t**2 * outputs.mean(lambda z, z_adv: ce(z_adv / t, target).mean())
+            return t**2 * outputs.mean(lambda z, z_adv: ce(z_adv / t, target))
 
         hard = outputs.mean(lambda z, z_adv: F.cross_entropy(z_adv, y))
         return {

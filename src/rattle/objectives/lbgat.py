@@ -43,7 +43,7 @@ class LBGAT(TaylorObjective):
             "teacher": ce(taught, y).mean(),
         }
         if self.beta:
-            terms["zeroth"] = self.beta * outputs.mean(lambda z, z_adv: kl(z, z_adv).mean())
+            terms["zeroth"] = self.beta * outputs.mean(kl)
         return terms
 
 

@@ -38,7 +38,7 @@ class Mart(TaylorObjective):
             doubt = 1 - z.softmax(1).gather(1, y[:, None]).squeeze(1)
             return self.weight * (kl(z, z_adv) * doubt).mean()
 
-        boosted = outputs.mean(lambda z, z_adv: (ce(z_adv, y) - log_rest(z_adv, y)).mean())
+        boosted = outputs.mean(lambda z, z_adv: ce(z_adv, y) - log_rest(z_adv, y))
         return {"bce": boosted, "zeroth": outputs.mean(zeroth)}
 
 

@@ -31,10 +31,10 @@ class ReBAT(TaylorObjective):
         return {"average": (Teacher(), "average")}
 
     def own_terms(self, outputs: Outputs, y: Tensor, context: StepContext) -> Terms:
-        zeroth = outputs.mean(lambda z, z_adv: ce(z_adv, y).mean())
+        zeroth = outputs.mean(lambda z, z_adv: ce(z_adv, y))
         pull = torch.zeros_like(zeroth)
         if "average" in outputs.taught_adv:
-            pull = outputs.mean(lambda z, z_adv: kl(outputs.taught_adv["average"], z_adv).mean())
+            pull = outputs.mean(lambda z, z_adv: kl(outputs.taught_adv["average"], z_adv))
         return {"zeroth": zeroth, "average": self.weight * pull}
 
 
