@@ -9,7 +9,6 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +44,6 @@ def judge(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor)
     return (logits.argmax(1) == y) | ~inside, four_decimals(logits.softmax(1).amax(1))
 
 
-def still_correct(model: nn.Module, threat: Threat, x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Which images stay correct at an attack's points, [n] bool."""
-    return judge(model, threat, x_adv, x, y)[0]
-
-
 def four_decimals(confidence: Tensor) -> Tensor:
     """The confidence of the predicted class as result files keep it."""
     return confidence.cpu().double().round(decimals=4)
@@ -74,16 +68,19 @@ def attack_batch(
     """
     begun = time.perf_counter()
     draws = ImageStreams(seed, index)
-    correct = partial(still_correct, model, attack.threat)
     distances, confidence = torch.zeros(len(x)), torch.zeros(len(x))
     components = []  # seconds of each
+
+    def still_correct(x_adv: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return judge(model, attack.threat, x_adv, x, y)[0]
+
     if len(x) == 0:
         x_adv, flags = x, torch.ones(1, 0, dtype=torch.bool)
     elif isinstance(attack, Ensemble):
         found = stored = read_parts(state, x, len(attack.components()))
         if stored is not None and progress is not None:
             progress.end_component(len(stored.seconds) - 1, stored.correct[-1])
-        for found in run_components(attack, model, x, y, draws, correct, stored):
+        for found in run_components(attack, model, x, y, draws, still_correct, stored):
             if state is not None:
                 write_parts(state, found)
             if progress is not None:
@@ -171,7 +168,7 @@ def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat
         for rows in torch.arange(len(x), device=x.device).split(250) if len(x) else ():
             layout = {"channels_last": takes_channels_last(model, x)}
             points, clean = (as_float(images[rows], **layout) for images in (x_adv, x))
-            found.append(~still_correct(model, threat, points, clean, y[rows]))
+            found.append(~judge(model, threat, points, clean, y[rows])[0])
     return torch.cat(found)
 
 
