@@ -139,10 +139,15 @@ class PairedForward(nn.Module):
 
     def logits_at(self, x: Tensor, u: Delta) -> Tensor:
         """Logits at w + u, differentiable by w; BatchNorm's running statistics do not move."""
-        parameters = dict(self.model.named_parameters())
-        moved = {name: parameters[name] + delta for name, delta in u.items()}
         with frozen_bn_stats(self.model):
-            return at_least_float32(logits_in(functional_call(self.model, moved, (x,))))
+            return at_least_float32(logits_along(self.model, x, u))
+
+
+def logits_along(model: nn.Module, x: Tensor, u: Delta) -> Tensor:
+    """Logits at w + u, differentiable by w."""
+    weights = dict(model.named_parameters())
+    moved = {name: weights[name] + delta for name, delta in u.items()}
+    return logits_in(functional_call(model, moved, (x,)))
 
 
 def at_least_float32(values: Tensor) -> Tensor:
