@@ -10,7 +10,7 @@ from rattle.attacks.base import attack_mode
 from rattle.errors import RattleError
 from rattle.forward import Outputs
 from rattle.inputs import check_batch, input_gradient, logits_of
-from rattle.losses import ce
+from rattle.losses import ce, of_class, of_others
 from rattle.objectives.base import Memory, Method, Objective, StepContext, Terms
 from rattle.randomness import ImageStreams, Randomness, streams
 from rattle.settings import BelowOne, Positive
@@ -118,8 +118,7 @@ class BoundaryPGD:
 
 def soft_margin(logits: Tensor, y: Tensor) -> Tensor:
     """The soft logit margin log sum_{k != y} exp z_k - z_y (Ding et al. 2020): below 0 exactly where p_y > 1/2."""
-    others = logits.scatter(1, y[:, None], float("-inf"))
-    return others.logsumexp(1) - logits.gather(1, y[:, None]).squeeze(1)
+    return of_others(logits, y).logsumexp(1) - of_class(logits, y)
 
 
 METHOD = Method(
