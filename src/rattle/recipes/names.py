@@ -6,7 +6,6 @@ runs, with `-fast` it costs a third.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from rattle.errors import RattleError, unknown
@@ -19,29 +18,24 @@ ORDERS = {"": 0, "-1st": 1, "-2nd": 2}  # suffix -> order of the Taylor terms
 TIMM = {"convnext-t": "timm:convnext_tiny", "vit-s": "timm:vit_small_patch16_224"}
 
 
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """The recipes of a dataset that are listed: those of these norms and models, with every method."""
-
-    norms: tuple[str, ...] = ("linf", "l2")
-    models: tuple[str, ...] = ("preact18", "wrn34-10", "vgg16", "mobilenetv2", "resnet18")
-
-
+NORMS = ("linf", "l2")
+NETWORKS = ("preact18", "wrn34-10", "vgg16", "mobilenetv2", "resnet18")
+# Dataset -> the norms and the models of its recipes that are listed, each with every method.
 DATASETS = {
-    "digits": Listed(models=("cnn",)),
-    "cifar10": Listed(),
-    "cifar100": Listed(),
-    "svhn": Listed(),
-    "imagenet": Listed(norms=("linf",), models=tuple(TIMM)),
+    "digits": (NORMS, ("cnn",)),
+    "cifar10": (NORMS, NETWORKS),
+    "cifar100": (NORMS, NETWORKS),
+    "svhn": (NORMS, NETWORKS),
+    "imagenet": (("linf",), tuple(TIMM)),
 }
 
 
 def list_recipes() -> list[str]:
     """The names that are listed; any other known model may stand in the model's place."""
     found = []
-    for dataset, listed in DATASETS.items():
-        for norm in listed.norms:
-            for model in listed.models:
+    for dataset, (norms, models) in DATASETS.items():
+        for norm in norms:
+            for model in models:
                 found += [f"{dataset}-{norm}-{model}-{method}" for method in method_names()]
     return found
 
