@@ -81,10 +81,8 @@ def pending(jobs: Sequence[Job], console: Console) -> list[Job]:
     left = []
     for job in jobs:
         state = job.state
-        if state == "finished":
-            console.log(f"{job.folder.name}: finished")
-        elif state == "running":
-            console.log(f"{job.folder.name}: running")
+        if state in ("finished", "running"):
+            console.log(f"{job.folder.name}: {state}")
         else:
             if state == "new":
                 write_atomically(job.run.recipe, job.recipe.to_yaml().encode())
