@@ -83,7 +83,6 @@ def submit(
         from submitit.core.utils import FailedJobError
     except ImportError:
         raise RattleError("the slurm launcher needs submitit: pip install 'rattle-robust[slurm]'") from None
-    executor: Callable[..., Any] = submitit.AutoExecutor
     settings: Plain = {
         "name": "rattle",
         "timeout_min": slurm.time,
@@ -100,7 +99,9 @@ def submit(
     if slurm.gpus:
         settings["gpus_per_node"] = slurm.gpus
     try:
-        there = executor(folder=str((out / "slurm").absolute()), cluster="slurm", slurm_max_num_timeout=100)
+        there: Any = submitit.AutoExecutor(
+            folder=str((out / "slurm").absolute()), cluster="slurm", slurm_max_num_timeout=100
+        )
         there.update_parameters(**settings)
         numbers = []
         for job in jobs:
