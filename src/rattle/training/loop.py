@@ -70,9 +70,7 @@ def fit(
     """
     if isinstance(recipe, str):
         recipe = named_recipe(recipe, trust_code)
-    if quiet or not distributed.is_main():
-        console = NullConsole()
-    console = console or RichConsole()
+    console = NullConsole() if quiet or not distributed.is_main() else console or RichConsole()
     if recipe.threads:
         check_cores("threads", recipe.threads)
         torch.set_num_threads(recipe.threads)
@@ -93,8 +91,8 @@ def fit(
         if note := imbalance(state.data.train, state.data.classes):
             advice = "" if state.recipe.data.balanced else "; data.balanced draws them equally often"
             console.log(note + advice)
-        if state.recipe.awp and state.recipe.awp.warmup and distributed.is_main():
-            awp, epochs = state.recipe.awp, state.recipe.epochs
+        awp, epochs = state.recipe.awp, state.recipe.epochs
+        if awp and awp.warmup:
             console.log(f"{type(awp).__name__} in the last {epochs - awp.warmup} of {epochs} epochs (awp.warmup)")
         if not resume and (model is not None or state.recipe.init) and distributed.is_main():
             console.log(start_note(state))
