@@ -46,10 +46,16 @@ def measure_corruptions(
     for number, images_of in enumerate(parts.values()):
         for severity in range(1, SEVERITIES + 1):
             correct[number, severity - 1] = flags(target, images_of(severity, index))
-    found: Plain = {"data": target.metadata["data"] if source == MADE else source, "made": source == MADE}
-    found |= {"n": len(index), "seed": seed, "sample_seed": sample_seed, "severities": SEVERITIES}
-    found["mean"] = summary(correct)
-    found["kinds"] = {}
+    found: Plain = {
+        "data": target.metadata["data"] if source == MADE else source,
+        "made": source == MADE,
+        "n": len(index),
+        "seed": seed,
+        "sample_seed": sample_seed,
+        "severities": SEVERITIES,
+        "mean": summary(correct),
+        "kinds": {},
+    }
     for kind, of_kind in zip(parts, correct, strict=True):
         found["kinds"][kind] = summary(of_kind) | {"by_severity": [summary(each) for each in of_kind]}
     if source == MADE:
