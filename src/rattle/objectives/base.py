@@ -5,8 +5,6 @@ registry.py with its name, summary and paper. `terms` is all that has to be writ
 default that they override.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ Nothing random is carried along: the order of images, augmentation and attack no
 image), and u of (seed, step). A run resumed at any step is the run that was never stopped, bit for bit.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from functools import partial
