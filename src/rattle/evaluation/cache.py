@@ -72,10 +72,11 @@ class ResultCache:
     def __init__(self, folder: Path, name: str, key: str, *, images: bool = False) -> None:
         self.folder, self.name, self.key = folder, check_name(name), key
         self.path = folder / f".{name}.{distributed.rank()}.partial"
-        rows = [row for path in cache_files(folder, name, "partial") for row in read_jsonl(path, [], key="first")]
-        self.done = {row["first"]: row for row in rows if row.get("key") == key}  # by the batch's first image
-        if images:
-            self.done = {first: row for first, row in self.done.items() if self.image_file(first).exists()}
+        self.done = {}  # by the batch's first image
+        for path in cache_files(folder, name, "partial"):
+            for row in read_jsonl(path, [], key="first"):
+                if row.get("key") == key and (not images or self.image_file(row["first"]).exists()):
+                    self.done[row["first"]] = row
         distributed.barrier()  # every rank has read what the ranks of an earlier call wrote
         distributed.on_main(self.drop_others)
 
