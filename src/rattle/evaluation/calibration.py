@@ -41,11 +41,11 @@ def calibration(confidence: tuple[float, ...], correct: tuple[float, ...]) -> Ca
     bins = np.minimum((sure * BINS).astype(int), BINS - 1)
     sizes = np.bincount(bins, minlength=BINS)
     means = [np.bincount(bins, values, BINS)[sizes > 0] / sizes[sizes > 0] for values in (sure, right)]
-    rounded = [tuple(values.round(6).tolist()) for values in means]
+    confidences, accuracies = (tuple(values.round(6).tolist()) for values in means)
     return Calibration(
         error=float(np.abs(np.bincount(bins, right - sure, BINS)).sum() / len(sure)),
         interval=absolute_sum_interval(right - sure, bins),
-        confidence=rounded[0],
-        accuracy=rounded[1],
+        confidence=confidences,
+        accuracy=accuracies,
         sizes=tuple(sizes[sizes > 0].tolist()),
     )
