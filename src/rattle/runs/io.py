@@ -140,17 +140,17 @@ def read_jsonl(path: Path, notes: list[str], *, key: str = "epoch") -> list[Plai
     return [found[number] for number in sorted(found)]
 
 
-def save_arrays(value: Any, path: str | Path) -> Path:
+def save_arrays(value: Any, path: Path) -> Path:
     """Write a dataclass of numbers, strings and arrays as a compressed .npz file."""
     values = {field.name: getattr(value, field.name) for field in fields(value)}
-    with atomic_file(Path(path)) as file:
+    with atomic_file(path) as file:
         np.savez_compressed(file, kind=type(value).__name__, **values)  # type: ignore[arg-type]
-    return Path(path)
+    return path
 
 
-def load_arrays(kind: type[T], path: str | Path) -> T:
+def load_arrays(kind: type[T], path: Path) -> T:
     """Read what `save_arrays` wrote; raises RattleError if the file does not hold this dataclass."""
-    stored = read_arrays(Path(path))
+    stored = read_arrays(path)
     found = str(stored.get("kind", "something else"))
     if found != kind.__name__:
         raise RattleError(f"{path} holds {found}, not {kind.__name__}")
