@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from rattle.data.dataset import Names
 from rattle.errors import RattleError
 from rattle.recipes.reading import parse_json
 from rattle.recipes.recipe import Recipe
@@ -50,7 +51,7 @@ class Checkpoint:
 
     path: Path
     recipe: Recipe
-    classes: tuple[str, ...]  # names
+    classes: Names  # names
     shape: tuple[int, ...]  # [C, H, W] of an image
     progress: Plain  # epoch, step and so on, as training/state.py wrote them
     tensors: Tensors  # on the CPU
@@ -97,7 +98,7 @@ def save(
     path: Path,
     *,
     recipe: Recipe,
-    classes: tuple[str, ...],
+    classes: Names,
     shape: tuple[int, ...],
     progress: Plain,
     model: nn.Module,
@@ -160,7 +161,7 @@ def read(path: Path) -> Checkpoint:
         raise Damaged(f"{path} does not hold what a checkpoint does: {reason}") from reason
 
 
-def check_images(classes: Any, shape: Any) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def check_images(classes: Any, shape: Any) -> tuple[Names, tuple[int, ...]]:
     """Names of classes and [C, H, W] of an image, as JSON holds them; RattleError if they are something else."""
     named = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
     sized = isinstance(shape, list) and len(shape) == 3 and all(type(n) is int and 0 < n <= 10_000 for n in shape)
