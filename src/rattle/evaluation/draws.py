@@ -84,11 +84,11 @@ def measure_all(plan: EvalPlan) -> dict[int, Measured]:
     assert plan.draws
     found = {}
     with distributed.raise_on_all_ranks():
-        for rows in plan.batches():
+        for first, rows in plan.batches().items():
             x, y = plan.images(rows)
-            with seeded(derive_seed(plan.seed, int(rows[0]), CLEAN), x.device):
+            with seeded(derive_seed(plan.seed, first, CLEAN), x.device):
                 pilot = pilot_rates(plan.model, x, y, plan.draws)
-                found[int(rows[0])] = measure(plan.model, x, y, pilot, plan.draws)
+                found[first] = measure(plan.model, x, y, pilot, plan.draws)
     for other in distributed.gather(found):
         found |= other
     return dict(sorted(found.items()))

@@ -82,9 +82,10 @@ class EvalPlan:
         if self.within is not None and distributed.world_size() > 1:
             raise RattleError("within decides batch by batch when to stop and runs in one process: leave out torchrun")
 
-    def batches(self) -> tuple[Tensor, ...]:
-        """The rows of each of this rank's batches; ranks take turns."""
-        return torch.arange(len(self.y)).split(self.batch_size)[distributed.rank() :: distributed.world_size()]
+    def batches(self) -> dict[int, Tensor]:
+        """The rows of each of this rank's batches, by the first of them; ranks take turns."""
+        every = torch.arange(len(self.y)).split(self.batch_size)
+        return {int(rows[0]): rows for rows in every[distributed.rank() :: distributed.world_size()]}
 
     def images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images in [0, 1] and labels of these rows, on the device."""
@@ -279,7 +280,7 @@ def classify(plan: EvalPlan) -> tuple[Tensor, Tensor]:
     clean = torch.zeros(len(plan.y), dtype=torch.int, device=plan.device)
     confidence = torch.zeros(len(plan.y), device=plan.device)
     with distributed.raise_on_all_ranks():
-        for rows in plan.batches():
+        for rows in plan.batches().values():
             x, y = plan.images(rows)
             logits = clean_logits(plan.model, x, y)
             rows = rows.to(plan.device)
@@ -332,16 +333,16 @@ def run_attack(
     found = {}  # the row of each batch, by its first image
     n, spent = len(plan.y), 0.0
     console = plan.console or NullConsole()
-    cached = set(cache.done) if cache else set()
-    total = sum(len(rows) for rows in plan.batches())
-    done = sum(len(rows) for rows in plan.batches() if int(rows[0]) in cached)
-    with distributed.raise_on_all_ranks(), console.progress(name, total, done=done) as advance:
+    cached = cache.done if cache else {}
+    sizes = {first: len(rows) for first, rows in plan.batches().items()}
+    done = sum(size for first, size in sizes.items() if first in cached)
+    with distributed.raise_on_all_ranks(), console.progress(name, sum(sizes.values()), done=done) as advance:
         progress = AttackProgress(console, advance, components)
         with closing(attack_batches(plan, attack, start, cache, progress, measured)) as batches:
-            for rows, row in batches:
-                first, last = int(rows[0]), int(rows[-1]) + 1
+            for first, row in batches:
+                last = first + sizes[first]
                 found[first] = row
-                progress.end_batch(len(rows), sum(row["flags"][0]), cached=first in cached)
+                progress.end_batch(sizes[first], sum(row["flags"][0]), cached=first in cached)
                 if plan.stop is not None and plan.stop():
                     raise Interrupted
                 looks = last // LOOK_EVERY > first // LOOK_EVERY
@@ -352,7 +353,7 @@ def run_attack(
                             f"one batch of {last} images took {spent:.1f} s under {name}, of "
                             f"{max(plan.seconds, 0):.1f} s that it had: give more minutes or a smaller batch_size"
                         )
-                    if not time_left(spent, last, len(rows), plan.seconds):
+                    if not time_left(spent, last, sizes[first], plan.seconds):
                         n = last
                         break
                 if plan.within and looks and precise_enough(progress.robust, last, plan.within / 100):
@@ -366,7 +367,7 @@ def run_attack(
     distances = torch.zeros(n)
     known = confidence is not None and all("confidence" in row for row in found.values())  # not by version 0.3
     points = confidence[:n].clone() if known and confidence is not None else torch.zeros(n, dtype=torch.float64)
-    seconds = torch.zeros(1 + len(components), dtype=torch.float64)
+    seconds = torch.zeros(len(components), dtype=torch.float64)
     for first, row in found.items():
         rows = torch.arange(first, min(first + plan.batch_size, n))
         live = rows[start[rows]]
@@ -374,17 +375,16 @@ def run_attack(
         distances[live] = torch.tensor(row["distances"])
         if known:
             points[live] = torch.tensor(row["confidence"], dtype=torch.float64)
-        seconds[0] += row["seconds"]
         if row["part_seconds"]:
-            seconds[1:] += torch.tensor(row["part_seconds"])
+            seconds += torch.tensor(row["part_seconds"])
     if cache and plan.save_adversarial:
         distributed.on_main(partial(save_broken, plan, attack.threat, start[:n], flags[0], cache))
     result = AttackResult(
         settings=describe(attack),
         flags=flags[0].tolist(),
-        seconds=float(seconds[0]),
+        seconds=sum(row["seconds"] for row in found.values()),
         parts={part: flags[1 + i].tolist() for i, part in enumerate(components)},
-        part_seconds=dict(zip(components, seconds[1:].tolist(), strict=True)),
+        part_seconds=dict(zip(components, seconds.tolist(), strict=True)),
         confidence=points.tolist() if known else [],
         distances=distances.tolist() if isinstance(attack, DistanceAttack) and measured is None else [],
         draws=None if measured is None else join_draws(plan, found),

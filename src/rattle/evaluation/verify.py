@@ -115,25 +115,25 @@ def attack_batches(
     cache: ResultCache | None,
     progress: AttackProgress,
     measured: dict[int, Measured] | None,
-) -> Generator[tuple[Tensor, Plain], None, None]:
-    """(rows, the cache's row) of each batch in order, from the cache or attacked now and saved."""
-    done = dict(cache.done) if cache else {}
-    missing = [rows for rows in plan.batches() if int(rows[0]) not in done]
+) -> Generator[tuple[int, Plain], None, None]:
+    """(first image, the cache's row) of each batch in order, from the cache or attacked now and saved."""
+    done, batches = dict(cache.done) if cache else {}, plan.batches()
+    missing = {first: rows for first, rows in batches.items() if first not in done}
 
     def tasks() -> Iterator[tuple[Any, ...]]:
         """The arguments of `attack_batch`, or of `attack_random`, for each missing batch."""
-        for rows in missing:
+        for first, rows in missing.items():
             live = rows[start[rows]]
             index = plan.index[live].to(plan.device)
-            state = cache.state_file(int(rows[0])) if cache else None
-            task = int(rows[0]), plan.model, attack, *plan.images(live), plan.seed, index
+            state = cache.state_file(first) if cache else None
+            task = first, plan.model, attack, *plan.images(live), plan.seed, index
             if measured is None:
                 yield *task, state
             else:
-                yield *task, measured[int(rows[0])], plan.draws, plan.eot
+                yield *task, measured[first], plan.draws, plan.eot
 
     def one_by_one() -> Generator[tuple[int, Plain, Tensor], None, None]:
-        for rows, task in zip(missing, tasks(), strict=True):
+        for rows, task in zip(missing.values(), tasks(), strict=True):
             progress.begin_batch(len(rows))
             yield attack_batch(*task, progress=progress) if measured is None else attack_random(*task)
 
@@ -141,13 +141,13 @@ def attack_batches(
     if plan.jobs > 1:
         found = in_processes(plan.jobs, plan.model, attack_batch if measured is None else attack_random, tasks())
     with closing(found):
-        for rows in plan.batches():
-            while int(rows[0]) not in done:
-                first, row, x_adv = next(found)
+        for first in batches:
+            while first not in done:
+                ended, row, x_adv = next(found)
                 if cache:
-                    cache.add(first, row, x_adv if plan.save_adversarial else None)
-                done[first] = row
-            yield rows, done[int(rows[0])]
+                    cache.add(ended, row, x_adv if plan.save_adversarial else None)
+                done[ended] = row
+            yield first, done[first]
 
 
 def save_broken(plan: EvalPlan, threat: Threat, start: Tensor, robust: Tensor, cache: ResultCache) -> None:
