@@ -59,7 +59,7 @@ def model_digest(model: nn.Module, x: Tensor | Pictures, y: Tensor, settings: Pl
     x = x.fingerprint if isinstance(x, Pictures) else x
     tensors = {f"model.{key}": value for key, value in model.state_dict().items()} | {"x": x, "y": y}
     text = json.dumps({**settings, "layers": repr(model)}, sort_keys=True, default=str)
-    return digest({key: value.detach().cpu() for key, value in tensors.items()}, {"settings": text})
+    return digest(tensors, {"settings": text})
 
 
 class ResultCache:
