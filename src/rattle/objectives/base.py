@@ -17,7 +17,7 @@ from rattle.errors import RattleError
 from rattle.forward import ForwardSpec, Outputs
 from rattle.randomness import ImageStreams
 from rattle.settings import check_settings
-from rattle.threat import Norm
+from rattle.threat import Norm, Threat
 from rattle.weights import AWP, EMA, SWA, Tensors
 
 Terms = dict[str, Tensor]  # by name, each a scalar
@@ -172,6 +172,17 @@ class Objective:
         with it; "average": the average of the run's own weights, whose logits are missing until it begins.
         """
         return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FromPGD:
+    """An inner attack made of the recipe's, on the same threat."""
+
+    pgd: PGD
+
+    @property
+    def threat(self) -> Threat:
+        return self.pgd.threat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

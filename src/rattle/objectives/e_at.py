@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rattle.attacks import PGD, Attack
 from rattle.forward import Outputs
 from rattle.objectives.at import AT
-from rattle.objectives.base import Method, StepContext
+from rattle.objectives.base import FromPGD, Method, StepContext
 from rattle.randomness import Randomness, derive_seed
 from rattle.settings import Positive
 from rattle.threat import Threat
@@ -52,16 +52,13 @@ class EAT(AT):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InL1:
-    """PGD in the l_1 ball, its step in the same proportion to the radius."""
+class InL1(FromPGD):
+    """PGD in the l_1 ball, its radius and step in proportion to those of `pgd` in another norm.
 
-    pgd: PGD  # steps, start and restarts; the radius and step in another norm that those here are in proportion to
+    The threat is the other norm's: d, on which the radius depends, is known with the images alone.
+    """
+
     share: float  # radius over the largest l_1 length in that norm's ball
-
-    @property
-    def threat(self) -> Threat:
-        """The other norm's, which the radius is in proportion to: d is known with the images alone."""
-        return self.pgd.threat
 
     def in_l1(self, d: int) -> PGD:
         """The attack on images of d values: the l_1 length of an l_inf ball's corners is d epsilon, of l_2 sqrt(d)."""
