@@ -24,6 +24,7 @@ from rattle.losses import logits_in, refuse_one_logit
 
 log = logging.getLogger("rattle")
 Array = Tensor | np.ndarray
+Examples = tuple[Tensor, Tensor]  # images and their labels
 Given = Array | Dataset | DataLoader  # images: with their labels, if they are no array
 
 CHECKED: ContextVar[bool] = ContextVar("images_checked", default=False)
@@ -56,9 +57,7 @@ def check_model(model: object) -> nn.Module:
     return model
 
 
-def check_batch(
-    x: Tensor, y: Tensor, *, soft: bool = False, uint8: bool = False, box: bool = True
-) -> tuple[Tensor, Tensor]:
+def check_batch(x: Tensor, y: Tensor, *, soft: bool = False, uint8: bool = False, box: bool = True) -> Examples:
     """The images [n, ...] and int64 labels [n]; refuses what is neither.
 
     soft: rows of probabilities [n, C] are labels too, and stay as they are; uint8: images [n, C, H, W] of bytes are
@@ -260,7 +259,7 @@ def floats_for(model: nn.Module, x: Tensor) -> Tensor:
     return as_float(x, channels_last=takes_channels_last(model, x))
 
 
-def as_tensors(model: nn.Module, x: Given, y: Array | None) -> tuple[Tensor, Tensor]:
+def as_tensors(model: nn.Module, x: Given, y: Array | None) -> Examples:
     """Images, uint8 or floating point in [0, 1], and int64 labels; raises RattleError if they are not.
 
     Floats of numpy arrays take the model's dtype, because numpy's default is float64. Arrays may be [n, H, W, C].
@@ -292,7 +291,7 @@ def channels_first(x: Tensor) -> Tensor:
     return x
 
 
-def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, Tensor]:
+def collect(data: Dataset | DataLoader, n: int | None = None) -> Examples:
     """The first n images and labels of a Dataset or DataLoader, in its own order; all when n is None."""
     if isinstance(data, DataLoader) and isinstance(data.sampler, SHUFFLING):
         raise RattleError("the DataLoader shuffles, but images are known by their place: use shuffle=False")
@@ -322,7 +321,7 @@ def collect(data: Dataset | DataLoader, n: int | None = None) -> tuple[Tensor, T
         ) from reason
 
 
-def stack_examples(examples: list[Any]) -> tuple[Tensor, Tensor]:
+def stack_examples(examples: list[Any]) -> Examples:
     """(image, label) pairs as one batch; an image may be a tensor, an array or a PIL picture."""
     images, labels = zip(*examples, strict=True)
     tensors = [image if isinstance(image, Tensor) else torch.as_tensor(np.array(image)) for image in images]

@@ -31,7 +31,7 @@ from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_results
 from rattle.evaluation.unions import split_name, with_unions
 from rattle.evaluation.verify import attack_batches, four_decimals, save_broken
-from rattle.inputs import CHECKED, Array, Given, as_float, as_tensors, clean_logits, takes_channels_last
+from rattle.inputs import CHECKED, Array, Examples, Given, as_float, as_tensors, clean_logits, takes_channels_last
 from rattle.runs import distributed
 from rattle.runs.progress import Console, Interrupted, NullConsole, RichConsole
 from rattle.settings import Bound, Count, check_cores, check_settings
@@ -87,7 +87,7 @@ class EvalPlan:
         every = torch.arange(len(self.y)).split(self.batch_size)
         return {int(rows[0]): rows for rows in every[distributed.rank() :: distributed.world_size()]}
 
-    def images(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def images(self, rows: Tensor) -> Examples:
         """Images in [0, 1] and labels of these rows, on the device."""
         x = self.x[rows.to(self.x.device)].to(self.device)
         return as_float(x, channels_last=self.channels_last), self.y[rows.to(self.y.device)].to(self.device)

@@ -11,7 +11,7 @@ from torch.utils import data as torch_data
 from rattle.data import Data, Dataset, Images
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
-from rattle.inputs import Array, as_tensors, finite, is_correct, log, logits_of, to_float, weights_type
+from rattle.inputs import Array, Examples, as_tensors, finite, is_correct, log, logits_of, to_float, weights_type
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
 from rattle.recipes.catalog import SETTINGS, resolve
@@ -156,7 +156,7 @@ def as_dataset(data: Any, model: nn.Module | None, classes: Sequence[str] | None
     return Dataset(name="data", train=images, test=none, classes=tuple(map(str, classes)))
 
 
-def as_images(data: Any, model: nn.Module | None) -> tuple[Tensor, Tensor]:
+def as_images(data: Any, model: nn.Module | None) -> Examples:
     """Images [n, C, H, W] and labels on the CPU, of a pair of arrays, a torch Dataset or a DataLoader."""
     if isinstance(data, torch_data.Dataset | torch_data.DataLoader):
         data = (data, None)
