@@ -8,6 +8,7 @@ import numpy as np
 from rattle.runs.io import Plain
 from rattle.stats import Interval, absolute_sum_interval
 
+Values = tuple[float, ...]  # image by image, or bin by bin
 BINS = 15  # of equal width, as in Guo et al. 2017, so that numbers can be set beside published ones
 
 
@@ -17,8 +18,8 @@ class Calibration:
 
     error: float  # mean over images of |accuracy - confidence| of their bin
     interval: Interval  # 95 %
-    confidence: tuple[float, ...]  # mean of each bin that has images: a reliability diagram
-    accuracy: tuple[float, ...]  # of each such bin
+    confidence: Values  # mean of each bin that has images: a reliability diagram
+    accuracy: Values  # of each such bin
     sizes: tuple[int, ...]  # images in each such bin
 
     def to_plain(self) -> Plain:
@@ -26,7 +27,7 @@ class Calibration:
 
 
 @lru_cache(maxsize=1000)  # a page asks for each several times
-def calibration(confidence: tuple[float, ...], correct: tuple[float, ...]) -> Calibration | None:
+def calibration(confidence: Values, correct: Values) -> Calibration | None:
     """The expected calibration error (Naeini et al. 2015), with an interval over images; None without confidences.
 
     The error of finite samples is too large, for noise counts as miscalibration: `absolute_sum_interval` allows for it.

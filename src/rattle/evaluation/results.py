@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from rattle.errors import RattleError
-from rattle.evaluation.calibration import Calibration, calibration
+from rattle.evaluation.calibration import Calibration, Values, calibration
 from rattle.evaluation.classes import WorstClass, worst_class
 from rattle.recipes.reading import parse_json, tidy
 from rattle.runs.io import Plain, read_json, write_atomically
@@ -295,15 +295,15 @@ class StoredResult:
 
     attack: str
     settings: Plain
-    flags: tuple[float, ...]  # 0 or 1; rates of a random model
-    clean: tuple[float, ...]  # as many
+    flags: Values  # 0 or 1; rates of a random model
+    clean: Values  # as many
     data: str  # the images' source; "" in files that do not say
     index: tuple[int, ...] = ()  # the images' numbers in it
     images: tuple[str, ...] = ()  # their checksums; none in files of earlier versions
     labels: tuple[int, ...] = ()  # their classes; none in files of earlier versions
     model: Mapping[str, str] = field(default_factory=dict)  # what the file says of it, of MODEL_KEYS
-    confidence: tuple[float, ...] = ()  # at the attacked images; none in files of earlier versions
-    clean_confidence: tuple[float, ...] = ()
+    confidence: Values = ()  # at the attacked images; none in files of earlier versions
+    clean_confidence: Values = ()
     error: float = 0.0  # standard error of the mean of `flags` by the draws of a random model
     clean_error: float = 0.0
     draws: int = 0  # fresh ones that a rate of a random model was measured by
