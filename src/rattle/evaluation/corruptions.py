@@ -14,8 +14,8 @@ from rattle.data.cifar_c import SEVERITIES, read_corruptions
 from rattle.data.corruptions import corrupt, kinds_for
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
+from rattle.evaluation.evaluate import classify, make_plan
 from rattle.evaluation.target import Target
-from rattle.inputs import is_correct, to_float
 from rattle.runs.io import Plain, write_atomically
 from rattle.runs.paths import Run
 from rattle.stats import mean_interval
@@ -73,12 +73,8 @@ def summary(correct: np.ndarray) -> Plain:
 
 def flags(target: Target, images: Images) -> np.ndarray:
     """Which images the model classifies correctly, [n] bool."""
-    found = []
-    with torch.no_grad(), eval_mode(target.model):
-        for rows in torch.arange(len(images)).split(BATCH):
-            batch = images[rows].to(target.device)
-            found.append(is_correct(target.model, to_float(batch.x, torch.contiguous_format), batch.y).cpu())
-    return torch.cat(found).numpy()
+    with eval_mode(target.model):
+        return classify(make_plan(target.model, images.x, images.y, batch_size=BATCH))[0].numpy()
 
 
 def made(target: Target, seed: int) -> tuple[Tensor, Parts]:

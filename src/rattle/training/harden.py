@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import nn
 
 from rattle.data import Data, Dataset, Images
@@ -231,7 +230,7 @@ def refuse_untrained(before: Evaluation, classes: int) -> None:
 
 
 def clean_accuracy(module: nn.Module, images: Images) -> float:
-    with eval_mode(module), torch.no_grad():
+    with eval_mode(module):
         return float(classify(make_plan(module, images.x, images.y))[0].double().mean())
 
 
