@@ -88,12 +88,12 @@ def trained_first(recipe: Recipe, run: Run) -> dict[str, tuple[Run, Recipe]]:
 def teacher_recipe(recipe: Recipe, name: str, teacher: Teacher, method: str) -> Recipe:
     """The recipe that trains a teacher: the same data and schedule, another method, no extras."""
     base = get_method(method)
-    attack = {"threat": recipe.attack.threat, "steps": recipe.attack.steps, "step_size": recipe.attack.step_size}
+    own = recipe.attack
     return replace(
         network_recipe(recipe, teacher),
         name=f"{recipe.name}-teacher-{name}",
         objective=base.objective,
-        attack=replace(base.attack, **attack),
+        attack=replace(base.attack, threat=own.threat, steps=own.steps, step_size=own.step_size),
         noise=Noise(sigma=0),
         noise_samples=1,
         awp=None,
