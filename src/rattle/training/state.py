@@ -169,9 +169,8 @@ def init_state(
         state.teacher_optimizer = make_optimizer(recipe, state.cotrained)
     batch = torch.Size((min(recipe.batch_size, len(data.train)), *data.train.shape[1:]))
     memory = recipe.objective.state(images=len(data.train), classes=len(data.classes), batch=batch)
-    for name, value in memory.items():
-        state.memory[name] = value.to(device)
-        state.shared[name] = value.to(device).clone()
+    state.memory = {name: value.to(device) for name, value in memory.items()}
+    state.share_memory()
     return state
 
 
