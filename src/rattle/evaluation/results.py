@@ -283,7 +283,7 @@ def curve_to_plain(attack: str, points: Mapping[float, Sequence[bool]]) -> Plain
     return {"attack": attack, "points": [{"epsilon": e, **robust(flags)} for e, flags in points.items()]}
 
 
-def save_curve(attack: str, points: Mapping[float, Sequence[bool]], metadata: Plain, folder: Path) -> None:
+def save_curve(attack: str, points: Mapping[float, Sequence[bool]], metadata: Mapping[str, Any], folder: Path) -> None:
     """Write ATTACK-curve.json."""
     plain = {**metadata, "curve": curve_to_plain(attack, points)}
     write_atomically(folder / f"{check_name(attack)}-curve.json", json.dumps(plain).encode())
