@@ -48,6 +48,11 @@ class Ensemble(AttackExtras):
         return class_and_fields(self) | {"components": parts}
 
 
+def components_of(attack: Attack) -> dict[str, Attack]:
+    """The components of an ensemble by name; none of another attack."""
+    return attack.components() if isinstance(attack, Ensemble) else {}
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What the components of an ensemble that have run found."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rattle.attacks import Attack
-from rattle.attacks.ensemble import Ensemble
+from rattle.attacks.ensemble import components_of
 from rattle.attacks.rows import spawn
 from rattle.evaluation.results import Draws
 from rattle.inputs import NoGradient, clean_logits
@@ -127,19 +127,18 @@ def attack_random(
     clean: the batch without an attack. draws: K of a rate; eot: draws that attacks average over. The other parameters
     and what is returned are as in `attack_batch`; `flags` are rates.
     """
-    ensemble = isinstance(attack, Ensemble)
-    components = attack.components() if isinstance(attack, Ensemble) else {"": attack}
+    components = components_of(attack)
     x_adv, found = x.clone(), clean[torch.arange(len(x), device=x.device)]
     expected = Expected(model, eot, derive_seed(seed, first, COMMON))
     streams = ImageStreams(seed, index)
     rates, seconds = [], []
     with seeded(derive_seed(seed, first, ATTACKED), x.device):
-        for number, component in enumerate(components.values()):
+        for number, component in enumerate(components.values() or [attack]):
             begun = time.perf_counter()
             left = (found.pilot > 0).nonzero().squeeze(1)
             try:
                 if len(left):
-                    own = spawn(streams[left], number) if ensemble else streams[left]
+                    own = spawn(streams[left], number) if components else streams[left]
                     points = component(expected, x[left].clone(), y[left], generator=own).to(x)
                     pilot = pilot_rates(model, points, y[left], draws)
                     worse = attack.threat.contains(points, x[left]) & (pilot < found.pilot[left])
@@ -148,14 +147,14 @@ def attack_random(
                         x_adv[rows] = points[worse]
                         found[rows] = measure(model, x_adv[rows], y[rows], pilot[worse], draws)
             except NoGradient:
-                if not ensemble:
+                if not components:
                     raise  # in an ensemble other components need none
             rates.append(found.rate.tolist())
             seconds.append(time.perf_counter() - begun)
     row = {
-        "flags": [rates[-1], *rates] if ensemble else rates,
+        "flags": [rates[-1], *rates] if components else rates,
         "distances": [0.0] * len(x),
-        "part_seconds": seconds if ensemble else [],
+        "part_seconds": seconds if components else [],
         "seconds": sum(seconds),
         "passes": expected.passes,
         **found.row(),

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from rattle.attacks import Attack
 from rattle.attacks.base import DistanceAttack, describe
 from rattle.attacks.diagnostics import find_warnings, is_random, post_checks
-from rattle.attacks.ensemble import Ensemble
+from rattle.attacks.ensemble import components_of
 from rattle.data.decode import Pictures
 from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_key, finish
@@ -226,8 +226,7 @@ def evaluate(
             x, y = plan.images(torch.arange(min(SAMPLE, len(plan.y))))
             names = [split_name(name)[0] for name in chosen]
             for attack in chosen.values():
-                if isinstance(attack, Ensemble):
-                    names += attack.components()
+                names += components_of(attack)
             warnings = [*find_warnings(plan.model, x, y, names), *missing_normalisation(plan.model, x, y)]
         if mask is not None:
             start, confidence = start & torch.tensor(list(mask)), None
@@ -291,7 +290,7 @@ def classify(plan: EvalPlan) -> tuple[Tensor, Tensor]:
 
 def averages_itself(attack: Attack) -> bool:
     """Whether an attack, or a part of it, has an `eot` of its own."""
-    parts = attack.components().values() if isinstance(attack, Ensemble) else [attack]
+    parts = components_of(attack).values() or [attack]
     return any(getattr(part, "eot", 1) > 1 for part in parts)
 
 
@@ -329,7 +328,7 @@ def run_attack(
             draws=(plan.draws, plan.eot),
         )
         cache = ResultCache(plan.out, name, key, images=plan.save_adversarial)
-    components = list(attack.components()) if isinstance(attack, Ensemble) else []
+    components = list(components_of(attack))
     found = {}  # the row of each batch, by its first image
     n, spent = len(plan.y), 0.0
     console = plan.console or NullConsole()
