@@ -68,18 +68,13 @@ def open_checkpoint(path: Path | str, *, trust_code: bool = False) -> Checkpoint
     from rattle.runs.published import read_published
 
     saved = read_published(file, config, str(path))
-    check_tensors(saved, str(path))
-    # Results and exports of what lies in the package or in a cache go to a folder in the working one.
-    return replace(saved, path=Path(slugify(str(path))) / WEIGHTS) if is_published(path) else saved
-
-
-def check_tensors(saved: Checkpoint, where: str) -> None:
-    """Refuse a published model whose weights are not its network's, before that takes any memory; timm's are built."""
-    try:
+    try:  # weights of another network are refused before that takes any memory; timm's are built
         with torch.device("cpu" if saved.recipe.model.startswith("timm:") else "meta"):
             refuse_other_weights(fresh_model(saved), saved.part("model"))
     except RattleError as reason:
-        raise RattleError(f"{where}: {first_line(reason)}") from reason
+        raise RattleError(f"{path}: {first_line(reason)}") from reason
+    # Results and exports of what lies in the package or in a cache go to a folder in the working one.
+    return replace(saved, path=Path(slugify(str(path))) / WEIGHTS) if is_published(path) else saved
 
 
 def load(
