@@ -161,7 +161,7 @@ def init_state(
         progress=Progress(),
         layout=layout,
         head=head,
-        extra=load_extra(recipe, data) if recipe.data.extra else None,
+        extra=load_extra(recipe, data),
         trust_code=trust_code,
     )
     add_teachers(state, {})
@@ -189,7 +189,7 @@ def set_momentum(model: nn.Module, momentum: float) -> None:
 
 
 def load_extra(recipe: Recipe, data: Dataset) -> Images | None:
-    """The extra images that the recipe names."""
+    """The extra images that the recipe names, if any."""
     recipe.data.extra_count(min(recipe.batch_size, len(data.train)))
     if distributed.active():  # one rank unpacks the file while the others wait to map it
         distributed.on_main(lambda: recipe.data.load_extra(data))
