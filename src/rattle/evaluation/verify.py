@@ -24,7 +24,7 @@ from rattle.evaluation.cache import ResultCache, read_parts, write_parts
 from rattle.evaluation.draws import Measured, attack_random
 from rattle.evaluation.jobs import in_processes
 from rattle.evaluation.progress import AttackProgress
-from rattle.inputs import as_float, clean_logits, takes_channels_last
+from rattle.inputs import clean_logits, floats_for
 from rattle.randomness import ImageStreams
 from rattle.runs.io import Plain, atomic_file, read_arrays
 from rattle.threat import Threat, per_image
@@ -166,8 +166,7 @@ def verify(model: nn.Module, x: Tensor, y: Tensor, x_adv: Tensor, threat: Threat
     found = [torch.zeros(0, dtype=torch.bool, device=x.device)]
     with eval_mode(model):
         for rows in torch.arange(len(x), device=x.device).split(250) if len(x) else ():
-            layout = {"channels_last": takes_channels_last(model, x)}
-            points, clean = (as_float(images[rows], **layout) for images in (x_adv, x))
+            points, clean = (floats_for(model, images[rows]) for images in (x_adv, x))
             found.append(~judge(model, threat, points, clean, y[rows])[0])
     return torch.cat(found)
 
