@@ -31,10 +31,6 @@ class Slurm:
     def __post_init__(self) -> None:
         check_settings(self, "slurm")
 
-    @property
-    def ranks(self) -> int:
-        return self.nodes * max(self.gpus, 1)
-
 
 class SlurmTask:
     """The function of a SLURM job: trains or resumes the run of a folder. submitit pickles it."""
@@ -44,7 +40,8 @@ class SlurmTask:
         from rattle.models.user import plugins
 
         self.plugins = list(map(str, plugins()))
-        self.ranks, self.requeue, self.make_console = slurm.ranks, slurm.requeue, make_console
+        self.ranks = slurm.nodes * max(slurm.gpus, 1)
+        self.requeue, self.make_console = slurm.requeue, make_console
 
     def __call__(self) -> str:
         from submitit.helpers import TorchDistributedEnvironment
