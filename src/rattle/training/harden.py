@@ -150,8 +150,10 @@ def harden(
             own = None if named else module
             fit(recipe, run.folder, model=own, data=given, overwrite=overwrite, log=log, console=console)
             overwrite = True  # of the try before
-            tried[inv_lambda] = last_accuracies(run)
-            if tried[inv_lambda][0] >= held_out - clean_drop / 100:
+            reached = held_out_accuracies(read_jsonl(run.metrics, [])[-1])
+            assert reached is not None, "the last epoch is evaluated"
+            tried[inv_lambda] = reached
+            if reached[0] >= held_out - clean_drop / 100:
                 break
             console.log(f"1/lambda {inv_lambda:g} loses more than {clean_drop:g} points of clean accuracy held out")
     load(run.folder, model=module)
@@ -232,10 +234,3 @@ def refuse_untrained(before: Evaluation, classes: int) -> None:
 def clean_accuracy(module: nn.Module, images: Images) -> float:
     with eval_mode(module):
         return float(classify(make_plan(module, images.x, images.y))[0].double().mean())
-
-
-def last_accuracies(run: Run) -> tuple[float, float]:
-    """Clean and robust accuracy on the held-out images after the run's last epoch."""
-    found = held_out_accuracies(read_jsonl(run.metrics, [])[-1])
-    assert found is not None, "the last epoch is evaluated"
-    return found
