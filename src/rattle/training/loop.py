@@ -17,7 +17,9 @@ from rattle.data import on_device
 from rattle.data.dataset import imbalance
 from rattle.data.registry import batches
 from rattle.errors import RattleError
+from rattle.models.user import refuse_code
 from rattle.randomness import derive_seed
+from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
@@ -26,13 +28,13 @@ from rattle.runs.lock import open_run, record_line
 from rattle.runs.paths import Run, epoch_name, held_out_accuracies
 from rattle.runs.progress import HANDLED, Console, Figures, NullConsole, RichConsole, StoppedBySignal, listening
 from rattle.settings import Plain, check_cores
-from rattle.training.fit_inputs import TrainingData, first_state, named_recipe, start_note
+from rattle.training.fit_inputs import TrainingData, first_state, start_note
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
 from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
 from rattle.training.saving import refuse_non_finite, restore, save
 from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers
-from rattle.training.teachers import train_teachers
+from rattle.training.teachers import code_of, train_teachers
 from rattle.training.validation import false_robustness, validate
 from rattle.weights import EMA, SWA
 
@@ -67,7 +69,8 @@ def fit(
     True
     """
     if isinstance(recipe, str):
-        recipe = named_recipe(recipe, trust_code)
+        text, recipe = recipe, resolve(recipe)
+        refuse_code([] if trust_code else code_of(recipe), text)
     console = NullConsole() if quiet or not distributed.is_main() else console or RichConsole()
     if recipe.threads:
         check_cores("threads", recipe.threads)
