@@ -68,7 +68,7 @@ def as_attacks(attacks: Attacks, threat: Threat | None) -> dict[str, Attack]:
     """
     if isinstance(attacks, Mapping):
         return {check_name(name): as_attack(attack, threat) for name, attack in attacks.items()}
-    found: dict[str, Attack] = {}
+    found = {}
     for attack in attacks if isinstance(attacks, (list, tuple)) else [attacks]:
         name = attack if isinstance(attack, str) else type(attack).__name__.lower()
         if name in found and not isinstance(attack, str):

@@ -1,7 +1,6 @@
 """Named recipes; names.py says how their names are built."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ class Setting:
     fast_decay: float = 0.995  # of their weight average: its window is a small part of the run's steps
     steps: int | None = None  # of the inner attack; the method's when None
     average: EMA | None = None  # for methods that have none of their own
-    training: Mapping[str, Any] = field(default_factory=dict)  # fields of Recipe that hold for every method
+    training: Plain = field(default_factory=dict)  # fields of Recipe that hold for every method
     window: float = 1.0  # steps that a method's own EMA looks back over those published: fewer where runs are shorter
 
 
@@ -201,7 +200,7 @@ def short(name: str) -> str:
     return Path(name).name.removesuffix(".npz")
 
 
-def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | ASAM | None:
+def awp_of(method: Method, setting: Setting, suffixes: set[str]) -> AWP | SAM | None:
     """AWP as published for a method, its warm-up shortened with the dataset's runs; or SAM or ASAM in its place."""
     for suffix, kind in SHARPNESS.items():
         if suffix in suffixes:
@@ -236,7 +235,7 @@ def released(recipe: Recipe) -> Recipe:
     Its epochs are counted from 1, so that what begins "at epoch 100" begins after 99; it holds no images out.
     """
     objective, awp, attack, epochs = recipe.objective, recipe.awp, recipe.attack, recipe.epochs
-    if type(objective) is not Trades or objective.taylor.order != 2 or isinstance(awp, SAM | ASAM):
+    if type(objective) is not Trades or objective.taylor.order != 2 or isinstance(awp, SAM):
         raise RattleError(
             f"the authors released trades-2nd and trades-awp-2nd, not {recipe.method}: leave out -released"
         )

@@ -68,7 +68,7 @@ def changes(before: Any, after: Any, *, but: Sequence[str] = ()) -> str:
 
 def dataclass_members(hint: Any) -> list[type]:
     """The dataclasses among the alternatives of a type; for an open type, those that are registered for it."""
-    members: list[Any] = []
+    members = []
     for member in alternatives(hint):
         members.extend(OPEN[member]() if member in OPEN else (member,))
     return [member for member in members if isinstance(member, type) and dataclasses.is_dataclass(member)]
