@@ -13,14 +13,12 @@ from rattle.errors import RattleError
 from rattle.evaluation.results import share
 from rattle.evaluation.samples import difference
 from rattle.report.compare import ALL_PAIRS, compare_methods, compare_runs, has_seeds
-from rattle.report.grid import in_percent
 from rattle.report.naming import number, p_value, title_of
 from rattle.report.run_data import RunData, Runs
 from rattle.report.sections import beyond
 from rattle.report.significance import PairedTest
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
-from rattle.stats import summarise
 
 NOTE = (
     "Accuracy in % and difference in points, each with its own 95 % interval; p of McNemar's test on the same images, "
@@ -91,9 +89,9 @@ def print_beyond(runs: Sequence[RunData]) -> None:
     rows = []
     for run in runs:
         for found in beyond(run):
-            worst = [f"{100 * each.accuracy:.1f} {each.interval.percent()}" for each in found["worst"]]
+            worst = [each.interval.around(each.accuracy) for each in found["worst"]]
             best = [f"{100 * each.best:.1f}" for each in found["worst"]]
-            known = [f"{100 * each.error:.1f} {each.interval.percent()}" for each in found["calibration"]]
+            known = [each.interval.around(each.error) for each in found["calibration"]]
             cells = [*(worst or ["-"]), *(best or ["-"]), *(known or ["-"])]
             rows.append([run.label, title_of(found["column"]), f"{found['n']:,}", *cells])
     if rows:
@@ -115,9 +113,7 @@ def row(test: PairedTest) -> list[str]:
 
 
 def row_over_seeds(test: PairedTest) -> list[str]:
-    accuracies = []
-    for sample in test.samples:
-        accuracies.append(in_percent(summarise(sample.accuracies)))
+    accuracies = [sample.summary.percent() for sample in test.samples]
     paired = difference(test.samples[1], test.samples[0])
     interval = f" {paired.interval.percent('+.1f')}" if paired and paired.n == test.seeds else ""
     change = f"{100 * test.difference:+.1f}{interval}"

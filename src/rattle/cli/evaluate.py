@@ -338,10 +338,10 @@ def print_beyond(result: Evaluation, classes: Sequence[str]) -> None:
         worst, known = result.worst_class(name), result.calibration(name)
         cells = ["-", "-", "-", "-"]
         if worst:
-            low = f"{100 * worst.accuracy:.1f} {worst.interval.percent()}"
+            low = worst.interval.around(worst.accuracy)
             cells[:3] = [low, f"{classes[worst.label]} (n {worst.n})", f"{100 * worst.best:.1f}"]
         if known:
-            cells[3] = f"{100 * known.error:.1f} {known.interval.percent()}"
+            cells[3] = known.interval.around(known.error)
         rows.append([name, *cells])
     if any(set(row[1:]) != {"-"} for row in rows):
         columns = ["", "worst class", "which", "best class", "calibration error"]

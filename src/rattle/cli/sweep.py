@@ -17,7 +17,7 @@ from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
 from rattle.recipes.names import check_recipe
 from rattle.report.compare import over_seeds
-from rattle.report.grid import grid_rows, grid_settings
+from rattle.report.grid import grid_rows
 from rattle.report.tables import write_table
 from rattle.runs.io import write_atomically
 from rattle.training.slurm import Slurm, submit
@@ -121,14 +121,14 @@ def measure(jobs: Sequence[Job], options: Options, out: Path, console: Console) 
 
 def conclude(points: list[tuple[dict[str, str], Path]], out: Path) -> None:
     """The table of the grid by accuracy on held-out images, and what to do next."""
-    settings = grid_settings(points)
-    if not settings:
+    found = grid_rows(points)
+    if found is None:
         print("no run was evaluated on held-out images (data.val-size 0): nothing to choose by")
         return
-    columns, rows = grid_rows(settings)
+    columns, rows, best = found
     print_table(columns, rows, title="best checkpoints on the held-out images, in %, best first")
     print("(the order is by these figures: measure the first on test images before you quote it)")
-    say(f"\n  rattle evaluate {settings[0].folders[0]} --attacks autoattack --n 1000")
+    say(f"\n  rattle evaluate {best} --attacks autoattack --n 1000")
     say(f"  rattle report {out}/*/ --out {out / 'report.html'}")
 
 

@@ -9,12 +9,14 @@ from rattle.evaluation.calibration import Calibration, calibration
 from rattle.evaluation.classes import WorstClass, worst_class
 from rattle.stats import (
     Interval,
+    Summary,
     error_of_images,
     mcnemar,
     mean_interval,
     normal,
     seeds_interval,
     student,
+    summarise,
     t_interval,
     welch,
     wilson,
@@ -43,6 +45,23 @@ class Sample:
     @property
     def accuracies(self) -> list[float]:
         return [sum(flags) / len(flags) for flags in self.flags]
+
+    @property
+    def summary(self) -> Summary:
+        """Mean and std of the accuracies over seeds."""
+        return summarise(self.accuracies)
+
+    @property
+    def interval(self) -> Interval:
+        """95 % of the mean over seeds; of one seed over images: Wilson's for flags, Student's for distances."""
+        if len(self.seeds) > 1:
+            return seeds_interval(self.flags, self.error)
+        (values,) = self.flags
+        if self.errors:
+            return mean_interval(values, self.error)
+        if set(values) <= {0, 1}:
+            return wilson(int(sum(values)), len(values))
+        return t_interval(values)
 
     @property
     def worst_classes(self) -> list[WorstClass]:
@@ -122,18 +141,6 @@ def paired_test(a: Sample, b: Sample, seeds: Sequence[int]) -> tuple[list[list[f
     if set(first) | set(second) <= {0, 1}:
         return gaps, mcnemar(first, second).p_mid, "McNemar's test over images"
     return gaps, student(gaps[0], math.hypot(a.error, b.error)), "Student's t over images"
-
-
-def interval_of(sample: Sample) -> Interval:
-    """95 % of the mean: over seeds; of one seed over images, Wilson's for flags and rates, Student's for distances."""
-    if len(sample.seeds) > 1:
-        return seeds_interval(sample.flags, sample.error)
-    (values,) = sample.flags
-    if sample.errors:
-        return mean_interval(values, sample.error)
-    if set(values) <= {0, 1}:
-        return wilson(int(sum(values)), len(values))
-    return t_interval(values)
 
 
 def difference(a: Sample, b: Sample) -> Difference | None:

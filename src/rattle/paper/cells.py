@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rattle.evaluation.samples import Difference, Sample, difference, interval_of
+from rattle.evaluation.samples import Difference, Sample, difference
 from rattle.paper.plan import Entry, Plan, States
 from rattle.paper.protocols import Evaluator, Measured, Protocol
 from rattle.paper.rows import Cell, Row
@@ -62,7 +62,7 @@ def cell_result(cell: Cell, by_seed: Mapping[int, Measured]) -> CellResult:
     unit, measured = 100.0 if cell.unit == "%" else 1.0, list(by_seed.values())
     sample = Sample(seeds=tuple(by_seed), flags=tuple(m.values for m in measured), protocol=measured[0].protocol)
     values = [unit * share for share in sample.accuracies]
-    summary, within = summarise(values), interval_of(sample)
+    summary, within = summarise(values), sample.interval
     return CellResult(
         seeds=tuple(by_seed),
         values=tuple(values),

@@ -8,7 +8,6 @@ from rattle.analysis.plots import FAINT, LINES
 from rattle.report.compare import group_by_method, samples_of
 from rattle.report.naming import title_of
 from rattle.report.run_data import Runs
-from rattle.stats import summarise
 
 
 def methods_plot(runs: Runs, attacks: Sequence[str]) -> Figure:
@@ -19,9 +18,10 @@ def methods_plot(runs: Runs, attacks: Sequence[str]) -> Figure:
     for panel, attack in zip(panels, attacks, strict=True):
         for number, (method, samples) in enumerate(groups.items()):
             color = LINES[number % len(LINES)]
-            clean, robust = ([100 * each for each in samples[name].accuracies] for name in ("clean", attack))
-            panel.plot(clean, robust, "o", color=color, markersize=4, alpha=0.5)
-            mean = summarise(clean).mean, summarise(robust).mean
+            both = samples["clean"], samples[attack]
+            dots = [[100 * each for each in sample.accuracies] for sample in both]
+            panel.plot(*dots, "o", color=color, markersize=4, alpha=0.5)
+            mean = [100 * sample.summary.mean for sample in both]
             panel.plot(*mean, "o", color=color, markersize=8, label=method)
         first = next(iter(groups.values()))[attack]
         seeds = len(first.seeds)

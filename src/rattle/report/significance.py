@@ -12,7 +12,7 @@ from itertools import combinations
 from rattle.evaluation.samples import Sample, difference, on_shared_images, two_sided_p
 from rattle.recipes.schema import flatten
 from rattle.report.naming import p_value, title_of, value_text
-from rattle.stats import LEVEL, Interval, McNemar, holm, mcnemar, summarise
+from rattle.stats import LEVEL, Interval, McNemar, holm, mcnemar
 
 Samples = Mapping[str, Mapping[str, Sample]]  # {row: {column: what was measured}}
 
@@ -33,7 +33,7 @@ class PairedTest:
     @property
     def difference(self) -> float:
         """Mean accuracy of the second less that of the first."""
-        first, second = (summarise(sample.accuracies).mean for sample in self.samples)
+        first, second = (sample.summary.mean for sample in self.samples)
         return second - first
 
     @property
