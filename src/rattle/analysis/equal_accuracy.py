@@ -4,7 +4,6 @@ Arrays are flags as floats, [points, seeds, images]; x is the accuracy held equa
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,17 +12,6 @@ from rattle.stats import LEVEL, Interval
 
 REPLICATES = 500  # of each bootstrap: the standard error is known to 3 %
 GRID = 51  # values of x over which a difference is averaged
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GapAtEqual:
-    """y of a method less y of the baseline at equal x."""
-
-    low: float  # the range that both curves cover
-    high: float
-    mean: float  # over that range; NaN if there is none
-    interval: Interval
-    at: tuple[tuple[float, Interval], ...]  # at each point of the method; NaN outside the baseline's range
 
 
 def gap_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> tuple[Array, float, float, float]:
@@ -47,8 +35,11 @@ def gap_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> tuple[Arra
     return at, float(gap.mean()), float(low), float(high)
 
 
-def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> GapAtEqual:
-    """The difference of two curves, with intervals of a bootstrap over seeds and one over images, both paired.
+def compare_at_equal(
+    x: Array, y: Array, base_x: Array, base_y: Array
+) -> tuple[float, float, list[tuple[float, Interval]]]:
+    """The range that two curves cover (low, high), and differences with intervals: at each point of the first, last the
+    mean over the range. NaN where there is none. A bootstrap over seeds and one over images, both paired.
 
     Seeds and images are drawn for all points of both curves together. Few seeds vary less among themselves than their
     draws should, so that variance is scaled by S / (S - 1), and the quantile is Student's with the degrees of freedom
@@ -79,5 +70,4 @@ def compare_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> GapAtE
     freedom = np.maximum(total**2 / np.maximum(parts, 1e-300), 1)
     half = np.sqrt(total) * t.ppf((1 + LEVEL) / 2, freedom)
     intervals = [Interval(float(e - h), float(e + h)) for e, h in zip(estimate, half, strict=True)]
-    points = tuple(zip(at.tolist(), intervals, strict=False))
-    return GapAtEqual(low=low, high=high, mean=mean, interval=intervals[-1], at=points)
+    return low, high, list(zip(estimate.tolist(), intervals, strict=True))

@@ -14,6 +14,7 @@ from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import StoredResult, load_results
+from rattle.evaluation.samples import over_seeds, sample_of
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
@@ -139,13 +140,18 @@ def gather(
         points = []
         for value, members in by_value.items():
             results = [attacked(job.run, threat, attacks, n, jobs, console) for job in members]
+            clean, robust = {}, {}
+            for name in attacks:
+                each = [(found[name], job.recipe.seed) for found, job in zip(results, members, strict=True)]
+                clean[name] = over_seeds([sample_of(result.unattacked, seed) for result, seed in each])
+                robust[name] = over_seeds([sample_of(result, seed) for result, seed in each])
             held_out = [best_epoch(read_jsonl(job.run.metrics, [])) for job in members]
             points.append(
                 Point(
                     value=value,
                     runs=tuple(str(job.folder) for job in members),
-                    clean={name: np.array([found[name].clean for found in results], float) for name in attacks},
-                    robust={name: np.array([found[name].flags for found in results], float) for name in attacks},
+                    clean=clean,
+                    robust=robust,
                     held_out=None if None in held_out else np.array(held_out),
                 )
             )

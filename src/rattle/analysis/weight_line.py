@@ -16,6 +16,7 @@ from rattle.attacks.registry import get_attack
 from rattle.data.dataset import choose_images
 from rattle.errors import RattleError, first_line
 from rattle.evaluation.evaluate import evaluate
+from rattle.evaluation.samples import Sample
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.inputs import as_float
 from rattle.recipes.schema import epsilon_text
@@ -122,8 +123,8 @@ def frontier_between(
                 val = line.val.to(line.target.device)
                 chosen_by = evaluate(model, val.x, val.y, validation, **how)
                 held_out = np.array([[chosen_by.clean_accuracy, chosen_by.robust_accuracy]])
-            clean = dict.fromkeys(attacks, np.array([result.clean], float))
-            robust = {name: np.array([result.attacks[name].flags], float) for name in attacks}
+            clean = dict.fromkeys(attacks, Sample(seeds=(0,), flags=(tuple(result.clean),)))
+            robust = {name: Sample(seeds=(0,), flags=(tuple(result.attacks[name].flags),)) for name in attacks}
             found.append(Point(value=t, clean=clean, robust=robust, held_out=held_out))
             advance(1)
     curve = Curve(method=f"{Path(first).name} to {Path(second).name}", setting="t", points=tuple(found))

@@ -309,9 +309,15 @@ class StoredResult:
     eot: int = 0  # that attacks on it averaged over
 
     @property
+    def unattacked(self) -> "StoredResult":
+        """The same of the clean images."""
+        values = {"flags": self.clean, "confidence": self.clean_confidence, "error": self.clean_error}
+        return replace(self, attack="clean", settings={}, eot=0, **values)
+
+    @property
     def protocol(self) -> str:
         """How the images were attacked; results are comparable where `protocol_differences` finds nothing."""
-        own = {"eot": self.eot} if self.draws else {}
+        own = {"eot": self.eot} if self.eot else {}
         return json.dumps({"attack": self.attack, **self.settings, **own})
 
     @property

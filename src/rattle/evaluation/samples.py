@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from rattle.evaluation.calibration import Calibration, calibration
 from rattle.evaluation.classes import WorstClass, worst_class
+from rattle.evaluation.results import StoredResult
 from rattle.stats import (
     Interval,
     Summary,
@@ -45,6 +47,10 @@ class Sample:
     @property
     def accuracies(self) -> list[float]:
         return [sum(flags) / len(flags) for flags in self.flags]
+
+    @property
+    def seeds_text(self) -> str:
+        return f"{len(self.seeds)} seed{'s' if len(self.seeds) > 1 else ''}"
 
     @property
     def summary(self) -> Summary:
@@ -91,6 +97,29 @@ class Sample:
         return replace(
             self, flags=tuple(map(chosen, self.flags)), confidence=tuple(map(chosen, self.confidence)), **which
         )
+
+
+def sample_of(result: StoredResult, seed: int) -> Sample:
+    """One seed's result."""
+    return Sample(
+        seeds=(seed,),
+        flags=(result.flags,),
+        protocol=result.protocol,
+        images=result.images,
+        labels=result.labels,
+        confidence=(result.confidence,),
+        places=result.places,
+        errors=(result.error,) if result.draws else (),
+        draws=result.draws,
+    )
+
+
+def over_seeds(samples: Sequence[Sample]) -> Sample:
+    """All seeds of samples that were attacked alike on the same images."""
+    every = {}
+    for name in ("seeds", "flags", "confidence", "errors"):
+        every[name] = tuple(chain.from_iterable(getattr(sample, name) for sample in samples))
+    return replace(samples[0], **every)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,10 @@ accuracy beside the paper's figures."""
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from rattle.evaluation import samples
 from rattle.evaluation.samples import Sample, on_shared_images
 from rattle.evaluation.unions import UNION, split_name
 from rattle.report.run_data import MANY, RunData, Runs
@@ -66,11 +67,7 @@ def samples_of(runs: Runs) -> dict[str, Sample]:
             both = on_shared_images(known, sample)
             if known is sample or both is None or protocol_differences(known.protocol, sample.protocol):
                 continue
-            known, new = both
-            every = {"seeds": known.seeds + new.seeds, "flags": known.flags + new.flags}
-            found[column] = replace(
-                known, **every, confidence=known.confidence + new.confidence, errors=known.errors + new.errors
-            )
+            found[column] = samples.over_seeds(both)
     return found
 
 
