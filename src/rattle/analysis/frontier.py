@@ -19,7 +19,7 @@ import numpy as np
 from rattle.analysis.equal_accuracy import compare_at_equal
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.samples import Sample
-from rattle.recipes.schema import epsilon_text
+from rattle.recipes.schema import trade_off_text
 from rattle.runs.arrays import Array
 from rattle.runs.io import Plain, write_atomically
 from rattle.stats import Interval
@@ -55,7 +55,7 @@ class Curve:
     points: tuple[Point, ...]
 
     def text(self, point: Point) -> str:
-        return epsilon_text(point.value) if self.setting.endswith("epsilon") else f"{point.value:g}"
+        return trade_off_text(self.setting, point.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

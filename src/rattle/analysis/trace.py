@@ -18,7 +18,7 @@ from rattle.evaluation.samples import over_seeds, sample_of
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import epsilon_text, flatten, replace_at, to_plain
+from rattle.recipes.schema import epsilon_text, flatten, replace_at, to_plain, trade_off_text
 from rattle.runs.io import read_jsonl
 from rattle.runs.paths import Run, best_epoch, slugify
 from rattle.runs.progress import Console, NullConsole, RichConsole
@@ -90,8 +90,8 @@ def plan(
         for value in values:
             for seed in seeds:
                 recipe = replace(with_value(base, setting, value), seed=seed)
-                text = epsilon_text(value) if setting == EPSILON else f"{value:g}"
-                jobs.append(Job(out / slugify(base.name) / folder_name({setting: text, "seed": seed}), recipe))
+                point = {setting: trade_off_text(setting, value), "seed": seed}
+                jobs.append(Job(out / slugify(base.name) / folder_name(point), recipe))
         grid.append((method, setting, jobs))
     check([job for row in grid for job in row[2]])
     return grid

@@ -6,12 +6,14 @@ in it.
 
 import html
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from rattle.recipes.schema import trade_off_text
 from rattle.report.compare import Point
-from rattle.report.frontiers import Series
+from rattle.report.naming import title_of
 from rattle.report.run_data import RunData, Runs, finite
 from rattle.report.sweeps import Sweep
 from rattle.report.tables import Accuracy, accuracy
@@ -108,15 +110,25 @@ def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
     return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {robust_title}, %"))
 
 
-def frontier(series: Sequence[Series], robust_title: str) -> Spec:
-    """Clean against robust accuracy over the trade-off settings, with 95 % intervals and the setting at each point."""
+def frontier(curves: Sequence[Spec], attack: str) -> Spec:
+    """Clean against robust accuracy over the trade-off settings, with 95 % intervals and the setting at each point.
+
+    curves: as in frontier.json.
+    """
     traces = []
-    for number, each in enumerate(series):
-        values = [point.value for point in each.robust]
-        trace = line(each.clean, values, each.method, f"var(--term-{number % TERM_COLOURS})", mode="lines+markers+text")
-        texts = [safe(text) for text in each.settings]
-        traces.append(trace | {"text": texts, "textposition": "top right", "error_y": error_bars(each.robust)})
-    return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {robust_title}, %"))
+    for number, curve in enumerate(curves):
+        texts, clean, robust = [], [], []
+        for point in curve["points"]:
+            found = point["attacks"][attack]
+            low, high = found["interval"]
+            texts.append(safe(trade_off_text(curve["setting"], float(point["value"]))))
+            clean.append(100 * fmean(found["clean"]))
+            robust.append(Accuracy(100 * fmean(found["robust"]), 100 * low, 100 * high))
+        y, style = [each.value for each in robust], {"mode": "lines+markers+text", "textposition": "top right"}
+        bars = error_bars(robust)
+        colour = f"var(--term-{number % TERM_COLOURS})"
+        traces.append(line(clean, y, curve["method"], colour, **style, text=texts, error_y=bars))
+    return figure(traces, axis("clean accuracy, %"), axis(f"accuracy under {title_of(attack)}, %"))
 
 
 def by_setting(sweep: Sweep) -> Spec:
