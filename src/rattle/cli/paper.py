@@ -92,8 +92,8 @@ def main(args: list[str]) -> None:
         say(f"{len(todo)} of {waiting} runs are in the queue; the same command again prints the table")
         return
     failed = train(todo, at_once=options.jobs, out=runs, console=console)
-    rows = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
-    print_result(writer.printed_table(planned, title, rows), number, options, console)
+    results = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
+    print_result(writer.printed_table(planned, title, results), number, options, console)
     if failed:
         each = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise RattleError(f"{len(failed)} of {len(planned.jobs)} runs failed, the same command retries them: {each}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rattle.errors import RattleError
 from rattle.paper import tables
-from rattle.paper.rows import Overrides, Row
+from rattle.paper.rows import Cell, Overrides, Row
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe
 from rattle.training import sweep
@@ -40,6 +40,13 @@ class Plan:
     def states(self) -> States:
         """The state of every run. Reads checkpoints, so call it once."""
         return {key: "diverged" if job.run.divergence else job.state for key, job in self.jobs.items()}
+
+    def published_difference(self, entry: Entry, cell: Cell) -> float | None:
+        """The paper's own difference to its baseline."""
+        rows = {each.row.recipe: each.row for each in self.entries if each.recipe and not each.row.overrides}
+        baseline = rows.get(entry.row.baseline)
+        value = baseline.cell(cell.column).value if baseline else None
+        return None if cell.value is None or value is None else cell.value - value
 
     @property
     def notes(self) -> tuple[str, ...]:

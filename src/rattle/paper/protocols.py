@@ -16,6 +16,7 @@ from rattle.data.registry import Data
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import read_result
+from rattle.evaluation.samples import Sample
 from rattle.paper.rows import Cell, Row, read_cell
 from rattle.paper.scales import COSTLY, Scale
 from rattle.recipes.recipe import Recipe
@@ -37,13 +38,8 @@ SETTINGS: Plain = {"seed": 0, "batch_size": 250}  # of every evaluation
 class Measured:
     """One column of one run: a value for each image, and the checkpoint they belong to."""
 
-    values: tuple[float, ...]  # a flag for each image; for ADBD a distance
+    sample: Sample  # a flag for each image; for ADBD a distance
     checkpoint: str
-    protocol: str  # what was run on how many images; only equal ones are compared
-
-    @property
-    def mean(self) -> float:
-        return sum(self.values) / len(self.values)
 
 
 def checkpoints(recipe: Recipe, protocol: Protocol) -> list[str]:
@@ -67,14 +63,14 @@ class Evaluator:
         selection = next((cell for cell in row.cells if cell.attack == "pgd20"), read_cell("pgd20", "-", row.norm))
         best = names[0]
         if len(names) > 1:
-            best = max(names, key=lambda name: self.cell(selection, job, name, surrogate).mean)
+            best = max(names, key=lambda name: self.cell(selection, job, name, surrogate).sample.accuracies)
         found = {}
         for cell in row.cells:
             attacked = [best] if cell.attack == "clean" or cell.attack in COSTLY else names
             if cell.attack == "clean":  # its flags come with the results of PGD-20, which is run anyway
                 cell = replace(selection, column="clean")
             each = [self.cell(cell, job, name, surrogate) for name in attacked]
-            found[cell.column] = max(each, key=lambda one: one.mean)
+            found[cell.column] = max(each, key=lambda one: one.sample.accuracies)
         return found
 
     def cell(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> Measured:
@@ -89,7 +85,9 @@ class Evaluator:
         entry = plain["attacks"][name]
         values = {"clean": plain["clean_flags"], "adbd": entry.get("distances")}.get(cell.column) or entry["flags"]
         protocol = [cell.column, entry["settings"], plain["data"], len(values)]
-        return Measured(values=tuple(values), checkpoint=checkpoint, protocol=json.dumps(protocol, sort_keys=True))
+        how = json.dumps(protocol, sort_keys=True)  # what was run on how many images; only equal ones are compared
+        sample = Sample(seeds=(job.recipe.seed,), flags=(tuple(values),), protocol=how)
+        return Measured(sample=sample, checkpoint=checkpoint)
 
     def result(self, name: str, attack: Any, n: int | None, job: Job, checkpoint: str) -> Plain:
         """What results/NAME.json holds; evaluated now if there is none of these weights, images and settings.
