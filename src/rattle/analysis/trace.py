@@ -23,7 +23,7 @@ from rattle.runs.io import read_jsonl
 from rattle.runs.paths import Run, best_epoch, slugify
 from rattle.runs.progress import Console, NullConsole, RichConsole
 from rattle.threat import Threat
-from rattle.training.sweep import Job, check, folder_name, pending, run_local
+from rattle.training.sweep import Job, check, folder_name, pending, refuse_failed, run_local
 
 EPSILON = "attack.threat.epsilon"
 FACTORS = (1, 1 / 2, 3 / 2, 1 / 3, 2 / 3, 1 / 4, 2, 3 / 4, 1 / 6, 3)  # of the method's own value, in this order
@@ -56,9 +56,7 @@ def frontier(
     grid = plan(bases, seeds, points, settings or {}, Path(out))
     runs = [job for row in grid for job in row[2]]
     failed = run_local(pending(runs, console), at_once=jobs, out=Path(out), console=console)
-    if failed:
-        each = "; ".join(f"{name}: {words}" for name, words in failed.items())
-        raise RattleError(f"{len(failed)} runs failed, the same command again resumes them: {each}")
+    refuse_failed(failed, runs)
     if any(job.state != "finished" for job in runs):
         raise RattleError("another process trains some of the runs: repeat the command when all are finished")
     found = gather(grid, bases[0].attack.threat, attacks, n, jobs, console)

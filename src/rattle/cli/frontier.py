@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import check_attacks, check_exists, parse
+from rattle.cli.options import check_attacks, check_exists, parse, usage_first
 from rattle.cli.sweep import split_own
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
@@ -56,9 +56,7 @@ class Options:
 
 
 def main(args: list[str]) -> None:
-    if not args or args[0] in ("-h", "--help"):
-        print(USAGE)
-        parse(Options, ["--help"], "frontier RECIPE")
+    usage_first(args, USAGE, Options, "frontier RECIPE")
     texts = []
     while len(texts) < len(args) and not args[len(texts)].startswith("--"):
         texts.append(args[len(texts)])

@@ -67,6 +67,13 @@ def parse(options: type[T], args: list[str], command: str, *, default: T | None 
         return tyro.cli(options, **settings)
 
 
+def usage_first(args: list[str], usage: str, options: type, command: str) -> None:
+    """Print how a command with a free form is called, and its own options, where that is asked or nothing is given."""
+    if not args or args[0] in ("-h", "--help"):
+        print(usage)
+        parse(options, ["--help"], command)
+
+
 def check_exists(*paths: str) -> None:
     """Refuse paths of runs, checkpoints and results where nothing is; hf:OWNER/NAME and zoo:NAME are no paths.
 

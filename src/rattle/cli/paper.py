@@ -61,7 +61,7 @@ def main(args: list[str]) -> None:
     from rattle.paper.plan import plan
     from rattle.paper.protocols import Evaluator
     from rattle.paper.run import train, unfinished
-    from rattle.training.sweep import check_jobs
+    from rattle.training.sweep import check_jobs, refuse_failed
 
     check_jobs(options.jobs)
     scale, console = scale_of(options), Console()
@@ -94,9 +94,7 @@ def main(args: list[str]) -> None:
     failed = train(todo, at_once=options.jobs, out=runs, console=console)
     results = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)
     print_result(writer.printed_table(planned, title, results), number, options, console)
-    if failed:
-        each = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
-        raise RattleError(f"{len(failed)} of {len(planned.jobs)} runs failed, the same command retries them: {each}")
+    refuse_failed(failed, list(planned.jobs.values()))
 
 
 def scale_of(options: Options) -> Scale:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from rattle.attacks.registry import check_attack
 from rattle.cli.compare import print_tests, tests_of
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import parse
+from rattle.cli.options import parse, usage_first
 from rattle.cli.table import read_models
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
@@ -57,9 +57,7 @@ class Options:
 
 
 def main(args: list[str]) -> None:
-    if not args or args[0] in ("-h", "--help"):
-        print(USAGE)
-        parse(Options, ["--help"], "sweep RECIPE")
+    usage_first(args, USAGE, Options, "sweep RECIPE")
     text, words = ("", args) if args[0].startswith("--") else (args[0], args[1:])
     own, settings = split_own(words, OWN)
     options = parse(Options, own, "sweep RECIPE")
@@ -71,7 +69,7 @@ def main(args: list[str]) -> None:
     for name in options.attacks:
         check_attack(name)
     from rattle.recipes.catalog import resolve
-    from rattle.training.sweep import check_jobs, pending, plan, run_local
+    from rattle.training.sweep import check_jobs, pending, plan, refuse_failed, run_local
 
     check_jobs(options.jobs)
     points = []
@@ -88,9 +86,7 @@ def main(args: list[str]) -> None:
         say(f"{len(left)} of {len(jobs)} runs are in the queue; the same command again prints their state")
         return
     failed = run_local(left, at_once=options.jobs, out=out, console=console)
-    if failed:
-        each = "; ".join(f"{name}: {words}" for name, words in failed.items())
-        raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again resumes them: {each}")
+    refuse_failed(failed, jobs)
     ready = sum(job.state == "finished" for job in jobs)
     say(f"{ready} of {len(jobs)} runs are finished in {out}")
     if not options.attacks:

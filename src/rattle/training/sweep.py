@@ -133,6 +133,13 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
     return failed
 
 
+def refuse_failed(failed: Mapping[str, str], jobs: Sequence[Job]) -> None:
+    """Raise RattleError with the last line of each run that failed, if one did."""
+    if failed:
+        each = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again resumes them: {each}")
+
+
 def start(job: Job, slot: int, slots: int) -> subprocess.Popen:
     """Train a job in a process of its own; its output goes to train.log in the run folder."""
     share = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // slots, 1))}
