@@ -117,7 +117,7 @@ def gallery(
         attack=ATTACK,
         norm=threat.norm,
         epsilon=float(threat.epsilon),
-        step=int(saved.progress.get("step", 0)),
+        step=saved.step,
         overrides=overrides(saved.recipe),
         group=np.repeat(GROUPS, [len(rows) for rows in groups.values()]),
     )

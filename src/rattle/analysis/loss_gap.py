@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from rattle.analysis import plots
-from rattle.analysis.prepare import labels, open_run
+from rattle.analysis.prepare import labels, open_runs
 from rattle.attacks import PGD
 from rattle.data import Images
 from rattle.data.dataset import choose_images
@@ -125,9 +125,7 @@ def measure_gaps(
     """
     if n < LEAST or draws < 1:
         raise RattleError(f"n must be >= {LEAST} and draws >= 1, got {n} and {draws}")
-    if not folders:
-        raise RattleError("name at least one run folder")
-    runs, where = [open_run(folder, trust_code=trust_code) for folder in folders], choose_device(device)
+    runs, where = open_runs(folders, trust_code=trust_code), choose_device(device)
     paths = [kept_checkpoints(opened.run) for opened in runs]
     found = {}
     for label, opened, kept in zip(labels(runs), runs, paths, strict=True):

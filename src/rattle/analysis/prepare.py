@@ -47,15 +47,6 @@ class OpenRun:
     run: Run
     checkpoint: Checkpoint
 
-    @property
-    def step(self) -> int:
-        return int(self.checkpoint.progress.get("step", 0))
-
-    @property
-    def data(self) -> tuple[Any, ...]:
-        """What runs must share to be compared on the same images."""
-        return self.checkpoint.recipe.data.name, self.checkpoint.shape, self.checkpoint.classes
-
 
 def open_run(folder: Path | str, *, trust_code: bool = False) -> OpenRun:
     """A run; trust_code: as for `load`."""
@@ -64,6 +55,13 @@ def open_run(folder: Path | str, *, trust_code: bool = False) -> OpenRun:
     saved = open_checkpoint(folder, trust_code=trust_code)
     refuse_code([] if trust_code else [saved.recipe.model], str(saved.path))  # before anything is computed
     return OpenRun(Run(Path(folder)), saved)
+
+
+def open_runs(folders: Sequence[Path | str], *, trust_code: bool) -> list[OpenRun]:
+    """Several runs, one or more."""
+    if not folders:
+        raise RattleError("name at least one run folder")
+    return [open_run(folder, trust_code=trust_code) for folder in folders]
 
 
 def labels(runs: Sequence[OpenRun]) -> list[str]:
@@ -86,14 +84,13 @@ def compute_landscapes(
     The first of the run folders is the reference: its gradient spans every run's input plane, since surfaces are
     comparable over one plane only. device: where to compute; trust_code: as for `load`.
     """
-    if not folders:
-        raise RattleError("name at least one run folder")
-    runs, found = [open_run(folder, trust_code=trust_code) for folder in folders], choose_device(device)
+    runs, where = open_runs(folders, trust_code=trust_code), choose_device(device)
     for other in runs[1:]:
-        if other.data != runs[0].data:
-            which = f"{other.run.folder} is of {other.data[0]} and {runs[0].run.folder} of {runs[0].data[0]}"
+        ours, theirs = runs[0].checkpoint.images, other.checkpoint.images
+        if ours != theirs:
+            which = f"{other.run.folder} is of {theirs[0]} and {runs[0].run.folder} of {ours[0]}"
             raise RattleError(f"{which}: landscapes are compared on the same images")
-    return draw(store_landscapes(runs, config or LandscapeConfig(), console or NullConsole(), found), runs)
+    return draw(store_landscapes(runs, config or LandscapeConfig(), console or NullConsole(), where), runs)
 
 
 def store_landscapes(
@@ -121,7 +118,7 @@ def store_landscapes(
         stored[label] = {"plane": plane, "input": surface, **weights}
         for kind, value in stored[label].items():
             save_arrays(value, opened.run.landscape(kind))
-        metadata = {"step": opened.step, "n": len(many), "detail": asdict(config)}
+        metadata = {"step": opened.checkpoint.step, "n": len(many), "detail": asdict(config)}
         write_atomically(opened.run.flatness, json.dumps(metadata | flat, indent=1).encode())
     return stored
 
@@ -156,7 +153,7 @@ def draw(stored: dict[str, Stored], runs: Sequence[OpenRun]) -> list[Path]:
 
 def gallery_up_to_date(opened: OpenRun) -> bool:
     try:
-        return load_arrays(Gallery, opened.run.gallery).step == opened.step
+        return load_arrays(Gallery, opened.run.gallery).step == opened.checkpoint.step
     except RattleError:
         return False
 
@@ -169,7 +166,7 @@ def landscapes_up_to_date(runs: Sequence[OpenRun]) -> bool:
         return False
     flat = [read_json(opened.run.flatness, []) or {} for opened in runs]
     for found, opened in zip(flat, runs, strict=True):
-        if found.get("step") != opened.step or found.get("detail") != flat[0].get("detail"):
+        if found.get("step") != opened.checkpoint.step or found.get("detail") != flat[0].get("detail"):
             return False
         if not all(opened.run.landscape(kind).is_file() for kind in PICTURES):
             return False
@@ -196,7 +193,7 @@ def prepare(
         if any((Path(folder) / "checkpoints").glob("*.safetensors")):
             try:
                 opened = open_run(folder, trust_code=trust_code)
-                groups.setdefault(opened.data, []).append(opened)
+                groups.setdefault(opened.checkpoint.images, []).append(opened)
             except RattleError as reason:
                 console.log(f"not computed for {folder}: {reason}")
     for runs in groups.values():

@@ -37,7 +37,7 @@ class Line:
     def __init__(self, first: Path | str, second: Path | str, *, trust_code: bool = False) -> None:
         self.ends = [open_checkpoint(path, trust_code=trust_code) for path in (first, second)]
         a, b = self.ends
-        if (a.recipe.data.name, a.shape, a.classes) != (b.recipe.data.name, b.shape, b.classes):
+        if a.images != b.images:
             raise RattleError(f"{first} and {second} were trained on different data: there is no line between them")
         self.target = target_from_checkpoint(a)
         self.model = self.target.model
