@@ -89,10 +89,11 @@ def print_beyond(runs: Sequence[RunData]) -> None:
     rows = []
     for run in runs:
         for found in beyond(run):
-            worst = [each.interval.around(each.accuracy) for each in found["worst"]]
-            best = [f"{100 * each.best:.1f}" for each in found["worst"]]
-            known = [each.interval.around(each.error) for each in found["calibration"]]
-            cells = [*(worst or ["-"]), *(best or ["-"]), *(known or ["-"])]
+            cells, worst, known = ["-", "-", "-"], found["worst"], found["calibration"]
+            if worst:
+                cells[:2] = [worst.interval.around(worst.accuracy), f"{100 * worst.best:.1f}"]
+            if known:
+                cells[2] = known.interval.around(known.error)
             rows.append([run.label, title_of(found["column"]), f"{found['n']:,}", *cells])
     if rows:
         print_table(["", "", "n", "worst class", "best class", "calibration error"], rows, left=2)
@@ -105,18 +106,14 @@ def by_strength(test: PairedTest) -> tuple[bool, float]:
 
 def row(test: PairedTest) -> list[str]:
     if test.seeds > 1:
-        return row_over_seeds(test)
-    accuracies = (percent(sample.flags[0], sample.error) for sample in test.samples)
-    change, low, high = (number(100 * x) for x in (test.difference, test.interval.low, test.interval.high))
-    change = f"{'+' if test.difference > 0 else ''}{change} [{low}, {high}]"
-    return [title_of(test.attack), f"{test.samples[0].n:,}", *accuracies, change, p_value(test.p_adjusted)]
-
-
-def row_over_seeds(test: PairedTest) -> list[str]:
-    accuracies = [sample.summary.percent() for sample in test.samples]
-    paired = difference(test.samples[1], test.samples[0])
-    interval = f" {paired.interval.percent('+.1f')}" if paired and paired.n == test.seeds else ""
-    change = f"{100 * test.difference:+.1f}{interval}"
+        accuracies = [sample.summary.percent() for sample in test.samples]
+        paired = difference(test.samples[1], test.samples[0])
+        interval = f" {paired.interval.percent('+.1f')}" if paired and paired.n == test.seeds else ""
+        change = f"{100 * test.difference:+.1f}{interval}"
+    else:
+        accuracies = [percent(sample.flags[0], sample.error) for sample in test.samples]
+        change, low, high = (number(100 * x) for x in (test.difference, test.interval.low, test.interval.high))
+        change = f"{'+' if test.difference > 0 else ''}{change} [{low}, {high}]"
     return [title_of(test.attack), f"{test.samples[0].n:,}", *accuracies, change, p_value(test.p_adjusted)]
 
 
@@ -131,7 +128,7 @@ def to_plain(runs: Runs, tests: Sequence[PairedTest], refused: Sequence[str]) ->
 
 def beyond_to_plain(found: Plain) -> Plain:
     """A row of `print_beyond`; what is unknown is null."""
-    worst, known = (next(iter(found[key]), None) for key in ("worst", "calibration"))
+    worst, known = found["worst"], found["calibration"]
     more = {"worst_class": worst and worst.to_plain(), "calibration": known and known.to_plain()}
     return {"attack": found["column"], "n": found["n"], **more}
 

@@ -19,10 +19,11 @@ from rattle.evaluation.network import Network
 from rattle.models.registry import check_model
 from rattle.recipes.reading import parse_yaml
 from rattle.recipes.schema import epsilon_text, number
-from rattle.report.tables import accuracy_row, percent
+from rattle.report.tables import percent
 from rattle.runs.io import Plain
 from rattle.runs.progress import NullConsole
 from rattle.settings import types_of
+from rattle.stats import Interval
 
 if TYPE_CHECKING:
     from rattle.attacks.base import Attack
@@ -150,11 +151,11 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
     return options, changes
 
 
-def parse_threat(text: str) -> tuple[Norm, float]:
+def parse_threat(text: str) -> ThreatOptions:
     """A norm and its radius.
 
     >>> parse_threat("l2:0.5")
-    ('l2', 0.5)
+    ThreatOptions(norm='l2', epsilon=0.5)
     """
     name, colon, epsilon = text.partition(":")
     norms: dict[str, Norm] = {"linf": "linf", "l2": "l2", "l1": "l1"}
@@ -162,7 +163,7 @@ def parse_threat(text: str) -> tuple[Norm, float]:
         raise unknown("norm", name, list(norms))
     if not colon:
         raise RattleError(f"a threat is a norm and its radius, such as {name}:0.5, got {text!r}")
-    return norms[name], number(epsilon, text)
+    return ThreatOptions(norms[name], number(epsilon, text))
 
 
 def check_named(options: Options) -> None:
@@ -216,7 +217,7 @@ def with_noise(options: Options, target: Target) -> Target:
     return replace(target, name=name, model=model.eval(), results=results, metadata=target.metadata | {"name": name})
 
 
-def attack_target(options: Options, changes: Changes, target: Target, named: list[tuple[Norm, float]]) -> None:
+def attack_target(options: Options, changes: Changes, target: Target, named: list[ThreatOptions]) -> None:
     """Evaluate, then print."""
     from rattle.evaluation.caveats import caveats_of
     from rattle.evaluation.curve import curve
@@ -229,7 +230,7 @@ def attack_target(options: Options, changes: Changes, target: Target, named: lis
     settings, threat = settings_of(options, target), options.threat.over(target.threat)
     images, attacks = target.images(settings["index"]), chosen_attacks(options.attacks, changes, threat)
     if named:
-        threats = [Threat(norm=norm, epsilon=epsilon) for norm, epsilon in named]
+        threats = [each.over(Threat()) for each in named]
         size = math.prod(target.test.shape[1:])
         attacks = under_threats(lambda each: chosen_attacks(options.attacks, changes, each), threats, size)
     first = next(iter(attacks))
@@ -317,7 +318,9 @@ def print_result(name: str, result: Evaluation, threat: str, note: str) -> None:
         columns, images = list(sizes), f"{result.n} images, "
     else:
         columns, images = [f"{attack} (n {n})" for attack, n in sizes.items()], ""
-    print_table(["model", *columns], [accuracy_row(name, result)], title=f"{images}{threat}, {note}")
+    row = [name, percent(result.clean, result.error)]
+    row += [percent(found.flags, found.error) for found in result.attacks.values()]
+    print_table(["model", *columns], [row], title=f"{images}{threat}, {note}")
     if len(result.attacks) > 1:
         say(f"under the strongest of these on each image: {percent(result.worst_case, result.worst_error)}")
     for attack, found in result.attacks.items():
@@ -364,8 +367,8 @@ def print_corruptions(options: Options, target: Target) -> None:
     rows = []
     for kind, plain in {**found["kinds"], "mean": found["mean"]}.items():
         each = [f"{100 * one['accuracy']:.1f}" for one in plain.get("by_severity", [])]
-        interval = f"{100 * plain['accuracy']:.1f} [{100 * plain['low']:.1f}, {100 * plain['high']:.1f}]"
-        rows.append([kind.replace("_", " "), interval, *(each or [""] * found["severities"])])
+        accuracy = Interval(plain["low"], plain["high"]).around(plain["accuracy"])
+        rows.append([kind.replace("_", " "), accuracy, *(each or [""] * found["severities"])])
     columns = ["corruption", "accuracy", *map(str, range(1, found["severities"] + 1))]
     print_table(columns, rows, title=f"{target.name}, {found['n']} images, % [95 % interval], by severity")
     say(f"mean corruption error {100 * (1 - found['mean']['accuracy']):.1f} %; results are in {out}")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rattle.errors import RattleError
-from rattle.evaluation.results import Evaluation
 from rattle.evaluation.samples import Sample
 from rattle.report.naming import title_of
 from rattle.report.significance import Samples, compare_pairs
@@ -56,12 +55,6 @@ def percent(flags: Sequence[float], error: float = 0.0) -> str:
     '80.0 [49.0, 94.3]'
     """
     return mean_interval(flags, error).around(sum(flags) / len(flags))
-
-
-def accuracy_row(name: str, result: Evaluation) -> list[str]:
-    """A name, the clean accuracy and that under each attack."""
-    attacks = (percent(attack.flags, attack.error) for attack in result.attacks.values())
-    return [name, percent(result.clean, result.error), *attacks]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
