@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,11 +128,6 @@ class Frontier:
     def methods(self) -> list[str]:
         return [curve.method for curve in self.curves]
 
-    def curve(self, method: str) -> Curve:
-        if method not in self.methods:
-            raise unknown("method of this frontier", method, self.methods)
-        return self.curves[self.methods.index(method)]
-
     def compare(self, baseline: str | None = None, *, equal: str = "clean") -> list[Gap]:
         """Every other method against the baseline, the first when not given, by every attack.
 
@@ -140,7 +136,10 @@ class Frontier:
         """
         if equal not in ("clean", "robust"):
             raise RattleError(f"equal must be clean or robust, got {equal!r}")
-        base = self.curve(baseline or self.methods[0])
+        curves = {curve.method: curve for curve in self.curves}
+        if baseline not in (None, *curves):
+            raise unknown("method of this frontier", baseline, curves)
+        base = curves[baseline or self.methods[0]]
         gaps = []
         for curve in self.curves:
             if curve is not base:
@@ -151,33 +150,29 @@ class Frontier:
         """The point best in one accuracy of those with at least this much of the other, in %, on held-out images."""
         if (clean_at_least is None) == (robust_at_least is None):
             raise RattleError("choose by clean_at_least or by robust_at_least, one of them")
-        bound, wanted = (0, 1) if clean_at_least is not None else (1, 0)
-        least = (clean_at_least if robust_at_least is None else robust_at_least) or 0.0
-        found: list[tuple[float, Curve, Point]] = []
-        most = 0.0
+        bound = 0 if robust_at_least is None else 1
+        least = (clean_at_least if bound == 0 else robust_at_least) or 0.0
+        known: list[tuple[Array, Curve, Point]] = []
         for curve in self.curves:
             for point in curve.points:
                 if point.held_out is None:
                     raise RattleError("the runs held out no images to choose by: set data.val_size")
-                means = point.held_out.mean(0)
-                most = max(most, float(means[bound]))
-                if 100 * means[bound] >= least:
-                    found.append((float(means[wanted]), curve, point))
+                known.append((point.held_out, curve, point))
+        found = [each for each in known if 100 * each[0].mean(0)[bound] >= least]
         if not found:
-            kind = ("clean", "robust")[bound]
+            kind, most = ("clean", "robust")[bound], max(held_out.mean(0)[bound] for held_out, _, _ in known)
             raise RattleError(
                 f"no point has {least:g} % {kind} accuracy on held-out images: the most is {100 * most:.1f}"
             )
-        _, curve, point = max(found, key=lambda each: each[0])
-        assert point.held_out is not None
+        held_out, curve, point = max(found, key=lambda each: each[0].mean(0)[1 - bound])
         test = {"clean": percent_text(point.clean[self.attacks[0]])}
         test |= {name: percent_text(sample) for name, sample in point.robust.items()}
-        clean, robust = point.held_out.mean(0).tolist()
+        clean, robust = held_out.mean(0).tolist()
         return Choice(
             method=curve.method,
             setting=curve.setting,
             value=curve.text(point),
-            run=point.runs[int(point.held_out[:, 1].argmax())] if point.runs else "",
+            run=point.runs[int(held_out[:, 1].argmax())] if point.runs else "",
             held_out=(clean, robust),
             test=test,
         )
@@ -194,10 +189,8 @@ class Frontier:
 
     def summary(self, baseline: str | None = None) -> str:
         """A sentence for each method against the baseline."""
-        by_method: dict[str, list[Gap]] = {}
-        for gap in self.compare(baseline):
-            by_method.setdefault(gap.method, []).append(gap)
-        return "\n".join(map(sentence, by_method.values()))
+        by_method = groupby(self.compare(baseline), key=lambda gap: gap.method)
+        return "\n".join(sentence(list(gaps)) for _, gaps in by_method)
 
     def plot(self) -> Figure:
         """A panel for each attack: clean accuracy on x, robust accuracy on y, a curve with its band for each method."""

@@ -60,8 +60,9 @@ def main(args: list[str]) -> None:
     from rattle.paper.estimate import estimate
     from rattle.paper.plan import plan
     from rattle.paper.protocols import Evaluator
-    from rattle.paper.run import train, unfinished
-    from rattle.training.sweep import check_jobs, refuse_failed
+    from rattle.paper.run import train
+    from rattle.runs.progress import ProgressOnly
+    from rattle.training.sweep import check_jobs, pending, refuse_failed
 
     check_jobs(options.jobs)
     scale, console = scale_of(options), Console()
@@ -85,11 +86,11 @@ def main(args: list[str]) -> None:
         confirm(options)
         for data in {job.recipe.data for job in planned.jobs.values()}:
             data.load()  # refuse missing data before anything is trained
-    todo, runs = unfinished(planned, console), out / scale.name
+    wanted = [job for job in planned.jobs.values() if not job.run.divergence]  # one that diverged is not tried again
+    todo, runs = pending(wanted, ProgressOnly(console)), out / scale.name
     if options.launcher == "slurm" and todo:
         submit(todo, options.slurm, runs, console, Console)
-        waiting = sum(not job.run.divergence for job in planned.jobs.values())
-        say(f"{len(todo)} of {waiting} runs are in the queue; the same command again prints the table")
+        say(f"{len(todo)} of {len(wanted)} runs are in the queue; the same command again prints the table")
         return
     failed = train(todo, at_once=options.jobs, out=runs, console=console)
     results = compare_rows(planned, Evaluator(scale, console), options.protocols, failed)

@@ -8,7 +8,7 @@ x_adv = adversary.run_standard_evaluation(x, y, bs=250)
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -89,15 +89,12 @@ class AutoAttack:
         self, x_orig: Tensor, y_orig: Tensor, bs: int = 250, return_labels: bool = False
     ) -> dict[str, Any]:
         """Each attack on all images, on its own: {attack: adversarial images (and labels)}."""
-        attacks, verbose, found = self.chosen(), self.verbose, {}
+        attacks, found = self.chosen(), {}
         self.log(f"using {self.version} version including {', '.join(attacks)}")
         for name, attack in attacks.items():
-            begun, self.verbose = time.time(), False
-            try:
-                x_adv = self.run({name: attack}, x_orig, y_orig, bs)
-                labels = self.labels(x_adv, bs)
-            finally:
-                self.verbose = verbose
+            begun = time.time()
+            x_adv = self.run({name: attack}, x_orig, y_orig, bs, log=lambda line: None)
+            labels = self.labels(x_adv, bs)
             found[name] = (x_adv, labels.to(y_orig)) if return_labels else x_adv
             accuracy = float((labels == y_orig.cpu()).double().mean())
             self.log(f"robust accuracy by {name.upper()}\t{accuracy:.2%}\t(time attack: {time.time() - begun:.1f} s)")
@@ -129,20 +126,21 @@ class AutoAttack:
         y_orig: Tensor,
         bs: int,
         state_path: str | Path | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> Tensor:
         """Each attack on the images that the ones before it did not break; the images, changed where one succeeded."""
-        device = next(self.model.parameters(), x_orig).device
+        log, device = log or self.log, next(self.model.parameters(), x_orig).device
         x, y = x_orig.to(device), y_orig.to(device)
         with eval_mode(self.model):
             random = is_random(self.model, x[:SAMPLE])
         if random:
-            self.log(f"warning: {AT_RANDOM}")
+            log(f"warning: {AT_RANDOM}")
             warnings.warn(AT_RANDOM, stacklevel=3)
         seed = self.seed or 0
         if self.seed is None and state_path is None:
             seed = int(time.time())
         robust = evaluate(self.model, x, y, {}, batch_size=bs, check_model=False, quiet=True).clean
-        self.log(f"initial accuracy: {sum(robust) / len(robust):.2%}")
+        log(f"initial accuracy: {sum(robust) / len(robust):.2%}")
         x_adv, begun = x.clone(), time.time()
         folder = tempfile.TemporaryDirectory() if state_path is None else nullcontext(str(state_path))
         with folder as place:
@@ -153,11 +151,11 @@ class AutoAttack:
                 robust, broken = attacked(self.model, x, y, name, attack, Path(place), settings)
                 x_adv[broken.index.to(device)] = broken.x_adv.to(x_adv)
                 accuracy, seconds = sum(robust) / len(robust), time.time() - begun
-                self.log(f"robust accuracy after {name.upper()}: {accuracy:.2%} (total time {seconds:.1f} s)")
+                log(f"robust accuracy after {name.upper()}: {accuracy:.2%} (total time {seconds:.1f} s)")
         largest, missing = float(self.threat.distance(x_adv, x).max()), int(x_adv.isnan().sum())
         extremes = f"max: {float(x_adv.max()):.5f}, min: {float(x_adv.min()):.5f}"
-        self.log(f"max {self.norm} perturbation: {largest:.5f}, nan in tensor: {missing}, {extremes}")
-        self.log(f"robust accuracy: {sum(robust) / len(robust):.2%}")
+        log(f"max {self.norm} perturbation: {largest:.5f}, nan in tensor: {missing}, {extremes}")
+        log(f"robust accuracy: {sum(robust) / len(robust):.2%}")
         return x_adv.to(x_orig.device)
 
     @torch.no_grad()
@@ -184,7 +182,5 @@ def attacked(
     done = read_result(folder / f"{name}.json", name, key)
     if done is None:
         more = {"save_adversarial": True, "check_model": False, "metadata": {"mark": key}}
-        evaluate(model, x, y, {name: attack}, out=folder, quiet=True, **more, **settings)
-        done = read_result(folder / f"{name}.json", name, key)
-    assert done is not None, "evaluate has just written it"
+        done = evaluate(model, x, y, {name: attack}, out=folder, quiet=True, **more, **settings).to_plain()
     return [bool(flag) for flag in done["attacks"][name]["flags"]], load_images(folder / f"{name}-adversarial.npz")

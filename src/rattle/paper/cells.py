@@ -1,6 +1,6 @@
 """A table's figures: ours in every cell, and their differences to the baselines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rattle.evaluation.samples import Difference, Sample, difference, over_seeds
@@ -23,35 +23,33 @@ Ours = CellResult | str  # or why there is no number: diverged, failed, not fini
 Results = Mapping[Protocol, Mapping[str, Mapping[str, Ours]]]  # protocol -> key of our runs -> column
 
 
-def state_of(plan: Plan, key: str, states: States, failed: Mapping[str, str]) -> str:
+def state_of(plan: Plan, key: str, states: States) -> str:
     """Why a row has no numbers; "" when at least one of its runs is finished and none diverged."""
     found = [states[key, seed] for seed in plan.seeds]
     if "diverged" in found:
         return "diverged" if len(found) == 1 else f"diverged ({found.count('diverged')} of {len(found)})"
     if "finished" in found:
         return ""
-    return "failed" if any(plan.jobs[key, seed].folder.name in failed for seed in plan.seeds) else "not finished"
+    return "failed" if "failed" in found else "not finished"
 
 
-def compare_rows(plan: Plan, evaluator: Evaluator, protocols: Sequence[Protocol], failed: Mapping[str, str]) -> Results:
-    """Every row, measured under the protocols; `failed` names the folders of runs whose training failed, and why."""
-    states = plan.states()
+def compare_rows(plan: Plan, evaluator: Evaluator, protocols: Sequence[Protocol], failed: Collection[str]) -> Results:
+    """Every row, measured under the protocols; `failed` names the folders of runs whose training failed."""
+    states = plan.states(failed)
     results: dict[Protocol, dict[str, dict[str, Ours]]] = {protocol: {} for protocol in protocols}
     for protocol, by_key in results.items():
         for entry in plan.entries:
             if entry.key and entry.key not in by_key:
-                by_key[entry.key] = measured_row(plan, entry, evaluator, protocol, states, failed)
+                by_key[entry.key] = measured_row(plan, entry, evaluator, protocol, states)
         add_differences(plan.entries, by_key)
     return results
 
 
-def measured_row(
-    plan: Plan, entry: Entry, evaluator: Evaluator, protocol: Protocol, states: States, failed: Mapping[str, str]
-) -> dict[str, Ours]:
+def measured_row(plan: Plan, entry: Entry, evaluator: Evaluator, protocol: Protocol, states: States) -> dict[str, Ours]:
     """Ours in every column of a row, before anything is compared."""
     keys = {entry.key: "", entry.surrogate: "surrogate "} if entry.surrogate else {entry.key: ""}
     for key, whose in keys.items():
-        if state := state_of(plan, key, states, failed):
+        if state := state_of(plan, key, states):
             return {cell.column: whose + state for cell in entry.row.cells}
     found: dict[str, list[Measured]] = {cell.column: [] for cell in entry.row.cells}
     for seed in plan.seeds:
