@@ -7,7 +7,6 @@ range that both cover, with intervals over seeds and images. No torch.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from rattle.errors import RattleError, unknown
 from rattle.evaluation.samples import Sample
 from rattle.recipes.schema import trade_off_text
 from rattle.runs.arrays import Array
-from rattle.runs.io import Plain, write_atomically
+from rattle.runs.io import Plain, write_json
 from rattle.stats import Interval
 
 if TYPE_CHECKING:
@@ -246,7 +245,7 @@ class Frontier:
         from rattle.analysis.plots import save
 
         folder = Path(folder)
-        write_atomically(folder / "frontier.json", json.dumps(self.to_plain(baseline), indent=1).encode())
+        write_json(folder / "frontier.json", self.to_plain(baseline), indent=1)
         save(self.plot(), folder / "frontier")
 
 

@@ -7,7 +7,6 @@ the first over images, the second over checkpoints.
 """
 
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from rattle.inputs import floats_for, logits_of
 from rattle.losses import ce, kl
 from rattle.randomness import ImageStreams
 from rattle.runs.distributed import choose_device
-from rattle.runs.io import Plain, write_atomically
+from rattle.runs.io import Plain, write_json
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run, printable
 from rattle.runs.progress import Console, NullConsole
@@ -155,7 +154,7 @@ def measure_gaps(
             "over_training": over_training(measured),
             "answer": answer(label, measured),
         }
-        write_atomically(opened.run.loss_gap, json.dumps(found[label]).encode())
+        write_json(opened.run.loss_gap, found[label])
     figure = plot({label: plain["checkpoints"] for label, plain in found.items()})
     pictures = [plots.save(figure, opened.run.loss_gap.with_suffix(""), dpi=160) for opened in runs]
     return found, pictures[0]

@@ -3,7 +3,6 @@
 Runs that are compared share images, directions and grids. Each checkpoint is read once.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -26,7 +25,7 @@ from rattle.models.user import refuse_code
 from rattle.runs.arrays import Gallery, InputPlane, same_plane
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.distributed import choose_device
-from rattle.runs.io import load_arrays, read_json, save_arrays, write_atomically
+from rattle.runs.io import load_arrays, read_json, save_arrays, write_json
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run
 from rattle.runs.progress import Advance, Console, NullConsole
@@ -119,7 +118,7 @@ def store_landscapes(
         for kind, value in stored[label].items():
             save_arrays(value, opened.run.landscape(kind))
         metadata = {"step": opened.checkpoint.step, "n": len(many), "detail": asdict(config)}
-        write_atomically(opened.run.flatness, json.dumps(metadata | flat, indent=1).encode())
+        write_json(opened.run.flatness, metadata | flat, indent=1)
     return stored
 
 

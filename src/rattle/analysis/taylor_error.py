@@ -6,7 +6,6 @@ expansion makes things worse (paper, Section 4). Everything is computed in doubl
 """
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from rattle.evaluation.target import target_from_checkpoint
 from rattle.inputs import floats_for, logits_of
 from rattle.randomness import ImageStreams
 from rattle.runs.distributed import choose_device
-from rattle.runs.io import Plain, write_atomically
+from rattle.runs.io import Plain, write_json
 from rattle.runs.load import open_checkpoint
 from rattle.runs.paths import printable
 from rattle.runs.progress import Console, NullConsole
@@ -111,7 +110,7 @@ def measure_checkpoint(
     folder = Path(out) if out else target.results
     plain = target.metadata | {"name": target.name, "seed": seed, "n": len(y), "draws": draws, "remainders": found}
     plain |= measure_terms(target, recipe, batches=batches, seed=seed)
-    write_atomically(folder / "fidelity.json", json.dumps(plain).encode())
+    write_json(folder / "fidelity.json", plain)
     return plain, plots.save(plot(found, recipe.noise.sigma, target.name), folder / "fidelity", dpi=160)
 
 

@@ -23,7 +23,7 @@ from rattle.recipes.recipe import Recipe
 from rattle.recipes.schedules import kept_epochs
 from rattle.runs import distributed
 from rattle.runs.checkpoint import read
-from rattle.runs.io import Plain, write_atomically
+from rattle.runs.io import Plain, write_json
 from rattle.runs.load import load_model
 from rattle.runs.paths import Run, epoch_name
 from rattle.runs.progress import Console
@@ -102,7 +102,7 @@ class Evaluator:
         for other in (path, *sorted(run.results.rglob(path.name))):  # the best checkpoint often equals an epoch's
             if known := read_result(other, name, key):
                 if other != path:
-                    write_atomically(path, json.dumps(known).encode())
+                    write_json(path, known)
                 return known
         self.console.log(f"{run.folder.name}, {checkpoint}: {name} on {len(images)} images")
         device = distributed.choose_device(recipe.device)
