@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rattle.analysis.landscape import weight_gradient
 from rattle.data import Images
 from rattle.errors import RattleError
 from rattle.evaluation.target import Target
@@ -166,8 +167,4 @@ def answer(row: TermRow, batches: int) -> str:
 def term_gradients(model: nn.Module, terms: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The gradient of each term by all weights, as one vector; the terms can still be differentiated afterwards."""
     weights = [p for p in model.parameters() if p.requires_grad]
-    found = {}
-    for name, value in terms.items():
-        parts = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True, materialize_grads=True)
-        found[name] = torch.cat([part.flatten() for part in parts])
-    return found
+    return {name: weight_gradient(value, weights) for name, value in terms.items()}
