@@ -3,8 +3,6 @@
 Arrays are flags as floats, [points, seeds, images]; x is the accuracy held equal, y the one compared. No torch.
 """
 
-import math
-
 import numpy as np
 
 from rattle.runs.arrays import Array
@@ -14,25 +12,23 @@ REPLICATES = 500  # of each bootstrap: the standard error is known to 3 %
 GRID = 51  # values of x over which a difference is averaged
 
 
-def gap_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> tuple[Array, float, float, float]:
-    """y of a method less y of the baseline at equal x: at each point of the method, NaN outside the baseline's range;
-    the mean over the range that both cover, NaN if there is none; that range.
+def gap_at_equal(x: Array, y: Array, base_x: Array, base_y: Array) -> tuple[Array, float, float]:
+    """y of a method less y of the baseline at equal x: at each point of the method, NaN outside the baseline's range,
+    and last the mean over the range that both cover, NaN if there is none; that range.
 
     Between points both curves are straight, so that neither leaves the range of its neighbours.
 
-    >>> at, mean, low, high = gap_at_equal(*(np.array(v) for v in ([1, 3], [5.0, 5.0], [0, 2], [4.0, 6.0])))
-    >>> at.tolist(), round(mean, 3), low, high
-    ([0.0, nan], -0.5, 1.0, 2.0)
+    >>> gaps, low, high = gap_at_equal(*(np.array(v) for v in ([1, 3], [5.0, 5.0], [0, 2], [4.0, 6.0])))
+    >>> gaps.round(3).tolist(), low, high
+    ([0.0, nan, -0.5], 1.0, 2.0)
     """
     order, base_order = np.argsort(x), np.argsort(base_x)
-    low, high = max(x.min(), base_x.min()), min(x.max(), base_x.max())
+    low, high = float(max(x.min(), base_x.min())), float(min(x.max(), base_x.max()))
     inside = (x >= base_x.min()) & (x <= base_x.max())
     at = np.where(inside, y - np.interp(x, base_x[base_order], base_y[base_order]), np.nan)
-    if low >= high:
-        return at, math.nan, low, high
     grid = np.linspace(low, high, GRID)
     gap = np.interp(grid, x[order], y[order]) - np.interp(grid, base_x[base_order], base_y[base_order])
-    return at, float(gap.mean()), float(low), float(high)
+    return np.append(at, gap.mean() if low < high else np.nan), low, high
 
 
 def compare_at_equal(
@@ -49,8 +45,7 @@ def compare_at_equal(
 
     curves = (x, y, base_x, base_y)
     _, seeds, images = x.shape
-    at, mean, low, high = gap_at_equal(*(curve.mean((1, 2)) for curve in curves))
-    estimate = np.append(at, mean)
+    estimate, low, high = gap_at_equal(*(curve.mean((1, 2)) for curve in curves))
     known = ~np.isnan(estimate)
     generator = np.random.default_rng(0)
     variances = []
@@ -60,8 +55,8 @@ def compare_at_equal(
             means = [curve.mean(3 - axis) for curve in curves]  # [points, size]
             draws = []
             for weights in generator.multinomial(size, np.full(size, 1 / size), REPLICATES) / size:
-                drawn_at, drawn_mean, _, _ = gap_at_equal(*(each @ weights for each in means))
-                draws.append(np.append(drawn_at, drawn_mean))
+                drawn, _, _ = gap_at_equal(*(each @ weights for each in means))
+                draws.append(drawn)
             variance[known] = np.nanvar(np.array(draws)[:, known], axis=0) * size / (size - 1)
         variances.append(variance)
     by_seeds, by_images = variances

@@ -53,13 +53,6 @@ def overrides(recipe: Recipe) -> str:
         return ""
 
 
-@torch.no_grad()
-def predict(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted class and its softmax, each [n]."""
-    confidence, label = logits_of(model, x).softmax(1).max(1)
-    return label, confidence
-
-
 def predict_all(model: nn.Module, attack: Attack, images: Images, seed: int, advance: Advance) -> list[Tensor]:
     """Class and confidence of each image before the attack, and after it: four tensors [n]."""
     parts, layout = [], takes_channels_last(model, images.x)
@@ -67,7 +60,9 @@ def predict_all(model: nn.Module, attack: Attack, images: Images, seed: int, adv
         y = images.y[rows.to(images.y.device)]
         x = as_float(images.x[rows.to(images.x.device)], channels_last=layout).to(y.device)
         x_adv = attack(model, x, y, generator=ImageStreams(seed, rows.to(y.device)))
-        parts.append((*predict(model, x), *predict(model, x_adv)))
+        with torch.no_grad():
+            found = [logits_of(model, each).softmax(1).max(1) for each in (x, x_adv)]
+        parts.append([part for each in found for part in (each.indices, each.values)])
         advance(len(rows))
     return [torch.cat(part) for part in zip(*parts, strict=True)]
 
