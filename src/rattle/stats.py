@@ -30,6 +30,10 @@ class Interval:
         """
         return f"[{100 * self.low:{form}}, {100 * self.high:{form}}]"
 
+    @property
+    def ends(self) -> list[float]:
+        return [self.low, self.high]
+
     def around(self, share: float) -> str:
         """A share with this interval, in %.
 

@@ -86,8 +86,8 @@ class Gap:
         return "not distinguishable"
 
     def to_plain(self) -> Plain:
-        at = [{"value": v, "difference": d, "interval": [i.low, i.high]} for v, d, i in self.at]
-        interval = [self.interval.low, self.interval.high]
+        at = [{"value": v, "difference": d, "interval": i.ends} for v, d, i in self.at]
+        interval = self.interval.ends
         return asdict(self) | {"verdict": self.verdict, "interval": interval, "at": at}
 
 
@@ -227,7 +227,7 @@ class Frontier:
                         "n": point.robust[name].n,
                         "clean": point.clean[name].accuracies,
                         "robust": point.robust[name].accuracies,
-                        "interval": [interval.low, interval.high],
+                        "interval": interval.ends,
                     }
                 held_out = None if point.held_out is None else point.held_out.tolist()
                 points.append({"value": point.value, "runs": point.runs, "attacks": attacks, "held_out": held_out})

@@ -14,7 +14,7 @@ from rattle.evaluation.results import share
 from rattle.evaluation.samples import difference
 from rattle.report.compare import ALL_PAIRS, compare_methods, compare_runs, has_seeds
 from rattle.report.naming import number, p_value, title_of
-from rattle.report.run_data import RunData, Runs
+from rattle.report.run_data import RunData, Runs, baseline_first
 from rattle.report.sections import beyond
 from rattle.report.significance import PairedTest
 from rattle.report.tables import percent
@@ -43,8 +43,8 @@ class Options:
 def main(args: list[str]) -> None:
     options = parse(Options, args, "compare")
     check_exists(*options.models)
-    folders = [*([options.baseline] if options.baseline else []), *options.models]
-    given = {Path(folder).resolve(): folder for folder in folders}  # the baseline may be named twice
+    folders = baseline_first(options.models, options.baseline)
+    given = {Path(folder).resolve(): folder for folder in folders}  # none twice
     if len(given) < 2:
         raise RattleError("name two different folders or more: rattle compare runs/a plain.pt-results")
     runs = read_models(list(given.values()))
@@ -151,13 +151,13 @@ def pair_to_plain(test: PairedTest) -> Plain:
             "first_accuracies": first.accuracies,
             "second_seeds": second.seeds,
             "second_accuracies": second.accuracies,
-            "difference_interval": [paired.interval.low, paired.interval.high] if paired else None,
+            "difference_interval": paired.interval.ends if paired else None,
             "p": test.p,
             "n": first.n,
         }
     return plain | {
         **share("first", first.flags[0], first.error),
         **share("second", second.flags[0], second.error),
-        "difference_interval": [test.interval.low, test.interval.high],
+        "difference_interval": test.interval.ends,
         **(asdict(test.counts) if test.counts else {"n": first.n, "p": test.p}),
     }

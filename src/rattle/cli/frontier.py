@@ -29,10 +29,6 @@ not trained again; more --points or --seeds extend a frontier.
   rattle frontier digits-linf-cnn-trades --setting objective.inv_lambda=1,3,9 --clean-at-least 95
   rattle frontier --between runs/plain runs/robust --save 0.4
 """
-OWN = {
-    *("--seeds", "--points", "--setting", "--attacks", "--n", "--out", "--jobs", "--launcher", "--slurm"),
-    *("--clean-at-least", "--robust-at-least", "--between", "--save", "--trust-code"),
-}
 
 
 @dataclass(frozen=True)
@@ -60,7 +56,7 @@ def main(args: list[str]) -> None:
     texts = []
     while len(texts) < len(args) and not args[len(texts)].startswith("--"):
         texts.append(args[len(texts)])
-    own, settings = split_own(args[len(texts) :], OWN)
+    own, settings = split_own(args[len(texts) :], Options)
     rest = [word for name, words in settings for word in (name, *words)]
     options = parse(Options, own, "frontier RECIPE")
     check_attacks(options.attacks)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
@@ -37,7 +37,6 @@ Given again, the same command skips the runs that are finished and continues tho
 evaluated and compared over seeds: table.md and methods.png in the sweep's folder.
 """
 Point = tuple[dict[str, str], "Recipe"]  # the values of the settings that the grid varies, and the recipe
-OWN = ("--methods", "--seeds", "--attacks", "--n", "--trust-code", "--launcher", "--jobs", "--out", "--slurm")
 USUAL = "digits-linf-cnn"  # of --methods alone
 
 
@@ -59,7 +58,7 @@ class Options:
 def main(args: list[str]) -> None:
     usage_first(args, USAGE, Options, "sweep RECIPE")
     text, words = ("", args) if args[0].startswith("--") else (args[0], args[1:])
-    own, settings = split_own(words, OWN)
+    own, settings = split_own(words, Options)
     options = parse(Options, own, "sweep RECIPE")
     if not text and not options.methods:
         raise RattleError("say what to train: a recipe, or --methods trades trades-2nd")
@@ -128,8 +127,9 @@ def conclude(points: list[tuple[dict[str, str], Path]], out: Path) -> None:
     say(f"  rattle report {out}/*/ --out {out / 'report.html'}")
 
 
-def split_own(args: list[str], names: Collection[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """The words of the options that have these names, and the other options, each with the words that follow it."""
+def split_own(args: list[str], options: type) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The words of a command's own options, and the other options, each with the words that follow it."""
+    names = ["--" + field.name.replace("_", "-") for field in fields(options)]
     own, others = [], []
     for name, words in occurrences(args):
         if name.split(".")[0] in names:

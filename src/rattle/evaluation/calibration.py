@@ -22,7 +22,7 @@ class Calibration:
     sizes: tuple[int, ...]  # images in each such bin
 
     def to_plain(self) -> Plain:
-        return {"error": self.error, "interval": [self.interval.low, self.interval.high], "bins": BINS}
+        return {"error": self.error, "interval": self.interval.ends, "bins": BINS}
 
 
 @lru_cache(maxsize=1000)  # a page asks for each several times

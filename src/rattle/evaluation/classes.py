@@ -26,7 +26,7 @@ class WorstClass:
         return self.best - self.accuracy
 
     def to_plain(self) -> Plain:
-        interval = [self.interval.low, self.interval.high]
+        interval = self.interval.ends
         found = {"label": self.label, "accuracy": self.accuracy, "interval": interval, "n": self.n, "best": self.best}
         return found | {"spread": self.spread}
 

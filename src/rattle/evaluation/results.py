@@ -250,7 +250,7 @@ def record(name: str, flags: Sequence[float], seconds: float, error: float) -> P
 def share(name: str, flags: Sequence[float], error: float = 0.0) -> Plain:
     """An accuracy and its 95 % interval, as two entries whose keys begin with `name`; error: by draws."""
     interval = mean_interval(flags, error)
-    return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": [interval.low, interval.high]}
+    return {f"{name}_accuracy": sum(flags) / len(flags), f"{name}_interval": interval.ends}
 
 
 def robust(flags: Sequence[float], error: float = 0.0) -> Plain:

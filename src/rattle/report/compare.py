@@ -2,7 +2,7 @@
 accuracy beside the paper's figures."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +24,20 @@ def compare_runs(runs: Runs, baseline: RunData | None = None) -> tuple[list[Pair
 
     All pairs; with a baseline, each with it. Of more than ALL_PAIRS runs the first is the baseline.
     """
-    baseline = runs[0] if baseline is None and len(runs) > ALL_PAIRS else baseline
-    return paired_tests({run.label: run.columns for run in runs}, baseline.label if baseline else None)
+    return compare_groups({run.label: [run] for run in runs}, baseline)
 
 
 def compare_methods(runs: Runs, baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
     """The same over seeds, of groups of runs that differ in their seed alone: all pairs, or with the baseline's."""
-    groups = group_by_method(runs)
-    baseline = runs[0] if baseline is None and len(groups) > ALL_PAIRS else baseline
-    name = next((name for name, members in groups.items() if baseline in members), None)
+    return compare_groups(group_by_method(runs), baseline)
+
+
+def compare_groups(groups: Mapping[str, Runs], baseline: RunData | None) -> tuple[list[PairedTest], list[str]]:
+    """The tests of named groups of runs, each a row."""
+    names = list(groups)
+    name = names[0] if len(names) > ALL_PAIRS else None
+    if baseline:
+        name = next((name for name in names if baseline in groups[name]), None)
     return paired_tests({name: samples_of(members) for name, members in groups.items()}, name)
 
 
