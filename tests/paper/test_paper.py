@@ -17,10 +17,10 @@ from rattle.errors import RattleError
 from rattle.evaluation.samples import Difference, Sample
 from rattle.objectives.base import Teacher
 from rattle.paper import tables
+from rattle.paper.blocks import CHOSEN_ON
 from rattle.paper.cells import CellResult
 from rattle.paper.estimate import epoch_seconds
 from rattle.paper.plan import entries, plan
-from rattle.paper.protocols import PROTOCOLS
 from rattle.paper.rows import DATASETS
 from rattle.paper.scales import SCALES, Scale, StepSetup
 from rattle.paper.writer import WRITERS, printed_table
@@ -153,7 +153,7 @@ def test_the_widest_cells_of_three_seeds_fit_120_columns(number: int, scale: str
     far = replace(wide.sample, flags=tuple(tuple(100 * flag for flag in each) for each in flags))
     ours = {"%": replace(wide, difference=change, p_adjusted=0.001), "distance": replace(wide, sample=far)}
     by_key = {entry.key: {cell.column: ours[cell.unit] for cell in entry.row.cells} for entry in planned.entries}
-    table = printed_table(planned, "", dict.fromkeys(PROTOCOLS, by_key))
+    table = printed_table(planned, "", dict.fromkeys(CHOSEN_ON, by_key))
     assert any("52.34 ± 12.34" in line for block in table.blocks for line in block.rows)
     for block in table.blocks:
         widths = [max(map(len, column)) + 2 for column in zip(block.head, *block.rows, strict=True)]

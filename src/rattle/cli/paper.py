@@ -52,7 +52,8 @@ class Options:
 
 def main(args: list[str]) -> None:
     options = parse(Options, args, "paper")
-    number = table(options.table).number  # raises RattleError if there is none
+    number = options.table
+    table(number)  # raises RattleError if there is none
     if not options.protocols:
         raise RattleError("--protocols needs at least one of honest and paper")
     from rattle.paper import writer

@@ -30,7 +30,6 @@ from rattle.runs.progress import Console
 from rattle.training.sweep import Job
 
 Protocol = Literal["honest", "paper"]
-PROTOCOLS: tuple[Protocol, ...] = ("honest", "paper")
 SETTINGS: Plain = {"seed": 0, "batch_size": 250}  # of every evaluation
 
 
