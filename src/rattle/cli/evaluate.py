@@ -13,7 +13,7 @@ import tyro
 
 from rattle.attacks.registry import list_attacks
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import RunPath, check_attacks, check_exists, parse, take
+from rattle.cli.options import RunPath, check_attacks, check_exists, given, parse, take
 from rattle.errors import RattleError, unknown
 from rattle.evaluation.network import Network
 from rattle.models.registry import check_model
@@ -132,11 +132,11 @@ def parse_attacking(kind: type[T], args: list[str], command: str) -> tuple[T, Ch
         name = word.removeprefix("--").partition("=")[0]
         if word.startswith("--") and "." in name and name.split(".")[0] not in own:
             dotted.append(name)
-    given, rest = take(args, {*dotted}, alone="true")
+    changed, rest = take(args, {*dotted}, alone="true")
     options = parse(kind, rest, command)
     check_attacks(options.attacks)
     changes: dict[str, dict[str, str]] = {}
-    for option, text in given.items():
+    for option, text in changed.items():
         name, _, setting = option.partition(".")
         if name not in options.attacks:
             raise unknown("attack of this evaluation", name, [*options.attacks, "threat"])
@@ -275,9 +275,7 @@ def settings_of(options: AttackOptions, target: Target) -> Plain:
     index = choose_images(target.test.y, options.n, first=options.first, seed=options.sample_seed, shuffled=shuffled)
     sample: Plain = {"order": "first"} if options.first else {"order": "fair", "seed": options.sample_seed}
     metadata = target.metadata | {"seed": options.seed, "sample": sample, "test_images": len(target.test)}
-    for name in ("within", "minutes"):
-        if getattr(options, name) is not None:
-            metadata[name] = getattr(options, name)
+    metadata |= given(options, "within", "minutes")
     return {
         "out": Path(options.out) if options.out else target.results,
         "metadata": metadata,

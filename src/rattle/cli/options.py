@@ -92,6 +92,11 @@ def check_attacks(names: Iterable[str]) -> None:
         check_attack(name)
 
 
+def given(options: object, *names: str) -> dict[str, Any]:
+    """Those of these options that were given."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
 def is_given(args: list[str], name: str) -> bool:
     """Whether an option is among the arguments, in any spelling."""
     return any(word.partition("=")[0].replace("_", "-") == f"--{name}" for word in args)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import parse
+from rattle.cli.options import given, parse
 from rattle.data.sources import SOURCES
 from rattle.errors import RattleError
 from rattle.paper.tables import table
@@ -115,11 +115,8 @@ def scale_of(options: Options) -> Scale:
             raise RattleError(f"--data {word} does nothing at scale {scale.name}, where {only}")
         else:
             files[name] = file
-    given = {}
-    for name in ("epochs", "train_size", "n", "autoattack_n", "extra"):
-        if getattr(options, name) is not None:
-            given[name] = getattr(options, name)
-    return replace(scale, sources=files, root=options.data_root, **given)
+    changes = given(options, "epochs", "train_size", "n", "autoattack_n", "extra")
+    return replace(scale, sources=files, root=options.data_root, **changes)
 
 
 def print_plan(planned: Plan, states: States) -> None:

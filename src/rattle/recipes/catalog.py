@@ -100,6 +100,11 @@ def get_recipe(name: str) -> Recipe:
     return make_recipe(method, data=data, model=model, norm="linf" if norm == "linf" else "l2", name=name, **changes)
 
 
+def usual_data(name: str) -> Data:
+    """The data of a dataset's recipes; any other is not augmented, as nobody knows if its images may be mirrored."""
+    return SETTINGS[name].data if name in SETTINGS else Data(name=name, augment=NO_AUGMENT)
+
+
 def make_recipe(
     method: str,
     *,
