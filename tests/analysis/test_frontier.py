@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import rattle
 from rattle.analysis.frontier import Curve, Frontier, Point, compare_curves
-from rattle.analysis.trace import gather, plan
+from rattle.analysis.trace import gather, jobs_of, plan
 from rattle.analysis.weight_line import Line, barriers, frontier_between
 from rattle.errors import RattleError
 from rattle.evaluation.samples import Sample
@@ -120,12 +120,14 @@ def test_a_training_epsilon_keeps_the_proportion_of_the_inner_step(tmp_path: Pat
     base = rattle.get_recipe("digits-linf-cnn-at")
     ((_, setting, jobs),) = plan([base], (0,), 3, {}, tmp_path)
     assert setting == "attack.threat.epsilon"
-    for job in jobs:
+    for (job,) in jobs.values():
         attack = job.recipe.attack
         assert attack.step_size / attack.threat.epsilon == pytest.approx(
             base.attack.step_size / base.attack.threat.epsilon
         )
-    assert [job.recipe.attack.threat.epsilon for job in jobs] == pytest.approx([0.1, 0.2, 0.3])
+    assert (
+        list(jobs) == [job.recipe.attack.threat.epsilon for (job,) in jobs.values()] == pytest.approx([0.1, 0.2, 0.3])
+    )
 
 
 @pytest.mark.process
@@ -161,7 +163,7 @@ def test_a_random_network_has_rates_on_a_frontier(tmp_path: Path, monkeypatch: p
     register_model("noisy", NoisyLogits)
     base = tiny("trades", epochs=1, model="noisy", width=None)
     grid = plan([base], (0,), 2, {}, tmp_path)
-    for job in grid[0][2]:
+    for job in jobs_of(grid):
         rattle.fit(job.recipe, job.folder, quiet=True)
     found = gather(grid, base.attack.threat, ["fgsm"], 40, 1, NullConsole())
     (rates,) = found.curves[0].points[0].clean["fgsm"].flags

@@ -22,7 +22,7 @@ from rattle.runs.arrays import GROUPS, Gallery
 from rattle.runs.checkpoint import Checkpoint
 from rattle.runs.distributed import choose_device
 from rattle.runs.load import load_model
-from rattle.runs.progress import Advance, Console, NullConsole
+from rattle.runs.progress import SILENT, Advance, Console
 from rattle.weights import eval_mode
 
 ATTACK = "pgd20"
@@ -80,10 +80,10 @@ def choose_shown(y: Tensor, clean: Tensor, attacked: Tensor, confidence: Tensor)
 
 
 def gallery(
-    saved: Checkpoint, *, max_images: int = 1000, seed: int = 0, device: Any = "auto", console: Console | None = None
+    saved: Checkpoint, *, max_images: int = 1000, seed: int = 0, device: Any = "auto", console: Console = SILENT
 ) -> Gallery:
     """Attack the first `max_images` test images of a checkpoint's dataset with PGD-20 at several radii, on a device."""
-    console, device = console or NullConsole(), choose_device(device)
+    device = choose_device(device)
     data, threat, model = saved.recipe.data.load(), saved.recipe.attack.threat, load_model(saved, device=device)
     test = data.test[torch.arange(min(max_images, len(data.test)))].to(device)
     attack, radii = get_attack(ATTACK, threat), [r * threat.epsilon for r in RADII]

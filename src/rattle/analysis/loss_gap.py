@@ -30,7 +30,7 @@ from rattle.runs.distributed import choose_device
 from rattle.runs.io import Plain, write_json
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run, printable
-from rattle.runs.progress import Console, NullConsole
+from rattle.runs.progress import SILENT, Console
 from rattle.weights import Noise, perturbed
 
 LEAST = 4  # images or checkpoints that a correlation takes
@@ -113,7 +113,7 @@ def measure_gaps(
     seed: int = 0,
     device: str = "auto",
     trust_code: bool = False,
-    console: Console | None = None,
+    console: Console = SILENT,
 ) -> tuple[dict[str, Plain], list[Path]]:
     """Measure every kept checkpoint of run folders on n training and n test images each; writes loss-gap.json into the
     results of each, and one picture of all as loss-gap.png and .svg. Returns what the files hold, by the runs' labels,
@@ -133,7 +133,7 @@ def measure_gaps(
         data, measured = recipe.data.load(), []
         parts = {"train": data.train, "test": data.test}
         parts = {name: part[choose_images(part.y, n)].to(where) for name, part in parts.items()}
-        with (console or NullConsole()).progress(f"loss gaps of {label}", len(kept)) as advance:
+        with console.progress(f"loss gaps of {label}", len(kept)) as advance:
             for path in kept:
                 saved = open_checkpoint(path, trust_code=trust_code)
                 model = load_model(saved, device=where)

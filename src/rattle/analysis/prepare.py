@@ -28,7 +28,7 @@ from rattle.runs.distributed import choose_device
 from rattle.runs.io import load_arrays, read_json, save_arrays, write_json
 from rattle.runs.load import load_model, open_checkpoint
 from rattle.runs.paths import Run
-from rattle.runs.progress import Advance, Console, NullConsole
+from rattle.runs.progress import SILENT, Advance, Console
 from rattle.threat import Threat
 
 Stored = dict[str, Any]  # kind of landscape, as `Run.landscape` names its file -> its dataclass of arrays
@@ -75,7 +75,7 @@ def compute_landscapes(
     config: LandscapeConfig | None = None,
     *,
     device: str = "auto",
-    console: Console | None = None,
+    console: Console = SILENT,
     trust_code: bool = False,
 ) -> list[Path]:
     """Input and weight landscapes and flatness numbers of runs, side by side; returns the pictures' paths.
@@ -89,7 +89,7 @@ def compute_landscapes(
         if ours != theirs:
             which = f"{other.run.folder} is of {theirs[0]} and {runs[0].run.folder} of {ours[0]}"
             raise RattleError(f"{which}: landscapes are compared on the same images")
-    return draw(store_landscapes(runs, config or LandscapeConfig(), console or NullConsole(), where), runs)
+    return draw(store_landscapes(runs, config or LandscapeConfig(), console, where), runs)
 
 
 def store_landscapes(
@@ -177,7 +177,7 @@ def prepare(
     config: LandscapeConfig = QUICK,
     *,
     device: str = "auto",
-    console: Console | None = None,
+    console: Console = SILENT,
     trust_code: bool = False,
 ) -> list[Path]:
     """Compute what a report of these run folders lacks or holds of older weights; returns the files written.
@@ -186,7 +186,7 @@ def prepare(
     be read or computed the reason is logged, since a report shows the rest. device: where to compute; trust_code: as
     for `load`.
     """
-    console, written, where = console or NullConsole(), [], choose_device(device)
+    written, where = [], choose_device(device)
     groups: dict[tuple[Any, ...], list[OpenRun]] = {}
     for folder in folders:
         if any((Path(folder) / "checkpoints").glob("*.safetensors")):

@@ -54,7 +54,7 @@ def frontier(
         recipes = [recipes]
     bases = [resolve(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
     grid = plan(bases, seeds, points, settings or {}, Path(out))
-    runs = [job for row in grid for job in row[2]]
+    runs = jobs_of(grid)
     failed = run_local(pending(runs, console), at_once=jobs, out=Path(out), console=console)
     refuse_failed(failed, runs)
     if any(job.state != "finished" for job in runs):
@@ -64,7 +64,7 @@ def frontier(
     return found
 
 
-Row = tuple[str, str, list[Job]]  # method, setting, a job for each value and seed
+Row = tuple[str, str, dict[float, list[Job]]]  # method, setting, and at each of its values a job for each seed
 
 
 def plan(
@@ -84,15 +84,24 @@ def plan(
             )
         method = base.method if names.count(base.method) == 1 else base.name
         setting, values = values_of(base, points, settings)
-        jobs = []
-        for value in values:
+        jobs: dict[float, list[Job]] = {value: [] for value in values}
+        for value, members in jobs.items():
             for seed in seeds:
                 recipe = replace(with_value(base, setting, value), seed=seed)
                 point = {setting: trade_off_text(setting, value), "seed": seed}
-                jobs.append(Job(out / slugify(base.name) / folder_name(point), recipe))
+                members.append(Job(out / slugify(base.name) / folder_name(point), recipe))
         grid.append((method, setting, jobs))
-    check([job for row in grid for job in row[2]])
+    check(jobs_of(grid))
     return grid
+
+
+def jobs_of(grid: Sequence[Row]) -> list[Job]:
+    """All jobs of all methods."""
+    found = []
+    for _, _, jobs in grid:
+        for members in jobs.values():
+            found += members
+    return found
 
 
 def values_of(base: Recipe, points: int, settings: Mapping[str, Sequence[float]]) -> tuple[str, list[float]]:
@@ -132,11 +141,8 @@ def gather(
     """Attack what was not attacked yet, and read all flags; every run is attacked by the threat of the first recipe."""
     curves = []
     for method, setting, row in grid:
-        by_value: dict[float, list[Job]] = {}
-        for job in row:
-            by_value.setdefault(setting_of(job.recipe, setting) or 0.0, []).append(job)
         points = []
-        for value, members in by_value.items():
+        for value, members in row.items():
             results = [attacked(job.run, threat, attacks, n, jobs, console) for job in members]
             clean, robust = {}, {}
             for name in attacks:

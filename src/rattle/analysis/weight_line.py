@@ -25,7 +25,7 @@ from rattle.runs.io import write_atomically
 from rattle.runs.load import load_model, open_checkpoint, refuse_other_weights
 from rattle.runs.lock import check_folder
 from rattle.runs.paths import Run
-from rattle.runs.progress import Console, NullConsole
+from rattle.runs.progress import SILENT, Console
 
 BARRIER = 0.02  # less accuracy than the straight line between the ends by this much is reported
 BATCH = 250  # images of a pass that estimates BatchNorm statistics
@@ -94,14 +94,13 @@ def frontier_between(
     out: Path | str | None = None,
     save: float | None = None,
     trust_code: bool = False,
-    console: Console | None = None,
+    console: Console = SILENT,
 ) -> Frontier:
     """The accuracies on the straight line of weights from one run to another, by its place t from 0 to 1.
 
     It is of use for networks that share an initialisation; a barrier between others is reported in the notes. save:
     write the model at this t as the run out/between-T.
     """
-    console = console or NullConsole()
     if points < 3:
         raise RattleError(f"points must be 3 or more, the ends among them, got {points}")
     if save is not None and not 0 <= save <= 1:

@@ -92,7 +92,7 @@ def trained(options: Options, texts: list[str], rest: list[str], args: list[str]
         raise RattleError("name one recipe or more, the baseline first, or two runs with --between")
     if options.save is not None:
         raise RattleError("--save goes with --between")
-    from rattle.analysis.trace import frontier, plan
+    from rattle.analysis.trace import frontier, jobs_of, plan
     from rattle.recipes.catalog import resolve
     from rattle.training.sweep import check_jobs, pending
 
@@ -102,7 +102,7 @@ def trained(options: Options, texts: list[str], rest: list[str], args: list[str]
     points = 5 if options.points is None else options.points
     settings, console, out = settings_of(options.setting), Console(), Path(options.out)
     if options.launcher == "slurm":
-        jobs = [job for row in plan(recipes, options.seeds, points, settings, out) for job in row[2]]
+        jobs = jobs_of(plan(recipes, options.seeds, points, settings, out))
         left = pending(jobs, console)
         if left:
             submit(left, options.slurm, out, console, Console)

@@ -52,6 +52,9 @@ class NullConsole:
         return nullcontext(lambda steps=1, **figures: None)
 
 
+SILENT = NullConsole()
+
+
 class RichConsole(NullConsole):
     """Bars when stderr is a terminal or a notebook, else a line every `seconds`."""
 
