@@ -18,9 +18,9 @@ from rattle.evaluation.samples import Difference, Sample
 from rattle.objectives.base import Teacher
 from rattle.paper import tables
 from rattle.paper.blocks import CHOSEN_ON
-from rattle.paper.cells import CellResult
 from rattle.paper.estimate import epoch_seconds
 from rattle.paper.plan import entries, plan
+from rattle.paper.protocols import CellResult
 from rattle.paper.rows import DATASETS
 from rattle.paper.scales import SCALES, Scale, StepSetup
 from rattle.paper.writer import WRITERS, printed_table
@@ -149,7 +149,7 @@ def test_the_widest_cells_of_three_seeds_fit_120_columns(number: int, scale: str
     planned = plan(number, SCALES[scale], (0, 1, 2), tmp_path)
     change = Difference(mean=-0.1234, interval=Interval(-0.2, -0.1), p=0.0001, test="", n=3)
     flags = tuple((1,) * right + (0,) * (10_000 - right) for right in (4000, 5234, 6468))
-    wide = CellResult(sample=Sample(seeds=(0, 1, 2), flags=flags), checkpoints=())
+    wide = CellResult(sample=Sample(seeds=(0, 1, 2), flags=flags), checkpoints=[])
     far = replace(wide.sample, flags=tuple(tuple(100 * flag for flag in each) for each in flags))
     ours = {"%": replace(wide, difference=change, p_adjusted=0.001), "distance": replace(wide, sample=far)}
     by_key = {entry.key: {cell.column: ours[cell.unit] for cell in entry.row.cells} for entry in planned.entries}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from rattle.objectives.registry import METHODS
 from rattle.paper import tables
-from rattle.paper.cells import Ours, Results
+from rattle.paper.cells import Results
 from rattle.paper.plan import Plan
-from rattle.paper.protocols import Protocol
+from rattle.paper.protocols import Ours, Protocol
 from rattle.paper.rows import ARCHITECTURES, DATASETS, Cell, Row, parts_of
 from rattle.paper.scales import Scale
 from rattle.recipes.recipe import Recipe

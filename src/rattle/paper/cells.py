@@ -1,25 +1,13 @@
 """A table's figures: ours in every cell, and their differences to the baselines."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from rattle.evaluation.samples import Difference, Sample, difference, over_seeds
+from rattle.evaluation.samples import Difference, difference, over_seeds
 from rattle.paper.plan import Entry, Plan, States
-from rattle.paper.protocols import Evaluator, Measured, Protocol
+from rattle.paper.protocols import CellResult, Evaluator, Ours, Protocol
 from rattle.stats import holm
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellResult:
-    """Ours in one cell under one protocol, as a share (or distance), not in %."""
-
-    sample: Sample
-    checkpoints: tuple[str, ...]  # that the seeds' values belong to
-    difference: Difference | None = None  # to the baseline
-    p_adjusted: float | None = None  # Holm, over all tests of the protocol in the table
-
-
-Ours = CellResult | str  # or why there is no number: diverged, failed, not finished
 Results = Mapping[Protocol, Mapping[str, Mapping[str, Ours]]]  # protocol -> key of our runs -> column
 
 
@@ -51,17 +39,15 @@ def measured_row(plan: Plan, entry: Entry, evaluator: Evaluator, protocol: Proto
     for key, whose in keys.items():
         if state := state_of(plan, key, states):
             return {cell.column: whose + state for cell in entry.row.cells}
-    found: dict[str, list[Measured]] = {cell.column: [] for cell in entry.row.cells}
+    seeds = []
     for seed in plan.seeds:
         if all(states[key, seed] == "finished" for key in keys):
             surrogate = plan.jobs[entry.surrogate, seed].run if entry.surrogate else None
-            for column, one in evaluator.row(entry.row, plan.jobs[entry.key, seed], protocol, surrogate).items():
-                found[column].append(one)
-    results: dict[str, Ours] = dict.fromkeys(found, "not finished")
-    for column, each in found.items():
-        if not each:  # where a row is finished for one seed and its surrogate for another
-            continue
-        sample, checkpoints = over_seeds([one.sample for one in each]), tuple(one.checkpoint for one in each)
+            seeds.append(evaluator.row(entry.row, plan.jobs[entry.key, seed], protocol, surrogate))
+    results: dict[str, Ours] = {cell.column: "not finished" for cell in entry.row.cells}
+    for column in results if seeds else ():  # no seed where a row is finished for one and its surrogate for another
+        each = [found[column] for found in seeds]
+        sample, checkpoints = over_seeds([one.sample for one in each]), [one.checkpoints[0] for one in each]
         results[column] = CellResult(sample=sample, checkpoints=checkpoints)
     return results
 

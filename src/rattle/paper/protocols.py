@@ -16,7 +16,7 @@ from rattle.data.registry import Data
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import read_result
-from rattle.evaluation.samples import Sample
+from rattle.evaluation.samples import Difference, Sample
 from rattle.paper.rows import Cell, Row, read_cell
 from rattle.paper.scales import COSTLY, Scale
 from rattle.recipes.recipe import Recipe
@@ -34,11 +34,16 @@ SETTINGS: Plain = {"seed": 0, "batch_size": 250}  # of every evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One column of one run: a value for each image, and the checkpoint they belong to."""
+class CellResult:
+    """Ours in one cell under one protocol, as a share (or distance), not in %."""
 
     sample: Sample  # a flag for each image; for ADBD a distance
-    checkpoint: str
+    checkpoints: list[str]  # that the seeds' values belong to
+    difference: Difference | None = None  # to the baseline
+    p_adjusted: float | None = None  # Holm, over all tests of the protocol in the table
+
+
+Ours = CellResult | str  # or why there is no number: diverged, failed, not finished
 
 
 def checkpoints(recipe: Recipe, protocol: Protocol) -> list[str]:
@@ -55,8 +60,8 @@ class Evaluator:
     console: Console
     test_images: dict[Data, Images] = field(default_factory=dict)  # each dataset is read once
 
-    def row(self, row: Row, job: Job, protocol: Protocol, surrogate: Run | None) -> dict[str, Measured]:
-        """Every column of a row, measured on the run of a job; transfer attacks are made on the surrogate."""
+    def row(self, row: Row, job: Job, protocol: Protocol, surrogate: Run | None) -> dict[str, CellResult]:
+        """Every column of a row, measured on the run of a job, one seed; transfer attacks are made on the surrogate."""
         names = checkpoints(job.recipe, protocol)
         # by PGD-20 the paper chooses a checkpoint, also where the table does not print it
         selection = next((cell for cell in row.cells if cell.attack == "pgd20"), read_cell("pgd20", "-", row.norm))
@@ -72,7 +77,7 @@ class Evaluator:
             found[cell.column] = max(each, key=lambda one: one.sample.accuracies)
         return found
 
-    def cell(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> Measured:
+    def cell(self, cell: Cell, job: Job, checkpoint: str, surrogate: Run | None) -> CellResult:
         """One column of one checkpoint."""
         name = self.scale.name_of(cell.attack)
         attack = self.scale.attack(cell, job.recipe)
@@ -86,7 +91,7 @@ class Evaluator:
         protocol = [cell.column, entry["settings"], plain["data"], len(values)]
         how = json.dumps(protocol, sort_keys=True)  # what was run on how many images; only equal ones are compared
         sample = Sample(seeds=(job.recipe.seed,), flags=(tuple(values),), protocol=how)
-        return Measured(sample=sample, checkpoint=checkpoint)
+        return CellResult(sample=sample, checkpoints=[checkpoint])
 
     def result(self, name: str, attack: Any, n: int | None, job: Job, checkpoint: str) -> Plain:
         """What results/NAME.json holds; evaluated now if there is none of these weights, images and settings.

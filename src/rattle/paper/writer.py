@@ -16,8 +16,9 @@ from rattle.paper.blocks import (
     own_blocks,
     published_block,
 )
-from rattle.paper.cells import Ours, Results
+from rattle.paper.cells import Results
 from rattle.paper.plan import Entry, Plan
+from rattle.paper.protocols import Ours
 from rattle.report.page import render
 from rattle.report.writers import escape_latex, escape_markdown, latex_table, markdown_table
 from rattle.runs.io import Plain, write_atomically

@@ -104,9 +104,11 @@ def robust_attack(runs: Runs) -> str | None:
 
 
 def measured_points(runs: Runs, attack: str) -> list[Point]:
-    results = [(run, run.results[attack]) for run in runs if attack in run.results]
     points = []
-    for run, result in results:
+    for run in runs:
+        result = run.results.get(attack)
+        if result is None:
+            continue
         clean, robust = accuracy(result.clean, result.clean_error), accuracy(result.flags, result.error)
         points.append(Point(run.label, run, clean, robust))
     return points
