@@ -23,9 +23,8 @@ from rattle.errors import RattleError, unknown
 from rattle.evaluation.cache import cache_key
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import read_result
-from rattle.evaluation.verify import SavedImages, load_images
+from rattle.evaluation.verify import load_images
 from rattle.inputs import logits_of
-from rattle.settings import Plain
 from rattle.threat import Norm, Threat
 from rattle.weights import eval_mode
 
@@ -148,7 +147,13 @@ class AutoAttack:
                 if not any(robust):
                     break
                 settings = {"batch_size": bs, "seed": seed + number, "mask": robust}  # other draws for each
-                robust, broken = attacked(self.model, x, y, name, attack, Path(place), settings)
+                key, file = cache_key(self.model, x, y, attack, **settings), Path(place, f"{name}.json")
+                done = read_result(file, name, key)
+                if done is None:
+                    more = {"save_adversarial": True, "check_model": False, "metadata": {"mark": key}, "quiet": True}
+                    done = evaluate(self.model, x, y, {name: attack}, out=place, **more, **settings).to_plain()
+                robust = [bool(flag) for flag in done["attacks"][name]["flags"]]
+                broken = load_images(Path(place, f"{name}-adversarial.npz"))
                 x_adv[broken.index.to(device)] = broken.x_adv.to(x_adv)
                 accuracy, seconds = sum(robust) / len(robust), time.time() - begun
                 log(f"robust accuracy after {name.upper()}: {accuracy:.2%} (total time {seconds:.1f} s)")
@@ -172,15 +177,3 @@ class AutoAttack:
         if self.log_path is not None:
             with open(self.log_path, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
-
-
-def attacked(
-    model: nn.Module, x: Tensor, y: Tensor, name: str, attack: Attack, folder: Path, settings: Plain
-) -> tuple[list[bool], SavedImages]:
-    """One attack's flags and the images it broke; read from the folder if the attack was finished there before."""
-    key = cache_key(model, x, y, attack, **settings)
-    done = read_result(folder / f"{name}.json", name, key)
-    if done is None:
-        more = {"save_adversarial": True, "check_model": False, "metadata": {"mark": key}}
-        done = evaluate(model, x, y, {name: attack}, out=folder, quiet=True, **more, **settings).to_plain()
-    return [bool(flag) for flag in done["attacks"][name]["flags"]], load_images(folder / f"{name}-adversarial.npz")
