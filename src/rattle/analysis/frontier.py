@@ -87,8 +87,7 @@ class Gap:
 
     def to_plain(self) -> Plain:
         at = [{"value": v, "difference": d, "interval": i.ends} for v, d, i in self.at]
-        interval = self.interval.ends
-        return asdict(self) | {"verdict": self.verdict, "interval": interval, "at": at}
+        return asdict(self) | {"verdict": self.verdict, "interval": self.interval.ends, "at": at}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,11 @@ from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.results import StoredResult, load_results
-from rattle.evaluation.samples import over_seeds, sample_of
+from rattle.evaluation.samples import join_seeds, sample_of
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
-from rattle.recipes.schema import epsilon_text, flatten, replace_at, to_plain, trade_off_text
+from rattle.recipes.schema import ball_text, flatten, replace_at, to_plain, trade_off_text
 from rattle.runs.io import read_jsonl
 from rattle.runs.paths import Run, best_epoch, slugify
 from rattle.runs.progress import Console, NullConsole, RichConsole
@@ -147,8 +147,8 @@ def gather(
             clean, robust = {}, {}
             for name in attacks:
                 each = [(found[name], job.recipe.seed) for found, job in zip(results, members, strict=True)]
-                clean[name] = over_seeds([sample_of(result.unattacked, seed) for result, seed in each])
-                robust[name] = over_seeds([sample_of(result, seed) for result, seed in each])
+                clean[name] = join_seeds([sample_of(result.unattacked, seed) for result, seed in each])
+                robust[name] = join_seeds([sample_of(result, seed) for result, seed in each])
             held_out = [best_epoch(read_jsonl(job.run.metrics, [])) for job in members]
             points.append(
                 Point(
@@ -160,7 +160,7 @@ def gather(
                 )
             )
         curves.append(Curve(method=method, setting=setting, points=tuple(points)))
-    return Frontier(curves=tuple(curves), threat=f"{threat.norm} {epsilon_text(threat.epsilon)}")
+    return Frontier(curves=tuple(curves), threat=ball_text(threat))
 
 
 def attacked(

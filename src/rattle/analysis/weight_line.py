@@ -19,7 +19,7 @@ from rattle.evaluation.evaluate import evaluate
 from rattle.evaluation.samples import Sample
 from rattle.evaluation.target import target_from_checkpoint
 from rattle.inputs import as_float
-from rattle.recipes.schema import epsilon_text
+from rattle.recipes.schema import ball_text
 from rattle.runs import checkpoint
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load_model, open_checkpoint, refuse_other_weights
@@ -128,7 +128,7 @@ def frontier_between(
             advance(1)
     curve = Curve(method=f"{Path(first).name} to {Path(second).name}", setting="t", points=tuple(found))
     notes = barriers(curve, attacks)
-    result = Frontier(curves=(curve,), threat=f"{threat.norm} {epsilon_text(threat.epsilon)}", notes=notes)
+    result = Frontier(curves=(curve,), threat=ball_text(threat), notes=notes)
     if out is not None:
         if save is not None:
             line.save(save, Path(out) / f"between-{save:g}")

@@ -16,7 +16,7 @@ from rattle.report.compare import ALL_PAIRS, compare_methods, compare_runs, has_
 from rattle.report.naming import number, p_value, title_of
 from rattle.report.run_data import RunData, Runs, baseline_first
 from rattle.report.sections import beyond
-from rattle.report.significance import PairedTest
+from rattle.report.significance import PairedTest, Tests
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
 
@@ -61,7 +61,7 @@ def main(args: list[str]) -> None:
         say(f"More than {ALL_PAIRS} models are compared with the first alone.")
 
 
-def tests_of(runs: Runs, baseline: RunData | None) -> tuple[list[PairedTest], list[str]]:
+def tests_of(runs: Runs, baseline: RunData | None) -> Tests:
     """Of methods where one has several seeds, else of networks."""
     return (compare_methods if has_seeds(runs) else compare_runs)(runs, baseline)
 

@@ -18,7 +18,7 @@ from rattle.errors import RattleError, unknown
 from rattle.evaluation.network import Network
 from rattle.models.registry import check_model
 from rattle.recipes.reading import parse_yaml
-from rattle.recipes.schema import epsilon_text, number
+from rattle.recipes.schema import ball_text, epsilon_text, number
 from rattle.report.tables import percent
 from rattle.runs.io import Plain
 from rattle.runs.progress import NullConsole
@@ -239,14 +239,9 @@ def attack_target(options: Options, changes: Changes, target: Target, named: lis
         by_epsilon[epsilon] = chosen_attacks(options.attacks[:1], changes, replace(threat, epsilon=epsilon))[first]
     if ":" in options.path and not options.out and is_main():
         say(f"results go to {settings['out']} (--out chooses another folder)", stderr=True)
-    more = {
-        "save_adversarial": options.save_adversarial,
-        "within": options.within,
-        "minutes": options.minutes,
-        "eot": options.eot,
-    }
+    more = given(options, "save_adversarial", "within", "minutes", "eot")
     if options.noise.sigma is None or options.noise.fresh:
-        more["draws"] = options.draws
+        more |= given(options, "draws")
     result = evaluate(target.model, images.x, images.y, attacks, **more, **settings)
     points = curve(target.model, images.x, images.y, by_epsilon, name=first, **settings)
     if not is_main():
@@ -384,7 +379,7 @@ def check_saved(options: Options, target: Target) -> None:
     images, threat = target.test[saved.index], options.threat.over(saved.threat)
     x, y, x_adv = (t.to(target.device) for t in (images.x, images.y, saved.x_adv))
     good = verify(target.model, x, y, x_adv, threat).cpu() & (images.y == saved.y)
-    held, n, where = int(good.sum()), len(good), f"{threat.norm} {epsilon_text(threat.epsilon)}"
+    held, n, where = int(good.sum()), len(good), ball_text(threat)
     if options.json:
         print(json.dumps(target.metadata | {"verified": str(path), "n": n, "held": held, "flags": good.int().tolist()}))
     else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rattle.cli.console import Console, print_table, say
-from rattle.cli.options import check_attacks, check_exists, parse, usage_first
+from rattle.cli.options import check_attacks, check_exists, given, parse, usage_first
 from rattle.cli.sweep import split_own
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
@@ -150,7 +150,7 @@ def show(found: Frontier, options: Options) -> None:
         title = f"robust accuracy less that of {found.methods[0]} at equal clean accuracy, points"
         print_table(["method", "setting", "attack", "difference"], gaps, title=title, left=3)
         say(found.summary())
-    if options.clean_at_least is not None or options.robust_at_least is not None:
-        say(str(found.choose(clean_at_least=options.clean_at_least, robust_at_least=options.robust_at_least)))
+    if bounds := given(options, "clean_at_least", "robust_at_least"):
+        say(str(found.choose(**bounds)))
     if options.save is not None:
         say(f"the model at {options.save:g} is the run {Path(options.out) / f'between-{options.save:g}'}")

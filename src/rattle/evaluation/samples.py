@@ -114,7 +114,7 @@ def sample_of(result: StoredResult, seed: int) -> Sample:
     )
 
 
-def over_seeds(samples: Sequence[Sample]) -> Sample:
+def join_seeds(samples: Sequence[Sample]) -> Sample:
     """All seeds of samples that were attacked alike on the same images."""
     every = {}
     for name in ("seeds", "flags", "confidence", "errors"):
@@ -163,9 +163,9 @@ def paired_test(a: Sample, b: Sample, seeds: Sequence[int]) -> tuple[list[list[f
     pairs = [(a.flags[a.seeds.index(seed)], b.flags[b.seeds.index(seed)]) for seed in seeds]
     gaps = [[x - y for x, y in zip(*pair, strict=True)] for pair in pairs]
     if len(pairs) > 1:
-        over_seeds = [math.fsum(gap) / len(gap) for gap in gaps]
-        by_images = normal(math.fsum(over_seeds) / len(gaps), math.hypot(error_of_images(gaps), a.error, b.error))
-        return gaps, max(student(over_seeds), by_images), "Student's t over seeds"
+        join_seeds = [math.fsum(gap) / len(gap) for gap in gaps]
+        by_images = normal(math.fsum(join_seeds) / len(gaps), math.hypot(error_of_images(gaps), a.error, b.error))
+        return gaps, max(student(join_seeds), by_images), "Student's t over seeds"
     first, second = pairs[0]
     if set(first) | set(second) <= {0, 1}:
         return gaps, mcnemar(first, second).p_mid, "McNemar's test over images"

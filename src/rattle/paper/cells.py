@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from rattle.evaluation.samples import Difference, difference, over_seeds
+from rattle.evaluation.samples import Difference, difference, join_seeds
 from rattle.paper.plan import Entry, Plan, States
 from rattle.paper.protocols import CellResult, Evaluator, Ours, Protocol
 from rattle.stats import holm
@@ -47,7 +47,7 @@ def measured_row(plan: Plan, entry: Entry, evaluator: Evaluator, protocol: Proto
     results: dict[str, Ours] = {cell.column: "not finished" for cell in entry.row.cells}
     for column in results if seeds else ():  # no seed where a row is finished for one and its surrogate for another
         each = [found[column] for found in seeds]
-        sample, checkpoints = over_seeds([one.sample for one in each]), [one.checkpoints[0] for one in each]
+        sample, checkpoints = join_seeds([one.sample for one in each]), [one.checkpoints[0] for one in each]
         results[column] = CellResult(sample=sample, checkpoints=checkpoints)
     return results
 

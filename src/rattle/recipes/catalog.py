@@ -17,7 +17,7 @@ from rattle.recipes.names import ORDERS, TIMM, check_recipe, split_method, split
 from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
-from rattle.recipes.schema import epsilon_text, replace_at
+from rattle.recipes.schema import ball_text, replace_at
 from rattle.settings import Plain, check_type, with_fields
 from rattle.threat import Norm, Threat
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
@@ -267,7 +267,7 @@ def describe(name: str) -> str:
     recipe, method = get_recipe(name), split_recipe(name)[3]
     threat, paper = recipe.attack.threat, METHODS.entry(split_method(method)[0]).paper
     papers = f"{paper}, {PAPERS[type(recipe.awp)]}" if recipe.awp else paper
-    return f"{recipe.method} ({papers}); {threat.norm} {epsilon_text(threat.epsilon)}, {recipe.epochs} epochs"
+    return f"{recipe.method} ({papers}); {ball_text(threat)}, {recipe.epochs} epochs"
 
 
 def resolve(text: str) -> Recipe:

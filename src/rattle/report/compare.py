@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rattle.evaluation import samples
-from rattle.evaluation.samples import Sample, on_shared_images
+from rattle.evaluation.samples import Sample, join_seeds, on_shared_images
 from rattle.evaluation.unions import UNION, split_name
 from rattle.report.run_data import MANY, RunData, Runs
-from rattle.report.significance import PairedTest, paired_tests, protocol_differences
+from rattle.report.significance import Tests, paired_tests, protocol_differences
 from rattle.report.tables import Accuracy, Comparison, accuracy, compare
 
 ALL_PAIRS = MANY  # up to this many runs every pair is compared; beyond it each with the first
@@ -19,7 +18,7 @@ STRONGEST = {"autoattack": 0, "pgd20": 1, "cw20": 2}  # of the attacks that the 
 PublishedRows = Callable[[str], Iterable[tuple[int, Any]]]  # recipe -> (table's number, its row)
 
 
-def compare_runs(runs: Runs, baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
+def compare_runs(runs: Runs, baseline: RunData | None = None) -> Tests:
     """Tests of runs, network against network, and a sentence for each that could not be made.
 
     All pairs; with a baseline, each with it. Of more than ALL_PAIRS runs the first is the baseline.
@@ -27,12 +26,12 @@ def compare_runs(runs: Runs, baseline: RunData | None = None) -> tuple[list[Pair
     return compare_groups({run.label: [run] for run in runs}, baseline)
 
 
-def compare_methods(runs: Runs, baseline: RunData | None = None) -> tuple[list[PairedTest], list[str]]:
+def compare_methods(runs: Runs, baseline: RunData | None = None) -> Tests:
     """The same over seeds, of groups of runs that differ in their seed alone: all pairs, or with the baseline's."""
     return compare_groups(group_by_method(runs), baseline)
 
 
-def compare_groups(groups: Mapping[str, Runs], baseline: RunData | None) -> tuple[list[PairedTest], list[str]]:
+def compare_groups(groups: Mapping[str, Runs], baseline: RunData | None) -> Tests:
     """The tests of named groups of runs, each a row."""
     names = list(groups)
     name = names[0] if len(names) > ALL_PAIRS else None
@@ -72,7 +71,7 @@ def samples_of(runs: Runs) -> dict[str, Sample]:
             both = on_shared_images(known, sample)
             if known is sample or both is None or protocol_differences(known.protocol, sample.protocol):
                 continue
-            found[column] = samples.over_seeds(both)
+            found[column] = join_seeds(both)
     return found
 
 

@@ -74,6 +74,10 @@ def terms(run: RunData) -> list[str]:
     return found
 
 
+def by_epoch(traces: list[Spec], title: str) -> Spec:
+    return figure(traces, axis("epoch", rangemode="tozero"), axis(title, rangemode="tozero"))
+
+
 def accuracy_curves(runs: Runs, kind: str) -> Spec:
     """Held-out accuracy of one kind, robust or clean, by epoch; that of the averaged weights where a run has them."""
     traces = []
@@ -81,7 +85,7 @@ def accuracy_curves(runs: Runs, kind: str) -> Spec:
         averaged = any(f"val_{kind}_average" in entry for entry in run.metrics)
         values = column(run, f"val_{kind}_average" if averaged else f"val_{kind}", 100)
         traces.append(line(epochs(run), values, run.label, colour(run)))
-    return figure(traces, axis("epoch", rangemode="tozero"), axis(f"{kind} accuracy, %", rangemode="tozero"))
+    return by_epoch(traces, f"{kind} accuracy, %")
 
 
 def loss_terms(run: RunData) -> Spec:
@@ -90,12 +94,12 @@ def loss_terms(run: RunData) -> Spec:
     traces = [line(x, column(run, "loss"), "loss", "var(--ink)")]
     for i, name in enumerate(terms(run)):
         traces.append(line(x, column(run, name), name, f"var(--term-{i % TERM_COLOURS})"))
-    return figure(traces, axis("epoch", rangemode="tozero"), axis("loss", rangemode="tozero"))
+    return by_epoch(traces, "loss")
 
 
 def learning_rates(runs: Runs) -> Spec:
     traces = [line(epochs(run), column(run, "lr"), run.label, colour(run)) for run in runs]
-    return figure(traces, axis("epoch", rangemode="tozero"), axis("learning rate", rangemode="tozero"))
+    return by_epoch(traces, "learning rate")
 
 
 def trade_off(points: Sequence[Point], robust_title: str) -> Spec:
