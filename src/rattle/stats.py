@@ -30,6 +30,14 @@ class Interval(NamedTuple):
         """
         return f"[{100 * self.low:{form}}, {100 * self.high:{form}}]"
 
+    def around(self, share: float) -> str:
+        """A share with this interval, in %.
+
+        >>> Interval(0.25, 0.5).around(0.4)
+        '40.0 [25.0, 50.0]'
+        """
+        return f"{100 * share:.1f} {self.percent()}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
@@ -38,6 +46,11 @@ class Summary:
     n: int
     mean: float
     deviation: float
+
+    def percent(self, places: int = 1) -> str:
+        """Mean ± std of shares, in %; of one value the mean alone."""
+        spread = f" ± {100 * self.deviation:.{places}f}" if self.n > 1 else ""
+        return f"{100 * self.mean:.{places}f}{spread}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """Accuracy under common corruptions, by kind and severity: CIFAR-10-C's files, or corruptions of the test images."""
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from rattle.data.dataset import choose_images
 from rattle.errors import RattleError
 from rattle.evaluation.evaluate import classify, make_plan
 from rattle.evaluation.target import Target
-from rattle.runs.io import Plain, write_atomically
+from rattle.runs.io import Plain, write_json
 from rattle.runs.paths import Run
 from rattle.stats import mean_interval
 from rattle.weights import eval_mode
@@ -61,7 +60,7 @@ def measure_corruptions(
     if source == MADE:
         found["clean"] = summary(flags(target, target.test.subset(index)))
     folder = out or target.results
-    write_atomically(folder / Run.corruptions.name, json.dumps(found, indent=1).encode())
+    write_json(folder / Run.corruptions.name, found, indent=1)
     return found
 
 

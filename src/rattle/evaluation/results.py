@@ -16,7 +16,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.calibration import Calibration, Values, calibration
 from rattle.evaluation.classes import WorstClass, worst_class
 from rattle.recipes.reading import parse_json, tidy
-from rattle.runs.io import Plain, read_json, write_atomically
+from rattle.runs.io import Plain, read_json, write_json
 from rattle.runs.paths import Run
 from rattle.stats import mean_interval
 
@@ -275,7 +275,7 @@ def save_results(result: Evaluation, folder: Path) -> None:
     """Write ATTACK.json for each attack: what `Evaluation.to_plain` gives for that attack alone."""
     for name in result.attacks:
         plain = result.alone(name).to_plain()
-        write_atomically(folder / f"{check_name(name)}.json", json.dumps(plain, default=str).encode())
+        write_json(folder / f"{check_name(name)}.json", plain, default=str)
 
 
 def curve_to_plain(attack: str, points: Mapping[float, Sequence[bool]]) -> Plain:
@@ -286,7 +286,7 @@ def curve_to_plain(attack: str, points: Mapping[float, Sequence[bool]]) -> Plain
 def save_curve(attack: str, points: Mapping[float, Sequence[bool]], metadata: Mapping[str, Any], folder: Path) -> None:
     """Write ATTACK-curve.json."""
     plain = {**metadata, "curve": curve_to_plain(attack, points)}
-    write_atomically(folder / f"{check_name(attack)}-curve.json", json.dumps(plain).encode())
+    write_json(folder / f"{check_name(attack)}-curve.json", plain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,9 +310,15 @@ class StoredResult:
     eot: int = 0  # that attacks on it averaged over
 
     @property
+    def unattacked(self) -> "StoredResult":
+        """The same of the clean images."""
+        values = {"flags": self.clean, "confidence": self.clean_confidence, "error": self.clean_error}
+        return replace(self, attack="clean", settings={}, eot=0, **values)
+
+    @property
     def protocol(self) -> str:
         """How the images were attacked; results are comparable where `protocol_differences` finds nothing."""
-        own = {"eot": self.eot} if self.draws else {}
+        own = {"eot": self.eot} if self.eot else {}
         return json.dumps({"attack": self.attack, **self.settings, **own})
 
     @property

@@ -16,7 +16,7 @@ from rattle.recipes.names import ORDERS, TIMM, check_recipe, split_method, split
 from rattle.recipes.reading import read_text
 from rattle.recipes.recipe import SGD, AdamW, Recipe, ValAttack
 from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
-from rattle.recipes.schema import epsilon_text, replace_at
+from rattle.recipes.schema import ball_text, replace_at
 from rattle.settings import Plain, check_type, with_fields
 from rattle.threat import Norm, Threat
 from rattle.weights import ASAM, AWP, EMA, SAM, Noise
@@ -97,6 +97,11 @@ def get_recipe(name: str) -> Recipe:
     model = TIMM.get(model, model)
     data = SETTINGS[dataset].data
     return make_recipe(method, data=data, model=model, norm="linf" if norm == "linf" else "l2", name=name, **changes)
+
+
+def usual_data(name: str) -> Data:
+    """The data of a dataset's recipes; any other is not augmented, as nobody knows if its images may be mirrored."""
+    return SETTINGS[name].data if name in SETTINGS else Data(name=name, augment=NO_AUGMENT)
 
 
 def make_recipe(
@@ -261,7 +266,7 @@ def describe(name: str) -> str:
     recipe, method = get_recipe(name), split_recipe(name)[3]
     threat, paper = recipe.attack.threat, METHODS.entry(split_method(method)[0]).paper
     papers = f"{paper}, {PAPERS[type(recipe.awp)]}" if recipe.awp else paper
-    return f"{recipe.method} ({papers}); {threat.norm} {epsilon_text(threat.epsilon)}, {recipe.epochs} epochs"
+    return f"{recipe.method} ({papers}); {ball_text(threat)}, {recipe.epochs} epochs"
 
 
 def resolve(text: str) -> Recipe:

@@ -145,6 +145,16 @@ def epsilon_text(epsilon: float) -> str:
     return f"{pixels}/255" if whole and pixels % 51 else f"{epsilon:.4g}"
 
 
+def ball_text(threat: Any) -> str:
+    """A threat in a few words, such as linf 8/255."""
+    return f"{threat.norm} {epsilon_text(threat.epsilon)}"
+
+
+def trade_off_text(setting: str, value: float) -> str:
+    """A value of a trade-off setting, by its dotted name."""
+    return epsilon_text(value) if setting.endswith("epsilon") else f"{value:g}"
+
+
 def choose(kinds: list[type], value: Any, where: str, *, named: bool) -> tuple[type, Any]:
     """Which of several dataclasses a dict describes, and the dict without its `kind`."""
     if not named or not isinstance(value, dict):

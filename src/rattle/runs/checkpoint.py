@@ -57,6 +57,16 @@ class Checkpoint:
     tensors: Tensors  # on the CPU
     trust_code: bool = False  # the user's word that code which the recipe names as its model may run
 
+    @property
+    def step(self) -> int:
+        """Optimizer steps that the weights were trained for."""
+        return int(self.progress.get("step", 0))
+
+    @property
+    def images(self) -> tuple[str, tuple[int, ...], tuple[str, ...]]:
+        """What runs must share to be compared on the same images."""
+        return self.recipe.data.name, self.shape, self.classes
+
     def part(self, name: str) -> Tensors:
         """The tensors of `model`, `average` or `optimizer`, without that prefix."""
         return {key[len(name) + 1 :]: value for key, value in self.tensors.items() if key.startswith(f"{name}.")}

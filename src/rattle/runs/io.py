@@ -81,6 +81,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def write_json(path: Path, plain: Any, **how: Any) -> None:
+    """Write plain data as one JSON file, whole or not at all; `how` as of json.dumps."""
+    write_atomically(path, json.dumps(plain, **how).encode())
+
+
 def sync_folder(path: Path) -> None:
     """fsync the directory entry, so that a renamed file survives a power failure; Windows opens no folders."""
     if os.name == "nt":

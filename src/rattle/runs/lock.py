@@ -1,6 +1,5 @@
 """Opening a run folder for writing: begin, continue or replace a run, one process group at a time."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +12,7 @@ from rattle.recipes.catalog import resolve
 from rattle.recipes.recipe import Recipe
 from rattle.recipes.schema import changes
 from rattle.runs import distributed
-from rattle.runs.io import append_line, no_link, read_json, write_atomically, writing
+from rattle.runs.io import append_line, no_link, read_json, write_atomically, write_json, writing
 from rattle.runs.paths import Run
 from rattle.runs.source import environment, keep_source
 from rattle.settings import Plain, check_type
@@ -76,7 +75,7 @@ def acquire(run: Run, recipe: Recipe, resume: bool, overwrite: bool, lock: ExitS
     run.diverged.unlink(missing_ok=True)
     write_atomically(run.recipe, recipe.to_yaml().encode())
     about = environment() | keep_source(run, recipe)
-    write_atomically(run.environment, json.dumps(about, indent=1).encode())
+    write_json(run.environment, about, indent=1)
 
 
 def check_folder(run: Run, *, resume: bool, overwrite: bool) -> None:

@@ -42,6 +42,9 @@ class NullConsole(Console):
     """Shows nothing."""
 
 
+SILENT = NullConsole()
+
+
 class RichConsole(Console):
     """Bars when stderr is a terminal or a notebook, else a line every `seconds`."""
 

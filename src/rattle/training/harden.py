@@ -26,7 +26,7 @@ from rattle.objectives import Trades
 from rattle.recipes.catalog import MEMORY, batch_size, make_recipe
 from rattle.recipes.recipe import SGD, AdamW, Recipe
 from rattle.recipes.schedules import Cosine
-from rattle.recipes.schema import epsilon_text
+from rattle.recipes.schema import ball_text
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import read_jsonl
 from rattle.runs.load import load
@@ -81,7 +81,7 @@ class Hardened:
                 line += f"{100 * row['accuracy']:6.1f} [{100 * row['low']:4.1f}, {100 * row['high']:5.1f}]"
             lines.append(line)
         threat = self.recipe.attack.threat
-        against = f"{threat.norm} {epsilon_text(threat.epsilon)}"
+        against = ball_text(threat)
         lines.append(f"n = {self.after.n}, {against}; held-out images, before and by 1/lambda:")
         lines.append(f"  clean {100 * self.held_out:.1f}")
         for inv_lambda, (clean, robust) in self.tried.items():

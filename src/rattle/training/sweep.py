@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -129,6 +129,13 @@ def run_local(jobs: Sequence[Job], *, at_once: int, out: Path, console: Console)
             for _, process in running.values():
                 process.wait()
     return failed
+
+
+def refuse_failed(failed: Mapping[str, str], jobs: Sequence[Job]) -> None:
+    """Raise RattleError with the last line of each run that failed, if one did."""
+    if failed:
+        each = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
+        raise RattleError(f"{len(failed)} of {len(jobs)} runs failed, the same command again resumes them: {each}")
 
 
 def start(job: Job, slot: int, slots: int) -> subprocess.Popen:
