@@ -226,7 +226,7 @@ class Frontier:
                         "n": point.robust[name].n,
                         "clean": point.clean[name].accuracies,
                         "robust": point.robust[name].accuracies,
-                        "interval": interval.ends,
+                        "interval": list(interval),
                     }
                 held_out = None if point.held_out is None else point.held_out.tolist()
                 points.append({"value": point.value, "runs": point.runs, "attacks": attacks, "held_out": held_out})
