@@ -6,6 +6,7 @@ evaluation mode, with BatchNorm's running statistics, and leave the model unchan
 after `iterations` steps, or when every relative residual is at most TOLERANCE.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +23,7 @@ from rattle.randomness import Randomness, streams
 from rattle.runs.arrays import Array
 from rattle.runs.io import Plain
 from rattle.threat import Threat
-from rattle.weights import Noise, eval_mode, perturbed
+from rattle.weights import Noise, perturbed
 
 BATCH_SIZE = 256
 STARTS, STEPS = 4, 5  # of the ascents behind the Lipschitz constant
@@ -127,9 +128,10 @@ def weight_curvature(
     iterations: int = 100,
     generator: torch.Generator | None = None,
 ) -> float:
-    """Largest eigenvalue of the Hessian of the mean loss over all parameters that are trained."""
+    """Largest eigenvalue of the Hessian of the mean loss over all parameters, also those that are not trained."""
     check_batch(x, y)
-    weights = [p for p in model.parameters() if p.requires_grad]
+    model = copy.deepcopy(model).eval().requires_grad_()
+    weights = list(model.parameters())
 
     def apply(v: Tensor) -> Tensor:
         total = torch.zeros_like(v)
@@ -138,7 +140,7 @@ def weight_curvature(
             total += weight_gradient(weight_gradient(loss, weights, again=True) @ v[0], weights)
         return total
 
-    with eval_mode(model), torch.enable_grad():
+    with torch.enable_grad():
         w = torch.cat([p.detach().flatten() for p in weights])
         return float(largest_eigenvalue(apply, random_like(w[None], generator), iterations))
 
