@@ -1,4 +1,4 @@
-"""A hint for a model that classifies badly because the normalisation of its training is missing."""
+"""Hints for a model that classifies badly: its normalisation is missing, or its labels are others."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
-from rattle.inputs import is_correct
+from rattle.evaluation.caveats import NEAR_CHANCE
+from rattle.inputs import is_correct, logits_of
 from rattle.models.layers import Normalise
 
 # Means and stds that training scripts use, by the number of channels.
@@ -25,6 +26,33 @@ USUAL: dict[int, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     },
 }
 GOOD, GAIN, FEWEST = 0.9, 0.1, 50  # accuracy that asks for no hint, gain that does, images from which on to judge
+
+
+def low_accuracy(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
+    """Warnings about accuracy that is low for a reason that can be seen, or near chance.
+
+    x, y: the first few hundred images [n, C, H, W] in [0, 1] and their labels; below 50 there is no warning.
+    """
+    hints = [*missing_normalisation(model, x, y), *shifted_labels(model, x, y)]
+    with torch.no_grad():
+        chance = 1 / logits_of(model, x[:1]).shape[1]
+    right = float(is_correct(model, x, y).double().mean())
+    if not hints and len(y) >= FEWEST and right < NEAR_CHANCE * chance:
+        hints = [
+            "are the weights, the labels and the normalisation those of its training? "
+            f"{right:.1%} of the first {len(y)} images are classified correctly, by chance it would be {chance:.1%}"
+        ]
+    return hints
+
+
+@torch.no_grad()
+def shifted_labels(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:
+    """A warning if most predictions differ from their labels by the same number."""
+    offsets = logits_of(model, x).argmax(1) - y
+    offset = offsets.mode().values
+    share = float((offsets == offset).double().mean())
+    if len(y) >= FEWEST and offset != 0 and share > 0.5:
+        yield f"{share:.1%} of the first {len(y)} predictions are the label {int(offset):+d}: are the labels shifted?"
 
 
 def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:

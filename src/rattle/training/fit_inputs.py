@@ -66,14 +66,14 @@ def first_state(
 def start_note(state: TrainState) -> str:
     """The clean accuracy of the weights that a run starts from, and a hint where it is near chance."""
     from rattle.evaluation.caveats import NEAR_CHANCE
-    from rattle.evaluation.normalisation import missing_normalisation
+    from rattle.evaluation.normalisation import missing_normalisation, shifted_labels
 
     images = state.data.val or state.data.train
     sample = images[choose_images(images.y, START_SAMPLE)].to(state.device)
     x = state.floats(sample.x)
     with eval_mode(state.model):
         accuracy = float(is_correct(state.model, x, sample.y).double().mean())
-        hints = list(missing_normalisation(state.model, x, sample.y))
+        hints = [*missing_normalisation(state.model, x, sample.y), *shifted_labels(state.model, x, sample.y)]
     line = f"starts from {accuracy:.1%} clean accuracy on {len(x)} images"
     if accuracy < NEAR_CHANCE / len(state.data.classes):
         line += ", near chance: fresh weights, or not the labels or the normalisation of their training?"
