@@ -144,9 +144,10 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, *([SLURM_WARNING] if SLURM_WARNING els
 class StoppedBySignal(Exception):
     """Work was saved and stopped because of a signal; `code` is the exit code that says which."""
 
-    def __init__(self, number: int, where: str, how: str = "") -> None:
+    def __init__(self, number: int, where: str, how: str = "", *, trust: bool = False) -> None:
         self.number, self.code = number, 128 + number
-        how = how or f"`rattle train {where} --resume`, in Python fit(..., resume=True), continues it"
+        command = f"rattle train {where} --resume{' --trust-code' if trust else ''}"
+        how = how or f"`{command}`, in Python fit(..., resume=True), continues it"
         super().__init__(f"stopped by {signal.Signals(number).name}; everything is saved in {where}: {how}")
 
     def _render_traceback_(self) -> list[str]:

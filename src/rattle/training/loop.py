@@ -35,7 +35,7 @@ from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
 from rattle.training.saving import refuse_non_finite, restore, save
 from rattle.training.state import LAYERS, ORDER, TrainState, add_teachers
-from rattle.training.teachers import train_teachers
+from rattle.training.teachers import code_of, train_teachers
 from rattle.training.validation import false_robustness, validate
 from rattle.weights import EMA, SWA
 
@@ -215,7 +215,7 @@ def save_midway(state: TrainState, run: Run, reason: int) -> None:
     refuse_non_finite(state)
     save(state, run, "last")
     if reason in HANDLED:
-        raise StoppedBySignal(reason, str(run.folder))
+        raise StoppedBySignal(reason, str(run.folder), trust=bool(code_of(state.recipe)))
 
 
 def close_epoch(state: TrainState) -> None:
