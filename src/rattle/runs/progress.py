@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any, Protocol
 
@@ -53,13 +54,14 @@ class NullConsole:
 
 
 class RichConsole(NullConsole):
-    """Bars when stderr is a terminal or a notebook, else a line every `seconds`."""
+    """Bars when stderr is a terminal, or a notebook that has ipywidgets, else a line every `seconds`."""
 
     def __init__(self, *, seconds: float = 10.0) -> None:
         from rich.console import Console as Rich
 
         self.rich, self.seconds = Rich(stderr=True), seconds
-        self.live = self.rich.is_terminal or self.rich.is_jupyter
+        widgets = self.rich.is_jupyter and find_spec("ipywidgets") is not None
+        self.live = self.rich.is_terminal or widgets
 
     def log(self, line: str) -> None:
         if self.live:

@@ -15,7 +15,7 @@ from rattle.inputs import Array, as_tensors, finite, is_correct, log, logits_of,
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
 from rattle.recipes.catalog import SETTINGS, resolve
-from rattle.recipes.recipe import Recipe
+from rattle.recipes.recipe import SGD, Recipe
 from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
 from rattle.runs.source import check_source
@@ -23,6 +23,7 @@ from rattle.training.state import TrainState, init_state
 from rattle.training.teachers import code_of
 from rattle.weights import eval_mode
 
+FINE_TUNING = 0.02  # SGD with a larger learning rate trains anew
 START_SAMPLE = 250  # images that the weights which a run starts from are tried on
 
 
@@ -77,6 +78,10 @@ def start_note(state: TrainState) -> str:
     line = f"starts from {accuracy:.1%} clean accuracy on {len(x)} images"
     if accuracy < NEAR_CHANCE / len(state.data.classes):
         line += ", near chance: fresh weights, or not the labels or the normalisation of their training?"
+    elif isinstance(state.recipe.optimizer, SGD) and state.recipe.optimizer.lr > FINE_TUNING:
+        line += (
+            f", which a learning rate of {state.recipe.optimizer.lr:g} may undo: rattle.harden chooses one to keep it"
+        )
     return "; ".join([line, *hints])
 
 
