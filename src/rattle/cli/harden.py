@@ -45,7 +45,6 @@ def main(args: list[str]) -> None:
     split_method(options.method)
     check_attacks(options.attacks)
     from rattle.data.registry import Data
-    from rattle.models.user import is_code
     from rattle.recipes.catalog import NO_AUGMENT, SETTINGS
     from rattle.training.harden import harden
 
@@ -68,6 +67,4 @@ def main(args: list[str]) -> None:
         console=Console(),
         **changes,
     )
-    trust = " --trust-code" if is_code(options.model) else ""
-    say(f"the run is in {options.out}; quote: rattle evaluate {options.out} --attacks autoattack{trust}", stderr=True)
     say(str(result))

@@ -1,7 +1,7 @@
 """What a run is about to do, in a few lines: images, network, threat, length."""
 
-from rattle.recipes.schema import epsilon_text, to_plain
-from rattle.training.minibatch import AREA
+from rattle.recipes.catalog import NO_AUGMENT
+from rattle.recipes.schema import epsilon_text
 from rattle.training.state import TrainState
 
 NONE_HELD_OUT = "nothing: the last checkpoint counts as the best"
@@ -13,11 +13,8 @@ def overview(state: TrainState) -> str:
     n, threat = len(data.train), recipe.attack.threat
     batch = min(recipe.batch_size, n)
     shape = "x".join(map(str, data.train.shape[1:]))
-    augment = to_plain(recipe.data.augment)
-    if data.train.decoded:
-        augment["area"] = augment["area"] or AREA
-    chosen = [f"{name} {value}" for name, value in augment.items() if value and value != "none"]
-    augmented = f"augmented by {', '.join(chosen)}" if chosen else "not augmented"
+    none = recipe.data.augment == NO_AUGMENT and not data.train.decoded
+    augmented = "not augmented" if none else recipe.data.augment
     images = f"{n:,} of {shape} from {recipe.data.name}, {len(data.classes)} classes; {augmented}"
     if state.extra is not None:
         count = recipe.data.extra_count(batch)

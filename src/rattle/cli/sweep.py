@@ -15,7 +15,7 @@ from rattle.cli.options import parse
 from rattle.cli.table import read_models
 from rattle.cli.train import refuse_unsaid, with_options
 from rattle.errors import RattleError
-from rattle.recipes.names import check_recipe, split_recipe
+from rattle.recipes.names import check_recipe
 from rattle.report.compare import over_seeds
 from rattle.report.grid import grid_rows, grid_settings
 from rattle.report.tables import write_table
@@ -65,8 +65,6 @@ def main(args: list[str]) -> None:
     options = parse(Options, own, "sweep RECIPE")
     if not text and not options.methods:
         raise RattleError("say what to train: a recipe, or --methods trades trades-2nd")
-    if options.methods and is_recipe(text):
-        raise RattleError(f"--methods takes the place of the method that {text} ends in: leave that out of the name")
     names = [f"{text or USUAL}-{method}" for method in options.methods] or [text]
     for name in names:
         check_recipe(name)
@@ -99,15 +97,6 @@ def main(args: list[str]) -> None:
         conclude([(point, job.folder) for (point, _), job in zip(points, jobs, strict=True)], out)
     elif ready == len(jobs):
         measure(jobs, options, out, console)
-
-
-def is_recipe(text: str) -> bool:
-    """Whether a text is the whole name of a recipe."""
-    try:
-        split_recipe(text)
-    except RattleError:
-        return False
-    return True
 
 
 def measure(jobs: Sequence[Job], options: Options, out: Path, console: Console) -> None:

@@ -166,10 +166,10 @@ def check_labels(y: Tensor, classes: int, where: str) -> None:
         raise RattleError(f"{where}: labels run from {low} to {high}, but there are {classes} classes")
 
 
-def balanced_indices(y: Tensor, n: int, seed: int, *, spared: float = 0) -> Tensor:
+def balanced_indices(y: Tensor, n: int, seed: int, *, most: float = 1) -> Tensor:
     """Sorted indices of n of the labels y, drawn by seed, with class counts as equal as y allows.
 
-    spared: the share of each class that is left as long as other classes have images.
+    most: the share of a class that is taken as long as other classes have images.
 
     >>> balanced_indices(torch.tensor([0, 0, 0, 0, 1, 1]), 4, seed=0).bincount().sum().item()
     4
@@ -177,8 +177,7 @@ def balanced_indices(y: Tensor, n: int, seed: int, *, spared: float = 0) -> Tens
     if not 0 < n <= len(y):
         raise RattleError(f"cannot take {n} images of {len(y)}")
     shuffled, rank_in_class = shuffle_classes(y, torch.Generator().manual_seed(seed))
-    late = rank_in_class + 1 > (1 - spared) * y.bincount()[y]
-    turn = rank_in_class + len(y) * late
+    turn = rank_in_class + len(y) * (rank_in_class + 1 > most * y.bincount()[y])
     order = torch.argsort(turn * len(y) + shuffled.argsort())  # round-robin over classes, in shuffled order
     return order[:n].sort().values
 
@@ -254,7 +253,7 @@ def balanced_split(images: Images, n: int, seed: int) -> tuple[Images, Images]:
     Of a small class at most half is taken, or nothing of it would be left.
     """
     chosen = torch.zeros(len(images), dtype=torch.bool)
-    chosen[balanced_indices(images.y, n, seed, spared=0.5)] = True
+    chosen[balanced_indices(images.y, n, seed, most=0.5)] = True
     return images.subset(~chosen), images.subset(chosen)
 
 

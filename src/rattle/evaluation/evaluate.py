@@ -32,7 +32,7 @@ from rattle.evaluation.inputs import (
     image_checksums,
     under_threats,
 )
-from rattle.evaluation.normalisation import low_accuracy
+from rattle.evaluation.normalisation import missing_normalisation, near_chance
 from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_results
 from rattle.evaluation.unions import split_name, with_unions
@@ -232,7 +232,8 @@ def evaluate(
             for attack in chosen.values():
                 if isinstance(attack, Ensemble):
                     names += attack.components()
-            warnings = [*find_warnings(plan.model, x, y, names), *low_accuracy(plan.model, x, y)]
+            warnings = find_warnings(plan.model, x, y, names)
+            warnings += list(missing_normalisation(plan.model, x, y)) or near_chance(plan.model, x, y)
         start = clean
         if mask is not None:
             start, confidence = clean & torch.tensor(list(mask)), None

@@ -28,31 +28,19 @@ USUAL: dict[int, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
 GOOD, GAIN, FEWEST = 0.9, 0.1, 50  # accuracy that asks for no hint, gain that does, images from which on to judge
 
 
-def low_accuracy(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
-    """Warnings about accuracy that is low for a reason that can be seen, or near chance.
-
-    x, y: the first few hundred images [n, C, H, W] in [0, 1] and their labels; below 50 there is no warning.
-    """
-    hints = [*missing_normalisation(model, x, y), *shifted_labels(model, x, y)]
-    with torch.no_grad():
-        chance = 1 / logits_of(model, x[:1]).shape[1]
-    right = float(is_correct(model, x, y).double().mean())
-    if not hints and len(y) >= FEWEST and right < NEAR_CHANCE * chance:
-        hints = [
-            "are the weights, the labels and the normalisation those of its training? "
-            f"{right:.1%} of the first {len(y)} images are classified correctly, by chance it would be {chance:.1%}"
-        ]
-    return hints
-
-
 @torch.no_grad()
-def shifted_labels(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:
-    """A warning if most predictions differ from their labels by the same number."""
-    offsets = logits_of(model, x).argmax(1) - y
-    offset = offsets.mode().values
-    share = float((offsets == offset).double().mean())
-    if len(y) >= FEWEST and offset != 0 and share > 0.5:
-        yield f"{share:.1%} of the first {len(y)} predictions are the label {int(offset):+d}: are the labels shifted?"
+def near_chance(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:
+    """A warning if the model guesses, with what predictions differ by from most labels: 1 or -1 where these shifted.
+
+    x, y: as for `missing_normalisation`.
+    """
+    logits = logits_of(model, x)
+    offsets = logits.argmax(1) - y
+    if len(y) >= FEWEST and (offsets == 0).double().mean() < NEAR_CHANCE / logits.shape[1]:
+        yield (
+            f"clean accuracy is near chance, most often a prediction is the label {int(offsets.mode().values):+d}: "
+            "are the weights, the labels and the normalisation those of its training?"
+        )
 
 
 def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:

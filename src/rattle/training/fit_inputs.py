@@ -15,7 +15,7 @@ from rattle.inputs import Array, as_tensors, finite, is_correct, log, logits_of,
 from rattle.losses import refuse_one_logit
 from rattle.models.user import refuse_code
 from rattle.recipes.catalog import SETTINGS, resolve
-from rattle.recipes.recipe import SGD, Recipe
+from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import digest
 from rattle.runs.paths import Run
 from rattle.runs.source import check_source
@@ -23,7 +23,7 @@ from rattle.training.state import TrainState, init_state
 from rattle.training.teachers import code_of
 from rattle.weights import eval_mode
 
-FINE_TUNING = 0.02  # SGD with a larger learning rate trains anew
+FINE_TUNING = 0.02  # a larger learning rate trains anew
 START_SAMPLE = 250  # images that the weights which a run starts from are tried on
 
 
@@ -67,18 +67,18 @@ def first_state(
 def start_note(state: TrainState) -> str:
     """The clean accuracy of the weights that a run starts from, and a hint where it is near chance."""
     from rattle.evaluation.caveats import NEAR_CHANCE
-    from rattle.evaluation.normalisation import missing_normalisation, shifted_labels
+    from rattle.evaluation.normalisation import missing_normalisation
 
     images = state.data.val or state.data.train
     sample = images[choose_images(images.y, START_SAMPLE)].to(state.device)
     x = state.floats(sample.x)
     with eval_mode(state.model):
         accuracy = float(is_correct(state.model, x, sample.y).double().mean())
-        hints = [*missing_normalisation(state.model, x, sample.y), *shifted_labels(state.model, x, sample.y)]
+        hints = list(missing_normalisation(state.model, x, sample.y))
     line = f"starts from {accuracy:.1%} clean accuracy on {len(x)} images"
     if accuracy < NEAR_CHANCE / len(state.data.classes):
         line += ", near chance: fresh weights, or not the labels or the normalisation of their training?"
-    elif isinstance(state.recipe.optimizer, SGD) and state.recipe.optimizer.lr > FINE_TUNING:
+    elif state.recipe.optimizer.lr > FINE_TUNING:
         line += (
             f", which a learning rate of {state.recipe.optimizer.lr:g} may undo: rattle.harden chooses one to keep it"
         )

@@ -74,7 +74,7 @@ class Hardened:
         return f"hardened: {change}"
 
     def __repr__(self) -> str:
-        return f"Hardened({self.verdict}, run {self.run.folder})"
+        return f"Hardened({self.verdict})"
 
     def _repr_html_(self) -> str:
         """The table of `__str__` for a notebook."""
@@ -129,9 +129,10 @@ def harden(
     try:
         check_folder(run, resume=False, overwrite=overwrite)
     except Held:  # harden itself resumes nothing
-        continues = f"`rattle train {run.folder} --resume` continues its training"
-        replaces = "--overwrite (in Python overwrite=True) replaces it"
-        raise Held(f"{run.folder} holds a run already: {continues}, {replaces}") from None
+        raise Held(
+            f"{run.folder} holds a run already: `rattle train {run.folder} --resume` continues its training, "
+            "--overwrite (in Python overwrite=True) replaces it"
+        ) from None
     images = all_images(model, data, test, classes)
     named: dict[str, Any] = {}
     if isinstance(model, Network):
