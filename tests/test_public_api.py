@@ -45,3 +45,9 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 def test_import_rattle_imports_no_torch() -> None:
     check = "import sys, rattle; assert rattle.__version__; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0
+
+
+@pytest.mark.process
+def test_import_rattle_is_enough_for_its_modules() -> None:
+    check = "import rattle; rattle.models.Normalise; rattle.integrations.AutoAttack; rattle.data.Augment"
+    assert subprocess.run([sys.executable, "-c", check], timeout=60).returncode == 0

@@ -267,7 +267,9 @@ def as_tensors(model: nn.Module, x: Given, y: Array | None) -> Examples:
     check_model(model)
     if isinstance(x, Dataset | DataLoader):
         if y is not None:
-            raise RattleError("a Dataset or DataLoader has its own labels: give None for y")
+            raise RattleError(
+                "a Dataset or DataLoader has its own labels: give None for y (or leave it out: attacks=...)"
+            )
         x, y = collect(x)
     if y is None:
         raise RattleError("images without labels cannot be evaluated: give them as y")

@@ -7,6 +7,7 @@ refusal of a mistyped name needs no import at all. Entry points of installed pac
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from rattle.errors import RattleError, unknown
@@ -82,11 +83,16 @@ class Registry(Mapping[str, T]):
 
 
 def lazy_names(package: str, modules: dict[str, list[str]]) -> Callable[[str], Any]:
-    """A package's `__getattr__`: modules has the names that each module of the package provides."""
+    """A package's `__getattr__`: modules has the names that each module of the package provides.
+
+    The public modules themselves are found too, so that `import rattle` is enough for `rattle.models.load_weights`.
+    """
     homes = {name: module for module, names in modules.items() for name in names}
 
     def get(name: str) -> Any:
         if name not in homes:
+            if not name.startswith("_") and find_spec(f"{package}.{name}"):
+                return import_module(f"{package}.{name}")
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 

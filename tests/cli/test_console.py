@@ -42,6 +42,15 @@ def test_a_bar_has_title_steps_and_figures_and_fits_its_terminal(width: int) -> 
     assert (TITLE in lines[-2] and "loss 1.2" in lines[-2]) or width == 60
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_notebook_has_a_bar_where_there_are_widgets_to_draw_it(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr(module, "find_spec", lambda name: installed or None)
+    assert Console().live == installed
+
+
 def test_a_log_has_a_line_from_time_to_time_with_the_time_left_by_own_steps(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,9 @@
 """rattle train custom: images and networks of one's own, from the command to a run that can be evaluated."""
 
+import os
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from rattle.recipes.catalog import get_recipe
 from rattle.recipes.recipe import Recipe
 from rattle.runs.checkpoint import read
 from rattle.runs.paths import Run
+from rattle.training import loop
 from support.command import Command
 from support.tiny_runs import digits
 
@@ -57,7 +60,7 @@ def test_own_images_and_network_are_trained_under_a_name_of_their_own(capsys: py
     said = [line.split(None, 1) for line in capsys.readouterr().err.splitlines()]
     rows = {line[0]: line[1] for line in said[:5]}
     assert list(rows) == ["images", "held", "network", "method", "epochs"]
-    assert rows["images"].startswith("90 of 3x8x8 from my.npz, 4 classes; Augment(")
+    assert rows["images"].startswith("90 of 3x8x8 from my.npz, 4 classes; not augmented")
     assert rows["held"].startswith("out 10 images")
     assert rows["network"] == "my_net.py:build, 1,140 parameters"
     assert rows["method"] == "TRADES + 1st + 2nd against linf 8/255"
@@ -124,6 +127,17 @@ def test_the_images_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([*MINE, *QUICK]) == 0
     assert read_from == ["my.npz"]
     assert recipe_of(NAME).data.name == "my.npz"
+
+
+def test_the_command_that_resumes_a_run_trusts_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "figures", lambda state: os.kill(os.getpid(), signal.SIGINT) or {})
+        assert main([*MINE, *QUICK]) == 130
+    (command,) = re.findall("`rattle (.*)`", capsys.readouterr().err)
+    assert command == f"train {NAME} --resume --trust-code"
+    assert main(command.split()) == 0
 
 
 def test_the_help_of_custom_needs_no_images(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,6 +102,10 @@ def test_help_fits_a_screen_and_each_command_begins_with_two_examples_that_it_kn
         assert [word for word in own if word not in text] == []
 
 
+def test_help_writes_a_radius_as_people_do(said: Said) -> None:
+    assert "images are in [0, 1] (default: 8/255)" in " ".join(said["harden --help"][1].split())
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("command", ["evaluate", "transfer"])
 def test_help_lists_every_attack(command: str, said: Said) -> None:

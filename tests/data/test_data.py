@@ -46,6 +46,15 @@ def test_a_balanced_subset_is_as_even_as_the_classes_allow(y: torch.Tensor, seed
             assert taken[label] >= taken.max() - 1
 
 
+def test_half_of_a_small_class_stays_in_training() -> None:
+    y = torch.tensor([0] * 160 + [1] * 160 + [2] * 15)
+    images = Images(torch.zeros(len(y), 1, 1, 1), y)
+    data = Dataset(name="w", train=images, test=images, classes=tuple("abc")).split(None, 65, seed=0)
+    assert data.val is not None
+    assert data.val.y.bincount().tolist() == [29, 29, 7]
+    assert data.train.y.bincount().tolist() == [131, 131, 8]
+
+
 @settings(max_examples=30, deadline=None)
 @given(y=labels.filter(lambda y: len(y) > 1), seed=st.integers(0, 99))
 def test_held_out_images_and_the_rest_are_the_whole(y: torch.Tensor, seed: int) -> None:

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+import rattle
 from rattle.cli.main import main
-from support.tiny_runs import save_files
+from support.tiny_runs import digits, linear, save_files
 
 NETS = """
 import torch
@@ -52,3 +54,13 @@ def test_a_plain_model_gets_no_warnings(here: Path, capsys: pytest.CaptureFixtur
     assert main(["evaluate", *words]) == 0
     assert "warning" not in capsys.readouterr().err
     assert json.loads((here / "w.pt-results" / "fgsm.json").read_text())["advice"] == []
+
+
+def test_shifted_labels_and_accuracy_near_chance_are_warned_of_in_python() -> None:
+    x, y, _, _ = digits()
+    (shifted,) = rattle.evaluate(linear(), x, (y + 1) % 10, "fgsm", epsilon=0.1, quiet=True).warnings
+    assert "a prediction is the label -1" in shifted
+    others = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    (chance,) = rattle.evaluate(linear(), x, y[others], "fgsm", epsilon=0.1, quiet=True).warnings
+    assert "near chance" in chance
+    assert not rattle.evaluate(linear(), x, y, "fgsm", epsilon=0.1, quiet=True).warnings

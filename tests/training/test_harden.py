@@ -61,8 +61,10 @@ def test_weaker_trade_offs_are_tried_until_enough_clean_accuracy_is_kept(tmp_pat
     assert list(result.tried) == [6.0, 2.0, 0.6, 0.2]
     assert resolve(str(tmp_path / "run")).objective.inv_lambda == 0.2
     assert str(result).splitlines()[-1].startswith(("WORSE", "MORE LOST"))
-    with pytest.raises(RattleError, match="holds a run already"):
+    with pytest.raises(RattleError, match=r"holds a run already: `rattle train .*run --resume` continues"):
         hardened(tmp_path / "run")
+    assert repr(result).startswith(f"Hardened({result.verdict}")
+    assert "before, %" in result._repr_html_()
 
 
 def test_a_start_near_chance_is_refused(tmp_path: Path) -> None:

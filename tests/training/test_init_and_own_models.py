@@ -95,7 +95,9 @@ def test_the_start_is_measured_and_a_missing_normalisation_is_found(
     assert start(printed) < 70
     assert "normalised as for" in printed
     assert main([*words, "--out", "run", "--mean", "0.5", "--std", "0.05"]) == 0
-    assert start(capsys.readouterr().err) > 80
+    printed = capsys.readouterr().err
+    assert start(printed) > 80
+    assert "a learning rate of 0.05 may undo: rattle.harden" in printed
     assert rattle.Recipe.from_yaml(Path("run/recipe.yaml").read_text()).normalise == (0.5, 0.05)
     assert main([*words, "--out", "other", "--mean", "0.5"]) == 2
 

@@ -13,7 +13,7 @@ import tyro
 
 from rattle.attacks.registry import check_attack
 from rattle.errors import RattleError
-from rattle.recipes.schema import number
+from rattle.recipes.schema import epsilon_text, number
 
 T = TypeVar("T")
 RunPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -31,7 +31,7 @@ def fractions(info: tyro.constructors.PrimitiveTypeInfo) -> tyro.constructors.Pr
         metavar="NUMBER",
         instance_from_str=lambda words: number(words[0]),
         is_instance=lambda value: isinstance(value, (int, float)),
-        str_from_instance=lambda value: [f"{value:.6g}"],
+        str_from_instance=lambda value: [text if "/" in (text := epsilon_text(value)) else f"{value:.6g}"],
     )
 
 

@@ -1,5 +1,6 @@
 """What a run is about to do, in a few lines: images, network, threat, length."""
 
+from rattle.recipes.catalog import NO_AUGMENT
 from rattle.recipes.schema import ball_text
 from rattle.training.state import TrainState
 
@@ -12,7 +13,9 @@ def overview(state: TrainState) -> str:
     n, threat = len(data.train), recipe.attack.threat
     batch = min(recipe.batch_size, n)
     shape = "x".join(map(str, data.train.shape[1:]))
-    images = f"{n:,} of {shape} from {recipe.data.name}, {len(data.classes)} classes; {recipe.data.augment}"
+    none = recipe.data.augment == NO_AUGMENT and not data.train.decoded
+    augmented = "not augmented" if none else recipe.data.augment
+    images = f"{n:,} of {shape} from {recipe.data.name}, {len(data.classes)} classes; {augmented}"
     if state.extra is not None:
         count = recipe.data.extra_count(batch)
         images += f"; {count} of every {batch} from {recipe.data.extra} ({len(state.extra):,})"

@@ -167,8 +167,10 @@ def check_labels(y: Tensor, classes: int, where: str) -> None:
         raise RattleError(f"{where}: labels run from {low} to {high}, but there are {classes} classes")
 
 
-def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
+def balanced_indices(y: Tensor, n: int, seed: int, *, most: float = 1) -> Tensor:
     """Sorted indices of n of the labels y, drawn by seed, with class counts as equal as y allows.
+
+    most: the share of a class that is taken as long as other classes have images.
 
     >>> balanced_indices(torch.tensor([0, 0, 0, 0, 1, 1]), 4, seed=0).bincount().sum().item()
     4
@@ -176,7 +178,8 @@ def balanced_indices(y: Tensor, n: int, seed: int) -> Tensor:
     if not 0 < n <= len(y):
         raise RattleError(f"cannot take {n} images of {len(y)}")
     shuffled, rank_in_class = shuffle_classes(y, torch.Generator().manual_seed(seed))
-    order = torch.argsort(rank_in_class * len(y) + shuffled.argsort())  # round-robin over classes, in shuffled order
+    turn = rank_in_class + len(y) * (rank_in_class + 1 > most * y.bincount()[y])
+    order = torch.argsort(turn * len(y) + shuffled.argsort())  # round-robin over classes, in shuffled order
     return order[:n].sort().values
 
 
@@ -246,9 +249,12 @@ def shuffle_classes(y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tens
 
 
 def balanced_split(images: Images, n: int, seed: int) -> tuple[Images, Images]:
-    """All but n of the images, and the n: balanced over classes, drawn by seed; both keep their order."""
+    """All but n of the images, and the n: balanced over classes, drawn by seed; both keep their order.
+
+    Of a small class at most half is taken, or nothing of it would be left.
+    """
     chosen = torch.zeros(len(images), dtype=torch.bool)
-    chosen[balanced_indices(images.y, n, seed)] = True
+    chosen[balanced_indices(images.y, n, seed, most=0.5)] = True
     return images.subset(~chosen), images.subset(chosen)
 
 

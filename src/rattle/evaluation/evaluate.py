@@ -26,7 +26,7 @@ from rattle.errors import RattleError
 from rattle.evaluation.cache import ResultCache, cache_key, finish
 from rattle.evaluation.draws import Measured, join_draws, measure_all
 from rattle.evaluation.inputs import Attacks, as_attacks, as_threat, default_batch_size, image_checksums, under_threats
-from rattle.evaluation.normalisation import missing_normalisation
+from rattle.evaluation.normalisation import missing_normalisation, near_chance
 from rattle.evaluation.progress import AttackProgress
 from rattle.evaluation.results import AttackResult, Evaluation, save_results
 from rattle.evaluation.unions import split_name, with_unions
@@ -227,7 +227,8 @@ def evaluate(
             names = [split_name(name)[0] for name in chosen]
             for attack in chosen.values():
                 names += components_of(attack)
-            warnings = [*find_warnings(plan.model, x, y, names), *missing_normalisation(plan.model, x, y)]
+            warnings = find_warnings(plan.model, x, y, names)
+            warnings += list(missing_normalisation(plan.model, x, y)) or near_chance(plan.model, x, y)
         if mask is not None:
             start, confidence = start & torch.tensor(list(mask)), None
         results = {}

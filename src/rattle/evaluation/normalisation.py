@@ -1,4 +1,4 @@
-"""A hint for a model that classifies badly because the normalisation of its training is missing."""
+"""Hints for a model that classifies badly: its normalisation is missing, or its labels are others."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from rattle.errors import RattleError
-from rattle.inputs import is_correct
+from rattle.evaluation.caveats import NEAR_CHANCE
+from rattle.inputs import is_correct, logits_of
 from rattle.models.layers import Normalise
 
 # Means and stds that training scripts use, by the number of channels.
@@ -25,6 +26,21 @@ USUAL: dict[int, dict[str, tuple[tuple[float, ...], tuple[float, ...]]]] = {
     },
 }
 GOOD, GAIN, FEWEST = 0.9, 0.1, 50  # accuracy that asks for no hint, gain that does, images from which on to judge
+
+
+@torch.no_grad()
+def near_chance(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:
+    """A warning if the model guesses, with what predictions differ by from most labels: 1 or -1 where these shifted.
+
+    x, y: as for `missing_normalisation`.
+    """
+    logits = logits_of(model, x)
+    offsets = logits.argmax(1) - y
+    if len(y) >= FEWEST and (offsets == 0).double().mean() < NEAR_CHANCE / logits.shape[1]:
+        yield (
+            f"clean accuracy is near chance, most often a prediction is the label {int(offsets.mode().values):+d}: "
+            "are the weights, the labels and the normalisation those of its training?"
+        )
 
 
 def missing_normalisation(model: nn.Module, x: Tensor, y: Tensor) -> Iterator[str]:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any
 
@@ -46,13 +47,14 @@ SILENT = NullConsole()
 
 
 class RichConsole(Console):
-    """Bars when stderr is a terminal or a notebook, else a line every `seconds`."""
+    """Bars when stderr is a terminal, or a notebook that has ipywidgets, else a line every `seconds`."""
 
     def __init__(self, *, seconds: float = 10.0) -> None:
         from rich.console import Console as Rich
 
         self.rich, self.seconds = Rich(stderr=True), seconds
-        self.live = self.rich.is_terminal or self.rich.is_jupyter
+        widgets = self.rich.is_jupyter and find_spec("ipywidgets") is not None
+        self.live = self.rich.is_terminal or widgets
 
     def log(self, line: str) -> None:
         if self.live:
@@ -137,9 +139,10 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, *([SLURM_WARNING] if SLURM_WARNING els
 class StoppedBySignal(Exception):
     """Work was saved and stopped because of a signal; `code` is the exit code that says which."""
 
-    def __init__(self, number: int, where: str, how: str = "") -> None:
+    def __init__(self, number: int, where: str, how: str = "", *, trust: bool = False) -> None:
         self.number, self.code = number, 128 + number
-        how = how or f"`rattle train {where} --resume`, in Python fit(..., resume=True), continues it"
+        command = f"rattle train {where} --resume{' --trust-code' if trust else ''}"
+        how = how or f"`{command}`, in Python fit(..., resume=True), continues it"
         super().__init__(f"stopped by {signal.Signals(number).name}; everything is saved in {where}: {how}")
 
     def _render_traceback_(self) -> list[str]:

@@ -21,6 +21,7 @@ from rattle.runs.source import check_source
 from rattle.training.state import TrainState, init_state
 from rattle.weights import eval_mode
 
+FINE_TUNING = 0.02  # a larger learning rate trains anew
 START_SAMPLE = 250  # images that the weights which a run starts from are tried on
 
 
@@ -68,6 +69,10 @@ def start_note(state: TrainState) -> str:
     line = f"starts from {accuracy:.1%} clean accuracy on {len(x)} images"
     if accuracy < NEAR_CHANCE / len(state.data.classes):
         line += ", near chance: fresh weights, or not the labels or the normalisation of their training?"
+    elif state.recipe.optimizer.lr > FINE_TUNING:
+        line += (
+            f", which a learning rate of {state.recipe.optimizer.lr:g} may undo: rattle.harden chooses one to keep it"
+        )
     return "; ".join([line, *hints])
 
 

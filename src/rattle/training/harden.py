@@ -7,6 +7,7 @@ images lose no more clean accuracy than is allowed; measure it again. Each try i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -30,7 +31,7 @@ from rattle.recipes.schema import ball_text
 from rattle.runs.distributed import choose_device
 from rattle.runs.io import read_jsonl
 from rattle.runs.load import load
-from rattle.runs.lock import check_folder
+from rattle.runs.lock import Held, check_folder
 from rattle.runs.paths import Run, held_out_accuracies
 from rattle.runs.progress import Console, NullConsole, RichConsole
 from rattle.settings import Plain
@@ -64,13 +65,20 @@ class Hardened:
     def verdict(self) -> str:
         """What was gained and lost, in a sentence that says so if the result is not what was asked for."""
         gained = 100 * (self.after.robust_accuracy - self.before.robust_accuracy)
-        lost = 100 * (self.before.clean_accuracy - self.after.clean_accuracy)
-        change = f"robust accuracy {gained:+.1f} points, clean accuracy {-lost:+.1f}"
+        kept = 100 * (self.after.clean_accuracy - self.before.clean_accuracy)
+        change = f"robust accuracy {gained:+.1f} points, clean accuracy {kept:+.1f}"
         if gained <= 0:
             return f"WORSE: {change}: the model given resists these attacks as well; keep it, or train longer (epochs)"
-        if lost > self.clean_drop:
+        if kept < -self.clean_drop:
             return f"MORE LOST than the {self.clean_drop:g} points allowed: {change}"
         return f"hardened: {change}"
+
+    def __repr__(self) -> str:
+        return f"Hardened({self.verdict})"
+
+    def _repr_html_(self) -> str:
+        """The table of `__str__` for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         """Accuracies in percent with 95 % intervals, before and after; what was tried; the verdict."""
@@ -118,7 +126,13 @@ def harden(
     chosen here, such as epochs=20 or seed=1.
     """
     run, console = Run(Path(out)), NullConsole() if quiet else console or RichConsole()
-    check_folder(run, resume=False, overwrite=overwrite)
+    try:
+        check_folder(run, resume=False, overwrite=overwrite)
+    except Held:  # harden itself resumes nothing
+        raise Held(
+            f"{run.folder} holds a run already: `rattle train {run.folder} --resume` continues its training, "
+            "--overwrite (in Python overwrite=True) replaces it"
+        ) from None
     images = all_images(model, data, test, classes)
     named = {}
     if isinstance(model, Network):

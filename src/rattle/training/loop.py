@@ -222,7 +222,7 @@ def save_midway(state: TrainState, run: Run, reason: int) -> None:
     refuse_non_finite(state)
     save(state, run, "last")
     if reason in HANDLED:
-        raise StoppedBySignal(reason, str(run.folder))
+        raise StoppedBySignal(reason, str(run.folder), trust=bool(code_of(state.recipe)))
 
 
 def close_epoch(state: TrainState) -> None:

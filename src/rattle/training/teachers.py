@@ -66,7 +66,7 @@ def train_teachers(
         try:
             fit(wanted, own.folder, resume=not other, overwrite=other)
         except StoppedBySignal as stop:  # resuming the run resumes its teacher
-            raise StoppedBySignal(stop.number, str(run.folder)) from stop
+            raise StoppedBySignal(stop.number, str(run.folder), trust=bool(code_of(recipe))) from stop
         # `best` has the best robust accuracy, which means nothing for a network trained without an adversary.
         _, method = teachers_of(recipe.objective)[name]
         found[name] = own.checkpoint("last" if method == "standard" else "best")
