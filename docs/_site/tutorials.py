@@ -1,6 +1,6 @@
 """Tutorials are run: every block of Python and every command of a page, in order, in one folder.
 
-python docs/_site/tutorials.py docs/tutorials/harden.md --write
+python docs/_site/tutorials.py docs/guides/harden.md --write
 
 puts what each block printed into the `text` block below it, and the pictures that the page shows into docs/images.
 A block whose first line is `# needs ...` (GPUs, SLURM, the network) is left out. A page may say how it is made small
