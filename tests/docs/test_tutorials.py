@@ -11,12 +11,16 @@ import pytest
 
 from _site.notebook import notebook
 from _site.tutorials import IMAGES, blocks, fences, made_small, run_page
+from rattle.attacks.registry import ATTACKS
+from rattle.models.user import PLUGINS
+from rattle.objectives.registry import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
 QUICK = [
     "start/install.md",
     "guides/harden.md",
     "guides/own-loop.md",
+    "guides/plug-ins.md",
     "guides/imbalanced.md",
     "guides/corruptions.md",
     "guides/false-robustness.md",
@@ -51,6 +55,10 @@ PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
 def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("sys.path", __import__("sys").path.copy())
+    monkeypatch.setenv(PLUGINS, "")
+    for registry in (METHODS, ATTACKS):  # a page may register parts of its own
+        monkeypatch.setattr(registry, "known", {**registry.known})
+        monkeypatch.setattr(registry, "objects", {**registry.objects})
     backend = mpl.get_backend()
     text = (DOCS / page).read_text(encoding="utf-8")
     try:
