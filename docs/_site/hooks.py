@@ -37,7 +37,8 @@ def decisions() -> list[tuple[str, str]]:
 
 def moved_to(address: str) -> str:
     """A page that leads to another one."""
-    return f'<!doctype html><meta http-equiv="refresh" content="0; url={address}"><a href="{address}">This page has moved.</a>\n'
+    refresh = f'<meta http-equiv="refresh" content="0; url={address}">'
+    return f'<!doctype html>{refresh}<a href="{address}">This page has moved.</a>\n'
 
 
 def read(page: str) -> str:
