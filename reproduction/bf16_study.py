@@ -5,7 +5,7 @@
 
 The regime `underfit` of reproduction.cifar10_study, and its evaluation in float32: clean and PGD-20 on all test images,
 AutoAttack on the first 1,000. The attacks inside training run in the precision that is studied. Trains what is missing;
-a broken run resumes. Writes reproduction/results/bf16-study.json. Protocol: docs/studies/performance.md.
+a broken run resumes. Writes reproduction/results/bf16-study.json. Protocol: reproduction/studies/performance.md.
 """
 
 import argparse

@@ -21,6 +21,7 @@ QUICK = [
     "guides/harden.md",
     "guides/own-loop.md",
     "guides/plug-ins.md",
+    "guides/random-models.md",
     "guides/imbalanced.md",
     "guides/corruptions.md",
     "guides/false-robustness.md",
