@@ -23,7 +23,7 @@ def compute_loss(
     head: str | None = None,  # the name of the head, if it is not the last linear layer
     u: tuple[Mapping[str, Tensor], ...] = (),  # draws of Noise, for the modes exact and sampled
 ) -> Tensor:
-    """The loss, a scalar to call `.backward()` on.
+    """The loss of an objective at x and x_adv, a scalar to call `.backward()` on.
 
     >>> import torch; from rattle.objectives import Trades
     >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
