@@ -181,7 +181,7 @@ def evaluate(
     if threats and own is not None:
         raise RattleError("give one threat, or several as threats=, not both")
     if minutes is not None and (within is not None or not minutes > 0):
-        raise RattleError("minutes must be above 0, and given without within: each of them ends an attack by itself")
+        raise RattleError("minutes must be above 0, and given without within: each of them alone ends an attack")
     plan = make_plan(
         model,
         x,

@@ -15,7 +15,7 @@ from rattle.weights import weights_of
 
 def compute_loss(
     objective: Objective,  # such as Trades(taylor=Taylor(order=2))
-    model: nn.Module,  # returns logits; the linear head that the Taylor terms need is found by itself
+    model: nn.Module,  # returns logits; the linear head that the Taylor terms need is found automatically
     x: Tensor,  # clean images
     x_adv: Tensor,  # adversarial images made from them
     y: Tensor,  # labels
