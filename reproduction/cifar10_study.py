@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from rattle.analysis.flatness import flatness
-from rattle.attacks import PGD, AutoAttack
+from rattle.attacks import AutoAttack
 from rattle.data import Augment, Images
 from rattle.data.registry import Data
 from rattle.errors import RattleError
@@ -37,14 +37,10 @@ from rattle.runs.paths import Run
 from rattle.runs.source import environment
 from rattle.threat import Threat
 from rattle.training.loop import fit
+from reproduction.study import AUTOATTACK_IMAGES, WEAK
 
 METHODS = ("trades", "trades-1st", "trades-2nd", "trades-awp", "trades-awp-2nd")
-NEAR = Threat(epsilon=0.031)  # of PGD-20 and CW-20, as in the paper's Table 2
-WEAK = {
-    "pgd20": PGD(threat=NEAR, steps=20, step_size=0.003, start="uniform"),
-    "cw20": PGD(threat=NEAR, steps=20, step_size=0.003, start="uniform", loss="cw"),
-}
-AUTOATTACK_IMAGES, FLAT_IMAGES = 1000, 200  # the first of the 10,000 test images
+FLAT_IMAGES = 200  # the first of the 10,000 test images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

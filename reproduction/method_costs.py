@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from rattle.data import on_device
 from rattle.inputs import floats_for
@@ -30,6 +28,7 @@ from rattle.paper.cost import peak_memory
 from rattle.recipes.catalog import get_recipe
 from rattle.runs.io import write_atomically
 from rattle.runs.source import environment
+from rattle.training.flops import FlopCounter
 from rattle.training.loop import update_average
 from rattle.training.minibatch import train_step
 from rattle.training.ranks import wrap_model
@@ -73,24 +72,9 @@ def two_steps(name: str, batch: int) -> Steps:
     return Steps(run, 2 * batch * limit.flop(unavoidable_passes(recipe)) // recipe.replays)
 
 
-class Operations(TorchDispatchMode):
-    """Counts the floating-point operations of convolutions and matrix products, by torch's own formulas.
-
-    torch's FlopCounterMode also keeps track of modules, which breaks on gradients by an image.
-    """
-
-    total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if (formula := flop_registry.get(func._overloadpacket)) is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=found)
-        return found
-
-
 def work_of(call: Callable[[], object]) -> int:
     """Floating-point operations of a call."""
-    with Operations() as counted:
+    with FlopCounter() as counted:
         call()
     return counted.total
 

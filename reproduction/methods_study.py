@@ -41,7 +41,7 @@ from rattle.runs.paths import Run
 from rattle.runs.source import environment
 from rattle.threat import Threat
 from rattle.training.loop import fit
-from reproduction.cifar10_study import WEAK
+from reproduction.study import WEAK
 
 LEFT_OUT = ("rice", "sota")  # AT once more, as this protocol sets its settings; needs generated images
 VARIANTS = ("trades-awp", "mart-awp", "s2o-trades-awp", "trades-sam", "at-asam")

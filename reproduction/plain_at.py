@@ -12,23 +12,18 @@ x_test [n, 32, 32, 3] and y_train, y_test [n].
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rattle.attacks import PGD, AutoAttack
-from rattle.data import Augment, Images
+from rattle.attacks import PGD
+from rattle.data import Augment
 from rattle.data.registry import Data
-from rattle.errors import RattleError
-from rattle.evaluation.evaluate import evaluate
 from rattle.forward import Outputs
 from rattle.losses import ce
 from rattle.objectives import AT, Taylor
@@ -40,26 +35,20 @@ from rattle.recipes.schedules import Piecewise
 from rattle.runs.checkpoint import read
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
-from rattle.runs.lock import Held, locked
 from rattle.runs.paths import Run
 from rattle.runs.source import environment
-from rattle.threat import Threat
 from rattle.training.loop import fit
 from rattle.weights import Noise
+from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, attacked, share_work, unpacked
 
 MODEL = "cnn-strided"  # 165,114 weights, BatchNorm
 IMAGES, HELD_OUT, EPOCHS, BATCH, RATE = 5_000, 1_000, 40, 64, 0.1
 INNER_STEPS = {3: 4 / 255, 5: 3 / 255, 7: 2.5 / 255, 10: 2 / 255}  # K -> step size
 LARGEST_GAP = 3.0  # points from CW-20 down to AutoAttack that the choice of K allows
+Job = tuple[str, int, int]  # variant, seed, inner steps; the choice of K is a variant of its own
+CHOICE = "K"
 K_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
-TEST_IMAGES, AUTOATTACK_IMAGES = 10_000, 1_000
-NEAR = Threat(epsilon=0.031)  # of PGD-20 and CW-20, as in the paper's Table 2
-WEAK = {
-    "pgd20": PGD(threat=NEAR, steps=20, step_size=0.003, start="uniform"),
-    "cw20": PGD(threat=NEAR, steps=20, step_size=0.003, start="uniform", loss="cw"),
-}
 RESULTS = Path(__file__).parent / "results" / "plain-at.json"
-WAIT = 30  # seconds until another look at what other processes have finished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,33 +121,6 @@ def train(recipe: Recipe, folder: Path) -> Run:
     return fit(recipe, folder, resume=(folder / "recipe.yaml").exists(), log="none")
 
 
-def packed(flags: Sequence[float]) -> str:
-    """One bit for each image, as base64."""
-    return base64.b64encode(np.packbits(np.array(flags, bool)).tobytes()).decode()
-
-
-def unpacked(text: str, n: int) -> np.ndarray:
-    """The flags of n images."""
-    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8))[:n].astype(bool)
-
-
-def attacked(model: nn.Module, images: Images, store: Path | None = None) -> dict[str, Any]:
-    """Accuracies in %, and one flag for each image: PGD-20 and CW-20 of all images, AutoAttack of the first 1,000.
-
-    AutoAttack is run on images that PGD-20 and CW-20 left correct: what those broke, at a smaller epsilon, is broken.
-    """
-    weak = evaluate(model, images.x, images.y, WEAK, out=store)
-    flags = {"clean": weak.clean} | {name: attack.flags for name, attack in weak.attacks.items()}
-    few = min(AUTOATTACK_IMAGES, len(images.y))
-    attack = {"autoattack": AutoAttack(threat=Threat(epsilon=8 / 255))}
-    left = list(map(bool, weak.worst_case[:few]))
-    strong = evaluate(model, images.x[:few], images.y[:few], attack, mask=left, out=store, batch_size=few)
-    flags["autoattack"] = strong.attacks["autoattack"].flags
-    found: dict[str, Any] = {name: 100 * sum(each) / len(each) for name, each in flags.items()}
-    found["flags"] = {name: packed(each) for name, each in flags.items()}
-    return found
-
-
 def choose_inner_steps(gaps: dict[int, float]) -> int | None:
     """The fewest inner steps whose gap is small enough, the most there are if none is; None while runs are missing."""
     for inner_steps in INNER_STEPS:
@@ -169,10 +131,9 @@ def choose_inner_steps(gaps: dict[int, float]) -> int | None:
     return max(INNER_STEPS)
 
 
-def measure_gap(inner_steps: int, options: argparse.Namespace) -> None:
+def measure_gap(inner_steps: int, folder: Path, data: str) -> None:
     """Train AT with K inner steps; CW-20 less AutoAttack of the last checkpoint, on the held-out training images."""
-    folder = options.out / f"k{inner_steps}"
-    recipe = recipe_of("at", K_SEED, inner_steps, str(options.data))
+    recipe = recipe_of("at", K_SEED, inner_steps, data)
     start = time.process_time()
     run = train(recipe, folder)
     held_out = recipe.data.load().val
@@ -185,10 +146,8 @@ def measure_gap(inner_steps: int, options: argparse.Namespace) -> None:
     print(f"K {inner_steps}:", {key: value for key, value in found.items() if key != "flags"}, flush=True)
 
 
-def measure(variant: str, seed: int, inner_steps: int, options: argparse.Namespace) -> None:
+def measure_variant(variant: str, recipe: Recipe, folder: Path) -> None:
     """Train one variant and attack its best and last checkpoint, which may be the same one."""
-    folder = options.out / f"{variant}-seed{seed}"
-    recipe = recipe_of(variant, seed, inner_steps, str(options.data))
     start = time.process_time()
     run = train(recipe, folder)
     test = recipe.data.load().test[torch.arange(TEST_IMAGES)]
@@ -199,7 +158,8 @@ def measure(variant: str, seed: int, inner_steps: int, options: argparse.Namespa
             found["best"] = found["last"]
             continue
         found[which] |= attacked(load(run.checkpoint(which)), test, folder / f"results-{which}")
-        print(variant, seed, which, {k: v for k, v in found[which].items() if k != "flags"}, flush=True)
+        shown = {k: v for k, v in found[which].items() if k != "flags"}
+        print(variant, recipe.seed, which, shown, flush=True)
     found["cpu_seconds"] = time.process_time() - start
     write_atomically(folder / "found.json", json.dumps(found).encode())
 
@@ -217,13 +177,13 @@ def gathered(options: argparse.Namespace) -> dict[str, Any]:
     return {"environment": environment(), "inner_steps": inner_steps, "runs": [runs[key] for key in sorted(runs)]}
 
 
-def jobs(options: argparse.Namespace) -> list[tuple[str, int, int]]:
-    """(variant, seed, inner steps) of the runs that are missing, in order; the choice of K comes first, as "K"."""
+def jobs(options: argparse.Namespace) -> list[Job]:
+    """The runs that are missing, in order; the choice of K comes first."""
     there = gathered(options)
     gaps = {int(inner_steps): found["gap"] for inner_steps, found in there["inner_steps"].items()}
     chosen = choose_inner_steps(gaps)
     if chosen is None:
-        return [("K", K_SEED, inner_steps) for inner_steps in INNER_STEPS if inner_steps not in gaps]
+        return [(CHOICE, K_SEED, inner_steps) for inner_steps in INNER_STEPS if inner_steps not in gaps]
     done = {(run["variant"], run["seed"]) for run in there["runs"]}
     left = []
     for group in (VARIANTS, LATER):
@@ -232,26 +192,17 @@ def jobs(options: argparse.Namespace) -> list[tuple[str, int, int]]:
     return left
 
 
-def work(options: argparse.Namespace) -> None:
-    """Take one missing run after the other; wait while other processes have all of them."""
-    failed = set()
-    while left := [job for job in jobs(options) if job not in failed]:
-        for variant, seed, inner_steps in left:
-            name = f"k{inner_steps}" if variant == "K" else f"{variant}-seed{seed}"
-            try:
-                with locked(options.out / f"{name}.lock"):  # also held while the run is attacked
-                    if variant == "K":
-                        measure_gap(inner_steps, options)
-                    else:
-                        measure(variant, seed, inner_steps, options)
-                break
-            except Held:
-                continue
-            except RattleError as refusal:  # it diverged
-                failed.add((variant, seed, inner_steps))
-                print(f"{name}: {refusal}", flush=True)
-        else:
-            time.sleep(WAIT)
+def folder_of(job: Job, out: Path) -> Path:
+    variant, seed, inner_steps = job
+    return out / (f"k{inner_steps}" if variant == CHOICE else f"{variant}-seed{seed}")
+
+
+def measure(job: Job, options: argparse.Namespace) -> None:
+    variant, seed, inner_steps = job
+    if variant == CHOICE:
+        measure_gap(inner_steps, folder_of(job, options.out), str(options.data))
+    else:
+        measure_variant(variant, recipe_of(variant, seed, inner_steps, str(options.data)), folder_of(job, options.out))
 
 
 def main() -> None:
@@ -265,7 +216,7 @@ def main() -> None:
     if options.gather:
         RESULTS.write_text(json.dumps(gathered(options)) + "\n")
         return
-    work(options)
+    share_work(lambda: jobs(options), lambda job: folder_of(job, options.out), lambda job: measure(job, options))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from rattle.evaluation.samples import Difference, Sample, difference
 from rattle.stats import holm
 from reproduction.cifar10_report import TITLES, Layout, Runs
-from reproduction.plain_at import AUTOATTACK_IMAGES, LATER, RESULTS, TEST_IMAGES, VARIANTS, unpacked
+from reproduction.plain_at import LATER, RESULTS, VARIANTS
+from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, unpacked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

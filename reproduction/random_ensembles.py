@@ -33,7 +33,6 @@ from rattle.randomized import Randomized
 from rattle.report.writers import markdown_table
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
-from rattle.runs.lock import Held, locked
 from rattle.runs.paths import Run
 from rattle.runs.source import environment
 from rattle.stats import mcnemar, seeds_interval, t_interval
@@ -41,7 +40,7 @@ from rattle.threat import Threat
 from rattle.training.loop import fit
 from rattle.weights import Noise
 from reproduction import trade_off
-from reproduction.plain_at import WAIT, packed, unpacked
+from reproduction.study import packed, share_work, unpacked
 
 VARIANTS, VALUE, SEEDS = ("trades", "head 0.2", "sampled filter 0.05"), 4, (0, 1, 2)
 NOISES = {"sigma 0.01": Noise(sigma=0.01), "0.05 of each filter": Noise(sigma=0.05, scale="filter")}
@@ -85,7 +84,7 @@ def measure(variant: str, seed: int, options: argparse.Namespace) -> None:
     """Train one network unless the trade-off study did, and attack its mean weights and its ensembles."""
     folder = options.out / trade_off.name_of(variant, VALUE, seed)
     if not (folder / "found.json").exists():
-        trade_off.measure(variant, VALUE, seed, options)
+        trade_off.measure((variant, VALUE, seed), options)
     start = time.process_time()
     model = load(Run(folder).checkpoint("last"))
     images = Data(name=str(options.data)).load().test[torch.arange(CLEAN_IMAGES)]
@@ -157,24 +156,10 @@ def autoattack(options: argparse.Namespace) -> None:
         print(folder.name, title, draws, f"{time.process_time() - start:.0f} s", flush=True)
 
 
-def work(options: argparse.Namespace) -> None:
-    """Take one missing network after the other, whole seeds first; wait while other processes have all of them."""
-    left = [(variant, seed) for seed in SEEDS for variant in VARIANTS]
-    while left:
-        for variant, seed in left:
-            name = trade_off.name_of(variant, VALUE, seed)
-            try:
-                with locked(options.out / f"{name}.lock"):
-                    if not (options.out / name / "ensembles.json").exists():
-                        measure(variant, seed, options)
-            except Held:
-                continue
-            except RattleError as refusal:  # it diverged
-                print(f"{name}: {refusal}", flush=True)
-            left.remove((variant, seed))
-            break
-        else:
-            time.sleep(WAIT)
+def jobs(out: Path) -> list[tuple[str, int]]:
+    """The networks that are missing, whole seeds first."""
+    done = {(run["variant"], run["seed"]) for run in gathered(out)["runs"]}
+    return [(variant, seed) for seed in SEEDS for variant in VARIANTS if (variant, seed) not in done]
 
 
 def gathered(out: Path) -> dict[str, Any]:
@@ -263,7 +248,11 @@ def main() -> None:
     if options.autoattack:
         autoattack(options)
         return
-    work(options)
+    share_work(
+        lambda: jobs(options.out),
+        lambda job: options.out / trade_off.name_of(job[0], VALUE, job[1]),
+        lambda job: measure(*job, options),
+    )
 
 
 if __name__ == "__main__":

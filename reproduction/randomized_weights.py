@@ -39,12 +39,12 @@ from rattle.recipes.schedules import OneCycle
 from rattle.runs.checkpoint import read
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
-from rattle.runs.lock import locked
 from rattle.runs.paths import Run
 from rattle.runs.source import environment
 from rattle.training.loop import fit
 from rattle.weights import Noise
-from reproduction.cifar10_study import WEAK, accuracies_and_flatness
+from reproduction.cifar10_study import accuracies_and_flatness
+from reproduction.study import WEAK, share_work
 
 MODEL = "cnn-strided"  # 165,114 weights, BatchNorm
 IMAGES, HELD_OUT, EPOCHS, BATCH, RATE = 20_000, 2_000, 10, 64, 0.1
@@ -280,16 +280,10 @@ def main() -> None:
     if options.stage == "weigh":
         write_atomically(options.out / "weights.json", json.dumps(weigh(options)).encode())
         return
-    work, tried = decide if options.stage == "decide" else screen, set()
-    while left := [job for job in jobs(options) if job not in tried]:
-        variant, seed = left[0]
-        tried.add(left[0])
-        folder = folder_of(options, variant, seed)
-        try:
-            with locked(folder.with_name(f"{folder.name}.lock")):  # also while it is attacked, when fit holds none
-                work(variant, seed, options)
-        except RattleError as refusal:  # another process has it, or it diverged
-            print(f"{variant} seed {seed}: {refusal}", flush=True)
+    measure = decide if options.stage == "decide" else screen
+    share_work(
+        lambda: jobs(options), lambda job: folder_of(options, *job), lambda job: measure(job[0], job[1], options)
+    )
 
 
 if __name__ == "__main__":

@@ -25,11 +25,10 @@ from rattle.errors import RattleError
 from rattle.recipes.recipe import Recipe
 from rattle.runs.io import write_atomically
 from rattle.runs.load import load
-from rattle.runs.lock import Held, locked
 from rattle.runs.source import environment
 from rattle.training.loop import fit
 from reproduction import randomized_weights
-from reproduction.plain_at import AUTOATTACK_IMAGES, TEST_IMAGES, WAIT, attacked, packed, unpacked
+from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, attacked, packed, share_work, unpacked
 
 VALUES = {  # variant -> values of 1/lambda; 6 was trained before
     "trades": (2, 3, 4, 9),
@@ -46,6 +45,7 @@ TITLES = {
     "sampled filter 0.05": "sampled",
 }
 SEEDS = randomized_weights.FRESH_SEEDS
+Job = tuple[str, float, int]  # variant, 1/lambda, seed
 RESULTS = Path(__file__).parent / "results" / "trade-off.json"
 FIGURE = Path(__file__).parents[1] / "docs" / "images" / "trade-off"
 ATTACKS = ("pgd20", "cw20", "autoattack")
@@ -61,17 +61,24 @@ def recipe_of(variant: str, value: float, seed: int, data: str) -> Recipe:
     return replace(recipe, name=f"{recipe.name}-at-{value:g}", objective=objective)
 
 
-def measure(variant: str, value: float, seed: int, options: argparse.Namespace) -> None:
+def measure(job: Job, options: argparse.Namespace) -> None:
     """Train one run and attack its last checkpoint."""
+    variant, value, seed = job
     folder = options.out / name_of(variant, value, seed)
-    recipe = recipe_of(variant, value, seed, str(options.data))
+    found = of_last(recipe_of(variant, value, seed, str(options.data)), folder)
+    write_atomically(
+        folder / "found.json", json.dumps(found | {"variant": variant, "value": value, "seed": seed}).encode()
+    )
+    print(folder.name, {name: found[name] for name in ("clean", *ATTACKS)}, flush=True)
+
+
+def of_last(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Train a run, which may be there in part, and attack its last checkpoint."""
     start = time.process_time()
     run = fit(recipe, folder, resume=(folder / "recipe.yaml").exists(), log="none")
     test = recipe.data.load().test[torch.arange(TEST_IMAGES)]
     found = attacked(load(run.checkpoint("last")), test, folder / "results-last")
-    found |= {"variant": variant, "value": value, "seed": seed, "cpu_seconds": time.process_time() - start}
-    write_atomically(folder / "found.json", json.dumps(found).encode())
-    print(folder.name, {name: found[name] for name in ("clean", *ATTACKS)}, flush=True)
+    return found | {"cpu_seconds": time.process_time() - start}
 
 
 def gathered(out: Path) -> dict[str, Any]:
@@ -86,7 +93,7 @@ def gathered(out: Path) -> dict[str, Any]:
     return {"environment": environment(), "runs": [runs[key] for key in sorted(runs)]}
 
 
-def jobs(out: Path) -> list[tuple[str, float, int]]:
+def jobs(out: Path) -> list[Job]:
     """The runs that are missing, whole seeds first."""
     done = {(run["variant"], run["value"], run["seed"]) for run in gathered(out)["runs"]}
     left = []
@@ -96,34 +103,13 @@ def jobs(out: Path) -> list[tuple[str, float, int]]:
     return left
 
 
-def work(options: argparse.Namespace) -> None:
-    """Take one missing run after the other; wait while other processes have all of them."""
-    failed = set()
-    while left := [job for job in jobs(options.out) if job not in failed]:
-        for job in left:
-            try:
-                with locked(options.out / f"{name_of(*job)}.lock"):  # also held while the run is attacked
-                    measure(*job, options)
-                break
-            except Held:
-                continue
-            except RattleError as refusal:  # it diverged
-                failed.add(job)
-                print(f"{name_of(*job)}: {refusal}", flush=True)
-        else:
-            time.sleep(WAIT)
-
-
 def frontier() -> Frontier:
     """The gathered runs, with those at 6 of randomized-weights.json, over the seeds that every point has."""
     flags: dict[tuple[str, float], dict[int, dict[str, str]]] = {}
     for run in json.loads(RESULTS.read_text())["runs"]:
         flags.setdefault((run["variant"], run["value"]), {})[run["seed"]] = run["flags"]
-    slugs = {randomized_weights.slug(variant): variant for variant in VALUES}
-    for run in json.loads(randomized_weights.RESULTS.read_text())["runs"]:
-        if run["method"] in slugs:
-            stored = {name: packed_hex(text) for name, text in run["found"]["last"]["flags"].items()}
-            flags.setdefault((slugs[run["method"]], 6), {})[int(run["seed"])] = stored
+    for variant in VALUES:
+        flags.setdefault((variant, 6), {}).update(flags_at_six(variant))
     seeds = sorted(set.intersection(*(set(each) for each in flags.values())))
     if not seeds:
         raise RattleError("no seed is complete: train the runs that are missing")
@@ -142,9 +128,17 @@ def frontier() -> Frontier:
     return Frontier(curves=tuple(curves), threat="linf 8/255")
 
 
-def packed_hex(text: str) -> str:
-    """Flags of the earlier study in the form of this one."""
-    return packed(np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8)).tolist())
+def flags_at_six(variant: str) -> dict[int, dict[str, str]]:
+    """Seed -> flags of the last checkpoint at 1/lambda 6, from the earlier study, in the form of this one."""
+    found = {}
+    for run in json.loads(randomized_weights.RESULTS.read_text())["runs"]:
+        if run["method"] == randomized_weights.slug(variant):
+            stored = run["found"]["last"]["flags"].items()
+            found[int(run["seed"])] = {
+                name: packed(np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8)).tolist())
+                for name, text in stored
+            }
+    return found
 
 
 def report() -> None:
@@ -173,7 +167,7 @@ def main() -> None:
     if options.gather:
         RESULTS.write_text(json.dumps(gathered(options.out)) + "\n")
         return
-    work(options)
+    share_work(lambda: jobs(options.out), lambda job: options.out / name_of(*job), lambda job: measure(job, options))
 
 
 if __name__ == "__main__":

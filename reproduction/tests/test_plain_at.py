@@ -15,11 +15,6 @@ def test_the_fewest_inner_steps_with_a_small_gap_are_chosen() -> None:
     assert study.choose_inner_steps({3: 5.0, 5: 4.0, 7: 3.0, 10: 3.5}) == 10
 
 
-def test_flags_come_back_from_their_packed_form() -> None:
-    flags = [True, False, False, True, True, False, True, True, False, True]
-    assert study.unpacked(study.packed(flags), len(flags)).tolist() == flags
-
-
 def test_every_variant_has_a_recipe() -> None:
     for variant in (*study.VARIANTS, *study.LATER):
         recipe = study.recipe_of(variant, 3, 5, "cifar10")

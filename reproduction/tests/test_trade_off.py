@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import reproduction.trade_off as study
-from reproduction.plain_at import AUTOATTACK_IMAGES, TEST_IMAGES, packed
+from reproduction.study import AUTOATTACK_IMAGES, TEST_IMAGES, packed
 
 
 def test_a_recipe_differs_from_that_of_the_earlier_study_in_the_trade_off_alone() -> None:

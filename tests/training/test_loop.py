@@ -21,7 +21,7 @@ from rattle.recipes.schedules import Cosine, OneCycle, Piecewise
 from rattle.runs.checkpoint import read
 from rattle.runs.load import load
 from rattle.runs.paths import Run
-from rattle.training import loop
+from rattle.training import flops, loop
 from rattle.training.loop import fit
 from rattle.weights import SWA
 from support.training import Interrupting, Stop, check_resumes, content, eventful, tiny
@@ -96,6 +96,19 @@ def test_a_run_folder_holds_what_it_promises(whole: Run) -> None:
         "lock",
     }
     assert Recipe.from_yaml(whole.recipe.read_text()) == eventful() == read(whole.checkpoint("best")).recipe
+
+
+def test_the_share_of_a_known_peak_is_shown_and_counting_changes_nothing(
+    whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(flops, "PEAKS", {"cpu": 1e9})
+    run = fit(eventful(), tmp_path)
+    assert content(run) == content(whole)
+    lines = [json.loads(line) for line in run.timing.read_text().splitlines()]
+    per_image = [line["peak_share"] * 1e9 / line["images_per_second"] for line in lines]
+    assert per_image[0] == pytest.approx(per_image[1])  # the operations of the first step are those of all
+    assert f"{100 * lines[1]['peak_share']:.0f} % of peak" in capsys.readouterr().err
+    assert {json.loads(line)["peak_share"] for line in whole.timing.read_text().splitlines()} == {None}
 
 
 def test_the_best_checkpoint_is_that_of_the_best_epoch(whole: Run) -> None:

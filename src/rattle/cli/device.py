@@ -14,14 +14,13 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from rattle.attacks import get_attack
 from rattle.data.registry import Data
 from rattle.errors import first_line
 from rattle.forward import PairedForward
 from rattle.inputs import is_correct, to_float
-from rattle.models import create_model, find_head
+from rattle.models import find_head
 from rattle.objectives.base import StepContext
 from rattle.paper.cost import new_state, one_step
 from rattle.randomness import ImageStreams
@@ -32,6 +31,7 @@ from rattle.runs.load import load
 from rattle.runs.paths import Run
 from rattle.runs.progress import NullConsole
 from rattle.threat import Threat
+from rattle.training.flops import FlopCounter, peak_flops
 from rattle.training.loop import fit
 from rattle.training.step import StepInputs, step
 from rattle.weights import Noise
@@ -42,8 +42,6 @@ VERDICTS = ("pgd20", "cw20", "apgd-ce", "fab-t")
 TOLERANCE = 1e-2  # relative, of a step's gradient: rounding moves a few pixels of x' by a whole step
 CLOSE = 1e-3  # relative, of weights trained on one and on two ranks
 STRENGTH = 0.02  # robust accuracy that an attack in bf16 may leave more
-# TFLOP/s of dense bf16 by the vendor's data sheet, by a part of the device's name.
-PEAKS = {"H200": 989, "H100": 989, "A100": 312, "L40S": 362, "L4": 121, "A10": 125, "RTX 4090": 165, "RTX 3090": 71}
 
 
 @dataclass(frozen=True)
@@ -239,7 +237,7 @@ def speeds(device: torch.device) -> Iterator[Finding]:
     recipe = timed_recipe(device)
     flop = step_flop(recipe)
     network = f"{recipe.model}, batch {recipe.batch_size}"
-    peak = next((value for name, value in PEAKS.items() if name in device_name(device)), None)
+    peak = peak_flops(device)
     for name, changes, layout in (
         ("channels last", {}, torch.channels_last),
         ("contiguous", {}, torch.contiguous_format),
@@ -254,18 +252,17 @@ def speeds(device: torch.device) -> Iterator[Finding]:
         except Exception as reason:  # no compiler, no bf16
             yield Finding(f"{network}, {name}", None, f"not here: {first_line(reason)}")
             continue
-        done = rate * flop / 1e12
+        done = rate * flop
         share = f", {100 * done / peak:.0f} % of the peak in bf16" if peak else ""
-        yield Finding(f"{network}, {name}", None, f"{rate:.0f} images/s, {done:.3g} TFLOP/s{share}")
+        yield Finding(f"{network}, {name}", None, f"{rate:.0f} images/s, {done / 1e12:.3g} TFLOP/s{share}")
 
 
 def step_flop(recipe: Recipe) -> float:
-    """Floating-point operations of a step, an image: K + 3 forward passes, K backward by the image, 2 whole ones."""
-    with torch.device("meta"):
-        model, x = create_model(recipe.model, classes=10, width=recipe.width).eval(), torch.rand(1, 3, 32, 32)
-    with FlopCounterMode(display=False) as counted:
-        model(x)
-    return (2 * recipe.attack.steps + 7) * counted.get_total_flops()
+    """Floating-point operations of a step, an image."""
+    run = one_step(new_state(recipe))
+    with FlopCounter() as counted:
+        run()
+    return counted.total / recipe.batch_size
 
 
 def seconds_of(run: Callable[[], None], device: torch.device) -> float:
@@ -278,7 +275,3 @@ def seconds_of(run: Callable[[], None], device: torch.device) -> float:
             torch.accelerator.synchronize()
         taken.append(time.perf_counter() - begun)
     return median(taken[2:])
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

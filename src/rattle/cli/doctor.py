@@ -54,8 +54,9 @@ def main(args: list[str]) -> None:
 
 def report(name: str) -> None:
     """Print the checks of a device as Markdown; exits with code 1 if one fails."""
-    from rattle.cli.device import device_name, findings
+    from rattle.cli.device import findings
     from rattle.runs.distributed import choose_device
+    from rattle.training.flops import device_name
 
     device, failed = choose_device(name), False
     say(f"\n| {device_name(device)} | | |\n|---|---|---|")

@@ -4,7 +4,8 @@ recipe.yaml            every setting of the run (recipes/schema.py)
 environment.json       versions, commit and hardware, and the checksum of the user's FILE.py
 metrics.jsonl          an object an epoch: epoch, step, lr, loss, terms, val_clean, val_robust, val_margin (_average);
                        val_sample_NAME of val_sample images, and a warning where they show false robustness
-timing.jsonl           an object an epoch: epoch, seconds, images_per_second (of training alone), memory_mb
+timing.jsonl           an object an epoch: epoch, seconds, images_per_second (of training alone), memory_mb, and
+                       peak_share, of the device's FLOP/s in bf16 where its data sheet is known
 history.jsonl          an object for each time the run was made longer: epochs_before, epochs, environment_before
 checkpoints/           last, previous, best, epoch-NNN: safetensors files (checkpoint.py)
 results/               NAME.json, an evaluation each (evaluation/results.py), and arrays as .npz (arrays.py)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from rattle.runs.paths import Run, epoch_name, held_out_accuracies
 from rattle.runs.progress import HANDLED, Console, NullConsole, RichConsole, StoppedBySignal, listening
 from rattle.settings import Plain, check_cores
 from rattle.training.fit_inputs import TrainingData, first_state, named_recipe, start_note
+from rattle.training.flops import FlopCounter, peak_flops
 from rattle.training.metrics import Diverged, LogTarget, LossMeter, check_log, epoch_logger, peak_memory_mb
 from rattle.training.minibatch import in_epoch, numerics, train_step, with_extra
 from rattle.training.ranks import average_over_ranks, refuse_other_images, shard, wrap_model
@@ -115,6 +117,7 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
     if recipe.compile and forward.spec.along_u is not None:
         console.log("the passes along u are not compiled; the attack and the passes at w are")
     bar = console.progress(recipe.with_seed(recipe.method), recipe.epochs * steps, done=progress.step)
+    peak, counted = peak_flops(state.device), FlopCounter()  # operations of the first step; compiled ones are not seen
     logger = epoch_logger(log if distributed.is_main() else "none", run, recipe, purge_step=progress.epoch + 1)
     with (
         listening() as request,
@@ -137,7 +140,8 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
                         group["lr"] = rate * group["lr_scale"]
                     optimizer.zero_grad(set_to_none=True)
                 torch.manual_seed(derive_seed(recipe.seed, LAYERS, progress.step, distributed.rank()))
-                terms = train_step(state, forward, ddp_forward, seen, index)
+                with nullcontext() if peak is None or recipe.compile or counted.total else counted:
+                    terms = train_step(state, forward, ddp_forward, seen, index)
                 terms = average_over_ranks(terms, (state.model, *state.cotrained.values()), recipe)
                 meter.add(terms, progress.step + 1)
                 if meter.due(progress.step):
@@ -161,15 +165,20 @@ def train(state: TrainState, run: Run, log: LogTarget, console: Console) -> None
                     save_midway(state, run, reason)
                     saved = time.monotonic()
             progress.sums = meter.read()
-            speed = len(order) * min(recipe.batch_size, len(images)) / (time.monotonic() - begun)
+            steps_per_second = len(order) / (time.monotonic() - begun)
             close_epoch(state)
             metrics = epoch_metrics(state, steps)
             record(state, run, metrics)
             saved = time.monotonic()
-            spent = {"seconds": saved - begun, "images_per_second": speed, "memory_mb": peak_memory_mb()}
+            spent = {
+                "seconds": saved - begun,
+                "images_per_second": steps_per_second * min(recipe.batch_size, len(images)),
+                "peak_share": steps_per_second * counted.total / peak if peak and counted.total else None,
+                "memory_mb": peak_memory_mb(),
+            }
             record_line(run.timing, {"epoch": metrics["epoch"], **spent})
             log_epoch(metrics)
-            console.log(summary(metrics, recipe.epochs, saved - begun, speed))
+            console.log(summary(metrics, recipe.epochs, spent))
             if "warning" in metrics:
                 console.log(f"warning: {metrics['warning']} (docs/guides/false-robustness.md)")
     state.model.eval()
@@ -296,14 +305,17 @@ def figures(state: TrainState) -> dict[str, float | str]:
     return found
 
 
-def summary(metrics: Mapping[str, Any], epochs: int, seconds: float, speed: float) -> str:
+def summary(metrics: Mapping[str, Any], epochs: int, spent: Mapping[str, float | None]) -> str:
     """An epoch in a line that fits a terminal; of averaged weights if there are any, since `best` is chosen by them.
 
-    seconds: of the whole epoch; speed: training images a second, without validation.
+    spent: the epoch's line of timing.jsonl.
     """
     line = f"epoch {metrics['epoch']}/{epochs}  loss {metrics['loss']:.3f}"
     for name in ("clean", "robust", "margin"):
         value = metrics.get(f"val_{name}_average", metrics.get(f"val_{name}"))
         if value is not None:
             line += f"  {name} {100 * value:.1f} %"
-    return f"{line}  {seconds:.0f} s  {speed:.0f} images/s"
+    line += f"  {spent['seconds']:.0f} s  {spent['images_per_second']:.0f} images/s"
+    if spent["peak_share"] is not None:
+        line += f"  {100 * spent['peak_share']:.0f} % of peak"
+    return line
